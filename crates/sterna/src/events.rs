@@ -1,0 +1,111 @@
+//! Events: what an observer of a migration is told, as it happens. Part of the API, not of the log.
+
+use std::time::Duration;
+
+/// Where a migration stands (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// Never started.
+    None,
+    /// Connecting, exchanging headers.
+    Setup,
+    /// Cancelled by the operator, undoing.
+    Cancelling,
+    /// Cancelled; the guest is the source's, as it was.
+    Cancelled,
+    /// Rounds over RAM; the guest runs.
+    Active,
+    /// The guest is stopped; waits for the operator.
+    PreSwitchover,
+    /// The guest is stopped; last pages and devices move. From the commit on it cannot be cancelled.
+    Device,
+    /// The destination has the guest.
+    Completed,
+    /// Something failed, undoing.
+    Failing,
+    /// Failed; before the commit the source's guest runs on.
+    Failed,
+    /// Committed, and the acknowledgement was lost: the source stays stopped and asks again.
+    Undecided,
+    /// Destination of a QEMU source: all loaded, held until the managing program says `cont`.
+    Held,
+}
+
+impl Status {
+    /// Whether nothing more will happen by itself.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::None | Self::Cancelled | Self::Completed | Self::Failed)
+    }
+}
+
+/// Something that happened in a migration.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The status changed (QMP's MIGRATION).
+    Status(Status),
+    /// A round began; counted from 1 (QMP's MIGRATION_PASS).
+    Pass(u64),
+    /// The guest was stopped at the source for the switchover (QMP's STOP).
+    Stopped,
+    /// The guest runs: at the source again, or at the destination (QMP's RESUME).
+    Resumed,
+    /// What the peer turned out to be.
+    Peer {
+        /// Whether it is a Sterna.
+        sterna: bool,
+        /// Feature bits of a Sterna peer (specs/extension.md).
+        features: u16,
+    },
+    /// *Prepare* was answered (source) or is about to be (destination).
+    Prepared,
+    /// The commit point: the next byte is EOF (source), or EOF was read (destination).
+    Committed,
+    /// A step of the switchover ended; for timelines.
+    SwitchoverStep {
+        /// Which.
+        step: SwitchoverStep,
+        /// How long it took.
+        took: Duration,
+    },
+    /// Something that the operator should know and that does not end the migration.
+    Warning(String),
+}
+
+/// The parts that downtime is made of, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SwitchoverStep {
+    /// vCPUs stop, pending I/O completes.
+    Stop,
+    /// Hooks released.
+    ReleaseHooks,
+    /// The last harvest of dirty bits.
+    LastSync,
+    /// The last pages.
+    LastPages,
+    /// Devices saved and sent.
+    Devices,
+    /// From *prepare* until its answer: the destination loads and acquires.
+    Prepare,
+    /// From the commit until the acknowledgement: the destination starts the guest.
+    Start,
+}
+
+/// Is told events, in order, from the migration's threads. Must return soon.
+pub trait Observer: Send + Sync {
+    /// `event` happened.
+    fn event(&self, event: &Event);
+}
+
+/// Tells nobody.
+impl Observer for () {
+    fn event(&self, _: &Event) {}
+}
+
+impl<F: Fn(&Event) + Send + Sync> Observer for F {
+    fn event(&self, event: &Event) {
+        self(event);
+    }
+}

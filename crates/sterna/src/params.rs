@@ -1,0 +1,130 @@
+//! What an operator may set: QEMU's migration parameters and capabilities, in typed units.
+//!
+//! `sterna-qmp` keeps QEMU's spelling, ranges and refusals; this module keeps the meaning.
+
+use std::time::Duration;
+
+/// How payloads of multifd packets are compressed (`multifd-compression`; specs/stream.md §3.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compression {
+    /// Raw pages.
+    #[default]
+    None,
+    /// One zlib stream per channel.
+    Zlib,
+    /// One zstd frame per channel.
+    Zstd,
+}
+
+/// Where zero pages are looked for (`zero-page-detection`; specs/stream.md §2.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroPageDetection {
+    /// Zero pages travel as data.
+    None,
+    /// Zero pages travel as records of the main channel.
+    Legacy,
+    /// The lane that sends a page looks; with multifd they travel in the packet's zero list.
+    #[default]
+    Multifd,
+}
+
+/// The parameters of one migration. Those marked *live* may change while it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameters {
+    /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. Live.
+    pub max_bandwidth_bytes: u64,
+    /// `downtime-limit`: the pause that the guest may suffer. Live.
+    pub downtime_limit: Duration,
+    /// `avail-switchover-bandwidth`, bytes per second expected while the guest is stopped; 0: measure. Live.
+    pub avail_switchover_bandwidth_bytes: u64,
+    /// `multifd-channels`, 1 to 255. Both sides must agree. Counts only with [`Capabilities::multifd`].
+    pub multifd_channels: u8,
+    /// `multifd-compression`. Both sides must agree.
+    pub multifd_compression: Compression,
+    /// `multifd-zlib-level`, 0 to 9.
+    pub multifd_zlib_level: u8,
+    /// `multifd-zstd-level`, 0 to 20.
+    pub multifd_zstd_level: u8,
+    /// `zero-page-detection`, of the source.
+    pub zero_page_detection: ZeroPageDetection,
+    /// `x-rdma-chunk-size`, bytes, a power of two from 1 MiB to 1 GiB. No transport uses it yet.
+    pub rdma_chunk_size_bytes: u64,
+    /// How long Sterna waits for what. QEMU has no such limits.
+    pub limits: WaitLimits,
+}
+
+impl Default for Parameters {
+    /// QEMU 11's defaults.
+    fn default() -> Self {
+        Self {
+            max_bandwidth_bytes: 128 << 20,
+            downtime_limit: Duration::from_millis(300),
+            avail_switchover_bandwidth_bytes: 0,
+            multifd_channels: 2,
+            multifd_compression: Compression::None,
+            multifd_zlib_level: 1,
+            multifd_zstd_level: 1,
+            zero_page_detection: ZeroPageDetection::Multifd,
+            rdma_chunk_size_bytes: 1 << 20,
+            limits: WaitLimits::default(),
+        }
+    }
+}
+
+/// The longest that each wait may last before the peer counts as dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitLimits {
+    /// Connecting, accepting all channels, the first headers and answers.
+    pub setup: Duration,
+    /// No byte moved on a channel although one side waits for it.
+    pub stall: Duration,
+    /// The answer to *prepare*: the destination loads its devices meanwhile.
+    pub prepare: Duration,
+    /// The acknowledgement after the commit.
+    pub acknowledge: Duration,
+    /// Between two questions to a destination whose acknowledgement was lost.
+    pub ask_interval: Duration,
+}
+
+impl Default for WaitLimits {
+    fn default() -> Self {
+        Self {
+            setup: Duration::from_secs(30),
+            stall: Duration::from_secs(30),
+            prepare: Duration::from_secs(60),
+            acknowledge: Duration::from_secs(30),
+            ask_interval: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What is switched on (QEMU's capabilities of the same names). All off by default, as in QEMU,
+/// but the return path, without which there is no handover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// `multifd`: pages travel over [`Parameters::multifd_channels`] channels of their own.
+    pub multifd: bool,
+    /// `return-path`. Off only for a peer that cannot answer: then nobody learns whether it succeeded.
+    pub return_path: bool,
+    /// `switchover-ack`: the guest stops only after the destination's devices said that they are ready.
+    pub switchover_ack: bool,
+    /// `pause-before-switchover`: wait, with the guest stopped, for [`crate::Migration::continue_switchover`].
+    pub pause_before_switchover: bool,
+    /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. When false the guest
+    /// stays held until [`crate::Incoming::release`] (see ARCHITECTURE.md, *Handover*).
+    pub unmanaged: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            multifd: false,
+            return_path: true,
+            switchover_ack: false,
+            pause_before_switchover: false,
+            unmanaged: true,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a VMM implements: the virtual machine as the engine sees it.
+//!
+//! The same object is usually both: a [`TargetVm`] while it waits for a guest, a [`SourceVm`] later.
+//! All methods may be called from the engine's control thread; none may call back into the engine.
+
+use std::sync::Arc;
+
+use sterna_ram::{DirtySource, GuestRam};
+
+use crate::hooks::Hook;
+
+/// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{what}: {why}")]
+pub struct VmError {
+    /// What was tried, with the device or vCPU it concerns.
+    pub what: String,
+    /// Why it failed, and what to do about it.
+    pub why: String,
+}
+
+impl VmError {
+    /// `what` failed because of `why`.
+    pub fn new(what: impl Into<String>, why: impl ToString) -> Self {
+        Self { what: what.into(), why: why.to_string() }
+    }
+}
+
+/// Whether the guest's vCPUs run (QEMU's run states, as far as migration tells them apart;
+/// specs/stream.md §1.10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunState {
+    /// vCPUs run.
+    Running,
+    /// Stopped by an operator.
+    Paused,
+}
+
+/// A virtual machine that has a guest.
+pub trait SourceVm: Send + Sync {
+    /// The machine type's name as it stands in the configuration (specs/stream.md §1.2).
+    fn machine_type(&self) -> String;
+    /// The VM's UUID, compared by the peer on every multifd channel.
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+    /// The guest's RAM, every block that migrates.
+    fn ram(&self) -> &GuestRam;
+    /// Reports which pages the guest (and devices' DMA) wrote.
+    fn dirty_source(&self) -> &dyn DirtySource;
+    /// Whether the guest runs now.
+    fn run_state(&self) -> RunState;
+    /// Stops the guest: on return no vCPU runs, pending I/O is completed, no device writes RAM, and
+    /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent.
+    fn stop(&self) -> Result<(), VmError>;
+    /// Undoes [`SourceVm::stop`]: the guest runs on.
+    fn resume(&self) -> Result<(), VmError>;
+    /// Devices in save order; the destination loads them in the order of the stream.
+    fn devices(&self) -> Vec<Arc<dyn Device>>;
+    /// A record that the destination must accept before any RAM moves (CPUID, TSC frequency).
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+    /// Disks, locks, network: in the order of release.
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+}
+
+/// A virtual machine that waits for a guest.
+pub trait TargetVm: Send + Sync {
+    /// Must equal the source's.
+    fn machine_type(&self) -> String;
+    /// Must equal the source's, if either has one.
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+    /// Must have the source's blocks: same names, same lengths.
+    fn ram(&self) -> &GuestRam;
+    /// Whether block `block` (index in [`GuestRam`]) may hold bytes that are not zero: ROMs, preloaded or
+    /// recycled memory. In a fresh block a zero page that was never received is left alone.
+    fn may_hold_bytes(&self, block: usize) -> bool {
+        let _ = block;
+        false
+    }
+    /// Every device that may be in the stream.
+    fn devices(&self) -> Vec<Arc<dyn Device>>;
+    /// Checks the source's compatibility record before any RAM moves.
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+    /// Disks, locks, network: in the order of acquisition.
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+    /// Starts the guest from the loaded state. An error means: it did not run and never will.
+    fn start(&self) -> Result<(), VmError>;
+    /// Takes the loaded state over without starting: the source's guest was paused.
+    fn take_over_paused(&self) -> Result<(), VmError>;
+    /// Forgets all state that was loaded, so that another migration may come. The engine discards RAM itself.
+    fn reset(&self);
+}
+
+/// One device's saved state: one FULL section of the stream (specs/stream.md §1.4).
+pub trait Device: Send + Sync {
+    /// The section's name, 1 to 255 bytes.
+    fn name(&self) -> String;
+    /// Tells devices of one name apart.
+    fn instance(&self) -> u32 {
+        0
+    }
+    /// The version of the body that [`Device::save`] writes.
+    fn version(&self) -> u32;
+    /// The oldest version that [`Device::load`] takes.
+    fn oldest_version(&self) -> u32 {
+        1
+    }
+    /// The device's state; the guest is stopped.
+    fn save(&self) -> Result<Vec<u8>, VmError>;
+    /// Takes over the state that [`Device::save`] wrote on the other side. `body` is the peer's and may be
+    /// anything: check it. Must not start anything; [`TargetVm::start`] follows.
+    fn load(&self, version: u32, body: &[u8]) -> Result<(), VmError>;
+    /// The most bytes that a body may have; a longer one is refused before it is read.
+    fn body_limit(&self) -> usize {
+        16 << 20
+    }
+}
