@@ -1,1 +1,44 @@
-//! Skeleton.
+//! Guest RAM and what may be asked of it without knowing any protocol.
+//!
+//! # The model
+//! A guest's memory ([`GuestRam`]) is a list of named *blocks* ([`RamBlock`]), each one mapping of
+//! this process: a memfd, private anonymous memory, or a memfd on huge pages. A page is
+//! [`PAGE_SIZE`] bytes whatever the backing is, and has an index inside its block.
+//!
+//! The guest (and its devices) may write any byte at any instant, so nothing in this crate forms a
+//! Rust reference to RAM. A checked window is a [`RamSlice`]: a pointer and a length, read and
+//! written through volatile accesses or handed to the kernel.
+//!
+//! What is to be done about a page is a bit in a [`PageBitmap`]: atomic words, so that dirty sources
+//! add bits while lanes take runs of neighbouring pages out of it. Who wrote a page is known by a
+//! [`dirty::DirtySource`].
+//!
+//! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]):
+//! reading a hole of a memfd would allocate it.
+
+mod absent;
+mod bitmap;
+mod block;
+pub mod dirty;
+mod error;
+mod guest;
+mod mapping;
+mod slice;
+mod sys;
+pub mod zero;
+
+pub use bitmap::{PageBitmap, Run};
+pub use block::RamBlock;
+pub use dirty::{DirtyBitmaps, DirtySource, Harvest};
+pub use error::{DirtyError, RamError};
+pub use guest::GuestRam;
+pub use mapping::Backing;
+pub use slice::RamSlice;
+
+/// Bytes in a page: the migration format's page on x86-64 (specs/stream.md §2), whatever the backing.
+pub const PAGE_SIZE: usize = 4096;
+/// `PAGE_SIZE == 1 << PAGE_SHIFT`.
+pub const PAGE_SHIFT: u32 = 12;
+
+/// `PAGE_SIZE` as the type in which offsets are counted.
+pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;

@@ -1,0 +1,289 @@
+//! One bit per page, in atomic words, so that dirty sources add bits while lanes take them.
+//!
+//! Every change is one read-modify-write of a word with acquire and release order: who takes a bit sees
+//! all that was done before the bit was set.
+
+use std::fmt;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Neighbouring pages of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// The first page.
+    pub first: u64,
+    /// How many; at least 1.
+    pub count: u64,
+}
+
+impl Run {
+    /// The page behind the last.
+    pub fn end(&self) -> u64 {
+        self.first + self.count
+    }
+}
+
+/// One bit for each page of a block.
+///
+/// Bits behind the last page are never set. Methods that take a page number panic if it is not in the
+/// bitmap: page numbers that a peer sent must have been checked against the block before.
+pub struct PageBitmap {
+    words: Box<[AtomicU64]>,
+    pages: u64,
+}
+
+impl PageBitmap {
+    /// A bitmap for `pages` pages, all clear.
+    pub fn new(pages: u64) -> Self {
+        let words = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        PageBitmap { words, pages }
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// The words: page `p` is bit `p % 64` of word `p / 64`.
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    /// Whether the page's bit is set.
+    pub fn get(&self, page: u64) -> bool {
+        let (word, bit) = self.locate(page);
+        word.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// Sets the page's bit; gives whether it was set before.
+    pub fn set(&self, page: u64) -> bool {
+        let (word, bit) = self.locate(page);
+        word.fetch_or(bit, Ordering::AcqRel) & bit != 0
+    }
+
+    /// Clears the page's bit; gives whether it was set before.
+    pub fn clear(&self, page: u64) -> bool {
+        let (word, bit) = self.locate(page);
+        word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+
+    /// Sets every page's bit.
+    pub fn set_all(&self) {
+        for (index, word) in self.words.iter().enumerate() {
+            word.store(self.valid(index), Ordering::Release);
+        }
+    }
+
+    /// Clears every bit.
+    pub fn clear_all(&self) {
+        for word in &self.words {
+            word.store(0, Ordering::Release);
+        }
+    }
+
+    /// How many bits are set.
+    pub fn count(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.load(Ordering::Acquire).count_ones())).sum()
+    }
+
+    /// How many bits are set in `[first, first + count)`.
+    pub fn count_range(&self, first: u64, count: u64) -> u64 {
+        self.masks(first, count)
+            .map(|(index, mask)| u64::from((self.words[index].load(Ordering::Acquire) & mask).count_ones()))
+            .sum()
+    }
+
+    /// Sets the bits of `[first, first + count)`; gives how many were clear.
+    pub fn set_range(&self, first: u64, count: u64) -> u64 {
+        self.masks(first, count)
+            .map(|(index, mask)| {
+                let old = self.words[index].fetch_or(mask, Ordering::AcqRel);
+                u64::from((mask & !old).count_ones())
+            })
+            .sum()
+    }
+
+    /// Clears the bits of `[first, first + count)`; gives how many were set.
+    pub fn clear_range(&self, first: u64, count: u64) -> u64 {
+        self.masks(first, count)
+            .map(|(index, mask)| {
+                let old = self.words[index].fetch_and(!mask, Ordering::AcqRel);
+                u64::from((mask & old).count_ones())
+            })
+            .sum()
+    }
+
+    /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
+    /// behind the last page are ignored. Gives how many bits were clear before.
+    pub fn merge_words(&self, first_page: u64, words: &[u64]) -> u64 {
+        if first_page >= self.pages {
+            return 0;
+        }
+        let base = (first_page / 64) as usize;
+        let shift = (first_page % 64) as u32;
+        let mut newly = 0;
+        let mut carry = 0;
+        for (index, word) in words.iter().chain(&[0]).enumerate() {
+            // With shift 0 nothing is carried; a shift by 64 would overflow, hence in two steps.
+            let bits = (word << shift) | carry;
+            carry = (word >> 1) >> (63 - shift);
+            if bits != 0 {
+                let index = base + index;
+                let Some(target) = self.words.get(index) else { break };
+                let bits = bits & self.valid(index);
+                let old = target.fetch_or(bits, Ordering::AcqRel);
+                newly += u64::from((bits & !old).count_ones());
+            }
+        }
+        newly
+    }
+
+    /// ORs another bitmap of the same size in; gives how many bits were clear before.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn or_from(&self, other: &PageBitmap) -> u64 {
+        assert_eq!(self.pages, other.pages, "only bitmaps of one block are merged");
+        let mut newly = 0;
+        for (to, from) in self.words.iter().zip(&other.words) {
+            let bits = from.load(Ordering::Acquire);
+            if bits != 0 {
+                newly += u64::from((bits & !to.fetch_or(bits, Ordering::AcqRel)).count_ones());
+            }
+        }
+        newly
+    }
+
+    /// Reads the bits from page `first` on into `out`, whose bit 0 is page `first`, at any alignment.
+    /// Bits behind the last page read as clear.
+    pub fn copy_words(&self, first: u64, out: &mut [u64]) {
+        let base = (first / 64) as usize;
+        let shift = (first % 64) as u32;
+        let load = |index: usize| self.words.get(base + index).map_or(0, |word| word.load(Ordering::Acquire));
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = load(index) >> shift;
+            if shift > 0 {
+                *out |= load(index + 1) << (64 - shift);
+            }
+        }
+    }
+
+    /// The first run of set bits in `[from, end)`, no longer than `max`, without taking it.
+    pub fn next_run(&self, from: u64, end: u64, max: u64) -> Option<Run> {
+        let end = end.min(self.pages);
+        let first = self.next_set(from, end)?;
+        let end = end.min(first.saturating_add(max));
+        let mut at = first;
+        while at < end {
+            let (index, bit) = ((at / 64) as usize, (at % 64) as u32);
+            let ones = (self.words[index].load(Ordering::Acquire) >> bit).trailing_ones();
+            at += u64::from(ones);
+            if bit + ones < 64 {
+                break;
+            }
+        }
+        let count = at.min(end).saturating_sub(first);
+        (count > 0).then_some(Run { first, count })
+    }
+
+    /// Takes (clears) the first run of set bits in `[from, end)`, no longer than `max`, and gives it.
+    /// Every bit of the run was taken by this call and by nobody else. `None` if no bit was set.
+    pub fn take_run(&self, from: u64, end: u64, max: u64) -> Option<Run> {
+        let end = end.min(self.pages);
+        let mut from = from;
+        loop {
+            let first = self.next_set(from, end)?;
+            let limit = end.min(first.saturating_add(max));
+            let mut at = first;
+            while at < limit {
+                let taken = self.take_in_word(at, limit);
+                at += taken;
+                if taken == 0 || !at.is_multiple_of(64) {
+                    break;
+                }
+            }
+            if at > first {
+                return Some(Run { first, count: at - first });
+            }
+            if max == 0 {
+                return None;
+            }
+            // Somebody else took the bit between the look and the taking.
+            from = first;
+        }
+    }
+
+    /// Takes the run that begins exactly at `page`, within its word and before `limit`.
+    fn take_in_word(&self, page: u64, limit: u64) -> u64 {
+        let word = &self.words[(page / 64) as usize];
+        let bit = (page % 64) as u32;
+        let most = (limit - page).min(u64::from(64 - bit)) as u32;
+        let mut old = word.load(Ordering::Acquire);
+        loop {
+            let count = (old >> bit).trailing_ones().min(most);
+            if count == 0 {
+                return 0;
+            }
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            match word.compare_exchange(old, old & !mask, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return u64::from(count),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// The first page in `[from, end)` whose bit is set; `end` must not be behind the last page.
+    fn next_set(&self, from: u64, end: u64) -> Option<u64> {
+        if from >= end {
+            return None;
+        }
+        let mut index = (from / 64) as usize;
+        let last = ((end - 1) / 64) as usize;
+        let mut mask = u64::MAX << (from % 64);
+        while index <= last {
+            let bits = self.words[index].load(Ordering::Acquire) & mask;
+            if bits != 0 {
+                let page = index as u64 * 64 + u64::from(bits.trailing_zeros());
+                return (page < end).then_some(page);
+            }
+            mask = u64::MAX;
+            index += 1;
+        }
+        None
+    }
+
+    /// The words that `[first, first + count)` touches, with the bits it covers in each.
+    fn masks(&self, first: u64, count: u64) -> impl Iterator<Item = (usize, u64)> + use<> {
+        let end = first.checked_add(count).filter(|end| *end <= self.pages);
+        let end = end
+            .unwrap_or_else(|| panic!("pages {first}..+{count} are not in a bitmap of {} pages", self.pages));
+        let range = if count == 0 { 0..0 } else { first / 64..end.div_ceil(64) };
+        range.map(move |index| {
+            let from = first.saturating_sub(index * 64);
+            let to = (end - index * 64).min(64);
+            (index as usize, (u64::MAX >> (64 - (to - from))) << from)
+        })
+    }
+
+    /// The bits of a word that stand for pages.
+    fn valid(&self, index: usize) -> u64 {
+        match self.pages - index as u64 * 64 {
+            rest @ 1..64 => u64::MAX >> (64 - rest),
+            _ => u64::MAX,
+        }
+    }
+
+    fn locate(&self, page: u64) -> (&AtomicU64, u64) {
+        assert!(page < self.pages, "page {page} is not in a bitmap of {} pages", self.pages);
+        (&self.words[(page / 64) as usize], 1 << (page % 64))
+    }
+}
+
+impl fmt::Debug for PageBitmap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageBitmap({} of {} set)", self.count(), self.pages)
+    }
+}

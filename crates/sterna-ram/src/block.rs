@@ -1,0 +1,288 @@
+//! A block of guest RAM.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::absent;
+use crate::mapping::{Backing, Mapping};
+use crate::slice::RamSlice;
+use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError};
+
+/// From this many pages on, making a range zero gives its memory back instead of storing zeros.
+const DISCARD_PAGES: u64 = 256;
+
+/// A named piece of guest RAM. Owns its mapping and unmaps it when dropped.
+///
+/// The guest may write it at any time; all access is volatile, atomic, or the kernel's.
+#[derive(Debug)]
+pub struct RamBlock {
+    name: String,
+    len_bytes: u64,
+    backing: Backing,
+    mapping: Mapping,
+}
+
+impl RamBlock {
+    /// Maps a block of `len_bytes`, all zero and not populated.
+    ///
+    /// # Errors
+    /// [`RamError::Name`], [`RamError::Length`] (a multiple of [`Backing::unit_bytes`] is needed), or
+    /// [`RamError::System`] if the kernel refuses (no huge pages reserved, no address space).
+    pub fn new(name: impl Into<String>, len_bytes: u64, backing: Backing) -> Result<Self, RamError> {
+        let name = name.into();
+        if name.is_empty() || name.len() > 255 {
+            return Err(RamError::Name { name });
+        }
+        let unit_bytes = backing.unit_bytes();
+        let fits = usize::try_from(len_bytes).is_ok_and(|len| isize::try_from(len).is_ok());
+        if len_bytes == 0 || !len_bytes.is_multiple_of(unit_bytes) || !fits {
+            return Err(RamError::Length { block: name, len_bytes, unit_bytes });
+        }
+        match Mapping::new(&name, len_bytes as usize, backing) {
+            Ok(mapping) => Ok(RamBlock { name, len_bytes, backing, mapping }),
+            Err((call, source)) => Err(RamError::System { block: name, call, source }),
+        }
+    }
+
+    /// The block's name, as the migration stream knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Its length in pages of [`PAGE_SIZE`].
+    pub fn pages(&self) -> u64 {
+        self.len_bytes >> PAGE_SHIFT
+    }
+
+    /// What it is made of.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Where it is mapped in this process: for KVM memory slots and the like.
+    ///
+    /// Whoever hands this address to the kernel or to a thread of the guest must keep the block alive
+    /// for as long as the address is used.
+    pub fn host_address(&self) -> *mut u8 {
+        self.mapping.address()
+    }
+
+    /// The memfd behind it, to be shared with another process; none for anonymous memory.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping.file()
+    }
+
+    /// Copies bytes out. Each byte is read once; bytes that the guest writes meanwhile may be old or new.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`].
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RamError> {
+        self.slice(offset, to.len())?.copy_to(to);
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`].
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RamError> {
+        self.slice(offset, from.len())?.copy_from(from);
+        Ok(())
+    }
+
+    /// Reads an aligned `u64` in one piece (relaxed order, host byte order).
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::Misaligned`].
+    pub fn read_u64(&self, offset: u64) -> Result<u64, RamError> {
+        Ok(self.atomic(offset)?.load(Ordering::Relaxed))
+    }
+
+    /// Writes an aligned `u64` in one piece (relaxed order, host byte order).
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::Misaligned`].
+    pub fn write_u64(&self, offset: u64, value: u64) -> Result<(), RamError> {
+        self.atomic(offset)?.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A window onto `[offset, offset + len)`.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`].
+    pub fn slice(&self, offset: u64, len: usize) -> Result<RamSlice<'_>, RamError> {
+        self.check(offset, len as u64)?;
+        // SAFETY: the range was just checked against the mapping, which lives as long as `self`.
+        Ok(unsafe { RamSlice::from_raw(self.mapping.address().wrapping_add(offset as usize), len) })
+    }
+
+    /// The page's bytes as a window.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`].
+    pub fn page(&self, page: u64) -> Result<RamSlice<'_>, RamError> {
+        self.slice(page.saturating_mul(PAGE_BYTES), PAGE_SIZE)
+    }
+
+    /// Makes pages read as zero. Long ranges give their memory back; in short ones only pages that are
+    /// populated and not zero are written, so nothing is populated by this.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::System`].
+    pub fn zero_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
+        self.check_pages(first, count)?;
+        let unit = self.backing.unit_bytes() >> PAGE_SHIFT;
+        let inner_first = first.next_multiple_of(unit);
+        let inner_end = (first + count) / unit * unit;
+        if count < DISCARD_PAGES || inner_first >= inner_end {
+            return self.store_zeros(first, count);
+        }
+        self.store_zeros(first, inner_first - first)?;
+        self.mapping
+            .discard(inner_first * PAGE_BYTES, (inner_end - inner_first) * PAGE_BYTES)
+            .map_err(|(call, source)| self.system(call, source))?;
+        self.store_zeros(inner_end, first + count - inner_end)
+    }
+
+    /// Makes pages resident and writable, as if each had been written, without changing a byte.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::System`] (no memory).
+    pub fn populate(&self, first: u64, count: u64) -> Result<(), RamError> {
+        self.check_pages(first, count)?;
+        if count == 0 {
+            return Ok(());
+        }
+        let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
+        match self.mapping.advise(offset, len, libc::MADV_POPULATE_WRITE) {
+            Ok(()) => Ok(()),
+            // Linux before 5.14 does not know the advice: touch the pages instead.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                for page in first..first + count {
+                    self.atomic(page * PAGE_BYTES)?.fetch_or(0, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Err(source) => Err(self.system("madvise(MADV_POPULATE_WRITE)", source)),
+        }
+    }
+
+    /// Sets in `absent` (a bitmap over the whole block) the bits of those pages of
+    /// `[first, first + count)` that were never populated, or are known to be the kernel's shared zero
+    /// page: they read as zero. No page is read or populated by this. Other bits stay as they are.
+    ///
+    /// A page may be populated right after it was looked at: start a dirty source first.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::BitmapSize`], [`RamError::System`].
+    pub fn mark_absent(&self, first: u64, count: u64, absent: &PageBitmap) -> Result<(), RamError> {
+        self.check_pages(first, count)?;
+        if absent.pages() != self.pages() {
+            return Err(RamError::BitmapSize {
+                block: self.name.clone(),
+                bitmap_pages: absent.pages(),
+                block_pages: self.pages(),
+            });
+        }
+        absent::holes(self, first, count, &mut |first, count| {
+            absent.set_range(first, count);
+        })
+        .map_err(|(call, source)| self.system(call, source))
+    }
+
+    /// Gives all memory back: the block is as fresh as when it was made.
+    ///
+    /// # Errors
+    /// [`RamError::System`].
+    pub fn discard_all(&self) -> Result<(), RamError> {
+        self.mapping.discard(0, self.len_bytes).map_err(|(call, source)| self.system(call, source))
+    }
+
+    /// Bytes of memory that the block occupies (for a memfd in whichever process they were written).
+    ///
+    /// # Errors
+    /// [`RamError::System`].
+    pub fn resident_bytes(&self) -> Result<u64, RamError> {
+        if let Some(file) = self.file() {
+            return absent::file_bytes(file).map_err(|source| self.system("fstat", source));
+        }
+        let mut holes = 0;
+        absent::holes(self, 0, self.pages(), &mut |_, count| holes += count)
+            .map_err(|(call, source)| self.system(call, source))?;
+        Ok((self.pages() - holes) * PAGE_BYTES)
+    }
+
+    /// Asks the kernel for transparent huge pages (faster to populate, coarser to keep sparse) or
+    /// against them. No effect on [`Backing::Huge2M`] and [`Backing::Huge1G`].
+    ///
+    /// # Errors
+    /// [`RamError::System`].
+    pub fn advise_huge_pages(&self, wanted: bool) -> Result<(), RamError> {
+        if self.backing.is_huge() {
+            return Ok(());
+        }
+        let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        self.mapping
+            .advise(0, self.len_bytes, advice)
+            .map_err(|source| self.system("madvise(MADV_HUGEPAGE)", source))
+    }
+
+    /// Stores zeros into the pages that are populated and not zero yet.
+    fn store_zeros(&self, first: u64, count: u64) -> Result<(), RamError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let mut holes = Vec::new();
+        absent::holes(self, first, count, &mut |first, count| holes.push((first, count)))
+            .map_err(|(call, source)| self.system(call, source))?;
+        holes.push((first + count, 0));
+        let mut next = first;
+        for (hole, hole_count) in holes {
+            for page in next..hole {
+                let page = self.page(page)?;
+                if !page.is_zero() {
+                    page.fill_zero();
+                }
+            }
+            next = hole + hole_count;
+        }
+        Ok(())
+    }
+
+    fn atomic(&self, offset: u64) -> Result<&AtomicU64, RamError> {
+        self.check(offset, 8)?;
+        if !offset.is_multiple_of(8) {
+            return Err(RamError::Misaligned { block: self.name.clone(), offset, align: 8 });
+        }
+        let pointer = self.mapping.address().wrapping_add(offset as usize);
+        // SAFETY: inside the mapping, aligned (the mapping is page-aligned), alive while `self` is, and
+        // any eight bytes are a valid AtomicU64. Others access it atomically, volatile, or not in Rust.
+        Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), RamError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len_bytes => Ok(()),
+            _ => Err(RamError::OutOfRange {
+                block: self.name.clone(),
+                offset,
+                len,
+                block_len_bytes: self.len_bytes,
+            }),
+        }
+    }
+
+    fn check_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
+        self.check(first.saturating_mul(PAGE_BYTES), count.saturating_mul(PAGE_BYTES))
+    }
+
+    fn system(&self, call: &'static str, source: std::io::Error) -> RamError {
+        RamError::System { block: self.name.clone(), call, source }
+    }
+}

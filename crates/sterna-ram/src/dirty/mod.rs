@@ -1,0 +1,158 @@
+//! Who wrote which page.
+//!
+//! # The model
+//! Tracking a page has two moments. *Harvesting* learns that it was written; *re-arming* makes the next
+//! write be noticed again. Some sources do both at once (userfaultfd, KVM without manual protection);
+//! the others (KVM with manual protection, the software log) go on reporting a page until it is
+//! re-armed. The order that is right for all of them: harvest the bit, re-arm, then read the page. A
+//! write after the re-arming is reported by a later harvest; a write before it is seen by the read.
+//!
+//! Two consequences for whoever uses a source:
+//! - Only bits that were harvested may be re-armed. Clearing another one loses a write.
+//! - A page that still waits to be re-armed may be reported again. When harvesting while a pass is
+//!   still being sent, drop reports of pages that are still set in that pass *after* the harvest: they
+//!   will be re-armed and read later anyway, and a source that reports until re-armed will not forget
+//!   a write that comes after that.
+//!
+//! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first pass
+//! must then re-arm all pages, absent ones too, before it asks which are absent.
+
+//KVM mod kvm;
+mod software;
+//KVM mod uffd;
+
+//KVM pub use kvm::{KvmDirtyLog, KvmSlot};
+pub use software::SoftwareLog;
+//KVM pub use uffd::UffdDirtyLog;
+
+use crate::{DirtyError, GuestRam, PageBitmap};
+
+/// What a harvest found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Harvest {
+    /// Pages whose bit was clear in the bitmap and is set now.
+    pub newly_dirty: u64,
+}
+
+/// Tells which pages were written.
+pub trait DirtySource: Send + Sync {
+    /// Begins tracking: every write from now on is reported.
+    ///
+    /// # Errors
+    /// The kernel refused; nothing is tracked then.
+    fn start(&self) -> Result<(), DirtyError>;
+
+    /// Ends tracking and leaves everything as it was before [`DirtySource::start`]. Idempotent.
+    ///
+    /// # Errors
+    /// The kernel refused; what could be undone was undone.
+    fn stop(&self) -> Result<(), DirtyError>;
+
+    /// ORs in the pages that were written since they were last re-armed.
+    ///
+    /// # Errors
+    /// The source is not started, the bitmaps are not those of its RAM, or the kernel refused.
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError>;
+
+    /// Arms tracking again for those pages of `[first, first + count)` whose bit is set in `harvested`
+    /// (a bitmap over the whole block), and no others: clearing another loses a write. Sources that
+    /// re-arm while harvesting do nothing. `first` is a multiple of 64; `count` too, unless the range
+    /// ends with the block. May be called from several threads for disjoint ranges.
+    ///
+    /// # Errors
+    /// The source is not started, the range or bitmap does not fit, or the kernel refused.
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError>;
+
+    /// Whether every page is reported after `start` until it was re-armed once (KVM's "initially set").
+    /// Known once the source was started.
+    fn initially_set(&self) -> bool {
+        false
+    }
+
+    /// A short name for statistics and errors.
+    fn name(&self) -> &'static str;
+}
+
+/// One [`PageBitmap`] for each block of a guest.
+#[derive(Debug)]
+pub struct DirtyBitmaps(Vec<PageBitmap>);
+
+impl DirtyBitmaps {
+    /// Bitmaps for every block, all clear.
+    pub fn new(ram: &GuestRam) -> Self {
+        DirtyBitmaps(ram.blocks().iter().map(|block| PageBitmap::new(block.pages())).collect())
+    }
+
+    /// The bitmap of one block.
+    ///
+    /// # Panics
+    /// If there is no block `index`.
+    pub fn block(&self, index: usize) -> &PageBitmap {
+        &self.0[index]
+    }
+
+    /// All of them, in the order of the blocks.
+    pub fn blocks(&self) -> &[PageBitmap] {
+        &self.0
+    }
+
+    /// How many bits are set in all.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(PageBitmap::count).sum()
+    }
+
+    /// Clears every bit.
+    pub fn clear_all(&self) {
+        self.0.iter().for_each(PageBitmap::clear_all);
+    }
+
+    /// Sets every page's bit.
+    pub fn set_all(&self) {
+        self.0.iter().for_each(PageBitmap::set_all);
+    }
+
+    /// ORs others in; gives how many bits were clear before.
+    ///
+    /// # Panics
+    /// If the two are not of the same RAM.
+    pub fn or_from(&self, other: &DirtyBitmaps) -> u64 {
+        assert_eq!(self.0.len(), other.0.len(), "only bitmaps of one guest are merged");
+        self.0.iter().zip(&other.0).map(|(to, from)| to.or_from(from)).sum()
+    }
+}
+
+/// Refuses bitmaps that are not those of `ram`.
+fn check_bitmaps(origin: &'static str, ram: &GuestRam, bitmaps: &DirtyBitmaps) -> Result<(), DirtyError> {
+    let same = |block: usize| {
+        bitmaps.0.get(block).map(PageBitmap::pages) == ram.blocks().get(block).map(|b| b.pages())
+    };
+    let blocks = ram.blocks().len().max(bitmaps.0.len());
+    match (0..blocks).find(|block| !same(*block)) {
+        None => Ok(()),
+        Some(block) => {
+            Err(DirtyError::Range { origin, block, rule: "the bitmaps are not those of the tracked RAM" })
+        }
+    }
+}
+
+/// Refuses a range that a source cannot re-arm. `pages` is the block's size, `None` if there is no such block.
+fn check_rearm(
+    origin: &'static str,
+    block: usize,
+    pages: Option<u64>,
+    first: u64,
+    count: u64,
+    harvested: &PageBitmap,
+) -> Result<(), DirtyError> {
+    let refuse = |rule| Err(DirtyError::Range { origin, block, rule });
+    let Some(pages) = pages else { return refuse("there is no such block") };
+    let end = first.checked_add(count).filter(|end| *end <= pages);
+    let Some(end) = end else { return refuse("the range ends behind the block") };
+    if harvested.pages() != pages {
+        return refuse("the bitmap is not that of the block");
+    }
+    if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == pages) {
+        return refuse("the range is not made of whole words of 64 pages");
+    }
+    Ok(())
+}

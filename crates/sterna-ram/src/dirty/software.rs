@@ -1,0 +1,92 @@
+//! A dirty log for whoever can say itself what it writes: test guests, emulated devices.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use crate::{DirtyError, GuestRam, PageBitmap};
+
+const NAME: &str = "software-log";
+
+/// A log that writers fill through [`SoftwareLog::mark`]. In two phases like KVM's manual protection: a
+/// bit stays, and is reported by every harvest, until it is re-armed.
+#[derive(Debug)]
+pub struct SoftwareLog {
+    ram: GuestRam,
+    log: DirtyBitmaps,
+    active: AtomicBool,
+}
+
+impl SoftwareLog {
+    /// A log over all blocks, not started.
+    pub fn new(ram: &GuestRam) -> Self {
+        SoftwareLog { ram: ram.clone(), log: DirtyBitmaps::new(ram), active: AtomicBool::new(false) }
+    }
+
+    /// Reports that a page was written. Call it *after* the write: a bit that is harvested before the
+    /// write it stands for would let the page be read too early and the write be lost.
+    ///
+    /// # Panics
+    /// If there is no such block or page.
+    pub fn mark(&self, block: usize, page: u64) {
+        self.mark_range(block, page, 1);
+    }
+
+    /// Reports that neighbouring pages were written; as [`SoftwareLog::mark`].
+    ///
+    /// # Panics
+    /// If there is no such block or the pages are not in it.
+    pub fn mark_range(&self, block: usize, first: u64, count: u64) {
+        // Sequentially consistent against `start`: a writer that does not see the log active wrote
+        // before start() returned, which no harvest owes anyone.
+        if self.active.load(Ordering::SeqCst) {
+            self.log.block(block).set_range(first, count);
+        }
+    }
+}
+
+impl DirtySource for SoftwareLog {
+    fn start(&self) -> Result<(), DirtyError> {
+        if !self.active.load(Ordering::SeqCst) {
+            self.log.clear_all();
+            self.active.store(true, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        self.active.store(false, Ordering::SeqCst);
+        self.log.clear_all();
+        Ok(())
+    }
+
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        self.check_active()?;
+        check_bitmaps(NAME, &self.ram, into)?;
+        Ok(Harvest { newly_dirty: into.or_from(&self.log) })
+    }
+
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        self.check_active()?;
+        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, harvested)?;
+        let log = self.log.block(block).words();
+        let words = (first / 64) as usize..(first + count).div_ceil(64) as usize;
+        for (log, harvested) in log[words.clone()].iter().zip(&harvested.words()[words]) {
+            let clear = harvested.load(Ordering::Acquire);
+            if clear != 0 {
+                log.fetch_and(!clear, Ordering::AcqRel);
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+}
+
+impl SoftwareLog {
+    fn check_active(&self) -> Result<(), DirtyError> {
+        if self.active.load(Ordering::SeqCst) { Ok(()) } else { Err(DirtyError::NotStarted { origin: NAME }) }
+    }
+}

@@ -1,0 +1,128 @@
+//! What can go wrong with guest RAM. Every error here is local: either the caller asked for something
+//! outside a block, or this machine's kernel refused.
+
+use std::io;
+
+/// A request to a block of guest RAM failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// A block's name must be 1 to 255 bytes (it is sent behind one length byte).
+    #[error("RAM block name {name:?} has {} bytes; use 1 to 255", name.len())]
+    Name {
+        /// The refused name.
+        name: String,
+    },
+    /// Two blocks of one guest share a name, and the peer could not tell them apart.
+    #[error("two RAM blocks are named {name:?}; every block needs a name of its own")]
+    DuplicateName {
+        /// The name that occurs twice.
+        name: String,
+    },
+    /// A block's length is zero or no multiple of its page size.
+    #[error(
+        "RAM block {block:?} cannot have {len_bytes} bytes: a multiple of {unit_bytes} above zero is needed"
+    )]
+    Length {
+        /// The block's name.
+        block: String,
+        /// The refused length.
+        len_bytes: u64,
+        /// The backing's page size.
+        unit_bytes: u64,
+    },
+    /// An access lies outside its block.
+    #[error("bytes {offset}..+{len} are not inside RAM block {block:?} of {block_len_bytes} bytes")]
+    OutOfRange {
+        /// The block's name.
+        block: String,
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// The block's length.
+        block_len_bytes: u64,
+    },
+    /// An atomic access is not aligned to its size.
+    #[error("offset {offset} of RAM block {block:?} is not aligned to {align} bytes")]
+    Misaligned {
+        /// The block's name.
+        block: String,
+        /// The refused offset.
+        offset: u64,
+        /// The alignment that is needed.
+        align: u64,
+    },
+    /// A bitmap given for a block has another number of pages than the block.
+    #[error("a bitmap of {bitmap_pages} pages was given for RAM block {block:?} of {block_pages} pages")]
+    BitmapSize {
+        /// The block's name.
+        block: String,
+        /// Pages in the bitmap.
+        bitmap_pages: u64,
+        /// Pages in the block.
+        block_pages: u64,
+    },
+    /// The kernel refused.
+    #[error("RAM block {block:?}: {call} failed: {source}")]
+    System {
+        /// The block's name.
+        block: String,
+        /// The system call.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A dirty source failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DirtyError {
+    /// This machine's kernel lacks what the source needs.
+    #[error("dirty source {origin} cannot be used on this machine: {what} ({source}); choose another source")]
+    Unsupported {
+        /// The source's name.
+        origin: &'static str,
+        /// What is missing.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A KVM memory slot does not fit the guest RAM that it was said to map.
+    #[error("KVM slot {slot}: {rule}")]
+    Slot {
+        /// The slot's number.
+        slot: u32,
+        /// What is wrong with it.
+        rule: &'static str,
+    },
+    /// The caller's range or bitmap does not fit the block.
+    #[error("dirty source {origin}: {rule} (block {block})")]
+    Range {
+        /// The source's name.
+        origin: &'static str,
+        /// Index of the block.
+        block: usize,
+        /// What is wrong.
+        rule: &'static str,
+    },
+    /// The source was asked for dirty pages while it was not started.
+    #[error("dirty source {origin} is not started; call start() first")]
+    NotStarted {
+        /// The source's name.
+        origin: &'static str,
+    },
+    /// The kernel refused.
+    #[error("dirty source {origin}: {call} failed on {what} {index}: {source}")]
+    System {
+        /// The source's name.
+        origin: &'static str,
+        /// The system call or ioctl.
+        call: &'static str,
+        /// "block" or "slot".
+        what: &'static str,
+        /// Which of them.
+        index: u64,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,129 @@
+//! The few system calls that this crate makes, each wrapped so that its callers need no `unsafe`
+//! where that is possible.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use linux_raw_sys::general::{page_region, pm_scan_arg};
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`; linux-raw-sys has the structure but not the number.
+const PAGEMAP_SCAN: libc::c_ulong =
+    (3 << 30) | ((size_of::<pm_scan_arg>() as libc::c_ulong) << 16) | (0x66 << 8) | 16;
+
+/// Turns a system call's `-1` into the errno.
+pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The descriptor of `/proc/self/pagemap`, opened once.
+///
+/// It shows the address space that opened it, so it must not be used after a fork; Sterna never forks.
+pub(crate) fn pagemap() -> io::Result<BorrowedFd<'static>> {
+    static FILE: OnceLock<Result<std::fs::File, i32>> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        std::fs::File::open("/proc/self/pagemap").map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    });
+    match file {
+        Ok(file) => Ok(std::os::fd::AsFd::as_fd(file)),
+        Err(errno) => Err(io::Error::from_raw_os_error(*errno)),
+    }
+}
+
+/// Which pages a scan reports and what it does to them.
+#[derive(Clone, Copy)]
+pub(crate) struct Scan {
+    /// `PM_SCAN_*`.
+    pub flags: u32,
+    /// Every one of these categories is needed (`PAGE_IS_*`).
+    pub all_of: u32,
+    /// At least one of these is needed, unless it is 0.
+    pub any_of: u32,
+    /// The categories to report.
+    pub report: u32,
+}
+
+/// Runs PAGEMAP_SCAN over `[start, start + len)` of this process and hands every region that matches
+/// to `each(first byte relative to start, bytes, categories)`.
+///
+/// The kernel's `walk_end` may lie before the end of the last region that it reported, so a page can
+/// be handed out twice: callers must treat regions as sets (OR them into a bitmap), never add up
+/// their lengths.
+pub(crate) fn pagemap_scan(
+    start: u64,
+    len: u64,
+    scan: Scan,
+    mut each: impl FnMut(u64, u64, u32),
+) -> io::Result<()> {
+    let pagemap = pagemap()?;
+    let end = start + len;
+    let mut from = start;
+    let mut regions = [page_region { start: 0, end: 0, categories: 0 }; 512];
+    while from < end {
+        let mut arg = pm_scan_arg {
+            size: size_of::<pm_scan_arg>() as u64,
+            flags: u64::from(scan.flags),
+            start: from,
+            end,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: u64::from(scan.all_of),
+            category_anyof_mask: u64::from(scan.any_of),
+            return_mask: u64::from(scan.report),
+        };
+        // SAFETY: `arg` is a live pm_scan_arg whose `vec` names a live array of `vec_len` regions,
+        // and the kernel writes to nothing else. Write-protecting pages changes no byte of them.
+        let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+        let found = match check(libc::c_long::from(found)) {
+            Ok(found) => found as usize,
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
+            Err(error) => return Err(error),
+        };
+        let mut reached = arg.walk_end;
+        for region in &regions[..found.min(regions.len())] {
+            each(region.start - start, region.end - region.start, region.categories as u32);
+            reached = reached.max(region.end);
+        }
+        // With room left in the array the walk can only have stopped at the end; otherwise go on
+        // where the last region ended, whichever of the two the kernel says.
+        if reached <= from {
+            return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+        }
+        from = reached;
+    }
+    Ok(())
+}
+
+/// `ioctl` with an argument that the kernel reads and writes.
+///
+/// # Safety
+/// `request` must expect a pointer to a `T`, and everything that `argument` points to in turn must be
+/// valid for what the kernel does with it.
+pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::Result<libc::c_int> {
+    // SAFETY: `argument` is a live `T`; the caller vouches for the rest.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(request), &raw mut *argument) };
+    check(libc::c_long::from(result)).map(|value| value as libc::c_int)
+}
+
+/// `ioctl` whose argument is a plain number.
+pub(crate) fn ioctl_value(fd: BorrowedFd<'_>, request: u32, value: libc::c_ulong) -> io::Result<libc::c_int> {
+    // SAFETY: the requests used here (KVM_CHECK_EXTENSION) take a number and touch no memory of ours.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(request), value) };
+    check(libc::c_long::from(result)).map(|value| value as libc::c_int)
+}
+
+/// Opens a userfaultfd that needs no privilege.
+///
+/// User mode only is enough: asynchronous write protection is resolved by the kernel itself and never
+/// reaches the descriptor, whoever wrote.
+pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
+    let flags =
+        libc::O_CLOEXEC | libc::O_NONBLOCK | linux_raw_sys::general::UFFD_USER_MODE_ONLY as libc::c_int;
+    // SAFETY: no pointers are passed.
+    let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
