@@ -1,0 +1,173 @@
+//! The destination's handover machine.
+//!
+//! ```text
+//!  Setup ─► Active ─PREPARE─► Completing ─loaded─► Preparing ─hooks─► Prepared
+//!             │                    ▲                  │ (no prepare)   │ EOF
+//!             └──EOF, no prepare───┘                  │          ══════╪═ commit
+//!                                     managed ┌───────┴────────┐       │
+//!                                             ▼     unmanaged  └► Committed
+//!                                            Held ──cont────────►   │  starts
+//!                                             │ abandon             ▼
+//!   any failure, limit or loss                │            Running (or Paused)
+//!   up to Prepared ──────► Failing ◄──────────┴── start failed, SHUT 0 not said
+//!                           hooks back, last first
+//!                           SHUT 1, memory reset
+//!                             ▼
+//!                           Failed: answers "never"
+//! ```
+//!
+//! * [`table`] holds every transition.
+//! * What is said is final. *Committed* and SHUT 0 only when the guest has
+//!   been started or taken over paused. *Never* and SHUT 1 only in
+//!   [`State::Failed`], which has no way out, and only when the hooks are back
+//!   (or could not be given back), so that the source can take them. Between
+//!   EOF and the start the answer is *pending*: the start may still fail.
+//! * A loss of the connection before EOF fails; after EOF it changes nothing.
+//! * After EOF, with no way to tell the source of a failure, this side holds
+//!   the only copy, and keeps it in [`State::Held`] rather than reset it.
+
+mod table;
+mod types;
+
+pub use types::{Action, Cause, Config, Event, Held, Outcome, Refusal, State};
+
+use crate::limits::after;
+use crate::planted::Bug;
+use crate::{MigrationId, Status};
+use std::time::Duration;
+
+/// The destination's machine. One per migration; see the module's
+/// documentation.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    config: Config,
+    state: State,
+    deadline: Option<Duration>,
+    return_path: bool,
+    id: Option<MigrationId>,
+    /// The source has sent the PREPARE ping.
+    prepares: bool,
+    /// EOF was read without a PREPARE ping before it.
+    ended: bool,
+    /// The guest ran at the source.
+    run: bool,
+    hooks: Hooks,
+    /// SHUT 0 was said, or would have been on a return path.
+    committed: bool,
+    /// `cont` was said while the hooks were missing.
+    conts: bool,
+    cause: Option<Cause>,
+    bug: Bug,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hooks {
+    None,
+    Acquiring,
+    /// Some or all are held.
+    Held,
+    GivingBack,
+    Stuck,
+}
+
+impl Destination {
+    /// A machine in [`State::Setup`], made when the first channel connects.
+    /// `now` is the time since any fixed moment, as in every later call.
+    #[must_use]
+    pub fn new(config: Config, now: Duration) -> Self {
+        Self {
+            config,
+            state: State::Setup,
+            deadline: after(now, config.limits.setup),
+            return_path: false,
+            id: None,
+            prepares: false,
+            ended: false,
+            run: true,
+            hooks: Hooks::None,
+            committed: false,
+            conts: false,
+            cause: None,
+            bug: Bug::default(),
+        }
+    }
+
+    /// Tells the machine what happened; the engine performs what comes back,
+    /// in order.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the event cannot be in this state; nothing changed.
+    pub fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, Refusal> {
+        self.step(now, event)
+    }
+
+    /// Where the machine stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// When the present wait is over: an [`Event::Tick`] at or after it acts.
+    /// None while a wait has no limit.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// The migration's id, once a Sterna source has said it.
+    #[must_use]
+    pub fn id(&self) -> Option<MigrationId> {
+        self.id
+    }
+
+    /// Whether the VMM may let the guest run at its operator's wish. In
+    /// [`State::Held`] `cont` goes to the machine instead.
+    #[must_use]
+    pub fn may_guest_run(&self) -> bool {
+        matches!(self.state, State::Running | State::Paused)
+    }
+
+    /// What the destination answers to the status question.
+    #[must_use]
+    pub fn status(&self, id: MigrationId) -> Status {
+        if self.id != Some(id) {
+            return Status::Unknown;
+        }
+        match self.state {
+            State::Running | State::Paused => Status::Committed,
+            State::Held if self.committed => Status::Committed,
+            State::Failed => Status::Never,
+            _ => self.wrong_status().unwrap_or(Status::Pending),
+        }
+    }
+
+    /// Plants a bug, for the simulator to find.
+    #[cfg(any(test, feature = "sim"))]
+    #[must_use]
+    pub fn with_planted(mut self, bug: crate::Planted) -> Self {
+        self.bug.planted = Some(bug);
+        self
+    }
+
+    fn wrong_status(&self) -> Option<Status> {
+        use crate::planted::Planted as P;
+        match self.state {
+            State::Prepared if self.bug.is(P::AnswerNeverThenCommit) => Some(Status::Never),
+            State::Committed if self.bug.is(P::AnswerCommittedBeforeStart) => Some(Status::Committed),
+            _ => None,
+        }
+    }
+
+    /// Enters a state; its wait begins now.
+    fn enter(&mut self, now: Duration, state: State) {
+        let limits = &self.config.limits;
+        let limit = match state {
+            State::Setup => limits.setup,
+            State::Completing => limits.load,
+            State::Prepared => limits.prepared,
+            _ => Duration::MAX,
+        };
+        self.state = state;
+        self.deadline = after(now, limit);
+    }
+}

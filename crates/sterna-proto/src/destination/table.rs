@@ -1,0 +1,255 @@
+//! Every transition of the destination, in one table.
+
+use super::{Action as A, Cause, Destination, Event as E, Held, Hooks, Outcome, Refusal, State as S};
+use crate::planted::Planted;
+use std::time::Duration;
+
+type Step = Result<Vec<A>, Refusal>;
+
+/// Nothing changes, and nothing is to be done.
+const IGNORE: Step = Ok(Vec::new());
+
+impl Destination {
+    /// The table: (state, event) → next state and actions. Rows are read from
+    /// the top; the first that fits counts.
+    pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
+        match (self.state, event) {
+            (_, E::StatusAsked(id)) => Ok(vec![A::Answer(self.status(id))]),
+
+            // The way forward.
+            (S::Setup, E::ChannelsReady) => self.go(now, S::Active, &[]),
+            // QEMU ignores a second one too (spec §1.8).
+            (S::Active, E::ReturnPathOpened) => {
+                self.return_path = true;
+                IGNORE
+            }
+            (S::Active, E::HandoverIdRead(id)) if self.id.is_none() && self.return_path => {
+                self.id = Some(id);
+                IGNORE
+            }
+            (S::Active, E::PrepareRead) if self.return_path => {
+                self.prepares = true;
+                if self.bug.is(Planted::AcknowledgeBeforeLoad) {
+                    return self.acquire(now);
+                }
+                self.go(now, S::Completing, &[A::FinishLoading])
+            }
+            // Only a source that is no Sterna ends without preparing.
+            (S::Active, E::EofRead) if self.id.is_none() => {
+                self.ended = true;
+                self.go(now, S::Completing, &[A::FinishLoading])
+            }
+            (S::Completing, E::LoadComplete { run }) => {
+                self.run = run;
+                self.acquire(now)
+            }
+            (S::Preparing, E::HooksAcquired) => self.acquired(now),
+            (S::Prepared, E::EofRead) => self.take_over(now),
+            (S::Committed, E::GuestStarted) => self.started(now),
+            (S::Held, E::OperatorCont) => self.cont(now),
+
+            // Failures after EOF.
+            (S::Preparing, E::HookAcquireFailed) if self.is_only_copy() => {
+                self.hooks = Hooks::Held;
+                self.conts = false;
+                self.go(now, S::Held, &[A::ReportHeld(Held::Hooks)])
+            }
+            (S::Committed, E::GuestStartFailed) if self.is_only_copy() => {
+                self.go(now, S::Held, &[A::ReportHeld(Held::Start)])
+            }
+            (S::Committed, E::GuestStartFailed) => self.fail(now, Cause::GuestStart),
+            (S::Held, E::Abandon) => self.fail(now, Cause::Abandoned),
+            // All is here: the channels have nothing more to say.
+            (s, e) if is_from_channels(e) && self.is_only_copy() && s < S::Running => IGNORE,
+            (S::Committed | S::Held, e) if is_from_channels(e) => IGNORE,
+            // A source without return path closes when it has sent all.
+            (S::Completing, E::ConnectionLost) if self.ended && !self.return_path => IGNORE,
+
+            // Failures before EOF, or before all is loaded: the source runs on.
+            (S::Prepared, E::ConnectionLost) if self.bug.is(Planted::CommitOnLoss) => self.take_over(now),
+            (s, E::ConnectionLost) if s <= S::Prepared => self.fail(now, Cause::ConnectionLost),
+            (
+                s,
+                E::PeerMisbehaved | E::ReturnPathOpened | E::HandoverIdRead(_) | E::PrepareRead | E::EofRead,
+            ) if s <= S::Prepared => self.fail(now, Cause::PeerMisbehaved),
+            (s, E::LocalFailure) if s <= S::Prepared => self.fail(now, Cause::LocalFailure),
+            (S::Preparing, E::HookAcquireFailed) => {
+                self.hooks = Hooks::Held;
+                self.fail(now, Cause::HookAcquire)
+            }
+            (s, E::Tick) if s <= S::Prepared && self.is_due(now) => self.fail(now, Cause::TimedOut(s)),
+            (s, E::Abandon) if s <= S::Prepared && !self.is_only_copy() => self.fail(now, Cause::Abandoned),
+
+            // The way back.
+            (S::Failing, E::HooksAcquired | E::HookAcquireFailed) if self.hooks == Hooks::Acquiring => {
+                self.hooks = Hooks::Held;
+                self.next_undo(Vec::new())
+            }
+            (S::Failing, E::HooksGivenBack) if self.hooks == Hooks::GivingBack => {
+                self.hooks = Hooks::None;
+                self.next_undo(Vec::new())
+            }
+            (S::Failing, E::HookGiveBackFailed) if self.hooks == Hooks::GivingBack => {
+                self.hooks = Hooks::Stuck;
+                self.next_undo(Vec::new())
+            }
+
+            // What an operator may not do now.
+            (S::Failing, E::Abandon) => IGNORE,
+            (S::Failed, E::Abandon) => Err(Refusal::NothingToAbandon),
+            (state, E::Abandon) => Err(Refusal::AbandonAfterCommit { state }),
+            (state, E::OperatorCont) => Err(Refusal::NotHeld { state }),
+
+            // Too early, or too late to matter.
+            (_, E::Tick) => IGNORE,
+            (s, _) if s >= S::Running => IGNORE,
+            (state, event) => Err(Refusal::OutOfOrder { state, event }),
+        }
+    }
+
+    fn go(&mut self, now: Duration, state: S, actions: &[A]) -> Step {
+        self.enter(now, state);
+        Ok(actions.to_vec())
+    }
+
+    fn is_due(&self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Everything is here, the source has completed or believes so, and no
+    /// failure can be told to it any more.
+    fn is_only_copy(&self) -> bool {
+        let loaded = self.state >= S::Preparing && self.state < S::Failing;
+        self.committed || (loaded && !self.return_path)
+    }
+
+    fn acquire(&mut self, now: Duration) -> Step {
+        self.hooks = Hooks::Acquiring;
+        if self.prepares && self.bug.is(Planted::AcknowledgeBeforeHooks) {
+            return self.go(now, S::Preparing, &[A::SendPong, A::AcquireHooks]);
+        }
+        self.go(now, S::Preparing, &[A::AcquireHooks])
+    }
+
+    fn acquired(&mut self, now: Duration) -> Step {
+        self.hooks = Hooks::Held;
+        if self.prepares {
+            if self.bug.is(Planted::AcknowledgeBeforeHooks) {
+                return self.go(now, S::Prepared, &[]);
+            }
+            return self.go(now, S::Prepared, &[A::SendPong]);
+        }
+        if self.conts {
+            return self.start(now);
+        }
+        if self.config.managed && self.run {
+            // A QEMU source completes only by SHUT 0; the guest is taken over
+            // paused, so it is true.
+            self.enter(now, S::Held);
+            let mut actions = self.say_committed();
+            actions.push(A::CloseChannels);
+            actions.push(A::ReportHeld(Held::UntilSourceCompleted));
+            return Ok(actions);
+        }
+        self.take_over(now)
+    }
+
+    /// EOF was read and everything is ready.
+    fn take_over(&mut self, now: Duration) -> Step {
+        if self.run && self.config.autostart {
+            return self.start(now);
+        }
+        self.enter(now, S::Paused);
+        let mut actions = self.say_committed();
+        actions.extend([A::AnnounceNetwork, A::CloseChannels, A::Finish(Outcome::Paused)]);
+        Ok(actions)
+    }
+
+    fn start(&mut self, now: Duration) -> Step {
+        self.enter(now, S::Committed);
+        let mut actions = Vec::new();
+        if self.bug.is(Planted::ShutBeforeStart) {
+            actions = self.say_committed();
+        }
+        actions.push(A::StartGuest);
+        Ok(actions)
+    }
+
+    fn started(&mut self, now: Duration) -> Step {
+        self.enter(now, S::Running);
+        let mut actions = vec![A::AnnounceNetwork];
+        if !self.committed {
+            actions.extend(self.say_committed());
+            actions.push(A::CloseChannels);
+        }
+        actions.push(A::Finish(Outcome::Running));
+        Ok(actions)
+    }
+
+    fn cont(&mut self, now: Duration) -> Step {
+        self.conts = true;
+        // After a failed acquisition some are missing; acquiring those that
+        // are held already does nothing.
+        self.acquire(now)
+    }
+
+    /// SHUT 0, once, if there is a return path to say it on.
+    fn say_committed(&mut self) -> Vec<A> {
+        let says = self.return_path && !self.committed;
+        self.committed = true;
+        if says { vec![A::SendShut(0)] } else { Vec::new() }
+    }
+
+    fn fail(&mut self, now: Duration, cause: Cause) -> Step {
+        self.cause = Some(cause);
+        self.enter(now, S::Failing);
+        let mut actions = vec![A::StopLoading];
+        if self.bug.is(Planted::ShutFailureBeforeHooksBack) {
+            actions.push(A::SendShut(1));
+        }
+        self.next_undo(actions)
+    }
+
+    /// Adds the next step of the way back, or the end of it.
+    fn next_undo(&mut self, mut actions: Vec<A>) -> Step {
+        if self.bug.is(Planted::KeepHooks) && self.hooks == Hooks::Held {
+            self.hooks = Hooks::None;
+        }
+        match self.hooks {
+            Hooks::Acquiring | Hooks::GivingBack => return Ok(actions),
+            Hooks::Held => {
+                self.hooks = Hooks::GivingBack;
+                actions.push(A::GiveBackHooks);
+                return Ok(actions);
+            }
+            Hooks::None | Hooks::Stuck => {}
+        }
+        self.state = S::Failed;
+        if self.return_path && !self.committed {
+            actions.push(A::SendShut(1));
+        }
+        actions.push(A::CloseChannels);
+        if !self.bug.is(Planted::KeepMemory) {
+            actions.push(A::ResetMemory);
+        }
+        actions.push(A::Finish(Outcome::Failed {
+            cause: self.cause.unwrap_or(Cause::LocalFailure),
+            hooks_left_held: self.hooks == Hooks::Stuck,
+        }));
+        Ok(actions)
+    }
+}
+
+/// Events that a channel, or a thread that reads one, causes.
+fn is_from_channels(event: E) -> bool {
+    matches!(
+        event,
+        E::ConnectionLost
+            | E::PeerMisbehaved
+            | E::LocalFailure
+            | E::ReturnPathOpened
+            | E::HandoverIdRead(_)
+            | E::PrepareRead
+            | E::EofRead
+    )
+}

@@ -1,0 +1,246 @@
+//! States, events, actions, outcome and refusals of the destination.
+
+use crate::{Limits, MigrationId, Status};
+
+/// What the destination must know before it starts.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Start the guest if it ran at the source; otherwise it is left paused.
+    pub autostart: bool,
+    /// Somebody (`sterna migrate`) holds the monitors of both sides and will
+    /// say [`Event::OperatorCont`] once a QEMU source has completed.
+    pub managed: bool,
+    /// Limits of the waits.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { autostart: true, managed: false, limits: Limits::default() }
+    }
+}
+
+/// Where the destination stands. [`State::qemu_status`] gives QEMU's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Waits for the channels.
+    Setup,
+    /// Loads.
+    Active,
+    /// The PREPARE ping, or EOF without one, was read; lanes and devices
+    /// finish.
+    Completing,
+    /// All is loaded; hooks (disks, locks) are being acquired.
+    Preparing,
+    /// PONG was sent; waits for EOF.
+    Prepared,
+    /// EOF was read: the guest is being started.
+    Committed,
+    /// Everything is here and the guest waits, paused, until it is told that
+    /// the source has completed; or its start failed and this is the only copy.
+    Held,
+    /// The guest runs here.
+    Running,
+    /// The guest is here, paused as it was at the source or as was wished.
+    Paused,
+    /// Undoing.
+    Failing,
+    /// The guest does not run here and never will for this migration.
+    Failed,
+}
+
+impl State {
+    /// Every state, in order.
+    pub const ALL: [Self; 11] = [
+        Self::Setup,
+        Self::Active,
+        Self::Completing,
+        Self::Preparing,
+        Self::Prepared,
+        Self::Committed,
+        Self::Held,
+        Self::Running,
+        Self::Paused,
+        Self::Failing,
+        Self::Failed,
+    ];
+
+    /// QEMU's name for this state in `query-migrate` (spec §5.2).
+    #[must_use]
+    pub fn qemu_status(self) -> &'static str {
+        match self {
+            Self::Setup => "setup",
+            Self::Active | Self::Completing | Self::Preparing | Self::Prepared | Self::Committed => "active",
+            Self::Held | Self::Running | Self::Paused => "completed",
+            Self::Failing => "failing",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// Whether the migration is over.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Running | Self::Paused | Self::Failed)
+    }
+}
+
+/// What the destination is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// All channels are accepted.
+    ChannelsReady,
+    /// OPEN_RETURN_PATH was read.
+    ReturnPathOpened,
+    /// The handover section was read: the source is a Sterna.
+    HandoverIdRead(MigrationId),
+    /// The PREPARE ping was read. Do not answer it: [`Action::SendPong`] does.
+    PrepareRead,
+    /// EOF `00` was read.
+    EofRead,
+    /// [`Action::FinishLoading`] ended: RAM and devices are complete.
+    LoadComplete {
+        /// The guest ran at the source (global state, spec §1.10).
+        run: bool,
+    },
+    /// [`Action::AcquireHooks`] ended: all are held.
+    HooksAcquired,
+    /// [`Action::AcquireHooks`] failed; some may be held.
+    HookAcquireFailed,
+    /// [`Action::StartGuest`] ended: the guest runs.
+    GuestStarted,
+    /// [`Action::StartGuest`] failed: the guest does not run.
+    GuestStartFailed,
+    /// [`Action::GiveBackHooks`] ended: none is held.
+    HooksGivenBack,
+    /// [`Action::GiveBackHooks`] failed: some are still held.
+    HookGiveBackFailed,
+    /// A channel ended or failed.
+    ConnectionLost,
+    /// The source broke a rule of the format.
+    PeerMisbehaved,
+    /// Something of ours failed (a device's load, memory, a thread).
+    LocalFailure,
+    /// The source asks over a new connection what became of this migration.
+    StatusAsked(MigrationId),
+    /// QMP `cont` for a guest that is [`State::Held`]: the source has
+    /// completed, so that the guest runs nowhere else.
+    OperatorCont,
+    /// The operator gives the incoming migration up.
+    Abandon,
+    /// Time has passed; due at [`super::Destination::deadline`].
+    Tick,
+}
+
+/// What the engine shall do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Wait for all lanes and devices to finish. Ends in
+    /// [`Event::LoadComplete`] (or `LocalFailure`, `PeerMisbehaved`).
+    FinishLoading,
+    /// Acquire disks and locks (those not yet held). Ends in
+    /// [`Event::HooksAcquired`] or `HookAcquireFailed`.
+    AcquireHooks,
+    /// Answer the PREPARE ping.
+    SendPong,
+    /// Start the guest. Ends in [`Event::GuestStarted`] or `GuestStartFailed`.
+    StartGuest,
+    /// Announce the guest's network addresses from here.
+    AnnounceNetwork,
+    /// Send SHUT with this value; if it cannot be sent, the source will ask.
+    SendShut(u32),
+    /// Answer [`Event::StatusAsked`] on the connection that asked.
+    Answer(Status),
+    /// Tell the operator that the guest is held, and why.
+    ReportHeld(Held),
+    /// Stop every lane and load thread, and return only when none writes guest
+    /// RAM any more. The return path stays usable if it still is.
+    StopLoading,
+    /// Give the hooks that are held back, last first. Ends in
+    /// [`Event::HooksGivenBack`] or `HookGiveBackFailed`.
+    GiveBackHooks,
+    /// Close all channels; what was sent on them still goes out.
+    CloseChannels,
+    /// Reset the VM and free the memory that was loaded.
+    ResetMemory,
+    /// The migration is over. Keep the machine to answer status questions.
+    Finish(Outcome),
+}
+
+/// Why the guest is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Held {
+    /// Until a QEMU source has completed: it would resume if it missed SHUT.
+    UntilSourceCompleted,
+    /// Hooks could not be acquired and the source cannot be told: the only
+    /// copy is here. `cont` tries again.
+    Hooks,
+    /// The start failed and the source has completed: the only copy is here.
+    /// `cont` tries again.
+    Start,
+}
+
+/// Why the migration failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// [`Event::ConnectionLost`].
+    ConnectionLost,
+    /// [`Event::PeerMisbehaved`], or an element at a wrong time.
+    PeerMisbehaved,
+    /// [`Event::LocalFailure`].
+    LocalFailure,
+    /// [`Event::HookAcquireFailed`].
+    HookAcquire,
+    /// [`Event::GuestStartFailed`].
+    GuestStart,
+    /// [`Event::Abandon`].
+    Abandoned,
+    /// The wait in this state was over its limit.
+    TimedOut(State),
+}
+
+/// How the migration ended at the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The guest runs here.
+    Running,
+    /// The guest is here, paused.
+    Paused,
+    /// The guest does not run here and never will.
+    Failed {
+        /// Why.
+        cause: Cause,
+        /// Some hooks could not be given back: the source may miss them.
+        hooks_left_held: bool,
+    },
+}
+
+/// Why an event was refused; the machine did not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Abandon after EOF.
+    #[error(
+        "cannot abandon: the guest has been handed over to this side ({state:?}); \
+         stop it here, or migrate it back"
+    )]
+    AbandonAfterCommit {
+        /// Where the destination stands.
+        state: State,
+    },
+    /// Abandon when it has failed already.
+    #[error("nothing to abandon: the incoming migration has failed; start a new one")]
+    NothingToAbandon,
+    /// `cont` when the guest is not held.
+    #[error("cont: the incoming guest is not held in state {state:?}; before it is here it cannot run")]
+    NotHeld {
+        /// Where the destination stands.
+        state: State,
+    },
+    /// The event cannot happen in this state: the engine's fault.
+    #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
+    OutOfOrder {
+        /// Where the destination stands.
+        state: State,
+        /// What it was told.
+        event: Event,
+    },
+}

@@ -1,0 +1,247 @@
+//! Every transition of the source, in one table.
+
+use super::undo::{Guest, Hooks};
+use super::{Action as A, Cause, Decision, Event as E, Peer, Refusal, Source, State as S, SwitchoverAck};
+use crate::Status;
+use crate::limits::after;
+use crate::planted::Planted;
+use std::time::Duration;
+
+type Step = Result<Vec<A>, Refusal>;
+
+/// Nothing changes, and nothing is to be done.
+const IGNORE: Step = Ok(Vec::new());
+
+impl Source {
+    /// The table: (state, event) → next state and actions. Rows are read from
+    /// the top; the first that fits counts.
+    pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
+        match (self.state, event) {
+            // The way forward.
+            (S::Setup, E::ChannelsReady) if self.config.return_path => {
+                self.go(now, S::Identifying, &[A::Identify])
+            }
+            (S::Setup, E::ChannelsReady) => self.start_precopy(now, &[]),
+            (S::Identifying, E::PeerIdentified(peer)) => self.identified(now, peer),
+            (S::Comparing, E::CompatibilityAccepted) => self.start_precopy(now, &[]),
+            (S::Active, E::SwitchoverRequested { guest_running }) => self.switch_over(now, guest_running),
+            (S::Stopping, E::GuestStopped { was_running }) => self.stopped(now, was_running),
+            (S::PreSwitchover, E::OperatorContinue) => self.release_hooks(now),
+            (S::Releasing, E::HooksReleased) => {
+                self.ledger.hooks = Hooks::Released;
+                self.go(now, S::Switchover, &[A::SendFinalState])
+            }
+            (S::Switchover, E::FinalStateSent) => self.prepare(now),
+            (S::Preparing, E::PrepareAcknowledged) => self.commit(now),
+            (S::Committing, E::EofSent) if self.config.return_path => self.go(now, S::AwaitingAck, &[]),
+            (S::Committing, E::EofSent) => self.complete(now),
+            // The peer may answer before we hear that our EOF is out.
+            (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(0)) => self.complete(now),
+
+            // Switchover acknowledgements: one more than due is a lie (spec §5.3).
+            (s, E::DeviceAsksAck) if is_before_switchover(s) => self.device_asks(),
+            (s, E::SwitchoverAck) if is_before_commit(s) && self.acks_arrived < self.acks_due => {
+                self.acks_arrived += 1;
+                IGNORE
+            }
+
+            // Failures before the commit: the source runs on.
+            (s, E::ConnectionLost) if is_before_commit(s) => self.fail(now, Cause::ConnectionLost),
+            (s, E::PeerMisbehaved | E::SwitchoverAck | E::Shut(0) | E::PrepareAcknowledged)
+                if is_before_commit(s) =>
+            {
+                self.fail(now, Cause::PeerMisbehaved)
+            }
+            (s, E::Shut(code)) if is_before_commit(s) => self.fail(now, Cause::DestinationFailed(code)),
+            (s, E::LocalFailure) if is_before_commit(s) => self.fail(now, Cause::LocalFailure),
+            (S::Stopping, E::GuestStopFailed) => {
+                self.ledger.guest = Guest::Free;
+                self.fail(now, Cause::GuestStop)
+            }
+            (S::Releasing, E::HookReleaseFailed) => {
+                self.ledger.hooks = Hooks::Released;
+                self.fail(now, Cause::HookRelease)
+            }
+            (s, E::Tick) if is_before_commit(s) && self.is_due(now) => self.fail(now, Cause::TimedOut(s)),
+            (s, E::Cancel) if is_before_commit(s) => self.cancel(now),
+
+            // Failures after the commit: ask, and never run the guest meanwhile.
+            (S::Committing, E::EofFailed) => self.undecided(now, Cause::Eof),
+            (S::Committing | S::AwaitingAck, E::ConnectionLost) => {
+                if self.bug.is(Planted::ResumeAfterCommit) {
+                    return self.fail(now, Cause::ConnectionLost);
+                }
+                self.undecided(now, Cause::ConnectionLost)
+            }
+            (S::Committing | S::AwaitingAck, E::PeerMisbehaved) => self.undecided(now, Cause::PeerMisbehaved),
+            (S::Committing | S::AwaitingAck, E::LocalFailure) => self.undecided(now, Cause::LocalFailure),
+            (s @ (S::Committing | S::AwaitingAck), E::Tick) if self.is_due(now) => {
+                if self.bug.is(Planted::ResumeAfterSilence) {
+                    return self.fail(now, Cause::TimedOut(s));
+                }
+                self.undecided(now, Cause::TimedOut(s))
+            }
+            // The destination's word that it never runs the guest.
+            (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(code)) => {
+                self.fail(now, Cause::DestinationFailed(code))
+            }
+
+            // Undecided: facts and the operator decide, all else asks again.
+            (S::Undecided, E::AskAnswered(Status::Committed)) => self.complete(now),
+            (S::Undecided, E::AskAnswered(Status::Never)) => self.fail(now, Cause::DestinationNever),
+            (S::Undecided, E::AskAnswered(Status::Unknown)) if self.bug.is(Planted::UnknownMeansNever) => {
+                self.fail(now, Cause::DestinationNever)
+            }
+            (S::Undecided, E::AskAnswered(Status::Pending)) if self.bug.is(Planted::PendingMeansNever) => {
+                self.fail(now, Cause::DestinationNever)
+            }
+            (S::Undecided, E::AskAnswered(_) | E::AskFailed) if self.peer.sterna => {
+                self.deadline = after(now, self.config.limits.ask_interval);
+                IGNORE
+            }
+            (S::Undecided, E::Tick) if self.is_due(now) => self.go(now, S::Undecided, &[A::AskAgain]),
+            (S::Undecided, E::OperatorDecides(Decision::DestinationRuns)) => self.complete(now),
+            (S::Undecided, E::OperatorDecides(Decision::SourceRuns)) => {
+                self.fail(now, Cause::OperatorDecided)
+            }
+
+            // The way back.
+            (S::Cancelling | S::Failing, e) if is_undo(e) => self.undo_event(now, e),
+            (S::Held, E::OperatorRetry) => self.retry(now),
+
+            // What an operator may not do now.
+            (S::Cancelling | S::Failing, E::Cancel) => IGNORE,
+            (S::Committing | S::AwaitingAck, E::Cancel) if self.bug.is(Planted::CancelAfterCommit) => {
+                self.cancel(now)
+            }
+            (state @ (S::Committing | S::AwaitingAck), E::Cancel) => {
+                Err(Refusal::CancelAfterCommit { state })
+            }
+            (S::Undecided, E::Cancel) => Err(Refusal::CancelUndecided),
+            (state, E::Cancel) => Err(Refusal::NothingToCancel { state }),
+            (state, E::OperatorContinue) => Err(Refusal::NotPreSwitchover { state }),
+            (state, E::OperatorDecides(_)) => Err(Refusal::NotUndecided { state }),
+            (state, E::OperatorRetry) => Err(Refusal::NotHeld { state }),
+
+            // Too early, or too late to matter: after the commit only facts
+            // about who runs the guest count, and after the end nothing does.
+            (_, E::Tick) => IGNORE,
+            (s, _) if s > S::Undecided => IGNORE,
+            (
+                S::Committing | S::AwaitingAck | S::Undecided,
+                E::PrepareAcknowledged
+                | E::SwitchoverAck
+                | E::EofSent
+                | E::EofFailed
+                | E::ConnectionLost
+                | E::PeerMisbehaved
+                | E::LocalFailure
+                | E::AskAnswered(_)
+                | E::AskFailed,
+            ) => IGNORE,
+            (state, event) => Err(Refusal::OutOfOrder { state, event }),
+        }
+    }
+
+    fn go(&mut self, now: Duration, state: S, actions: &[A]) -> Step {
+        self.enter(now, state);
+        Ok(actions.to_vec())
+    }
+
+    fn is_due(&self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    fn identified(&mut self, now: Duration, peer: Peer) -> Step {
+        self.peer = peer;
+        if !peer.sterna {
+            return self.start_precopy(now, &[]);
+        }
+        if self.config.compatibility {
+            return self.go(now, S::Comparing, &[A::SendHandoverId, A::Compare]);
+        }
+        self.start_precopy(now, &[A::SendHandoverId])
+    }
+
+    fn start_precopy(&mut self, now: Duration, before: &[A]) -> Step {
+        self.ledger.tracking = true;
+        self.enter(now, S::Active);
+        Ok([before, &[A::StartPrecopy]].concat())
+    }
+
+    fn device_asks(&mut self) -> Step {
+        if self.config.switchover_ack == SwitchoverAck::Modern {
+            self.acks_due = self.acks_due.saturating_add(1);
+        }
+        IGNORE
+    }
+
+    fn switch_over(&mut self, now: Duration, guest_running: bool) -> Step {
+        if guest_running && !self.is_acknowledged() {
+            return Err(Refusal::AcknowledgementsMissing { arrived: self.acks_arrived, due: self.acks_due });
+        }
+        self.ledger.guest = Guest::Stopping;
+        self.go(now, S::Stopping, &[A::StopGuest])
+    }
+
+    fn stopped(&mut self, now: Duration, was_running: bool) -> Step {
+        self.ledger.guest = Guest::Stopped { was_running };
+        if self.config.pause_before_switchover {
+            return self.go(now, S::PreSwitchover, &[]);
+        }
+        self.release_hooks(now)
+    }
+
+    fn release_hooks(&mut self, now: Duration) -> Step {
+        self.ledger.hooks = Hooks::Releasing;
+        self.go(now, S::Releasing, &[A::ReleaseHooks])
+    }
+
+    fn prepare(&mut self, now: Duration) -> Step {
+        if !self.config.return_path || self.bug.is(Planted::CommitWithoutPrepare) {
+            return self.commit(now);
+        }
+        self.go(now, S::Preparing, &[A::SendPrepare])
+    }
+
+    /// The commit: the state changes before the first byte of EOF goes out.
+    fn commit(&mut self, now: Duration) -> Step {
+        self.go(now, S::Committing, &[A::SendEof])
+    }
+
+    fn undecided(&mut self, now: Duration, cause: Cause) -> Step {
+        self.enter(now, S::Undecided);
+        let mut actions = vec![A::CloseChannels, A::ReportUndecided(cause)];
+        if self.peer.sterna {
+            actions.push(A::AskAgain);
+        }
+        Ok(actions)
+    }
+}
+
+/// From here on the guest is about to be, or has been, stopped.
+fn is_before_switchover(state: S) -> bool {
+    state <= S::Active
+}
+
+fn is_before_commit(state: S) -> bool {
+    state < S::Committing
+}
+
+/// Events that the undoing waits for.
+fn is_undo(event: E) -> bool {
+    matches!(
+        event,
+        E::GuestStopped { .. }
+            | E::GuestStopFailed
+            | E::HooksReleased
+            | E::HookReleaseFailed
+            | E::HooksReacquired
+            | E::HooksReacquireFailed
+            | E::GuestResumed
+            | E::GuestResumeFailed
+            | E::TrackingStopped
+            | E::TrackingStopFailed
+            | E::Tick
+    )
+}
