@@ -1,1 +1,71 @@
-fn main() {}
+//! Developer and CI commands: `cargo xtask test` is the one that passes the tests.
+//!
+//! Each command is a list of *parts*. A part runs, prints one line with its time, and passes, fails or is
+//! skipped with a reason; the list goes on after a failure, and the last lines say what came of all parts.
+//! Only the standard library and serde_json are used, so that this program builds in seconds on a fresh
+//! machine and can set up what the rest needs.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
+
+mod bench;
+mod demo;
+mod fuzz;
+mod lab;
+mod layering;
+mod licences;
+mod parts;
+mod process;
+mod setup;
+mod soak;
+mod sources;
+mod spdx;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [PART…]                  everything that must pass; --list names the parts
+  check                         formatting, lints, licences, layers, rules for sources
+  fuzz [TARGET…] [--seconds N]  each fuzz target (or those named) for N seconds (default 60)
+  soak [--count N]              N migrations cancelled, cut or killed (default 1000)
+  bench [micro|e2e] [-- ARGS]   the benches (default: both)
+  lab                           tests that need real KVM, inside a VM that has it
+  demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
+  setup                         only install what is missing";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((command, rest)) = arguments.split_first() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let done = match command.as_str() {
+        "test" => test::command(rest),
+        "check" => test::check_command(rest),
+        "fuzz" => fuzz::command(rest),
+        "soak" => soak::command(rest),
+        "bench" => bench::command(rest),
+        "lab" => lab::command(rest),
+        "demo-loop" => demo::command(rest),
+        "setup" => setup::command(rest),
+        "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        other => Err(process::Failure::Usage(format!("there is no command `{other}`"))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(process::Failure::Usage(why)) => {
+            eprintln!("xtask: {why}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+        Err(process::Failure::Failed(why)) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

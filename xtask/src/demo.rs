@@ -1,0 +1,79 @@
+//! Demo migrations in a row, every one checked.
+
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::parts::{Outcome, Parts};
+use crate::process::{self, Failure, Result};
+use crate::workspace::target_directory;
+
+/// `cargo xtask demo-loop N [-- ARGS]`; ARGS go to `sterna demo`.
+pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
+    let (ours, theirs) = split_at_dashes(arguments);
+    let [count] = ours else { return Err(Failure::Usage("demo-loop takes one number".into())) };
+    let count = count.parse().map_err(|_| Failure::Usage(format!("`{count}` is no count")))?;
+    let mut parts = Parts::default();
+    parts.part("demo", || run(count, theirs, true));
+    parts.finish()
+}
+
+/// Runs the demo `count` times. Each must end well and say that its guest was checked.
+pub fn run(count: u64, arguments: &[String], release: bool) -> Result<Outcome> {
+    let mut build = process::cargo();
+    build.args(["build", "--quiet", "--package", "sterna-cli", "--bin", "sterna"]);
+    if release {
+        build.arg("--release");
+    }
+    process::run(&mut build)?;
+    let program = target_directory().join(if release { "release" } else { "debug" }).join("sterna");
+    let began = Instant::now();
+    let (mut downtimes, mut machine) = (Vec::new(), String::new());
+    for number in 1..=count {
+        let demo = one(&mut Command::new(&program), arguments)
+            .map_err(|why| format!("demo {number} of {count}: {why}"))?;
+        downtimes.push(demo.downtime_seconds);
+        machine = demo.machine;
+        if number % 10 == 0 || number == count {
+            println!("{number} of {count} demos, each checked; {:.1} s", began.elapsed().as_secs_f64());
+        }
+    }
+    downtimes.sort_by(f64::total_cmp);
+    if let (Some(first), Some(last)) = (downtimes.first(), downtimes.last()) {
+        let median = downtimes[downtimes.len() / 2];
+        println!(
+            "demo-loop: ok. {count} passed on the {machine} machine; downtime {:.1} / {:.1} / {:.1} ms \
+             (least / median / most)",
+            first * 1e3,
+            median * 1e3,
+            last * 1e3
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+struct Demo {
+    downtime_seconds: f64,
+    machine: String,
+}
+
+fn one(program: &mut Command, arguments: &[String]) -> Result<Demo> {
+    let text = process::output(program.args(["demo", "--json"]).args(arguments))?;
+    let said: Value = serde_json::from_str(&text).map_err(|error| format!("no JSON on stdout: {error}"))?;
+    if said["check"]["passed"] != true {
+        return Err(format!("the guest was not found whole: {}", said["check"]));
+    }
+    Ok(Demo {
+        downtime_seconds: said["statistics"]["downtime"].as_f64().ok_or("the demo reports no downtime")?,
+        machine: said["machine"].as_str().unwrap_or_default().to_owned(),
+    })
+}
+
+/// What stands before a `--` and what stands behind it.
+pub fn split_at_dashes(arguments: &[String]) -> (&[String], &[String]) {
+    match arguments.iter().position(|argument| argument == "--") {
+        Some(at) => (&arguments[..at], &arguments[at + 1..]),
+        None => (arguments, &[]),
+    }
+}

@@ -1,0 +1,106 @@
+//! Parts of a command: each prints its name, runs, prints its time, and is remembered for the closing table.
+
+use std::time::{Duration, Instant};
+
+use crate::process::{Failure, Result};
+
+/// How a part ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it passed.
+    Passed,
+    /// It could not run here; the text says why.
+    Skipped(String),
+}
+
+/// The parts that ran so far.
+#[derive(Default)]
+pub struct Parts {
+    only: Vec<String>,
+    done: Vec<(String, Duration, Result<Outcome>)>,
+    notes: Vec<String>,
+}
+
+impl Parts {
+    /// Parts, of which only those named in `only` will run; all, if it names none.
+    pub fn only(only: &[String]) -> Self {
+        Self { only: only.to_vec(), ..Self::default() }
+    }
+
+    /// Runs one part, unless it was not asked for.
+    pub fn part(&mut self, name: &str, body: impl FnOnce() -> Result<Outcome>) {
+        if !self.only.is_empty() && !self.only.iter().any(|wanted| wanted == name) {
+            return;
+        }
+        println!("\n==> {name}");
+        let began = Instant::now();
+        let result = body();
+        let took = began.elapsed();
+        println!("{}", closing_line(name, took, &result));
+        self.done.push((name.to_owned(), took, result));
+    }
+
+    /// Adds a line to the closing words: a single test that was skipped, say.
+    pub fn note(&mut self, text: String) {
+        self.notes.push(text);
+    }
+
+    /// Prints what came of all parts; an error if one failed.
+    pub fn finish(self) -> std::result::Result<(), Failure> {
+        println!();
+        for (name, took, result) in &self.done {
+            println!("{}", closing_line(name, *took, result));
+        }
+        for note in &self.notes {
+            println!("    {note}");
+        }
+        let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
+        let failed: Vec<&str> =
+            self.done.iter().filter(|(_, _, r)| r.is_err()).map(|(name, _, _)| name.as_str()).collect();
+        if failed.is_empty() {
+            println!("all parts passed in {:.1} s", total.as_secs_f64());
+            Ok(())
+        } else {
+            Err(Failure::Failed(format!("failed after {:.1} s: {}", total.as_secs_f64(), failed.join(", "))))
+        }
+    }
+}
+
+fn closing_line(name: &str, took: Duration, result: &Result<Outcome>) -> String {
+    let seconds = took.as_secs_f64();
+    match result {
+        Ok(Outcome::Passed) => format!("  ok      {name:<10} {seconds:7.1} s"),
+        Ok(Outcome::Skipped(why)) => format!("  SKIPPED {name:<10} {seconds:7.1} s  {why}"),
+        Err(why) => format!("  FAILED  {name:<10} {seconds:7.1} s  {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finish_after_a_failed_part_names_it_and_ran_the_others() {
+        let mut parts = Parts::default();
+        let mut later_ran = false;
+
+        parts.part("bad", || Err("broke".into()));
+        parts.part("good", || {
+            later_ran = true;
+            Ok(Outcome::Passed)
+        });
+
+        let Err(Failure::Failed(why)) = parts.finish() else { panic!("must fail") };
+        assert!(later_ran && why.contains("bad") && !why.contains("good"), "{why}");
+    }
+
+    #[test]
+    fn only_leaves_out_what_was_not_asked_for() {
+        let mut parts = Parts::only(&["b".into()]);
+
+        parts.part("a", || Err("must not run".into()));
+        parts.part("b", || Ok(Outcome::Skipped("nothing there".into())));
+
+        assert!(parts.finish().is_ok());
+    }
+}

@@ -1,0 +1,91 @@
+//! What `cargo metadata` says about the workspace.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::process::{self, Result};
+
+/// The workspace's directory.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
+}
+
+/// Where cargo puts what it builds, for files of our own beside it.
+pub fn target_directory() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// The parsed answer of `cargo metadata`.
+pub struct Metadata(Value);
+
+/// Something that cargo can build and run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The package it belongs to.
+    pub package: String,
+    /// Its name.
+    pub name: String,
+    /// `bin`, `example`, `test` or `bench`.
+    pub kind: String,
+}
+
+impl Metadata {
+    /// Of the workspace alone, which needs no network; of the manifest given, if one is.
+    pub fn of_members(manifest: Option<&Path>) -> Result<Self> {
+        Self::read(manifest, &["--no-deps"])
+    }
+
+    /// Of the workspace and everything that it depends on, on Linux and x86-64.
+    pub fn of_everything(manifest: Option<&Path>) -> Result<Self> {
+        Self::read(manifest, &["--all-features", "--filter-platform", "x86_64-unknown-linux-gnu"])
+    }
+
+    fn read(manifest: Option<&Path>, more: &[&str]) -> Result<Self> {
+        let mut command = process::cargo();
+        command.args(["metadata", "--quiet", "--format-version", "1"]).args(more);
+        if let Some(manifest) = manifest {
+            command.arg("--manifest-path").arg(manifest);
+        }
+        let text = process::output(&mut command)?;
+        serde_json::from_str(&text).map(Self).map_err(|error| format!("cargo metadata: {error}"))
+    }
+
+    /// Each package as JSON.
+    pub fn packages(&self) -> impl Iterator<Item = &Value> {
+        self.0["packages"].as_array().into_iter().flatten()
+    }
+
+    /// Every bin, example, test and bench of the workspace's members.
+    pub fn targets(&self) -> Vec<Target> {
+        let mut targets = Vec::new();
+        for package in self.packages().filter(|p| p["source"].is_null()) {
+            for target in package["targets"].as_array().into_iter().flatten() {
+                targets.push(Target {
+                    package: text(&package["name"]),
+                    name: text(&target["name"]),
+                    kind: text(&target["kind"][0]),
+                });
+            }
+        }
+        targets
+    }
+
+    /// The runnable target of that name; tests count only if nothing else has it.
+    pub fn target(&self, name: &str) -> Option<Target> {
+        let rank = |kind: &str| ["bin", "example", "bench", "test"].iter().position(|k| *k == kind);
+        self.targets()
+            .into_iter()
+            .filter(|target| target.name == name && rank(&target.kind).is_some())
+            .min_by_key(|target| rank(&target.kind))
+    }
+
+    /// Whether the workspace has that package.
+    pub fn has_package(&self, name: &str) -> bool {
+        self.packages().any(|package| package["name"] == name)
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
