@@ -1,1 +1,45 @@
-//! Skeleton.
+//! Bytes to values and back, for every message that a Sterna sends or receives.
+//!
+//! Slices go in, values come out. Nothing here reads a socket or a clock, holds `unsafe`, or allocates by a
+//! length that the peer chose before that length was held against [`limits`]. A decoder that has too few
+//! bytes says so (`Ok(None)`, [`main::Step::NeedMore`]); one that has wrong bytes returns a
+//! [`WireError`](error::WireError), which names the byte, the rule, the paragraph and who is at fault.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`main`] | the main channel: header, configuration, sections, commands, the incremental decoder |
+//! | [`ram`] | records inside the RAM section: words, block list, writers |
+//! | [`multifd`] | the channels beside it: initial packet, RAM packets, device-state packets |
+//! | [`return_path`] | what the destination says back |
+//! | [`xbzrle`] | pages sent as a difference to their older content |
+//! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
+//! | [`global_state`] | the run state that the guest had |
+//! | [`mapped_ram`] | where pages lie in a file |
+//! | [`extension`] | what two Sternas say to each other beyond QEMU's format |
+//!
+//! Paragraph numbers in docs and errors are those of `specs/` in the project's repository.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod extension;
+pub mod global_state;
+pub mod limits;
+#[allow(special_module_name)] // not the root of a program: the main channel
+pub mod main;
+pub mod mapped_ram;
+pub mod multifd;
+pub mod ram;
+pub mod return_path;
+pub mod vmdesc;
+pub mod xbzrle;
+
+mod reader;
+
+pub use error::{Fault, WireError};
+
+/// Size of a target page in bytes (`PS` in the specification); x86 has no other.
+pub const PAGE_SIZE: usize = 4096;
+
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;

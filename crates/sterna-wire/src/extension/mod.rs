@@ -1,0 +1,59 @@
+//! What two Sternas say to each other beyond QEMU's format (`specs/extension.md`).
+//!
+//! Nothing of this goes out before the destination has shown that it is a Sterna: the source sends two PINGs,
+//! [`EXTENSION_PING`] and [`FENCE_PING`]. Every destination echoes both; a Sterna adds, before the fence's echo,
+//! a PONG that [`Features::from_pong`] recognises. When the fence's echo is there, the source knows.
+
+mod handover;
+mod status;
+
+pub use handover::Handover;
+pub use status::{Status, StatusAnswer, StatusQuestion};
+
+/// "Are you a Sterna?" (§1)
+pub const EXTENSION_PING: u32 = 0x5354_4e01;
+/// Sent right after it: its echo means that the answer, if any, has come (§1).
+pub const FENCE_PING: u32 = 0x5354_4e02;
+/// Sent after the last device section: its echo means that all is loaded and the hooks have run (§4).
+pub const PREPARE_PING: u32 = 0x5354_4e03;
+/// Sent after the compatibility section: its echo means that it was accepted (§3).
+pub const COMPATIBILITY_PING: u32 = 0x5354_4e04;
+/// Sent while nothing else is, so that a limit on silence does not strike (§5).
+pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
+
+/// Section with the compatibility record (§3); its body is framed by a u32 length.
+pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";
+/// Version of that section.
+pub const COMPATIBILITY_VERSION: u32 = 1;
+
+/// What a destination can do beyond QEMU's format: 16 bits (§1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features(pub u16);
+
+impl Features {
+    const MARK: u32 = 0x5346_0000;
+
+    /// The handover section and the status question are understood.
+    pub const HANDOVER: Features = Features(0x0001);
+
+    /// Whether all bits of `other` are set here.
+    pub fn contains(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The bits that both have.
+    #[must_use]
+    pub fn intersection(self, other: Features) -> Features {
+        Features(self.0 & other.0)
+    }
+
+    /// The PONG value that says so.
+    pub fn to_pong(self) -> u32 {
+        Self::MARK | u32::from(self.0)
+    }
+
+    /// The features that a PONG value states; `None` when it is an ordinary PONG.
+    pub fn from_pong(value: u32) -> Option<Self> {
+        (value & 0xffff_0000 == Self::MARK).then_some(Features(value as u16))
+    }
+}

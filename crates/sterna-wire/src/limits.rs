@@ -1,0 +1,42 @@
+//! Every cap on what a peer may make this side hold, in one place (`specs/stream.md §9`).
+//!
+//! QEMU allocates what the wire says. Here no length, count or index is used before it was held against one of
+//! these figures or against what is known of the guest.
+
+use crate::PAGE_SIZE;
+
+/// Longest machine type name, in bytes.
+pub const MACHINE_TYPE_BYTES: usize = 255;
+/// Most capability names in the configuration.
+pub const CAPABILITIES: usize = 64;
+/// Most bytes of a name with a one-byte length.
+pub const NAME_BYTES: usize = 255;
+/// Most RAM blocks in a block list.
+pub const BLOCKS: usize = 4096;
+/// Most sections (START and FULL) in one stream.
+pub const SECTIONS: usize = 65_536;
+/// Most bytes of device bodies that one stream may make a receiver hold.
+pub const DEVICE_STATE_BYTES: u64 = 1 << 30;
+/// Most bytes of the JSON after the stream.
+pub const VM_DESCRIPTION_BYTES: usize = 16 << 20;
+/// Deepest nesting of that JSON. serde_json refuses 128 by itself.
+pub const VM_DESCRIPTION_DEPTH: usize = 100;
+/// Most bytes of the payload of a command.
+pub const COMMAND_BYTES: usize = u16::MAX as usize;
+/// Most bytes of an embedded stream (PACKAGED).
+pub const PACKAGE_BYTES: u32 = 256 << 20;
+/// Most bytes of a return-path message's payload.
+pub const RETURN_MESSAGE_BYTES: usize = 512;
+/// Most bytes of a compressed multifd payload; QEMU reserves as much.
+pub const COMPRESSED_PAYLOAD_BYTES: usize = 1 << 20;
+/// Pages in one multifd packet (`N`), at most.
+pub const PACKET_PAGES: usize = 524_288 / PAGE_SIZE;
+/// Most bytes of a device-state packet's payload.
+pub const DEVICE_STATE_PACKET_BYTES: u32 = 128 << 20;
+/// Largest zstd window, as log2 of bytes, that a receiver must accept.
+pub const ZSTD_WINDOW_LOG: u32 = 27;
+/// Bytes of the main channel that a caller of [`MainDecoder::next`](crate::main::MainDecoder::next) must be able
+/// to hold at once; [`Step::NeedMore`](crate::main::Step::NeedMore) never asks for more.
+pub const MAIN_STEP_BYTES: usize = 128 << 10;
+/// Most bytes of a compatibility record.
+pub const COMPATIBILITY_BYTES: usize = 4 << 20;

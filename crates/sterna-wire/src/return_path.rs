@@ -1,0 +1,136 @@
+//! What the destination says back over the main connection (`specs/stream.md §1.9`).
+
+use crate::error::WireError;
+use crate::limits::RETURN_MESSAGE_BYTES;
+use crate::reader::{self, Reader, Stop};
+
+const MESSAGE: &str = "return path message";
+const SPEC: &str = "specs/stream.md §1.9";
+
+/// One message of the return path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReturnMessage {
+    /// The end: 0 all loaded, anything else failure (QEMU says 1). The last message, except with COLO.
+    Shut(u32),
+    /// Answer to the PING of the same value.
+    Pong(u32),
+    /// Postcopy: these pages are needed now.
+    RequestPages {
+        /// Name of the RAM block; `None` means the one of the request before.
+        block: Option<String>,
+        /// Offset of the first byte in the block.
+        start: u64,
+        /// How many bytes.
+        length: u32,
+    },
+    /// Recovery: which pages of this block have arrived. The bitmap follows the message (§6.6).
+    ReceivedBitmap {
+        /// Name of the RAM block.
+        block: String,
+    },
+    /// Recovery: ready to go on; the value is 1.
+    ResumeAck(u32),
+    /// A device that had to be ready for the switchover is (§5.3).
+    SwitchoverAck,
+}
+
+impl ReturnMessage {
+    /// Most bytes that one message takes.
+    pub const MAX_BYTES: usize = 4 + RETURN_MESSAGE_BYTES;
+
+    /// Appends the bytes on the wire.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) when a block name is not 1 to 255 bytes without NUL.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
+        match self {
+            ReturnMessage::Shut(value) => put(out, 1, &[&value.to_be_bytes()]),
+            ReturnMessage::Pong(value) => put(out, 2, &[&value.to_be_bytes()]),
+            ReturnMessage::RequestPages { block: Some(block), start, length } => {
+                let name = named(block)?;
+                put(out, 3, &[&start.to_be_bytes(), &length.to_be_bytes(), &[name], block.as_bytes()]);
+            }
+            ReturnMessage::RequestPages { block: None, start, length } => {
+                put(out, 4, &[&start.to_be_bytes(), &length.to_be_bytes()]);
+            }
+            ReturnMessage::ReceivedBitmap { block } => {
+                let name = named(block)?;
+                put(out, 5, &[&[name], block.as_bytes()]);
+            }
+            ReturnMessage::ResumeAck(value) => put(out, 6, &[&value.to_be_bytes()]),
+            ReturnMessage::SwitchoverAck => put(out, 7, &[]),
+        }
+        Ok(())
+    }
+
+    /// Reads one from the start of `buf`; `None` until all of it is there.
+    ///
+    /// # Errors
+    /// An unknown type, a length that is not the type's, a bad name, a RESUME_ACK other than 1.
+    pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
+        reader::decode(buf, MESSAGE, |r| {
+            let kind = r.u16()?;
+            if !(1..=7).contains(&kind) {
+                return Err(r.bad(SPEC, format!("type {kind} is not 1 to 7")));
+            }
+            let length = usize::from(r.u16()?);
+            check_length(r, kind, length)?;
+            let end = r.at() + length;
+            let message = body(r, kind)?;
+            if r.at() != end {
+                return Err(r.bad(SPEC, format!("type {kind} does not fill its {length} bytes")));
+            }
+            Ok(message)
+        })
+    }
+}
+
+/// Holds a length against its type before anything waits for so many bytes.
+fn check_length(r: &Reader<'_>, kind: u16, length: usize) -> Result<(), Stop> {
+    let fits = match kind {
+        1 | 2 | 6 => length == 4,
+        3 => (14..=13 + 255).contains(&length),
+        4 => length == 12,
+        5 => (2..=1 + 255).contains(&length),
+        _ => length == 0,
+    };
+    if fits { Ok(()) } else { Err(r.bad(SPEC, format!("type {kind} cannot have {length} bytes"))) }
+}
+
+fn body(r: &mut Reader<'_>, kind: u16) -> Result<ReturnMessage, Stop> {
+    Ok(match kind {
+        1 => ReturnMessage::Shut(r.u32()?),
+        2 => ReturnMessage::Pong(r.u32()?),
+        3 => {
+            let (start, length) = (r.u64()?, r.u32()?);
+            ReturnMessage::RequestPages { block: Some(r.name()?.to_owned()), start, length }
+        }
+        4 => ReturnMessage::RequestPages { block: None, start: r.u64()?, length: r.u32()? },
+        5 => ReturnMessage::ReceivedBitmap { block: r.name()?.to_owned() },
+        6 => match r.u32()? {
+            1 => ReturnMessage::ResumeAck(1),
+            other => return Err(r.bad(SPEC, format!("RESUME_ACK is {other}, not 1"))),
+        },
+        _ => ReturnMessage::SwitchoverAck,
+    })
+}
+
+fn named(block: &str) -> Result<u8, WireError> {
+    match u8::try_from(block.len()) {
+        Ok(length) if length > 0 && !block.contains('\0') => Ok(length),
+        _ => {
+            let rule = format!("block name {block:?} is not 1 to 255 bytes without NUL");
+            Err(WireError::local(MESSAGE, 4, SPEC, rule))
+        }
+    }
+}
+
+fn put(out: &mut Vec<u8>, kind: u16, parts: &[&[u8]]) {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    out.extend_from_slice(&kind.to_be_bytes());
+    // At most 13 + 255 bytes.
+    out.extend_from_slice(&(length as u16).to_be_bytes());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}

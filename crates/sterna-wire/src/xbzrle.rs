@@ -1,0 +1,202 @@
+//! Pages sent as a difference to their older content (`specs/stream.md §2.4`).
+//!
+//! A delta is a list of pairs: keep so many bytes of the old page, then put so many new ones. What is left of
+//! the page after the last pair stays as it was.
+
+use crate::PAGE_SIZE;
+use crate::error::WireError;
+
+const MESSAGE: &str = "XBZRLE delta";
+const SPEC: &str = "specs/stream.md §2.4";
+
+/// New bytes of a page, as [`pairs`] yields them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Literal<'a> {
+    /// Where in the page they go.
+    pub offset: usize,
+    /// The bytes: at least one, never beyond the end of the page.
+    pub bytes: &'a [u8],
+}
+
+/// Checks all of `delta` without a page at hand.
+///
+/// # Errors
+/// As for [`apply`].
+pub fn check(delta: &[u8]) -> Result<(), WireError> {
+    pairs(delta).try_for_each(|literal| literal.map(|_| ()))
+}
+
+/// Applies `delta` to `page`. On an error `page` is as before.
+///
+/// # Errors
+/// [`Fault::PeerMisbehaved`](crate::Fault::PeerMisbehaved): a literal of no bytes, a skip of 0 that is not the
+/// first, a length of more than two bytes, or a pair that goes beyond the page or the delta.
+pub fn apply(delta: &[u8], page: &mut [u8; PAGE_SIZE]) -> Result<(), WireError> {
+    check(delta)?;
+    for literal in pairs(delta).flatten() {
+        page[literal.offset..literal.offset + literal.bytes.len()].copy_from_slice(literal.bytes);
+    }
+    Ok(())
+}
+
+/// The literals of `delta`, for a caller whose page is no slice. Check first: pairs before a wrong one come out
+/// as if nothing were wrong. After an error nothing follows.
+pub fn pairs(delta: &[u8]) -> Pairs<'_> {
+    Pairs { delta, at: 0, place: 0 }
+}
+
+/// Iterator over the literals of a delta.
+#[derive(Debug, Clone)]
+pub struct Pairs<'a> {
+    delta: &'a [u8],
+    at: usize,
+    place: usize,
+}
+
+impl<'a> Iterator for Pairs<'a> {
+    type Item = Result<Literal<'a>, WireError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.delta.len() {
+            return None;
+        }
+        let pair = self.pair();
+        if pair.is_err() {
+            self.at = self.delta.len();
+        }
+        Some(pair)
+    }
+}
+
+impl<'a> Pairs<'a> {
+    fn pair(&mut self) -> Result<Literal<'a>, WireError> {
+        let first = self.at == 0;
+        let start = self.at;
+        let skip = self.length()?;
+        if skip == 0 && !first {
+            return Err(bad(start, "a skip of 0 that is not the first"));
+        }
+        let start = self.at;
+        let count = self.length()?;
+        if count == 0 {
+            return Err(bad(start, "a literal of no bytes"));
+        }
+        let offset = self.place + skip;
+        let end = offset + count;
+        if end > PAGE_SIZE {
+            return Err(bad(start, format!("bytes {offset} to {end} of a page of {PAGE_SIZE}")));
+        }
+        let Some(bytes) = self.delta[self.at..].get(..count) else {
+            return Err(bad(
+                start,
+                format!("a literal of {count} bytes, {} are left", self.delta.len() - self.at),
+            ));
+        };
+        self.at += count;
+        self.place = end;
+        Ok(Literal { offset, bytes })
+    }
+
+    /// One byte below 0x80, or two that make 14 bits, low ones first.
+    fn length(&mut self) -> Result<usize, WireError> {
+        let start = self.at;
+        let low = self.byte()?;
+        if low < 0x80 {
+            return Ok(usize::from(low));
+        }
+        let high = self.byte()?;
+        if high >= 0x80 {
+            return Err(bad(start, "a length of more than two bytes"));
+        }
+        Ok(usize::from(low & 0x7f) | usize::from(high) << 7)
+    }
+
+    fn byte(&mut self) -> Result<u8, WireError> {
+        let Some(byte) = self.delta.get(self.at) else {
+            return Err(bad(self.at, "the delta ends inside a pair"));
+        };
+        self.at += 1;
+        Ok(*byte)
+    }
+}
+
+fn bad(offset: usize, rule: impl Into<std::borrow::Cow<'static, str>>) -> WireError {
+    WireError::misbehaved(MESSAGE, offset as u64, SPEC, rule)
+}
+
+/// Appends the delta that turns `old` into `new`; `false`, with `out` as before, when the pages are equal or the
+/// delta would be longer than `limit` bytes (then the page goes out as it is).
+pub fn encode(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], limit: usize, out: &mut Vec<u8>) -> bool {
+    let start = out.len();
+    let mut at = 0;
+    while at < PAGE_SIZE {
+        let same = (at..PAGE_SIZE).take_while(|i| old[*i] == new[*i]).count();
+        if at + same == PAGE_SIZE {
+            break;
+        }
+        let from = at + same;
+        let changed = (from..PAGE_SIZE).take_while(|i| old[*i] != new[*i]).count();
+        put_length(out, same);
+        put_length(out, changed);
+        out.extend_from_slice(&new[from..from + changed]);
+        at = from + changed;
+        if out.len() - start > limit {
+            break;
+        }
+    }
+    if out.len() == start || out.len() - start > limit {
+        out.truncate(start);
+        return false;
+    }
+    true
+}
+
+fn put_length(out: &mut Vec<u8>, length: usize) {
+    // At most 4096, so 14 bits are enough.
+    if length < 0x80 {
+        out.push(length as u8);
+    } else {
+        out.push(length as u8 & 0x7f | 0x80);
+        out.push((length >> 7) as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apply_example_of_spec_changes_four_bytes() {
+        let delta = [0x10, 0x01, 0xa3, 0xef, 0x03, 0x02, 0x75, 0x6f, 0xfd, 0x1b, 0x01, 0xa3];
+        let mut page = [0x11; PAGE_SIZE];
+
+        apply(&delta, &mut page).unwrap();
+
+        let mut expected = [0x11; PAGE_SIZE];
+        (expected[16], expected[512], expected[513], expected[4095]) = (0xa3, 0x75, 0x6f, 0xa3);
+        assert_eq!(page, expected);
+        let mut again = Vec::new();
+        assert!(encode(&[0x11; PAGE_SIZE], &expected, PAGE_SIZE, &mut again));
+        assert_eq!(again, delta);
+    }
+
+    #[test]
+    fn apply_wrong_delta_leaves_page_and_names_byte() {
+        // (delta, offset of the offending byte)
+        let cases: [(&[u8], u64); 7] = [
+            (&[0, 0], 1),
+            (&[1, 1, 9, 0, 1, 9], 3),
+            (&[5], 1),
+            (&[5, 2, 9], 1),
+            (&[0xff, 0x1f, 2, 9, 9], 2),
+            (&[0x80, 0x80, 1, 9], 0),
+            (&[0x80], 1),
+        ];
+        for (delta, offset) in cases {
+            let mut page = [0x22; PAGE_SIZE];
+            let error = apply(delta, &mut page).unwrap_err();
+            assert_eq!(error.offset, offset, "{delta:x?}: {error}");
+            assert_eq!(page, [0x22; PAGE_SIZE]);
+        }
+    }
+}
