@@ -1,1 +1,33 @@
-//! Skeleton.
+//! Channels: how bytes move, without knowing what they mean.
+//!
+//! # The model
+//! A [`Channel`] is one connected stream socket, TCP or Unix, blocking, usable from several threads (one
+//! that reads, one that writes, any that shuts it down). Every blocked call ends: when bytes moved, when
+//! the peer closed or reset, when nothing moved for the stall limit, or when another thread called
+//! [`Channel::shutdown`]. Which of these it was is the error's type; the error names the channel and the
+//! byte at which it happened.
+//!
+//! Guest RAM goes in and out without a copy of ours: [`Channel::read_into_ram`] and [`IoPart::Ram`] hand
+//! [`sterna_ram::RamSlice`]s to the kernel.
+//!
+//! Waits that have no socket to shut down yet (connecting, accepting) end by a [`CancelFlag`].
+//!
+//! A [`Listener`] accepts channels; a [`RamFile`] is a file for pages, complete or absent.
+
+mod address;
+mod cancel;
+mod channel;
+mod connect;
+mod error;
+mod file;
+mod listener;
+mod parts;
+mod socket;
+
+pub use address::Address;
+pub use cancel::CancelFlag;
+pub use channel::Channel;
+pub use error::{Direction, TransportError};
+pub use file::RamFile;
+pub use listener::Listener;
+pub use parts::IoPart;

@@ -1,0 +1,382 @@
+//! One connected socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use sterna_ram::RamSlice;
+
+use crate::parts::{Part, Remaining};
+use crate::{Address, CancelFlag, Direction, IoPart, TransportError, connect, socket};
+
+/// One connected stream socket.
+///
+/// One thread may read while another writes and any third shuts it down. Calls of several threads in the
+/// same direction are each whole on the wire only if the callers take turns.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+    peer: String,
+    read: AtomicU64,
+    written: AtomicU64,
+    shut: AtomicBool,
+    /// Nanoseconds; 0 for no limit.
+    stall_limit: AtomicU64,
+    /// Bytes that were peeked at and not read yet; looked at only if `has_peeked`.
+    peeked: Mutex<Vec<u8>>,
+    has_peeked: AtomicBool,
+}
+
+impl Channel {
+    /// Connects to `address` within `limit`, over all numbers that a host name has. For `fd:N` takes the
+    /// descriptor over.
+    ///
+    /// # Errors
+    /// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].
+    pub fn connect(
+        address: &Address,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Channel, TransportError> {
+        connect::connect(address, limit, cancel)
+    }
+
+    /// Takes over a connected stream socket.
+    ///
+    /// # Errors
+    /// [`TransportError::System`] if the descriptor is no connected stream socket.
+    pub fn from_fd(socket: OwnedFd) -> Result<Channel, TransportError> {
+        let peer = socket::describe(socket.as_fd());
+        Self::adopt(socket, peer)
+    }
+
+    /// Two channels that are connected to each other inside this process.
+    ///
+    /// # Errors
+    /// [`TransportError::System`].
+    pub fn pair() -> Result<(Channel, Channel), TransportError> {
+        let flags = SocketFlags::CLOEXEC;
+        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|error| TransportError::System {
+                channel: "socket pair".to_owned(),
+                call: "socketpair",
+                source: error.into(),
+            })?;
+        Ok((Self::adopt(one, "socket pair".into())?, Self::adopt(other, "socket pair".into())?))
+    }
+
+    pub(crate) fn adopt(socket: OwnedFd, peer: String) -> Result<Channel, TransportError> {
+        socket::prepare(socket.as_fd()).map_err(|(call, source)| TransportError::System {
+            channel: peer.clone(),
+            call,
+            source,
+        })?;
+        Ok(Channel {
+            socket,
+            peer,
+            read: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            shut: AtomicBool::new(false),
+            stall_limit: AtomicU64::new(0),
+            peeked: Mutex::new(Vec::new()),
+            has_peeked: AtomicBool::new(false),
+        })
+    }
+
+    /// The next `count` bytes, which later reads give again. Waits for all of them.
+    ///
+    /// # Errors
+    /// As [`Channel::read_exact`].
+    pub fn peek(&self, count: usize) -> Result<Vec<u8>, TransportError> {
+        let mut peeked = self.peeked();
+        let have = peeked.len();
+        if have < count {
+            let mut bytes = vec![0; count - have];
+            self.receive_all(&[own(&mut bytes)])?;
+            // They are not read yet as far as the caller is concerned.
+            self.read.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+            peeked.extend_from_slice(&bytes);
+            self.has_peeked.store(!peeked.is_empty(), Ordering::Release);
+        }
+        Ok(peeked[..count].to_vec())
+    }
+
+    /// Fills the buffer.
+    ///
+    /// # Errors
+    /// [`TransportError::Closed`], [`TransportError::Reset`], [`TransportError::Stalled`],
+    /// [`TransportError::Cancelled`], [`TransportError::System`].
+    pub fn read_exact(&self, to: &mut [u8]) -> Result<(), TransportError> {
+        let got = self.take_peeked(to.len(), |bytes| to[..bytes.len()].copy_from_slice(bytes))?;
+        self.receive_all(&[own(&mut to[got..])])
+    }
+
+    /// Reads what is there, at least one byte, at most the buffer; 0 means that the peer closed.
+    ///
+    /// # Errors
+    /// As [`Channel::read_exact`], without `Closed`.
+    pub fn read_some(&self, to: &mut [u8]) -> Result<usize, TransportError> {
+        let got = self.take_peeked(to.len(), |bytes| to[..bytes.len()].copy_from_slice(bytes))?;
+        if got > 0 || to.is_empty() {
+            return Ok(got);
+        }
+        self.once(Direction::Read, &Remaining::new(&[own(to)]), false)
+    }
+
+    /// Fills windows of guest RAM, in order, straight from the socket.
+    ///
+    /// # Errors
+    /// As [`Channel::read_exact`]. Bytes that came before the error are in RAM.
+    pub fn read_into_ram(&self, parts: &[RamSlice<'_>]) -> Result<(), TransportError> {
+        if !self.has_peeked.load(Ordering::Acquire) {
+            return self.receive_all(parts);
+        }
+        for part in parts {
+            let got = self.take_peeked(part.len(), |bytes| {
+                if let Some(head) = part.part(0, bytes.len()) {
+                    head.copy_from(bytes);
+                }
+            })?;
+            if let Some(rest) = part.part(got, part.len() - got) {
+                self.receive_all(&[rest])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all bytes.
+    ///
+    /// # Errors
+    /// [`TransportError::Reset`], [`TransportError::Stalled`], [`TransportError::Cancelled`],
+    /// [`TransportError::System`].
+    pub fn write_all(&self, bytes: &[u8]) -> Result<(), TransportError> {
+        self.write_parts(&[IoPart::Bytes(bytes)])
+    }
+
+    /// Writes all parts, in order, with as few system calls as the kernel allows.
+    ///
+    /// # Errors
+    /// As [`Channel::write_all`].
+    pub fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), TransportError> {
+        let mut left = Remaining::new(parts);
+        while left.bytes() > 0 {
+            let moved = self.once(Direction::Write, &left, true)?;
+            left.advance(moved);
+        }
+        Ok(())
+    }
+
+    /// From now on a call that is blocked while no byte moves for this long ends as
+    /// [`TransportError::Stalled`]. A call that is blocked already keeps the limit it began with.
+    pub fn set_stall_limit(&self, limit: Option<Duration>) {
+        // Below a microsecond the kernel would round to "for ever".
+        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        let nanos = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        self.stall_limit.store(nanos, Ordering::Relaxed);
+        for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            // On a connected socket this fails only for values out of the kernel's range, which then
+            // means no limit.
+            let _ = sockopt::set_socket_timeout(&self.socket, direction, limit);
+        }
+    }
+
+    /// Ends the connection from any thread: every blocked or later call gives
+    /// [`TransportError::Cancelled`]. Bytes that were written before may still arrive.
+    pub fn shutdown(&self) {
+        self.shut.store(true, Ordering::SeqCst);
+        // Fails only if the connection is gone already.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// Says that we shall write no more; the peer reads to the end and then finds the channel closed.
+    ///
+    /// # Errors
+    /// [`TransportError::System`] if the connection is gone already.
+    pub fn finish_writing(&self) -> Result<(), TransportError> {
+        rustix::net::shutdown(&self.socket, Shutdown::Write)
+            .map_err(|error| self.system("shutdown", error.into()))
+    }
+
+    /// Whether [`Channel::shutdown`] was called.
+    pub fn is_shut_down(&self) -> bool {
+        self.shut.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that reads have given so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the kernel has taken from writes so far.
+    pub fn bytes_written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Who is at the other end, for messages.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn receive_all<P: Part>(&self, parts: &[P]) -> Result<(), TransportError> {
+        let mut left = Remaining::new(parts);
+        while left.bytes() > 0 {
+            let moved = self.once(Direction::Read, &left, true)?;
+            if moved == 0 {
+                return Err(TransportError::Closed {
+                    channel: self.peer.clone(),
+                    offset: self.bytes_read(),
+                    missing: left.bytes(),
+                });
+            }
+            left.advance(moved);
+        }
+        Ok(())
+    }
+
+    /// One system call that moved something, or the end, or an error. `whole`: better wait for more.
+    fn once<P: Part>(
+        &self,
+        direction: Direction,
+        left: &Remaining<'_, P>,
+        whole: bool,
+    ) -> Result<usize, TransportError> {
+        let mut began = None;
+        loop {
+            if self.is_shut_down() {
+                return Err(self.cancelled());
+            }
+            let result = match direction {
+                Direction::Read => socket::receive(self.socket.as_fd(), left, whole),
+                Direction::Write => socket::send(self.socket.as_fd(), left),
+            };
+            // Whatever the kernel says after a shutdown of ours, it is that shutdown's doing.
+            if self.is_shut_down() {
+                return Err(self.cancelled());
+            }
+            match result {
+                Ok(moved) => {
+                    let counter = match direction {
+                        Direction::Read => &self.read,
+                        Direction::Write => &self.written,
+                    };
+                    counter.fetch_add(moved as u64, Ordering::Relaxed);
+                    return Ok(moved);
+                }
+                Err(error) => self.judge(direction, error, &mut began)?,
+            }
+        }
+    }
+
+    /// Tells errors that end the call from those after which to try again. `began` is when the first
+    /// call of this wait ended without moving anything.
+    fn judge(
+        &self,
+        direction: Direction,
+        error: io::Error,
+        began: &mut Option<Instant>,
+    ) -> Result<(), TransportError> {
+        let offset = match direction {
+            Direction::Read => self.bytes_read(),
+            Direction::Write => self.bytes_written(),
+        };
+        let channel = || self.peer.clone();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {
+                // The kernel's timer starts anew with each call; signals must not stretch the limit
+                // for ever.
+                let began = *began.get_or_insert_with(Instant::now);
+                match self.stall_limit() {
+                    Some(after) if began.elapsed() >= after => {
+                        Err(TransportError::Stalled { channel: channel(), direction, offset, after })
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Some(libc::EAGAIN) => match self.stall_limit() {
+                Some(after) => Err(TransportError::Stalled { channel: channel(), direction, offset, after }),
+                // The limit was lifted while we waited.
+                None => Ok(()),
+            },
+            Some(
+                libc::EPIPE
+                | libc::ECONNRESET
+                | libc::ECONNABORTED
+                | libc::ETIMEDOUT
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::ENETDOWN
+                | libc::ENOTCONN,
+            ) => Err(TransportError::Reset { channel: channel(), direction, offset, source: error }),
+            _ => Err(self.system(
+                match direction {
+                    Direction::Read => "recvmsg",
+                    Direction::Write => "sendmsg",
+                },
+                error,
+            )),
+        }
+    }
+
+    fn stall_limit(&self) -> Option<Duration> {
+        let nanos = self.stall_limit.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
+    }
+
+    /// Gives up to `most` peeked bytes to `give`; says how many.
+    fn take_peeked(&self, most: usize, give: impl FnOnce(&[u8])) -> Result<usize, TransportError> {
+        if !self.has_peeked.load(Ordering::Acquire) {
+            return Ok(0);
+        }
+        if self.is_shut_down() {
+            return Err(self.cancelled());
+        }
+        let mut peeked = self.peeked();
+        let count = peeked.len().min(most);
+        give(&peeked[..count]);
+        peeked.drain(..count);
+        self.has_peeked.store(!peeked.is_empty(), Ordering::Release);
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    fn peeked(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.peeked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cancelled(&self) -> TransportError {
+        TransportError::Cancelled { channel: self.peer.clone() }
+    }
+
+    fn system(&self, call: &'static str, source: io::Error) -> TransportError {
+        TransportError::System { channel: self.peer.clone(), call, source }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A buffer of ours as a part to read into.
+fn own(buffer: &mut [u8]) -> Own<'_> {
+    Own { pointer: buffer.as_mut_ptr(), len: buffer.len(), buffer: std::marker::PhantomData }
+}
+
+struct Own<'a> {
+    pointer: *mut u8,
+    len: usize,
+    /// Keeps the buffer borrowed while the kernel may write to it.
+    buffer: std::marker::PhantomData<&'a mut [u8]>,
+}
+
+impl Part for Own<'_> {
+    fn raw(&self) -> (*mut u8, usize) {
+        let _ = self.buffer;
+        (self.pointer, self.len)
+    }
+}

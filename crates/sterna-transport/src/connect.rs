@@ -1,0 +1,177 @@
+//! Connecting, with a limit and cancellable.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::cancel::{Waited, wait};
+use crate::{Address, CancelFlag, Channel, TransportError};
+
+pub(crate) fn connect(
+    address: &Address,
+    limit: Duration,
+    cancel: &CancelFlag,
+) -> Result<Channel, TransportError> {
+    let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
+    attempt.check()?;
+    match address {
+        Address::Tcp { host, port } => attempt.tcp(host, *port),
+        Address::Unix(path) => attempt.unix(path),
+        Address::Fd(name) => {
+            Channel::adopt(take_descriptor(name).map_err(|error| attempt.failed(error))?, address.to_string())
+        }
+    }
+}
+
+/// Takes over the descriptor that `fd:NUMBER` names. It must be a socket; the number itself is closed, so
+/// that the connection ends when the channel does.
+pub(crate) fn take_descriptor(name: &str) -> io::Result<OwnedFd> {
+    let number = name.parse::<i32>().ok().filter(|number| *number > 2).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "only the number of an inherited descriptor above 2 can be used here",
+        )
+    })?;
+    // SAFETY: borrowed for the two calls below only; a number that is not open is answered by EBADF.
+    let given = unsafe { BorrowedFd::borrow_raw(number) };
+    sockopt::socket_type(given)?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(given, 3)?;
+    // SAFETY: the operator handed this number over by writing it into the address, and it is a socket.
+    drop(unsafe { OwnedFd::from_raw_fd(given.as_raw_fd()) });
+    Ok(socket)
+}
+
+/// Numbers of a host for listening or connecting. Names are looked up on a thread of its own, as the
+/// resolver can neither be limited nor cancelled; a thread whose answer comes too late just ends.
+pub(crate) fn resolve(
+    host: &str,
+    port: u16,
+    deadline: Option<Instant>,
+    cancel: &CancelFlag,
+) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(number) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(number, port)]);
+    }
+    let (answer, answered) = mpsc::channel();
+    let name = host.to_owned();
+    std::thread::Builder::new().name("resolve".into()).spawn(move || {
+        let _ = answer.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
+    })?;
+    loop {
+        let slice = Duration::from_millis(20);
+        match answered.recv_timeout(slice) {
+            Ok(addresses) => return addresses,
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Err(RecvTimeoutError::Timeout) if cancel.is_cancelled() => {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+        }
+    }
+}
+
+struct Attempt<'a> {
+    address: &'a Address,
+    limit: Duration,
+    deadline: Option<Instant>,
+    cancel: &'a CancelFlag,
+}
+
+impl Attempt<'_> {
+    fn tcp(&self, host: &str, port: u16) -> Result<Channel, TransportError> {
+        let host = if host.is_empty() { "localhost" } else { host };
+        let addresses =
+            resolve(host, port, self.deadline, self.cancel).map_err(|error| self.failed(error))?;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for address in addresses {
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            match self.socket(family, |socket| rustix::net::connect(socket, &address)) {
+                Ok(socket) => return Channel::adopt(socket, format!("tcp:{address}")),
+                Err(error) => last = error,
+            }
+            self.check()?;
+        }
+        Err(self.failed(last))
+    }
+
+    fn unix(&self, path: &Path) -> Result<Channel, TransportError> {
+        let socket = SocketAddrUnix::new(path).map_err(io::Error::from).and_then(|address| {
+            self.socket(AddressFamily::UNIX, |socket| rustix::net::connect(socket, &address))
+        });
+        Channel::adopt(socket.map_err(|error| self.failed(error))?, self.address.to_string())
+    }
+
+    /// A connected socket. Interrupted, with the flag set, and timed out are told apart by `failed`.
+    fn socket(
+        &self,
+        family: AddressFamily,
+        connect: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
+    ) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        loop {
+            match connect(&socket) {
+                Ok(()) => return Ok(socket),
+                Err(Errno::INPROGRESS | Errno::INTR) => break,
+                // A Unix listener's queue is full; there is nothing to poll for.
+                Err(Errno::AGAIN) => {
+                    std::thread::sleep(Duration::from_millis(5));
+                    if self.cancel.is_cancelled() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                    if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match wait(socket.as_fd(), PollFlags::OUT, &[self.cancel], self.deadline)? {
+            Waited::Ready => {}
+            Waited::Cancelled => return Err(io::ErrorKind::Interrupted.into()),
+            Waited::TimedOut => return Err(io::ErrorKind::TimedOut.into()),
+        }
+        sockopt::socket_error(&socket)??;
+        Ok(socket)
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        if self.cancel.is_cancelled() {
+            return Err(TransportError::Cancelled { channel: self.address.to_string() });
+        }
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(self.timed_out());
+        }
+        Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> TransportError {
+        // Errors of the kernel carry a number; ours (limit passed) do not.
+        if self.cancel.is_cancelled() {
+            TransportError::Cancelled { channel: self.address.to_string() }
+        } else if source.kind() == io::ErrorKind::TimedOut && source.raw_os_error().is_none() {
+            self.timed_out()
+        } else {
+            TransportError::Connect { address: self.address.to_string(), source }
+        }
+    }
+
+    fn timed_out(&self) -> TransportError {
+        TransportError::TimedOut {
+            what: "connecting to",
+            address: self.address.to_string(),
+            after: self.limit,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What can go wrong with a channel, and at which byte of it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// Which way bytes were moving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the peer to us.
+    Read,
+    /// From us to the peer.
+    Write,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Read => "reading",
+            Direction::Write => "writing",
+        })
+    }
+}
+
+/// A channel, a listener or a page file failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The text is no address.
+    #[error("{text:?} is no address: {rule}")]
+    Address {
+        /// What was given.
+        text: String,
+        /// What an address looks like.
+        rule: &'static str,
+    },
+    /// No connection came about: refused, unreachable, unknown host.
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        /// Where to.
+        address: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Where.
+        address: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nobody answered a connect, or came to a listener, within the limit.
+    #[error("{what} {address}: nothing happened for {after:?}")]
+    TimedOut {
+        /// "connecting to" or "accepting on".
+        what: &'static str,
+        /// The address.
+        address: String,
+        /// The limit.
+        after: Duration,
+    },
+    /// The peer closed its side in an orderly way, before the bytes that were due.
+    #[error("{channel}: the peer closed at byte {offset}, {missing} bytes before the end of what was due")]
+    Closed {
+        /// The channel.
+        channel: String,
+        /// Bytes moved in this direction before.
+        offset: u64,
+        /// Bytes that were still awaited.
+        missing: u64,
+    },
+    /// The connection broke: the peer died, refused our bytes, or the network gave up.
+    #[error("{channel}: connection broken while {direction} at byte {offset}: {source}")]
+    Reset {
+        /// The channel.
+        channel: String,
+        /// Which way bytes were moving.
+        direction: Direction,
+        /// Bytes moved in this direction before.
+        offset: u64,
+        /// The kernel's word for it.
+        source: io::Error,
+    },
+    /// The peer is there but moved nothing for longer than the stall limit.
+    #[error("{channel}: no byte moved for {after:?} while {direction} at byte {offset}")]
+    Stalled {
+        /// The channel.
+        channel: String,
+        /// Which way bytes were moving.
+        direction: Direction,
+        /// Bytes moved in this direction before.
+        offset: u64,
+        /// The stall limit.
+        after: Duration,
+    },
+    /// We ourselves shut the channel down, or cancelled the wait.
+    #[error("{channel}: cancelled from this side")]
+    Cancelled {
+        /// The channel, or the address that was waited for.
+        channel: String,
+    },
+    /// A page file ends too early.
+    #[error("{file}: the file ends at byte {offset}, {missing} bytes before the end of what was due")]
+    FileEnd {
+        /// The file.
+        file: String,
+        /// Where it ends.
+        offset: u64,
+        /// Bytes that were still awaited.
+        missing: u64,
+    },
+    /// This machine's kernel refused.
+    #[error("{channel}: {call} failed: {source}")]
+    System {
+        /// The channel, listener or file.
+        channel: String,
+        /// The system call.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl TransportError {
+    /// Whether we ended it ourselves: no fault of the peer or the network.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, TransportError::Cancelled { .. })
+    }
+
+    /// Whether the peer is gone or the network between us is broken.
+    pub fn is_peer_gone(&self) -> bool {
+        matches!(self, TransportError::Closed { .. } | TransportError::Reset { .. })
+    }
+}

@@ -1,0 +1,217 @@
+//! Waiting for channels.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::cancel::{Waited, wait};
+use crate::connect::{resolve, take_descriptor};
+use crate::{Address, CancelFlag, Channel, TransportError, socket};
+
+/// Connections that may wait to be accepted: more than a migration has channels.
+const BACKLOG: i32 = 256;
+
+/// Accepts channels at an address.
+#[derive(Debug)]
+pub struct Listener {
+    kind: Kind,
+    address: Address,
+    closed: CancelFlag,
+    /// The path that is ours to remove, with the inode that we made there.
+    path: Option<(PathBuf, u64)>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Listening(OwnedFd),
+    /// An inherited descriptor that is connected already: accepted once.
+    Connected(Mutex<Option<OwnedFd>>),
+}
+
+impl Listener {
+    /// Listens. A Unix socket's path on which nobody listens any more is taken over, one that is in use
+    /// is refused. `fd:N` takes an inherited descriptor over, listening or connected.
+    ///
+    /// # Errors
+    /// [`TransportError::Bind`].
+    pub fn bind(address: &Address) -> Result<Listener, TransportError> {
+        Self::try_bind(address)
+            .map_err(|source| TransportError::Bind { address: address.to_string(), source })
+    }
+
+    fn try_bind(address: &Address) -> io::Result<Listener> {
+        let closed = CancelFlag::new();
+        let mut path = None;
+        let (kind, address) = match address {
+            Address::Tcp { host, port } => {
+                let (socket, port) = bind_tcp(host, *port, &closed)?;
+                (Kind::Listening(socket), Address::Tcp { host: host.clone(), port })
+            }
+            Address::Unix(wanted) => {
+                let socket = bind_unix(wanted)?;
+                path = Some((wanted.clone(), std::fs::symlink_metadata(wanted)?.ino()));
+                (Kind::Listening(socket), address.clone())
+            }
+            Address::Fd(name) => {
+                let socket = take_descriptor(name)?;
+                let kind = if socket::is_listening(socket.as_fd())? {
+                    rustix::io::ioctl_fionbio(&socket, true)?;
+                    Kind::Listening(socket)
+                } else {
+                    Kind::Connected(Mutex::new(Some(socket)))
+                };
+                (kind, address.clone())
+            }
+        };
+        Ok(Listener { kind, address, closed, path })
+    }
+
+    /// Waits for the next channel: until it comes, `limit` passes, `cancel` is cancelled or the listener
+    /// is closed.
+    ///
+    /// # Errors
+    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`] (also if
+    /// an inherited connection was accepted already).
+    pub fn accept(&self, limit: Option<Duration>, cancel: &CancelFlag) -> Result<Channel, TransportError> {
+        let listening = match &self.kind {
+            Kind::Listening(socket) => socket,
+            Kind::Connected(socket) => return self.take_connected(socket),
+        };
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let waited = wait(listening.as_fd(), PollFlags::IN, &[cancel, &self.closed], deadline)
+                .map_err(|error| self.system("poll", error))?;
+            match (waited, limit) {
+                (Waited::Ready, _) => {}
+                (Waited::TimedOut, Some(after)) => {
+                    return Err(TransportError::TimedOut {
+                        what: "accepting on",
+                        address: self.address.to_string(),
+                        after,
+                    });
+                }
+                _ => return Err(TransportError::Cancelled { channel: self.address.to_string() }),
+            }
+            match rustix::net::acceptfrom_with(listening, SocketFlags::CLOEXEC) {
+                Ok((socket, peer)) => {
+                    let peer = match peer {
+                        Some(peer) if matches!(self.address, Address::Tcp { .. }) => socket::spell(&peer),
+                        _ => self.address.to_string(),
+                    };
+                    return Channel::adopt(socket, peer);
+                }
+                // Gone again before we came, or taken by another thread.
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
+                Err(error) => return Err(self.system("accept", error.into())),
+            }
+        }
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub fn local_address(&self) -> Address {
+        self.address.clone()
+    }
+
+    /// Ends every accept, from any thread; the socket itself goes when the listener is dropped.
+    pub fn close(&self) {
+        self.closed.cancel();
+    }
+
+    fn take_connected(&self, socket: &Mutex<Option<OwnedFd>>) -> Result<Channel, TransportError> {
+        let socket = socket.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        match socket {
+            Some(socket) => Channel::adopt(socket, self.address.to_string()),
+            None => Err(self.system(
+                "accept",
+                io::Error::other("an inherited connection is one channel; no second can come"),
+            )),
+        }
+    }
+
+    fn system(&self, call: &'static str, source: io::Error) -> TransportError {
+        TransportError::System { channel: self.address.to_string(), call, source }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, inode)) = &self.path {
+            // Only what we made: somebody may have put another socket there since.
+            if std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+fn bind_tcp(host: &str, port: u16, cancel: &CancelFlag) -> io::Result<(OwnedFd, u16)> {
+    let host = if host.is_empty() { "::" } else { host };
+    let mut addresses = resolve(host, port, None, cancel)?;
+    if host == "::" {
+        // Machines without IPv6.
+        addresses.push((std::net::Ipv4Addr::UNSPECIFIED, port).into());
+    }
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in addresses {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let bound = listening(family, |socket| {
+            sockopt::set_socket_reuseaddr(socket, true)?;
+            rustix::net::bind(socket, &address)
+        });
+        match bound {
+            Ok(socket) => {
+                let name = rustix::net::getsockname(&socket)?;
+                let port = std::net::SocketAddr::try_from(name).map_or(port, |name| name.port());
+                return Ok((socket, port));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let bind = || listening(AddressFamily::UNIX, |socket| rustix::net::bind(socket, &address));
+    match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                return Err(error);
+            }
+            let probe = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                None,
+            )?;
+            match rustix::net::connect(&probe, &address) {
+                // Refused: the socket's owner is gone and left the path behind.
+                Err(Errno::CONNREFUSED) => {
+                    std::fs::remove_file(path)?;
+                    bind()
+                }
+                _ => Err(error),
+            }
+        }
+        result => result,
+    }
+}
+
+fn listening(
+    family: AddressFamily,
+    bind: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
+) -> io::Result<OwnedFd> {
+    // Non-blocking, so that a connection that is gone before it was accepted does not block accept().
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    bind(&socket)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}

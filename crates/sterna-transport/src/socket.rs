@@ -1,0 +1,87 @@
+//! The socket calls: the only ones here that pass raw memory to the kernel.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, sockopt};
+
+use crate::parts::{Part, Remaining, Vectors};
+
+/// Receives into as much of `left` as one call takes. `whole`: the kernel goes on waiting until all is
+/// there, which saves calls.
+pub(crate) fn receive<P: Part>(
+    socket: BorrowedFd<'_>,
+    left: &Remaining<'_, P>,
+    whole: bool,
+) -> io::Result<usize> {
+    let mut vectors = left.vectors();
+    let mut message = header(&mut vectors);
+    let flags = if whole { libc::MSG_WAITALL } else { 0 };
+    // SAFETY: the vectors name the parts that `left` borrows: memory that is mapped and writable (guest
+    // RAM, or a buffer that is borrowed mutably); the kernel writes nowhere else.
+    let moved = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+}
+
+/// Sends as much of `left` as one call takes. A peer that is gone is an error, never a signal.
+pub(crate) fn send<P: Part>(socket: BorrowedFd<'_>, left: &Remaining<'_, P>) -> io::Result<usize> {
+    let mut vectors = left.vectors();
+    let message = header(&mut vectors);
+    // SAFETY: the vectors name the parts that `left` borrows, which are mapped; the kernel only reads.
+    let moved = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+}
+
+fn header(vectors: &mut Vectors) -> libc::msghdr {
+    // SAFETY: msghdr is plain data for which all zeros is a value: no address, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = vectors.count();
+    message
+}
+
+/// Makes a connected stream socket ready to be a channel: blocking, without Nagle's delay.
+pub(crate) fn prepare(socket: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
+    let kind = sockopt::socket_type(socket).map_err(|error| ("getsockopt(SO_TYPE)", error.into()))?;
+    if kind != SocketType::STREAM {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no stream socket");
+        return Err(("getsockopt(SO_TYPE)", error));
+    }
+    getpeername(socket).map_err(|error| ("getpeername", error.into()))?;
+    rustix::io::ioctl_fionbio(socket, false).map_err(|error| ("ioctl(FIONBIO)", error.into()))?;
+    let domain = sockopt::socket_domain(socket);
+    if matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6)) {
+        sockopt::set_tcp_nodelay(socket, true).map_err(|error| ("setsockopt(TCP_NODELAY)", error.into()))?;
+    }
+    Ok(())
+}
+
+/// Whether the socket is listening.
+pub(crate) fn is_listening(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(sockopt::socket_acceptconn(socket)?)
+}
+
+/// Who is at the other end, in words.
+pub(crate) fn describe(socket: BorrowedFd<'_>) -> String {
+    match getpeername(socket) {
+        Ok(Some(address)) => spell(&address),
+        _ => format!("descriptor {}", socket.as_raw_fd()),
+    }
+}
+
+/// A socket address in the spelling of addresses, as far as it has one.
+pub(crate) fn spell(address: &SocketAddrAny) -> String {
+    if let Ok(v4) = std::net::SocketAddrV4::try_from(address.clone()) {
+        return format!("tcp:{v4}");
+    }
+    if let Ok(v6) = std::net::SocketAddrV6::try_from(address.clone()) {
+        return format!("tcp:{v6}");
+    }
+    match rustix::net::SocketAddrUnix::try_from(address.clone()) {
+        Ok(unix) => match unix.path() {
+            Some(path) => format!("unix:{}", path.to_string_lossy()),
+            None => "unix:".to_owned(),
+        },
+        Err(_) => "socket".to_owned(),
+    }
+}
