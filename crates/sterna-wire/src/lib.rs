@@ -20,12 +20,13 @@
 //! Paragraph numbers in docs and errors are those of `specs/` in the project's repository.
 
 #![forbid(unsafe_code)]
+// The module `main` is the main channel, not the root of a program.
+#![allow(special_module_name)]
 
 pub mod error;
 pub mod extension;
 pub mod global_state;
 pub mod limits;
-#[allow(special_module_name)] // not the root of a program: the main channel
 pub mod main;
 pub mod mapped_ram;
 pub mod multifd;

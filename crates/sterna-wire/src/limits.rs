@@ -21,8 +21,6 @@ pub const DEVICE_STATE_BYTES: u64 = 1 << 30;
 pub const VM_DESCRIPTION_BYTES: usize = 16 << 20;
 /// Deepest nesting of that JSON. serde_json refuses 128 by itself.
 pub const VM_DESCRIPTION_DEPTH: usize = 100;
-/// Most bytes of the payload of a command.
-pub const COMMAND_BYTES: usize = u16::MAX as usize;
 /// Most bytes of an embedded stream (PACKAGED).
 pub const PACKAGE_BYTES: u32 = 256 << 20;
 /// Most bytes of a return-path message's payload.
@@ -37,6 +35,6 @@ pub const DEVICE_STATE_PACKET_BYTES: u32 = 128 << 20;
 pub const ZSTD_WINDOW_LOG: u32 = 27;
 /// Bytes of the main channel that a caller of [`MainDecoder::next`](crate::main::MainDecoder::next) must be able
 /// to hold at once; [`Step::NeedMore`](crate::main::Step::NeedMore) never asks for more.
-pub const MAIN_STEP_BYTES: usize = 128 << 10;
+pub const MAIN_STEP_BYTES: usize = 32 << 10;
 /// Most bytes of a compatibility record.
 pub const COMPATIBILITY_BYTES: usize = 4 << 20;

@@ -119,6 +119,7 @@ pub fn encode_length_prefixed(body: &[u8], out: &mut Vec<u8>) -> Result<(), Wire
     Ok(())
 }
 
+/// Appends EOF, the byte that commits. [`vmdesc::encode`](crate::vmdesc::encode) follows.
 pub fn encode_end(out: &mut Vec<u8>) {
     out.push(EOF);
 }

@@ -14,15 +14,15 @@
 
 mod command;
 mod configuration;
-//mod decoder;
+mod decoder;
 mod element;
 mod expect;
-//mod footer;
+mod footer;
 mod item;
 
 pub use command::Command;
 pub use configuration::{Configuration, FileHeader};
-//pub use decoder::MainDecoder;
+pub use decoder::MainDecoder;
 pub use element::{
     SectionHeader, SectionKind, encode_end, encode_footer, encode_length_prefixed, encode_section_part,
 };

@@ -1,0 +1,63 @@
+//! Bodies of sections other than RAM.
+
+use super::{MainDecoder, State, Taken, silent};
+use crate::main::element::FOOTER;
+use crate::main::footer::{Context, Judgement, judge};
+use crate::reader::{Reader, Stop};
+
+impl MainDecoder {
+    pub(super) fn body_length(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        let length = r.u32()?;
+        self.claim(r, u64::from(length))?;
+        self.state = State::BodyBytes { left: length as usize };
+        silent(r)
+    }
+
+    pub(super) fn body_bytes(&mut self, r: &mut Reader<'_>, left: usize) -> Result<Taken, Stop> {
+        let left = self.take_over(r, left)?;
+        self.state = if left > 0 { State::BodyBytes { left } } else { State::Footer };
+        silent(r)
+    }
+
+    /// Takes what has arrived of `left` bytes; returns how many are still to come.
+    pub(super) fn take_over(&mut self, r: &mut Reader<'_>, left: usize) -> Result<usize, Stop> {
+        let here = r.rest().len().min(left);
+        if here == 0 && left > 0 {
+            return Err(Stop::Short(1));
+        }
+        self.body.extend_from_slice(r.take(here)?);
+        Ok(left - here)
+    }
+
+    /// Takes bytes up to a footer. Bytes that may be one stay in the caller's buffer until that is clear.
+    pub(super) fn body_opaque(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        let buf = r.rest();
+        let context = Context {
+            id: self.current.id,
+            no_description: self.expect.no_description,
+            is_used: &|id| self.sections.is_used(id),
+            is_open: &|id| self.sections.is_open(id),
+        };
+        let mut from = 0;
+        let (sure, judgement) = loop {
+            let Some(at) = buf[from..].iter().position(|byte| *byte == FOOTER) else {
+                break (buf.len(), Judgement::NeedMore(1));
+            };
+            match judge(&buf[from + at..], &context) {
+                Judgement::Body => from += at + 1,
+                other => break (from + at, other),
+            }
+        };
+        if sure == 0
+            && let Judgement::NeedMore(needed) = judgement
+        {
+            return Err(Stop::Short(needed));
+        }
+        self.claim(r, sure as u64)?;
+        self.body.extend_from_slice(r.take(sure)?);
+        if judgement == Judgement::Footer {
+            self.state = State::Footer;
+        }
+        silent(r)
+    }
+}

@@ -1,0 +1,258 @@
+//! Reading the main channel as its bytes arrive (`specs/stream.md §1`, `§2`, `§9`).
+//!
+//! The decoder is a state machine over the caller's buffer. Every state reads one field group from the front of
+//! it; too few bytes leave the state as it was. What has no bound on the wire (device bodies, the description) is
+//! taken over piece by piece, so that the caller's buffer stays small, and grows here only by bytes that have
+//! arrived. The states: [`State`]; the ways between them: this file for elements, `body` for sections of devices,
+//! `ram` for records.
+
+mod body;
+mod elements;
+mod ram;
+mod sections;
+
+use super::SectionKind;
+use super::configuration::{Configuration, FileHeader};
+use super::expect::{Expectations, SectionKnowledge};
+use super::item::{MainItem, Step};
+use crate::PAGE_SIZE;
+use crate::error::WireError;
+use crate::multifd::BlockTable;
+use crate::reader::{Reader, Stop};
+use ram::RamState;
+use sections::Sections;
+
+/// Incremental decoder of the main channel.
+pub struct MainDecoder {
+    knowledge: Box<dyn SectionKnowledge + Send>,
+    expect: Expectations,
+    /// The expected blocks; from the block list on, those of the stream.
+    blocks: Option<BlockTable>,
+    position: u64,
+    state: State,
+    current: Current,
+    sections: Sections,
+    return_path_open: bool,
+    ram: RamState,
+    /// What has been taken over of the body, or the description, that is being read.
+    body: Vec<u8>,
+    /// Bytes of all bodies so far, that of the current section with all its announced bytes.
+    body_bytes: u64,
+}
+
+/// What comes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    Header,
+    Configuration,
+    Element,
+    /// Word of the block list.
+    RamTotal,
+    /// Its entries, so many bytes of RAM still to be listed.
+    RamBlocks {
+        left: u64,
+    },
+    /// MULTIFD_FLUSH or EOS after the list.
+    RamSetup,
+    /// A record.
+    RamRecord,
+    /// The caller takes a page.
+    RamPayload,
+    /// Length of a framed body.
+    BodyLength,
+    /// So many more bytes of a body.
+    BodyBytes {
+        left: usize,
+    },
+    /// A body up to its footer.
+    BodyOpaque,
+    Footer,
+    /// Between EOF and the description.
+    Committed,
+    /// So many more bytes of the description.
+    Description {
+        left: usize,
+    },
+    Done,
+    Failed(WireError),
+}
+
+/// The section that is being read.
+#[derive(Debug, Default)]
+struct Current {
+    id: u32,
+    kind: Option<SectionKind>,
+}
+
+/// One step: bytes taken and what they made.
+struct Taken {
+    used: usize,
+    item: Option<MainItem>,
+}
+
+impl MainDecoder {
+    /// A decoder at the start of a channel.
+    pub fn new(knowledge: Box<dyn SectionKnowledge + Send>, expect: Expectations) -> Self {
+        let mut state = State::Header;
+        let blocks = expect.blocks.clone().map(BlockTable::new).transpose().unwrap_or_else(|error| {
+            state = State::Failed(error);
+            None
+        });
+        Self {
+            knowledge,
+            expect,
+            blocks,
+            position: 0,
+            state,
+            current: Current::default(),
+            sections: Sections::default(),
+            return_path_open: false,
+            ram: RamState::default(),
+            body: Vec::new(),
+            body_bytes: 0,
+        }
+    }
+
+    /// Reads on. `buf` starts with the first byte that has not been consumed yet.
+    ///
+    /// # Errors
+    /// The first broken rule, with its position in the channel; every later call repeats it.
+    /// [`Fault::Local`](crate::Fault::Local) when a page has not been taken yet, or when
+    /// [`Expectations::blocks`] is no sound list.
+    pub fn next(&mut self, buf: &[u8]) -> Result<Step, WireError> {
+        let mut consumed = 0;
+        loop {
+            if self.state == State::Done {
+                return Ok(if consumed > 0 { Step::Partial { consumed } } else { Step::End });
+            }
+            let mut reader = Reader::new(&buf[consumed..], self.place());
+            match self.step(&mut reader) {
+                Ok(Taken { used, item }) => {
+                    consumed += used;
+                    self.position += used as u64;
+                    // In a file, the stream jumps over bitmap and pages.
+                    if let Some(MainItem::MappedBlock { resume_at, .. }) = &item {
+                        self.position = *resume_at;
+                    }
+                    if let Some(item) = item {
+                        return Ok(Step::Item { item, consumed });
+                    }
+                }
+                Err(Stop::Short(_)) if consumed > 0 => return Ok(Step::Partial { consumed }),
+                Err(Stop::Short(needed)) => return Ok(Step::NeedMore(needed)),
+                Err(Stop::Bad(error)) => {
+                    let error = match &self.state {
+                        State::Failed(_) => error,
+                        _ => error.at(self.position),
+                    };
+                    self.state = State::Failed(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Tells the decoder that the caller has taken the page after
+    /// [`PagePayloadFollows`](MainItem::PagePayloadFollows). At any other time it does nothing.
+    pub fn payload_consumed(&mut self) {
+        if self.state == State::RamPayload {
+            self.position += PAGE_SIZE as u64;
+            self.state = State::RamRecord;
+        }
+    }
+
+    /// Offset in the channel of the first byte not consumed yet.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Names and lengths of the RAM blocks, in the order of the indices in items; empty before the block list
+    /// unless blocks are expected.
+    pub fn blocks(&self) -> Option<&BlockTable> {
+        self.blocks.as_ref()
+    }
+
+    /// What the end of the connection means here, where `left` bytes were not consumed: nothing once EOF has been
+    /// read (a description that is missing or torn does no harm), before it a failure.
+    ///
+    /// # Errors
+    /// The stream is torn; or the error that [`next`](Self::next) returned.
+    pub fn end_of_file(&self, left: usize) -> Result<(), WireError> {
+        match &self.state {
+            State::Committed | State::Description { .. } | State::Done => Ok(()),
+            State::Failed(error) => Err(error.clone()),
+            _ => {
+                let rule = "the connection or file ended before EOF (00)";
+                let end = self.position.saturating_add(left as u64);
+                Err(WireError::misbehaved(self.place(), end, "specs/stream.md §1.7", rule))
+            }
+        }
+    }
+
+    fn step(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        match self.state {
+            State::Header => {
+                FileHeader::read(r)?;
+                self.state = State::Configuration;
+                taken(r, MainItem::Header)
+            }
+            State::Configuration => {
+                let configuration = Configuration::read(r)?;
+                configuration.check(&self.expect)?;
+                self.state = State::Element;
+                taken(r, MainItem::Configuration(configuration))
+            }
+            State::Element => self.element(r),
+            State::RamTotal => self.ram_total(r),
+            State::RamBlocks { left } => self.ram_block(r, left),
+            State::RamSetup => self.ram_setup(r),
+            State::RamRecord => self.ram_record(r),
+            State::RamPayload => {
+                let rule = "the page before has not been taken: call payload_consumed";
+                Err(WireError::local("RAM record", 0, "specs/stream.md §2.3", rule).into())
+            }
+            State::BodyLength => self.body_length(r),
+            State::BodyBytes { left } => self.body_bytes(r, left),
+            State::BodyOpaque => self.body_opaque(r),
+            State::Footer => self.footer(r),
+            State::Committed => self.description_head(r),
+            State::Description { left } => self.description_bytes(r, left),
+            State::Done => silent(r),
+            State::Failed(ref error) => Err(Stop::Bad(error.clone())),
+        }
+    }
+
+    /// The element for error messages.
+    fn place(&self) -> &'static str {
+        match self.state {
+            State::Header => "file header",
+            State::Configuration => "configuration",
+            State::Element => "element",
+            State::RamTotal | State::RamBlocks { .. } => "RAM block list",
+            State::RamSetup | State::RamRecord | State::RamPayload => "RAM record",
+            State::BodyLength | State::BodyBytes { .. } | State::BodyOpaque => "section body",
+            State::Footer => "section footer",
+            _ => "description",
+        }
+    }
+}
+
+impl std::fmt::Debug for MainDecoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { position, state, .. } = self;
+        f.debug_struct("MainDecoder")
+            .field("position", position)
+            .field("state", state)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All that `r` has read made `item`.
+fn taken(r: &Reader<'_>, item: MainItem) -> Result<Taken, Stop> {
+    Ok(Taken { used: r.at(), item: Some(item) })
+}
+
+/// All that `r` has read only changed the state.
+fn silent(r: &Reader<'_>) -> Result<Taken, Stop> {
+    Ok(Taken { used: r.at(), item: None })
+}

@@ -1,0 +1,76 @@
+//! The sections that a stream has introduced so far (`specs/stream.md §1.4`).
+
+use crate::limits::SECTIONS;
+use crate::main::SectionKind;
+use crate::main::element::SectionHeader;
+use std::collections::{HashMap, HashSet};
+
+/// A section that a START or FULL has introduced.
+#[derive(Debug, Clone)]
+pub(super) struct Section {
+    pub(super) name: String,
+    pub(super) instance: u32,
+    pub(super) version: u32,
+    /// Whether PART and END may still come.
+    pub(super) open: bool,
+    pub(super) is_ram: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Sections {
+    by_id: HashMap<u32, Section>,
+    devices: HashSet<(String, u32)>,
+}
+
+impl Sections {
+    /// Notes a new section; the text says which rule forbids it.
+    pub(super) fn introduce(
+        &mut self,
+        header: &SectionHeader<'_>,
+        kind: SectionKind,
+        is_ram: bool,
+    ) -> Result<(), String> {
+        let SectionHeader { id, name, instance, version } = *header;
+        if self.by_id.len() >= SECTIONS {
+            return Err(format!("more than {SECTIONS} sections"));
+        }
+        if self.by_id.contains_key(&id) {
+            return Err(format!("section id {id} is taken already"));
+        }
+        if !self.devices.insert((name.to_owned(), instance)) {
+            return Err(format!("section {name:?} instance {instance} comes twice"));
+        }
+        let open = kind == SectionKind::Start;
+        self.by_id.insert(id, Section { name: name.to_owned(), instance, version, open, is_ram });
+        Ok(())
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Section> {
+        self.by_id.get(&id)
+    }
+
+    /// Notes that END has come.
+    pub(super) fn close(&mut self, id: u32) {
+        if let Some(section) = self.by_id.get_mut(&id) {
+            section.open = false;
+        }
+    }
+
+    pub(super) fn is_used(&self, id: u32) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub(super) fn is_open(&self, id: u32) -> bool {
+        self.by_id.get(&id).is_some_and(|section| section.open)
+    }
+
+    /// Name of a section whose END is missing.
+    pub(super) fn first_open(&self) -> Option<&str> {
+        self.by_id.values().find(|section| section.open).map(|section| section.name.as_str())
+    }
+
+    pub(super) fn has_ram(&self) -> bool {
+        self.by_id.values().any(|section| section.is_ram)
+    }
+}
