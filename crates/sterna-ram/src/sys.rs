@@ -82,17 +82,15 @@ pub(crate) fn pagemap_scan(
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
             Err(error) => return Err(error),
         };
-        let mut reached = arg.walk_end;
         for region in &regions[..found.min(regions.len())] {
             each(region.start - start, region.end - region.start, region.categories as u32);
-            reached = reached.max(region.end);
         }
-        // With room left in the array the walk can only have stopped at the end; otherwise go on
-        // where the last region ended, whichever of the two the kernel says.
-        if reached <= from {
+        // Never on from the last region's end: what lies between walk_end and there may have been
+        // reported without having been write-protected.
+        if arg.walk_end <= from {
             return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
         }
-        from = reached;
+        from = arg.walk_end;
     }
     Ok(())
 }
@@ -108,9 +106,9 @@ pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, request: u32, argument: &mut T
     check(libc::c_long::from(result)).map(|value| value as libc::c_int)
 }
 
-/// `ioctl` whose argument is a plain number.
+/// `ioctl` whose argument is a plain number, not an address.
 pub(crate) fn ioctl_value(fd: BorrowedFd<'_>, request: u32, value: libc::c_ulong) -> io::Result<libc::c_int> {
-    // SAFETY: the requests used here (KVM_CHECK_EXTENSION) take a number and touch no memory of ours.
+    // SAFETY: KVM_CHECK_EXTENSION and its like take a number and touch no memory of ours.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(request), value) };
     check(libc::c_long::from(result)).map(|value| value as libc::c_int)
 }

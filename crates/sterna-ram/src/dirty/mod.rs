@@ -17,13 +17,13 @@
 //! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first pass
 //! must then re-arm all pages, absent ones too, before it asks which are absent.
 
-//KVM mod kvm;
+mod kvm;
 mod software;
-//KVM mod uffd;
+mod uffd;
 
-//KVM pub use kvm::{KvmDirtyLog, KvmSlot};
+pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
 pub use software::SoftwareLog;
-//KVM pub use uffd::UffdDirtyLog;
+pub use uffd::UffdDirtyLog;
 
 use crate::{DirtyError, GuestRam, PageBitmap};
 

@@ -1,0 +1,325 @@
+//! KVM's dirty log.
+//!
+//! A memory slot with KVM_MEM_LOG_DIRTY_PAGES has a bitmap in the kernel. Under *manual protection*
+//! GET_DIRTY_LOG only copies it, and CLEAR_DIRTY_LOG clears and write-protects given pages slice by
+//! slice, so that the cost is spread and only pages that are about to be read pay it. Under *initially
+//! set* nothing is protected at the start: the bitmap begins all set and each page is protected when it
+//! is cleared first. Without either, GET clears and protects at once.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{PoisonError, RwLock};
+
+use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap, sys};
+
+const NAME: &str = "kvm-dirty-log";
+
+const KVM_CHECK_EXTENSION: u32 = 0xae03;
+const KVM_SET_USER_MEMORY_REGION: u32 = 0x4020_ae46;
+const KVM_GET_DIRTY_LOG: u32 = 0x4010_ae42;
+const KVM_CLEAR_DIRTY_LOG: u32 = 0xc018_aec0;
+const KVM_ENABLE_CAP: u32 = 0x4068_aea3;
+const KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2: u32 = 168;
+const KVM_MEM_LOG_DIRTY_PAGES: u32 = 1;
+
+/// Pages that one CLEAR_DIRTY_LOG covers at most: 1 GiB, a bitmap of 32 KiB.
+const CLEAR_PAGES: u64 = 1 << 18;
+
+/// `struct kvm_userspace_memory_region`.
+#[repr(C)]
+struct MemoryRegion {
+    slot: u32,
+    flags: u32,
+    guest_address: u64,
+    bytes: u64,
+    host_address: u64,
+}
+
+/// `struct kvm_dirty_log`.
+#[repr(C)]
+struct DirtyLog {
+    slot: u32,
+    padding: u32,
+    bitmap: u64,
+}
+
+/// `struct kvm_clear_dirty_log`.
+#[repr(C)]
+struct ClearDirtyLog {
+    slot: u32,
+    pages: u32,
+    first_page: u64,
+    bitmap: u64,
+}
+
+/// `struct kvm_enable_cap`.
+#[repr(C)]
+struct EnableCap {
+    capability: u32,
+    flags: u32,
+    arguments: [u64; 4],
+    padding: [u8; 64],
+}
+
+const _: () = assert!(
+    size_of::<MemoryRegion>() == 32
+        && size_of::<DirtyLog>() == 16
+        && size_of::<ClearDirtyLog>() == 24
+        && size_of::<EnableCap>() == 104
+);
+
+/// A memory slot of the VM and the part of guest RAM that it maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvmSlot {
+    /// The slot's number (with the address space in its upper half, as KVM has it).
+    pub slot: u32,
+    /// Its flags, without KVM_MEM_LOG_DIRTY_PAGES.
+    pub flags: u32,
+    /// Where the guest sees it.
+    pub guest_address: u64,
+    /// Index of the block that it maps.
+    pub block: usize,
+    /// The first page of the block that it maps.
+    pub first_page: u64,
+    /// How many pages it maps.
+    pub pages: u64,
+}
+
+/// How KVM keeps the log; ordered from the worst to the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KvmLogMode {
+    /// GET clears and protects: harvesting re-arms.
+    Automatic = 0,
+    /// CLEAR clears and protects; starting protects everything.
+    Manual = 1,
+    /// As `Manual`, but starting protects nothing and reports everything.
+    InitiallySet = 3,
+}
+
+/// The dirty log of a KVM virtual machine.
+#[derive(Debug)]
+pub struct KvmDirtyLog {
+    vm: OwnedFd,
+    slots: Vec<KvmSlot>,
+    ram: GuestRam,
+    most: KvmLogMode,
+    /// The mode in which tracking runs; none while it does not.
+    running: RwLock<Option<KvmLogMode>>,
+}
+
+impl KvmDirtyLog {
+    /// A log over the given slots of a VM (a duplicate of its descriptor), which must be set up already
+    /// and mapped where `ram` has its blocks. Not started.
+    ///
+    /// # Errors
+    /// [`DirtyError::Slot`].
+    pub fn new(vm: OwnedFd, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<Self, DirtyError> {
+        for slot in &slots {
+            let refuse = |rule| Err(DirtyError::Slot { slot: slot.slot, rule });
+            let Some(block) = ram.blocks().get(slot.block) else {
+                return refuse("it maps a block that the guest RAM does not have");
+            };
+            let end = slot.first_page.checked_add(slot.pages);
+            if slot.pages == 0 || end.is_none_or(|end| end > block.pages()) {
+                return refuse("it does not lie inside its block");
+            }
+            if slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0 {
+                return refuse("its dirty log is in use already; only one can read it");
+            }
+        }
+        let running = RwLock::new(None);
+        Ok(KvmDirtyLog { vm, slots, ram, most: KvmLogMode::InitiallySet, running })
+    }
+
+    /// Uses at most this mode (the best that the kernel has, if not said otherwise).
+    pub fn with_mode(mut self, most: KvmLogMode) -> Self {
+        self.most = most;
+        self
+    }
+
+    /// The mode in which tracking runs; none while it does not.
+    pub fn mode(&self) -> Option<KvmLogMode> {
+        *self.running.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn started(&self) -> Result<KvmLogMode, DirtyError> {
+        self.mode().ok_or(DirtyError::NotStarted { origin: NAME })
+    }
+
+    /// The best mode that both the kernel and the caller allow.
+    fn best_mode(&self) -> KvmLogMode {
+        let capability = libc::c_ulong::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2);
+        let has = sys::ioctl_value(self.vm.as_fd(), KVM_CHECK_EXTENSION, capability).unwrap_or(0);
+        let kernel = match has {
+            has if has & 3 == 3 => KvmLogMode::InitiallySet,
+            has if has & 1 == 1 => KvmLogMode::Manual,
+            _ => KvmLogMode::Automatic,
+        };
+        kernel.min(self.most)
+    }
+
+    fn set_mode(&self, mode: KvmLogMode) -> Result<(), DirtyError> {
+        let mut enable = EnableCap {
+            capability: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+            flags: 0,
+            arguments: [mode as u64, 0, 0, 0],
+            padding: [0; 64],
+        };
+        // SAFETY: the request expects this structure, which points to nothing.
+        unsafe { sys::ioctl(self.vm.as_fd(), KVM_ENABLE_CAP, &mut enable) }
+            .map(|_| ())
+            .map_err(|source| failed("KVM_ENABLE_CAP", 0, source))
+    }
+
+    fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
+        let host = self.ram.block(slot.block).host_address() as u64;
+        let mut region = MemoryRegion {
+            slot: slot.slot,
+            flags: slot.flags | if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
+            guest_address: slot.guest_address,
+            bytes: slot.pages * PAGE_BYTES,
+            host_address: host + slot.first_page * PAGE_BYTES,
+        };
+        // SAFETY: the request expects this structure. The slot maps exactly this memory already, so
+        // only its flags change; `ram` keeps the memory alive.
+        unsafe { sys::ioctl(self.vm.as_fd(), KVM_SET_USER_MEMORY_REGION, &mut region) }
+            .map(|_| ())
+            .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", slot.slot, source))
+    }
+
+    /// Takes everything back that `start` did; goes on after an error and gives the first.
+    fn undo(&self, mode: KvmLogMode) -> Result<(), DirtyError> {
+        let mut result = Ok(());
+        for slot in &self.slots {
+            result = result.and(self.set_logging(slot, false));
+        }
+        if mode != KvmLogMode::Automatic {
+            result = result.and(self.set_mode(KvmLogMode::Automatic));
+        }
+        result
+    }
+
+    /// Clears what is harvested of pages `[first, end)` of the slot, counted inside the slot.
+    fn clear(&self, slot: &KvmSlot, first: u64, end: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        // KVM wants whole words of the slot's own bitmap. What lies around [first, end) in them must
+        // stay as it is, so its bits are not given.
+        let (from, to) = (first / 64 * 64, end.next_multiple_of(64).min(slot.pages));
+        let mut words = vec![0u64; (to - from).min(CLEAR_PAGES).div_ceil(64) as usize];
+        let mut at = from;
+        while at < to {
+            let pages = (to - at).min(CLEAR_PAGES);
+            let words = &mut words[..pages.div_ceil(64) as usize];
+            harvested.copy_words(slot.first_page + at, words);
+            keep_only(words, first.saturating_sub(at), (end - at).min(pages));
+            if words.iter().any(|word| *word != 0) {
+                let mut clear = ClearDirtyLog {
+                    slot: slot.slot,
+                    pages: pages as u32,
+                    first_page: at,
+                    bitmap: words.as_ptr() as u64,
+                };
+                // SAFETY: the request expects this structure; `bitmap` names words for `pages` bits,
+                // which the kernel only reads.
+                unsafe { sys::ioctl(self.vm.as_fd(), KVM_CLEAR_DIRTY_LOG, &mut clear) }
+                    .map_err(|source| failed("KVM_CLEAR_DIRTY_LOG", slot.slot, source))?;
+            }
+            at += pages;
+        }
+        Ok(())
+    }
+}
+
+impl DirtySource for KvmDirtyLog {
+    fn start(&self) -> Result<(), DirtyError> {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        if running.is_some() {
+            return Ok(());
+        }
+        let mode = self.best_mode();
+        if mode != KvmLogMode::Automatic {
+            self.set_mode(mode)?;
+        }
+        for slot in &self.slots {
+            if let Err(error) = self.set_logging(slot, true) {
+                // The error that matters is the first one.
+                let _ = self.undo(mode);
+                return Err(error);
+            }
+        }
+        *running = Some(mode);
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        match running.take() {
+            Some(mode) => self.undo(mode),
+            None => Ok(()),
+        }
+    }
+
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        self.started()?;
+        check_bitmaps(NAME, &self.ram, into)?;
+        let mut harvest = Harvest::default();
+        let mut words = Vec::new();
+        for slot in &self.slots {
+            words.clear();
+            words.resize(slot.pages.div_ceil(64) as usize, 0u64);
+            let mut log = DirtyLog { slot: slot.slot, padding: 0, bitmap: words.as_mut_ptr() as u64 };
+            // SAFETY: the request expects this structure; `bitmap` names words for all pages of the
+            // slot, which is as much as the kernel writes.
+            unsafe { sys::ioctl(self.vm.as_fd(), KVM_GET_DIRTY_LOG, &mut log) }
+                .map_err(|source| failed("KVM_GET_DIRTY_LOG", slot.slot, source))?;
+            harvest.newly_dirty += into.block(slot.block).merge_words(slot.first_page, &words);
+        }
+        Ok(harvest)
+    }
+
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        let mode = self.started()?;
+        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, harvested)?;
+        if mode == KvmLogMode::Automatic {
+            return Ok(());
+        }
+        for slot in self.slots.iter().filter(|slot| slot.block == block) {
+            let from = first.max(slot.first_page);
+            let to = (first + count).min(slot.first_page + slot.pages);
+            if from < to {
+                self.clear(slot, from - slot.first_page, to - slot.first_page, harvested)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn initially_set(&self) -> bool {
+        self.mode() == Some(KvmLogMode::InitiallySet)
+    }
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+}
+
+impl Drop for KvmDirtyLog {
+    fn drop(&mut self) {
+        // Nobody is left to tell.
+        let _ = self.stop();
+    }
+}
+
+/// Clears the bits outside `[first, end)`.
+fn keep_only(words: &mut [u64], first: u64, end: u64) {
+    for (index, word) in words.iter_mut().enumerate() {
+        let start = index as u64 * 64;
+        let from = first.saturating_sub(start).min(64);
+        let to = end.saturating_sub(start).min(64);
+        let below = |bits: u64| if bits == 64 { u64::MAX } else { (1 << bits) - 1 };
+        *word &= below(to) & !below(from);
+    }
+}
+
+fn failed(call: &'static str, slot: u32, source: std::io::Error) -> DirtyError {
+    DirtyError::System { origin: NAME, call, what: "slot", index: u64::from(slot), source }
+}

@@ -1,0 +1,208 @@
+//! userfaultfd write protection, resolved by the kernel itself (WP_ASYNC), harvested by PAGEMAP_SCAN.
+//!
+//! A protected page's first write lifts the protection without waking anybody. A scan reports pages that
+//! are not protected and protects them in the same step, so harvesting re-arms. It sees the writes of
+//! this process's threads, of the kernel on their behalf and of KVM; writes through another mapping of a
+//! memfd (a vhost-user device) it does not see.
+//!
+//! At the start shared memory is protected whole, pages that are not mapped here included (markers in
+//! the page table, eight bytes a page). In anonymous memory a page that is not there needs no marker:
+//! when it comes, it comes unprotected, and so as written. That keeps a sparse guest sparse and lets
+//! [`crate::RamBlock::mark_absent`], which asks the same page table, see what is absent.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{PoisonError, RwLock};
+
+use linux_raw_sys::general::{
+    PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, UFFD_API,
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+    UFFD_FEATURE_WP_UNPOPULATED, UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range, uffdio_register,
+    uffdio_writeprotect,
+};
+use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
+
+use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use crate::sys::{self, Scan};
+use crate::{Backing, DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
+
+const NAME: &str = "userfaultfd";
+
+/// `UFFDIO_WRITEPROTECT_MODE_WP`, which the headers define in a way that bindings miss.
+const MODE_WP: u64 = 1;
+
+/// Tracks writes by userfaultfd; needs Linux 6.7 and no privilege.
+#[derive(Debug)]
+pub struct UffdDirtyLog {
+    ram: GuestRam,
+    running: RwLock<Option<OwnedFd>>,
+}
+
+impl UffdDirtyLog {
+    /// Tracks all blocks. Not started.
+    pub fn new(ram: GuestRam) -> Self {
+        UffdDirtyLog { ram, running: RwLock::new(None) }
+    }
+
+    /// Whether this machine's kernel can do it.
+    pub fn is_supported() -> bool {
+        open().is_ok() && scan_exists()
+    }
+
+    fn register(&self, fd: &OwnedFd) -> Result<(), DirtyError> {
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            let mut register =
+                uffdio_register { range: range(block), mode: u64::from(UFFDIO_REGISTER_MODE_WP), ioctls: 0 };
+            // SAFETY: the request expects this structure; registering changes no byte of the block.
+            unsafe { sys::ioctl(fd.as_fd(), UFFDIO_REGISTER, &mut register) }
+                .map_err(|source| failed("UFFDIO_REGISTER", index, source))?;
+            protect(fd, block).map_err(|(call, source)| failed(call, index, source))?;
+        }
+        Ok(())
+    }
+
+    /// Unregisters what is registered; goes on after an error and gives the first.
+    fn unregister(&self, fd: &OwnedFd) -> Result<(), DirtyError> {
+        let mut result = Ok(());
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            // SAFETY: the request expects this structure; unregistering lifts the protection and
+            // changes no byte.
+            let done = unsafe { sys::ioctl(fd.as_fd(), UFFDIO_UNREGISTER, &mut range(block)) };
+            let done = done.map(|_| ()).map_err(|source| failed("UFFDIO_UNREGISTER", index, source));
+            result = result.and(done);
+        }
+        result
+    }
+}
+
+impl DirtySource for UffdDirtyLog {
+    fn start(&self) -> Result<(), DirtyError> {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        if running.is_some() {
+            return Ok(());
+        }
+        let fd = open()?;
+        if !scan_exists() {
+            return Err(unsupported("ioctl(PAGEMAP_SCAN), Linux 6.7")(io::Error::from_raw_os_error(
+                libc::ENOTTY,
+            )));
+        }
+        // On failure the descriptor is closed, which undoes what was registered.
+        self.register(&fd)?;
+        *running = Some(fd);
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        match running.take() {
+            Some(fd) => self.unregister(&fd),
+            None => Ok(()),
+        }
+    }
+
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        // Held while scanning: stop() must not lift the protection half-way.
+        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
+            return Err(DirtyError::NotStarted { origin: NAME });
+        }
+        check_bitmaps(NAME, &self.ram, into)?;
+        let mut harvest = Harvest::default();
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            let scan = match block.backing() {
+                Backing::Anonymous => WRITTEN_ANONYMOUS,
+                _ => WRITTEN_SHARED,
+            };
+            let bitmap = into.block(index);
+            sys::pagemap_scan(block.host_address() as u64, block.len_bytes(), scan, |first, bytes, _| {
+                harvest.newly_dirty += bitmap.set_range(first >> PAGE_SHIFT, bytes >> PAGE_SHIFT);
+            })
+            .map_err(|source| failed("ioctl(PAGEMAP_SCAN)", index, source))?;
+        }
+        Ok(harvest)
+    }
+
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        if self.running.read().unwrap_or_else(PoisonError::into_inner).is_none() {
+            return Err(DirtyError::NotStarted { origin: NAME });
+        }
+        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, harvested)
+    }
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+}
+
+impl Drop for UffdDirtyLog {
+    fn drop(&mut self) {
+        // Nobody is left to tell.
+        let _ = self.stop();
+    }
+}
+
+/// Report and protect. The kernel has a quick way for exactly this; it takes pages that are not mapped
+/// for written, of which there are none after everything was protected with markers.
+const WRITTEN_SHARED: Scan = Scan {
+    flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+    all_of: PAGE_IS_WRITTEN,
+    any_of: 0,
+    report: PAGE_IS_WRITTEN,
+};
+
+/// The same, but never for pages that are not there.
+const WRITTEN_ANONYMOUS: Scan = Scan { any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, ..WRITTEN_SHARED };
+
+/// Protects a block that was just registered.
+fn protect(fd: &OwnedFd, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
+    if block.backing() == Backing::Anonymous {
+        let scan = Scan { all_of: 0, report: PAGE_IS_PRESENT, ..WRITTEN_ANONYMOUS };
+        return sys::pagemap_scan(block.host_address() as u64, block.len_bytes(), scan, |_, _, _| {})
+            .map_err(|error| ("ioctl(PAGEMAP_SCAN)", error));
+    }
+    let mut protect = uffdio_writeprotect { range: range(block), mode: MODE_WP };
+    loop {
+        // SAFETY: the request expects this structure; protecting changes no byte of the block.
+        match unsafe { sys::ioctl(fd.as_fd(), UFFDIO_WRITEPROTECT, &mut protect) } {
+            Ok(_) => return Ok(()),
+            // The address space is just changing; it begins anew.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {}
+            Err(error) => return Err(("UFFDIO_WRITEPROTECT", error)),
+        }
+    }
+}
+
+/// A userfaultfd with the features that are needed.
+fn open() -> Result<OwnedFd, DirtyError> {
+    let fd = sys::userfaultfd().map_err(unsupported("userfaultfd(2)"))?;
+    let features = UFFD_FEATURE_PAGEFAULT_FLAG_WP
+        | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+        | UFFD_FEATURE_WP_UNPOPULATED
+        | UFFD_FEATURE_WP_ASYNC;
+    let mut api = uffdio_api { api: u64::from(UFFD_API), features: u64::from(features), ioctls: 0 };
+    // SAFETY: the request expects this structure, which points to nothing.
+    unsafe { sys::ioctl(fd.as_fd(), UFFDIO_API, &mut api) }
+        .map_err(unsupported("UFFD_FEATURE_WP_ASYNC, Linux 6.7"))?;
+    Ok(fd)
+}
+
+fn scan_exists() -> bool {
+    let page = [0u8; 1];
+    let start = page.as_ptr() as u64 >> PAGE_SHIFT << PAGE_SHIFT;
+    let look = Scan { flags: 0, all_of: 0, any_of: 0, report: PAGE_IS_PRESENT };
+    sys::pagemap_scan(start, 1 << PAGE_SHIFT, look, |_, _, _| {}).is_ok()
+}
+
+fn range(block: &RamBlock) -> uffdio_range {
+    uffdio_range { start: block.host_address() as u64, len: block.len_bytes() }
+}
+
+fn unsupported(what: &'static str) -> impl FnOnce(io::Error) -> DirtyError {
+    move |source| DirtyError::Unsupported { origin: NAME, what, source }
+}
+
+fn failed(call: &'static str, block: usize, source: io::Error) -> DirtyError {
+    DirtyError::System { origin: NAME, call, what: "block", index: block as u64, source }
+}
