@@ -1,0 +1,89 @@
+//! What several tests of this crate share: golden vectors and a driver for the decoder.
+#![allow(dead_code)] // each test program uses its own part
+
+use std::io::Read;
+use sterna_wire::PAGE_SIZE;
+use sterna_wire::main::{BodyKind, Expectations, MainDecoder, MainItem, SectionKind, Step};
+
+/// A vector of `tests/vectors`, unpacked.
+pub fn vector(name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/vectors/{name}.gz", env!("CARGO_MANIFEST_DIR"));
+    let file = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// RAM of the captures: one block.
+pub const BLOCK: &str = "m0";
+/// Its length.
+pub const BLOCK_BYTES: u64 = 4 << 20;
+
+/// What the captured streams agree with.
+pub fn expectations() -> Expectations {
+    Expectations {
+        machine_type: Some("none".into()),
+        blocks: Some(vec![(BLOCK.into(), BLOCK_BYTES)]),
+        ..Expectations::default()
+    }
+}
+
+/// Knows no device but RAM.
+pub fn opaque(name: &str, _: u32, _: u32, _: SectionKind) -> BodyKind {
+    if name == "ram" { BodyKind::Ram } else { BodyKind::OpaqueByFooter }
+}
+
+/// Knows the devices of the captures.
+pub fn informed(name: &str, _: u32, _: u32, _: SectionKind) -> BodyKind {
+    match name {
+        "ram" => BodyKind::Ram,
+        "timer" => BodyKind::FixedLength(24),
+        "globalstate" => BodyKind::FixedLength(104),
+        _ => BodyKind::Refuse("not in the captures".into()),
+    }
+}
+
+/// An item, and for a page its bytes.
+pub type Seen = (MainItem, Vec<u8>);
+
+/// Reads a whole stream that arrives in pieces of `piece` bytes; returns the items and the bytes left over.
+pub fn read_all(
+    decoder: &mut MainDecoder,
+    stream: &[u8],
+    piece: usize,
+) -> Result<(Vec<Seen>, usize), sterna_wire::WireError> {
+    let (mut items, mut at, mut arrived) = (Vec::new(), 0, 0);
+    loop {
+        match decoder.next(&stream[at..arrived])? {
+            Step::NeedMore(needed) => {
+                assert!(needed > arrived - at && needed <= sterna_wire::limits::MAIN_STEP_BYTES);
+                if arrived == stream.len() {
+                    return Ok((items, stream.len() - at));
+                }
+                arrived = (arrived + piece).min(stream.len());
+            }
+            Step::Partial { consumed } => {
+                assert!(consumed > 0);
+                at += consumed;
+            }
+            Step::Item { item, consumed } => {
+                at += consumed;
+                let mut page = Vec::new();
+                if let MainItem::PagePayloadFollows { .. } = item {
+                    if stream.len() - at < PAGE_SIZE {
+                        return Ok((items, stream.len() - at));
+                    }
+                    page = stream[at..at + PAGE_SIZE].to_vec();
+                    at += PAGE_SIZE;
+                    decoder.payload_consumed();
+                }
+                if let MainItem::MappedBlock { resume_at, .. } = item {
+                    at = usize::try_from(resume_at).unwrap();
+                }
+                arrived = arrived.max(at);
+                items.push((item, page));
+            }
+            Step::End => return Ok((items, stream.len() - at)),
+        }
+    }
+}
