@@ -58,6 +58,8 @@
 pub mod destination;
 mod limits;
 mod planted;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod source;
 
 pub use limits::Limits;

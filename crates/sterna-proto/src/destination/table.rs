@@ -52,10 +52,10 @@ impl Destination {
             (S::Preparing, E::HookAcquireFailed) if self.is_only_copy() => {
                 self.hooks = Hooks::Held;
                 self.conts = false;
-                self.go(now, S::Held, &[A::ReportHeld(Held::Hooks)])
+                self.go(now, S::Held, &[A::CloseChannels, A::ReportHeld(Held::Hooks)])
             }
             (S::Committed, E::GuestStartFailed) if self.is_only_copy() => {
-                self.go(now, S::Held, &[A::ReportHeld(Held::Start)])
+                self.go(now, S::Held, &[A::CloseChannels, A::ReportHeld(Held::Start)])
             }
             (S::Committed, E::GuestStartFailed) => self.fail(now, Cause::GuestStart),
             (S::Held, E::Abandon) => self.fail(now, Cause::Abandoned),

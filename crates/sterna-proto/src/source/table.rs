@@ -67,6 +67,9 @@ impl Source {
 
             // Failures after the commit: ask, and never run the guest meanwhile.
             (S::Committing, E::EofFailed) => self.undecided(now, Cause::Eof),
+            // A peer without return path closes when it has read EOF, perhaps
+            // before we hear that it is out: only our own write tells.
+            (S::Committing, E::ConnectionLost) if !self.config.return_path => IGNORE,
             (S::Committing | S::AwaitingAck, E::ConnectionLost) => {
                 if self.bug.is(Planted::ResumeAfterCommit) {
                     return self.fail(now, Cause::ConnectionLost);

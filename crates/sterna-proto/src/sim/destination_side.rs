@@ -1,0 +1,238 @@
+//! The destination's process: performs the machine's actions as an engine
+//! would, and checks what must hold before each.
+
+use super::schedule::{Effect, Pairing, Place};
+use super::world::{Command, ID, Item, Message, Owner, SECOND, Side, Work, World, time};
+use crate::Status;
+use crate::destination::{Action, Event, Held, Refusal, State};
+use crate::source::SwitchoverAck;
+
+impl World<'_> {
+    /// Feeds the machine and performs what comes back.
+    pub(super) fn destination_event(&mut self, event: Event) {
+        if !self.destination.alive {
+            return;
+        }
+        let now = time(self.now);
+        let Some(machine) = &mut self.destination.machine else {
+            return;
+        };
+        let before = machine.state();
+        let result = machine.handle(now, event);
+        let after = machine.state();
+        self.note(|| format!("  destination {before:?} + {event:?} -> {after:?} {result:?}"));
+        if before != after {
+            self.entered(Place::Destination(after));
+        }
+        match result {
+            Ok(actions) => actions.into_iter().for_each(|a| self.destination_performs(a)),
+            Err(Refusal::OutOfOrder { .. }) => {
+                self.violate("model: the destination's machine was fed out of order");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn destination_performs(&mut self, action: Action) {
+        let work = match action {
+            Action::FinishLoading => Work::Load,
+            Action::AcquireHooks => Work::Do(Effect::Acquire),
+            Action::SendPong => {
+                self.check_ready("the PREPARE ping was answered");
+                self.facts.prepared = true;
+                return self.send(Side::Source, Message::PreparePong);
+            }
+            Action::StartGuest => Work::Do(Effect::Start),
+            Action::AnnounceNetwork | Action::StopLoading => return,
+            Action::SendShut(0) => {
+                self.says_committed("SHUT 0 was said");
+                return self.send(Side::Source, Message::Shut(0));
+            }
+            Action::SendShut(code) => {
+                self.says_never("SHUT 1 was said");
+                return self.send(Side::Source, Message::Shut(code));
+            }
+            Action::Answer(status) => {
+                match status {
+                    Status::Committed => self.says_committed("\"committed\" was answered"),
+                    Status::Never => self.says_never("\"never\" was answered"),
+                    Status::Pending | Status::Unknown => {}
+                }
+                let at = self.network_delay();
+                return self.push(at, Item::Answer(Some(status)));
+            }
+            Action::ReportHeld(why) => return self.destination_held(why),
+            Action::GiveBackHooks => Work::Do(Effect::GiveBack),
+            Action::CloseChannels => return self.close(Side::Destination),
+            Action::ResetMemory => {
+                self.facts.memory_used = false;
+                return;
+            }
+            Action::Finish(outcome) => {
+                self.facts.destination_outcome = Some(outcome);
+                return;
+            }
+        };
+        let at = self.local_delay();
+        self.push(at, Item::DestinationDoes(work));
+    }
+
+    pub(super) fn destination_does(&mut self, work: Work) {
+        match work {
+            Work::Load => {
+                if self.destination_state() != Some(State::Completing) {
+                    return; // StopLoading came first.
+                }
+                if self.fails(Effect::Load) || !self.facts.final_arrived {
+                    return self.destination_event(Event::LocalFailure);
+                }
+                self.facts.loaded = true;
+                let run = self.schedule.was_running;
+                self.destination_event(Event::LoadComplete { run });
+            }
+            Work::Do(effect) => self.destination_effect(effect),
+            Work::QemuStarts | Work::QemuPongs => self.qemu_destination_does(work),
+            _ => {}
+        }
+    }
+
+    fn destination_effect(&mut self, effect: Effect) {
+        let fails = self.fails(effect);
+        let event = match effect {
+            Effect::Acquire => self.destination_acquires(fails),
+            Effect::GiveBack => {
+                let from = usize::from(fails);
+                for hook in &mut self.hooks[from..] {
+                    if *hook == Owner::Destination {
+                        *hook = Owner::Nobody;
+                    }
+                }
+                if fails {
+                    self.facts.give_back_failed = true;
+                    Event::HookGiveBackFailed
+                } else {
+                    Event::HooksGivenBack
+                }
+            }
+            Effect::Start if fails => Event::GuestStartFailed,
+            Effect::Start => {
+                self.check_ready("the guest was started");
+                if self.destination.running {
+                    self.violate("invariant 1: the destination's guest was started twice");
+                }
+                if self.facts.never {
+                    self.violate("invariant 1: the destination started after it had said never");
+                }
+                if !self.facts.eof_out {
+                    self.violate("invariant 1: the destination started before the commit");
+                }
+                self.destination.running = true;
+                Event::GuestStarted
+            }
+            _ => return,
+        };
+        self.destination_event(event);
+    }
+
+    fn destination_acquires(&mut self, fails: bool) -> Event {
+        for index in 0..self.hooks.len() {
+            let taken = self.schedule.locks && self.hooks[index] == Owner::Source;
+            if taken || (fails && index == 1) {
+                return Event::HookAcquireFailed;
+            }
+            self.hooks[index] = Owner::Destination;
+        }
+        Event::HooksAcquired
+    }
+
+    /// Everything must be loaded, and every hook held.
+    fn check_ready(&mut self, what: &str) {
+        if !self.facts.loaded {
+            self.violate(&format!("invariant 2: {what} before all was loaded"));
+        }
+        if !self.holds_all(Owner::Destination) {
+            self.violate(&format!("invariant 1: {what} before all hooks were held"));
+        }
+    }
+
+    fn says_committed(&mut self, what: &str) {
+        self.check_ready(what);
+        let paused = matches!(self.destination_state(), Some(State::Paused | State::Held));
+        if !self.destination.running && !paused {
+            self.violate(&format!("invariant 1: {what} before the guest was started or taken over paused"));
+        }
+        self.facts.committed = true;
+    }
+
+    fn says_never(&mut self, what: &str) {
+        let hooks = self.locks_some(Owner::Destination) && !self.facts.give_back_failed;
+        if hooks {
+            self.violate(&format!("invariant 3: {what} while hooks were still held"));
+        }
+        if self.destination.running {
+            self.violate(&format!("invariant 1: {what} while the guest runs"));
+        }
+        self.facts.never = true;
+    }
+
+    fn destination_held(&mut self, why: Held) {
+        let managed = matches!(self.schedule.pairing, Pairing::FromQemu { managed: true, .. });
+        // `sterna migrate` speaks when it has seen the source's end (qemu.rs).
+        if why == Held::UntilSourceCompleted && managed {
+            return self.tool_looks();
+        }
+        if self.destination.retries < 3 {
+            self.destination.retries += 1;
+            self.push(3 * SECOND, Item::Operator(Command::Cont));
+        }
+    }
+
+    /// A message from the source.
+    pub(super) fn destination_reads(&mut self, message: Message) {
+        if self.destination.machine.is_none() {
+            return self.qemu_destination_reads(message);
+        }
+        match message {
+            Message::Connected => self.destination_event(Event::ChannelsReady),
+            Message::OpenReturnPath => {
+                self.destination_event(Event::ReturnPathOpened);
+                if self.schedule.ack == SwitchoverAck::Legacy {
+                    self.send(Side::Source, Message::Ack);
+                }
+            }
+            Message::Hello => self.send(Side::Source, Message::HelloPong { sterna: true }),
+            Message::HandoverId => self.destination_event(Event::HandoverIdRead(ID)),
+            Message::Compatibility => self.send(Side::Source, Message::CompatibilityPong),
+            Message::DeviceAsks => self.send(Side::Source, Message::Ack),
+            Message::Ram => {
+                // Lanes that were stopped write no more.
+                self.facts.memory_used |= self.destination_state() == Some(State::Active);
+            }
+            Message::Final => self.facts.final_arrived = true,
+            Message::Prepare => self.destination_event(Event::PrepareRead),
+            Message::Eof => self.destination_event(Event::EofRead),
+            _ => self.destination_event(Event::PeerMisbehaved),
+        }
+    }
+
+    pub(super) fn destination_broken(&mut self) {
+        if self.destination.machine.is_none() {
+            return self.qemu_destination_broken();
+        }
+        // A stream that ends inside an element looks like a broken rule.
+        if self.rng.percent(30) {
+            return self.destination_event(Event::PeerMisbehaved);
+        }
+        self.destination_event(Event::ConnectionLost);
+    }
+
+    pub(super) fn destination_local_failure(&mut self) {
+        if self.destination_state().is_some() {
+            self.destination_event(Event::LocalFailure);
+        }
+    }
+
+    pub(super) fn destination_state(&self) -> Option<State> {
+        self.destination.machine.as_ref().map(|machine| machine.state())
+    }
+}

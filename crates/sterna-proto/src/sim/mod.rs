@@ -1,0 +1,98 @@
+//! A seeded simulator of handovers that drives the machines themselves.
+//!
+//! It owns what the machines do not: time, two processes with a guest, two
+//! exclusive hooks and dirty tracking, and the network between them, an
+//! ordered stream in each direction that delays, is cut for good, or loses
+//! what is under way, plus the connections of the status question. A
+//! [`Schedule`] follows from one seed: who talks to whom (two Sternas, QEMU as
+//! either side), what is configured, and which faults are placed where. After
+//! every step the invariants 1 and 3 of the design are checked, and at the end
+//! that both sides have ended and agree.
+//!
+//! [`campaign`] runs many schedules; the first that violates an invariant is
+//! shrunk to the faults that it needs and comes back with its trace. Schedule
+//! `i` of a campaign has the seed `seed + i`, so `STERNA_SEED=<its seed>
+//! STERNA_SCHEDULES=1` replays it alone.
+//!
+//! The bugs of [`Planted`] prove that the checks see: the tests plant each and
+//! expect the simulator to find it.
+
+mod check;
+mod coverage;
+mod destination_side;
+mod qemu;
+mod rng;
+mod schedule;
+mod source_side;
+#[cfg(test)]
+mod tests;
+mod world;
+
+pub use coverage::{Coverage, Kind};
+pub use rng::Rng;
+pub use schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
+
+use crate::Planted;
+use std::fmt;
+use world::World;
+
+/// A schedule that violated an invariant, shrunk.
+#[derive(Debug)]
+pub struct Failure {
+    /// What it needs.
+    pub schedule: Schedule,
+    /// What was violated.
+    pub violation: String,
+    /// What happened, one line an event.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.violation)?;
+        let seed = self.schedule.seed;
+        writeln!(f, "replay: STERNA_SEED={seed} STERNA_SCHEDULES=1")?;
+        writeln!(f, "shrunk: {:#?}", self.schedule)?;
+        for line in &self.trace {
+            writeln!(f, "{line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs the schedules of the seeds from `seed` on, with a bug planted or none.
+///
+/// # Errors
+/// The first schedule that violates an invariant.
+pub fn campaign(
+    seed: u64,
+    schedules: u64,
+    planted: Option<Planted>,
+    coverage: &mut Coverage,
+) -> Result<(), Box<Failure>> {
+    for index in 0..schedules {
+        let mut schedule = Schedule::from_seed(seed.wrapping_add(index));
+        schedule.planted = planted;
+        if World::new(&schedule, coverage, false).run().0.is_some() {
+            return Err(Box::new(shrink(schedule)));
+        }
+    }
+    Ok(())
+}
+
+/// Drops faults, one at a time, while an invariant is still violated.
+fn shrink(mut schedule: Schedule) -> Failure {
+    let mut ignored = Coverage::default();
+    let mut index = 0;
+    while index < schedule.faults.len() {
+        let mut smaller = schedule.clone();
+        smaller.faults.remove(index);
+        if World::new(&smaller, &mut ignored, false).run().0.is_some() {
+            schedule = smaller;
+        } else {
+            index += 1;
+        }
+    }
+    let (violation, trace) = World::new(&schedule, &mut ignored, true).run();
+    Failure { violation: violation.unwrap_or_default(), schedule, trace }
+}

@@ -1,0 +1,319 @@
+//! The source's process: performs the machine's actions as an engine would.
+
+use super::schedule::{Effect, Pairing, Place};
+use super::world::{Command, Item, Message, Owner, SECOND, Side, Work, World, time};
+use crate::Status;
+use crate::destination;
+use crate::source::{Action, Decision, Event, Peer, Refusal, State};
+
+impl World<'_> {
+    /// Feeds the machine and performs what comes back.
+    pub(super) fn source_event(&mut self, event: Event) {
+        if !self.source.alive {
+            return;
+        }
+        let now = time(self.now);
+        let Some(machine) = &mut self.source.machine else {
+            return;
+        };
+        let before = machine.state();
+        let result = machine.handle(now, event);
+        let after = machine.state();
+        self.note(|| format!("  source {before:?} + {event:?} -> {after:?} {result:?}"));
+        if before != after {
+            self.entered(Place::Source(after));
+        }
+        match result {
+            Ok(actions) => actions.into_iter().for_each(|a| self.source_performs(a)),
+            Err(Refusal::OutOfOrder { .. }) => {
+                self.violate("model: the source's machine was fed out of order");
+            }
+            Err(Refusal::AcknowledgementsMissing { .. }) => {
+                let at = SECOND / 10 + self.local_delay();
+                self.push(at, Item::SourceDoes(Work::WantSwitchover));
+            }
+            Err(_) => {}
+        }
+        if before != after && after == State::PreSwitchover {
+            let at = self.rng.below(2 * SECOND);
+            self.push(at, Item::Operator(Command::Continue));
+        }
+    }
+
+    fn source_performs(&mut self, action: Action) {
+        let work = match action {
+            Action::Identify => {
+                self.send(Side::Destination, Message::OpenReturnPath);
+                self.send(Side::Destination, Message::Hello);
+                return;
+            }
+            Action::SendHandoverId => return self.send(Side::Destination, Message::HandoverId),
+            Action::Compare => return self.send(Side::Destination, Message::Compatibility),
+            Action::StartPrecopy => {
+                self.facts.tracking = true;
+                for _ in 0..2 {
+                    self.send(Side::Destination, Message::Ram);
+                }
+                for _ in 0..self.schedule.asks {
+                    let at = self.local_delay();
+                    self.push(at, Item::SourceDoes(Work::DeviceAsks));
+                }
+                // After the asks, most of the time.
+                let at = self.local_delay();
+                self.push(at + 2_000, Item::SourceDoes(Work::WantSwitchover));
+                return;
+            }
+            Action::StopGuest => Work::Do(Effect::Stop),
+            Action::ReleaseHooks => Work::Do(Effect::Release),
+            Action::SendFinalState => Work::Final,
+            Action::SendPrepare => return self.send(Side::Destination, Message::Prepare),
+            Action::SendEof => Work::EofByte,
+            Action::ReportUndecided(_) => {
+                if self.schedule.operator_decides {
+                    self.push(40 * SECOND, Item::Operator(Command::Decide));
+                }
+                return;
+            }
+            Action::AskAgain => {
+                let delay = self.network_delay();
+                return self.push(delay, Item::QuestionArrives);
+            }
+            Action::CloseChannels => return self.close(Side::Source),
+            Action::ReacquireHooks => Work::Do(Effect::Reacquire),
+            Action::ResumeGuest => Work::Do(Effect::Resume),
+            Action::StopTracking => Work::Do(Effect::Untrack),
+            Action::Finish(outcome) => {
+                self.facts.source_outcome = Some(outcome);
+                self.check_source_outcome(outcome);
+                let held = self.source_state() == Some(State::Held);
+                if held && self.source.retries < 2 {
+                    self.source.retries += 1;
+                    self.push(5 * SECOND, Item::Operator(Command::Retry));
+                }
+                return;
+            }
+        };
+        let at = self.local_delay();
+        self.push(at, Item::SourceDoes(work));
+    }
+
+    /// Local work of the source ends.
+    pub(super) fn source_does(&mut self, work: Work) {
+        match work {
+            Work::Connect => {
+                self.send(Side::Destination, Message::Connected);
+                if self.source.machine.is_none() {
+                    return self.qemu_source_connects();
+                }
+                self.source_event(Event::ChannelsReady);
+            }
+            Work::DeviceAsks if self.source_state() == Some(State::Active) => {
+                self.source_event(Event::DeviceAsksAck);
+                if self.schedule.ack == crate::source::SwitchoverAck::Modern {
+                    self.send(Side::Destination, Message::DeviceAsks);
+                }
+            }
+            Work::WantSwitchover if self.source_state() == Some(State::Active) => {
+                let guest_running = self.source.running;
+                self.source_event(Event::SwitchoverRequested { guest_running });
+            }
+            Work::Final if self.source.open => {
+                self.send(Side::Destination, Message::Final);
+                self.source_event(Event::FinalStateSent);
+            }
+            Work::EofByte if self.source.open => {
+                // Not a byte, or one and an error, or all.
+                if !self.fails(Effect::SendEof) {
+                    self.eof_goes_out();
+                    let at = self.local_delay();
+                    return self.push(at, Item::SourceDoes(Work::EofDone));
+                }
+                if self.rng.percent(50) {
+                    self.eof_goes_out();
+                }
+                self.source_event(Event::EofFailed);
+            }
+            // An engine that closes its channels drops what it was sending.
+            Work::EofDone if self.source.open => self.source_event(Event::EofSent),
+            Work::Do(effect) => self.source_effect(effect),
+            Work::QemuStops | Work::QemuReleases | Work::QemuEof | Work::QemuResumes => {
+                self.qemu_source_does(work);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn eof_goes_out(&mut self) {
+        let prepares =
+            matches!(self.schedule.pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
+        if prepares && !self.facts.prepared {
+            self.violate("invariant 1: EOF went out before the destination was prepared");
+        }
+        self.facts.eof_out = true;
+        self.send(Side::Destination, Message::Eof);
+    }
+
+    fn source_effect(&mut self, effect: Effect) {
+        let fails = self.fails(effect);
+        let event = match effect {
+            Effect::Stop if fails => Event::GuestStopFailed,
+            Effect::Stop => {
+                Event::GuestStopped { was_running: std::mem::replace(&mut self.source.running, false) }
+            }
+            Effect::Release => {
+                let count = if fails { self.rng.below(2) as usize } else { 2 };
+                self.hooks[..count].fill(Owner::Nobody);
+                if fails { Event::HookReleaseFailed } else { Event::HooksReleased }
+            }
+            Effect::Reacquire => self.source_reacquires(fails),
+            Effect::Resume if fails => Event::GuestResumeFailed,
+            Effect::Resume => {
+                self.source_resumes();
+                Event::GuestResumed
+            }
+            Effect::Untrack if fails => Event::TrackingStopFailed,
+            Effect::Untrack => {
+                self.facts.tracking = false;
+                Event::TrackingStopped
+            }
+            _ => return,
+        };
+        self.source_event(event);
+    }
+
+    fn source_reacquires(&mut self, fails: bool) -> Event {
+        for index in (0..self.hooks.len()).rev() {
+            let taken = self.schedule.locks && self.hooks[index] == Owner::Destination;
+            if taken || (fails && index == 0) {
+                return Event::HooksReacquireFailed;
+            }
+            self.hooks[index] = Owner::Source;
+        }
+        Event::HooksReacquired
+    }
+
+    fn source_resumes(&mut self) {
+        if self.source.running {
+            self.violate("invariant 3: the source's guest was resumed twice");
+        }
+        if !self.schedule.was_running {
+            self.violate("invariant 3: a guest that was paused before was resumed");
+        }
+        if !self.holds_all(Owner::Source) {
+            self.violate("invariant 1: the source's guest resumed without all its hooks");
+        }
+        let decided = self.facts.decided == Some(Decision::SourceRuns);
+        if self.facts.eof_out && !self.facts.never && !decided {
+            self.violate("invariant 1: the source resumed after the commit");
+        }
+        self.source.running = true;
+    }
+
+    /// A message from the destination.
+    pub(super) fn source_reads(&mut self, message: Message) {
+        if self.source.machine.is_none() {
+            return self.qemu_source_reads(message);
+        }
+        match message {
+            Message::HelloPong { sterna } => {
+                let features = u16::from(sterna);
+                self.source_event(Event::PeerIdentified(Peer { sterna, features }));
+            }
+            Message::CompatibilityPong => self.source_event(Event::CompatibilityAccepted),
+            Message::Ack => self.source_event(Event::SwitchoverAck),
+            Message::PreparePong => self.source_event(Event::PrepareAcknowledged),
+            Message::Shut(code) => self.source_event(Event::Shut(code)),
+            _ => self.source_event(Event::PeerMisbehaved),
+        }
+    }
+
+    pub(super) fn source_broken(&mut self) {
+        if self.source.machine.is_none() {
+            return self.qemu_source_broken();
+        }
+        self.source_event(Event::ConnectionLost);
+    }
+
+    pub(super) fn source_local_failure(&mut self) {
+        let settled = self.source_state().is_none_or(|s| s > State::AwaitingAck);
+        if self.source.machine.is_some() && !settled {
+            self.source_event(Event::LocalFailure);
+        }
+    }
+
+    /// The operator's cancel, checked: refused exactly from the commit on.
+    pub(super) fn cancel(&mut self) {
+        if self.source.machine.is_none() {
+            return self.qemu_source_broken();
+        }
+        let before = self.source_state();
+        self.source_event(Event::Cancel);
+        let after = self.source_state();
+        let committed = before.is_some_and(State::is_committed);
+        if committed && before != after {
+            self.violate("invariant 1: a cancel after the commit was accepted");
+        }
+        let early = before.is_some_and(|s| s < State::Committing);
+        if early && self.source.alive && before == after {
+            self.violate("invariant 3: a cancel before the commit was not accepted");
+        }
+    }
+
+    pub(super) fn operator(&mut self, command: Command) {
+        match command {
+            Command::Continue => self.source_event(Event::OperatorContinue),
+            Command::Retry => self.source_event(Event::OperatorRetry),
+            Command::Decide => self.decide(),
+            Command::Cont => self.destination_event(destination::Event::OperatorCont),
+            Command::Abandon => {
+                if self.destination.machine.is_some() && self.destination.alive {
+                    self.facts.abandoned = true;
+                    self.destination_event(destination::Event::Abandon);
+                }
+            }
+        }
+    }
+
+    /// An operator who looks at the destination first, and makes sure.
+    fn decide(&mut self) {
+        if self.source_state() != Some(State::Undecided) || !self.source.alive {
+            return;
+        }
+        let has_it = self.destination.alive && (self.destination.running || self.facts.committed);
+        let decision = if has_it {
+            Decision::DestinationRuns
+        } else {
+            self.crash(Side::Destination);
+            Decision::SourceRuns
+        };
+        self.facts.decided = Some(decision);
+        self.source_event(Event::OperatorDecides(decision));
+    }
+
+    /// A status question reaches the destination's address.
+    pub(super) fn question(&mut self) {
+        let blocked = self.now < self.asks_blocked_until || self.rng.percent(5);
+        let to_qemu = matches!(self.schedule.pairing, Pairing::ToQemu { .. });
+        let dead = !self.destination.alive && !self.facts.restarted;
+        if blocked || to_qemu || dead {
+            let at = self.network_delay();
+            return self.push(at, Item::Answer(None));
+        }
+        if !self.destination.alive {
+            let at = self.network_delay();
+            return self.push(at, Item::Answer(Some(Status::Unknown)));
+        }
+        self.destination_event(destination::Event::StatusAsked(super::world::ID));
+    }
+
+    pub(super) fn answer(&mut self, status: Option<Status>) {
+        if self.source_state().is_none() {
+            return;
+        }
+        self.source_event(status.map_or(Event::AskFailed, Event::AskAnswered));
+    }
+
+    pub(super) fn source_state(&self) -> Option<State> {
+        self.source.machine.as_ref().map(|machine| machine.state())
+    }
+}

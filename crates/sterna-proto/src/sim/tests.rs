@@ -1,0 +1,95 @@
+//! The ordinary test run: 300,000 schedules, and every planted bug found.
+
+use super::{Coverage, Kind, Place, campaign};
+use crate::Planted;
+use crate::{destination, source};
+
+const SCHEDULES: u64 = 300_000;
+
+/// A number from the environment, as decimal.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// The seed of this run: given, or drawn from the clock.
+fn seed() -> u64 {
+    number("STERNA_SEED").unwrap_or_else(|| {
+        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        time.map_or(1, |time| time.as_nanos() as u64 / 1_000)
+    })
+}
+
+#[test]
+#[allow(clippy::print_stdout)]
+fn handover_under_random_faults_keeps_invariants() {
+    let (seed, schedules) = (seed(), number("STERNA_SCHEDULES").unwrap_or(SCHEDULES));
+    println!("STERNA_SEED={seed} STERNA_SCHEDULES={schedules}");
+    let mut coverage = Coverage::default();
+    let result = campaign(seed, schedules, None, &mut coverage);
+    println!("{coverage}");
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+    if schedules < SCHEDULES {
+        return; // A replay says nothing about coverage.
+    }
+    let blind: Vec<_> = Coverage::places()
+        .flat_map(|place| Kind::ALL.map(|kind| (place, kind)))
+        .filter(|(place, kind)| coverage.blows(*place, *kind) < least(*place))
+        .collect();
+    assert!(blind.is_empty(), "hardly struck: {blind:?}\n{coverage}");
+    assert!(coverage.known_double_runs > 0, "{coverage}");
+}
+
+/// How often each kind of blow must strike a state in the ordinary run.
+fn least(place: Place) -> u64 {
+    match place {
+        // Nothing can befall what is over.
+        Place::Source(state) if state.is_final() => 0,
+        Place::Destination(state) if state.is_final() => 0,
+        _ => 50,
+    }
+}
+
+#[test]
+#[allow(clippy::print_stdout)]
+fn simulator_with_planted_bug_finds_it() {
+    let seed = seed();
+    println!("STERNA_SEED={seed}");
+    for bug in Planted::ALL {
+        let mut coverage = Coverage::default();
+        let found = campaign(seed, SCHEDULES, Some(bug), &mut coverage);
+        let failure = found.err().unwrap_or_else(|| panic!("{bug:?} was not found"));
+        let after = coverage.schedules;
+        println!("{bug:?}: after {after} schedules: {}", failure.violation);
+        assert!(
+            failure.violation.starts_with("invariant"),
+            "{bug:?} was found for a wrong reason: {failure}"
+        );
+    }
+}
+
+#[test]
+fn simulator_with_same_seed_repeats_itself() {
+    let mut runs = [Coverage::default(), Coverage::default()];
+    for coverage in &mut runs {
+        assert!(campaign(7, 200, None, coverage).is_ok());
+    }
+    assert_eq!(runs[0].to_string(), runs[1].to_string());
+}
+
+#[test]
+fn coverage_of_quiet_run_reaches_completion() {
+    let quiet = (0..)
+        .map(super::Schedule::from_seed)
+        .find(|schedule| schedule.faults.is_empty() && schedule.pairing == super::Pairing::Sternas);
+    let schedule = quiet.expect("one of many seeds");
+    let mut coverage = Coverage::default();
+    let (violation, _) = super::World::new(&schedule, &mut coverage, false).run();
+    assert_eq!(violation, None);
+    let completed = Place::Source(source::State::Completed);
+    assert_eq!(coverage.visits(completed), 1);
+    let taken = [destination::State::Running, destination::State::Paused];
+    let taken = taken.map(|state| coverage.visits(Place::Destination(state)));
+    assert_eq!(taken[0] + taken[1], 1);
+}

@@ -1,0 +1,592 @@
+//! The simulated world: time, the queue of what will happen, both sides, the
+//! network between them, and the blows that strike it.
+
+use super::coverage::Coverage;
+use super::qemu::{QemuDestination, QemuSource};
+use super::rng::Rng;
+use super::schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
+use crate::destination::{self, Destination};
+use crate::source::{self, Decision, Source};
+use crate::{Limits, MigrationId, Status};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+pub(super) const ID: MigrationId = MigrationId(*b"simulated-guest!");
+pub(super) const SECOND: Micros = 1_000_000;
+/// Faults end and everything settles long before this.
+const HORIZON: Micros = 300 * SECOND;
+const MOST_EVENTS: u32 = 20_000;
+
+/// Who holds a hook (a disk, a lock); exclusive, as a disk lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Nobody,
+    Source,
+    Destination,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Destination,
+}
+
+/// What travels on the main channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    // Source to destination.
+    Connected,
+    OpenReturnPath,
+    Hello,
+    HandoverId,
+    Compatibility,
+    Ram,
+    DeviceAsks,
+    Final,
+    Prepare,
+    Eof,
+    // Destination to source.
+    HelloPong { sterna: bool },
+    CompatibilityPong,
+    Ack,
+    PreparePong,
+    Shut(u32),
+    Garbage,
+}
+
+/// What will happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Item {
+    SourceDoes(Work),
+    DestinationDoes(Work),
+    /// A message reaches this side, if the link's generation is still this.
+    Arrives(Side, Message, u32),
+    /// The peer's orderly close reaches this side.
+    Closed(Side, u32),
+    /// This side notices that the connection is broken.
+    Broken(Side),
+    QuestionArrives,
+    Answer(Option<Status>),
+    Strikes(Blow),
+    Operator(Command),
+}
+
+/// Local work that ends now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Connect,
+    WantSwitchover,
+    DeviceAsks,
+    Final,
+    EofByte,
+    EofDone,
+    Load,
+    Do(Effect),
+    QemuStops,
+    QemuReleases,
+    QemuEof,
+    QemuResumes,
+    QemuStarts,
+    QemuPongs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Continue,
+    Retry,
+    Decide,
+    Cont,
+    Abandon,
+}
+
+/// One direction of the connection: ordered, delayed, and cut for good.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    pub(super) cut: bool,
+    generation: u32,
+    last_arrival: Micros,
+}
+
+/// What both kinds of side have.
+#[derive(Debug)]
+pub(super) struct Process<M, Q> {
+    pub(super) machine: Option<M>,
+    pub(super) qemu: Q,
+    pub(super) alive: bool,
+    /// Its channels are open.
+    pub(super) open: bool,
+    /// Its guest runs.
+    pub(super) running: bool,
+    pub(super) retries: u8,
+}
+
+/// What was said and done, for the checks.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// The destination answered the PREPARE ping.
+    pub(super) prepared: bool,
+    /// The first byte of EOF went to the network.
+    pub(super) eof_out: bool,
+    /// The destination said SHUT 1 or *never*.
+    pub(super) never: bool,
+    /// The destination said SHUT 0 or *committed*.
+    pub(super) committed: bool,
+    pub(super) decided: Option<Decision>,
+    pub(super) source_outcome: Option<source::Outcome>,
+    pub(super) destination_outcome: Option<destination::Outcome>,
+    pub(super) tracking: bool,
+    pub(super) final_arrived: bool,
+    pub(super) loaded: bool,
+    pub(super) memory_used: bool,
+    pub(super) give_back_failed: bool,
+    pub(super) double_run: bool,
+    pub(super) restarted: bool,
+    pub(super) abandoned: bool,
+}
+
+pub(super) struct World<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) rng: Rng,
+    pub(super) now: Micros,
+    seq: u64,
+    queue: BinaryHeap<Reverse<(Micros, u64, Entry)>>,
+    pub(super) forward: Link,
+    pub(super) back: Link,
+    pub(super) source: Process<Source, QemuSource>,
+    pub(super) destination: Process<Destination, QemuDestination>,
+    pub(super) hooks: [Owner; 2],
+    pub(super) facts: Facts,
+    pub(super) asks_blocked_until: Micros,
+    struck: u64,
+    failures: [u8; Effect::ALL.len()],
+    pub(super) coverage: &'a mut Coverage,
+    trace: Option<Vec<String>>,
+    pub(super) violation: Option<String>,
+}
+
+/// An item in the queue; never compared, `seq` is unique.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry(Item);
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, _: &Self) -> std::cmp::Ordering {
+        std::cmp::Ordering::Equal
+    }
+}
+
+/// Short limits, so that slow networks and effects pass them.
+pub(super) fn limits() -> Limits {
+    let s = Duration::from_secs;
+    Limits {
+        setup: s(5),
+        stop: s(3),
+        switchover: s(5),
+        prepare: s(5),
+        commit: s(2),
+        acknowledge: s(4),
+        ask: s(2),
+        ask_interval: s(1),
+        reacquire: s(60),
+        reacquire_interval: s(1),
+        load: s(5),
+        prepared: s(8),
+    }
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(schedule: &'a Schedule, coverage: &'a mut Coverage, trace: bool) -> Self {
+        let from_qemu = matches!(schedule.pairing, Pairing::FromQemu { .. });
+        let to_qemu = matches!(schedule.pairing, Pairing::ToQemu { .. });
+        let return_path = !matches!(schedule.pairing, Pairing::ToQemu { return_path: false });
+        let managed = matches!(schedule.pairing, Pairing::FromQemu { managed: true, .. });
+        let source_config = source::Config {
+            return_path,
+            compatibility: schedule.compatibility,
+            pause_before_switchover: schedule.pause,
+            switchover_ack: schedule.ack,
+            limits: limits(),
+        };
+        let destination_config =
+            destination::Config { autostart: schedule.autostart, managed, limits: limits() };
+        let mut source = Source::new(source_config, Duration::ZERO);
+        let mut destination = Destination::new(destination_config, Duration::ZERO);
+        if let Some(bug) = schedule.planted {
+            source = source.with_planted(bug);
+            destination = destination.with_planted(bug);
+        }
+        let mut failures = [0; Effect::ALL.len()];
+        for fault in &schedule.faults {
+            if let Fault::Fail { effect, times } = *fault {
+                let left = &mut failures[effect as usize];
+                *left = times.max(*left);
+            }
+        }
+        Self {
+            schedule,
+            rng: Rng::new(schedule.seed),
+            now: 0,
+            seq: 0,
+            queue: BinaryHeap::with_capacity(32),
+            forward: Link::default(),
+            back: Link::default(),
+            source: Process::new((!from_qemu).then_some(source), schedule.was_running),
+            destination: Process::new((!to_qemu).then_some(destination), false),
+            hooks: [Owner::Source; 2],
+            facts: Facts::default(),
+            asks_blocked_until: 0,
+            struck: 0,
+            failures,
+            coverage,
+            trace: trace.then(Vec::new),
+            violation: None,
+        }
+    }
+
+    /// Runs until nothing more will happen. Gives back what was violated and
+    /// the trace, if one was asked for.
+    pub(super) fn run(mut self) -> (Option<String>, Vec<String>) {
+        self.entered(Place::Source(source::State::Setup));
+        self.entered(Place::Destination(destination::State::Setup));
+        let at = self.local_delay();
+        self.push(at, Item::SourceDoes(Work::Connect));
+        let mut events = 0;
+        while self.violation.is_none() && self.next() {
+            events += 1;
+            if events > MOST_EVENTS {
+                self.violate("liveness: the machines do not settle");
+            }
+            self.check_step();
+        }
+        self.coverage.events += u64::from(events);
+        self.coverage.schedules += 1;
+        if self.violation.is_none() {
+            self.check_end();
+        }
+        (self.violation, self.trace.unwrap_or_default())
+    }
+
+    /// The next thing that happens: an item, or a machine's deadline.
+    fn next(&mut self) -> bool {
+        let item_at = self.queue.peek().map_or(Micros::MAX, |Reverse(e)| e.0);
+        let source_at = self.source_deadline();
+        let destination_at = self.destination_deadline();
+        let at = item_at.min(source_at).min(destination_at);
+        if at > HORIZON {
+            return false;
+        }
+        self.now = self.now.max(at);
+        if item_at <= source_at && item_at <= destination_at {
+            if let Some(Reverse((_, _, Entry(item)))) = self.queue.pop() {
+                self.happens(item);
+            }
+        } else if source_at <= destination_at {
+            self.source_event(source::Event::Tick);
+            if self.source_deadline() <= self.now {
+                self.violate("liveness: the source's tick at its deadline did nothing");
+            }
+        } else {
+            self.destination_event(destination::Event::Tick);
+            if self.destination_deadline() <= self.now {
+                self.violate("liveness: the destination's tick at its deadline did nothing");
+            }
+        }
+        true
+    }
+
+    fn source_deadline(&self) -> Micros {
+        let machine = self.source.machine.as_ref().filter(|_| self.source.alive);
+        micros(machine.and_then(Source::deadline))
+    }
+
+    fn destination_deadline(&self) -> Micros {
+        // The machine is made when the source connects.
+        let machine = self.destination.machine.as_ref();
+        let machine = machine.filter(|_| self.destination.alive);
+        micros(machine.and_then(Destination::deadline))
+    }
+
+    fn happens(&mut self, item: Item) {
+        self.note(|| format!("{item:?}"));
+        match item {
+            Item::SourceDoes(work) if self.source.alive => self.source_does(work),
+            Item::DestinationDoes(work) if self.destination.alive => self.destination_does(work),
+            Item::SourceDoes(_) | Item::DestinationDoes(_) => {}
+            Item::Arrives(side, message, generation) => self.arrives(side, message, generation),
+            Item::Closed(side, generation) => {
+                if self.link_to(side).generation == generation {
+                    self.broken(side);
+                }
+            }
+            Item::Broken(side) => self.broken(side),
+            Item::QuestionArrives => self.question(),
+            Item::Answer(status) => self.answer(status),
+            Item::Strikes(blow) => self.strikes(blow),
+            Item::Operator(command) => self.operator(command),
+        }
+    }
+
+    // What sides use.
+
+    pub(super) fn push(&mut self, delay: Micros, item: Item) {
+        self.seq += 1;
+        self.queue.push(Reverse((self.now + delay, self.seq, Entry(item))));
+    }
+
+    /// Sends in order; lost if that direction is cut.
+    pub(super) fn send(&mut self, to: Side, message: Message) {
+        let delay = self.network_delay();
+        let now = self.now;
+        let link = self.link_to(to);
+        if link.cut {
+            return;
+        }
+        link.last_arrival = link.last_arrival.max(now + delay);
+        let (delay, generation) = (link.last_arrival - now, link.generation);
+        self.push(delay, Item::Arrives(to, message, generation));
+    }
+
+    /// The orderly close of this side's channels.
+    pub(super) fn close(&mut self, by: Side) {
+        let (open, peer) = match by {
+            Side::Source => (&mut self.source.open, Side::Destination),
+            Side::Destination => (&mut self.destination.open, Side::Source),
+        };
+        if !std::mem::replace(open, false) {
+            return;
+        }
+        // Closing with unread bytes resets the connection: what the source
+        // still has under way is lost. The destination closes gently.
+        if by == Side::Source && self.rng.percent(30) {
+            self.link_to(peer).generation += 1;
+        }
+        let now = self.now;
+        let link = self.link_to(peer);
+        if !link.cut {
+            let delay = link.last_arrival.max(now) - now;
+            let generation = link.generation;
+            self.push(delay, Item::Closed(peer, generation));
+        }
+    }
+
+    /// Whether this attempt of an effect fails.
+    pub(super) fn fails(&mut self, effect: Effect) -> bool {
+        let left = &mut self.failures[effect as usize];
+        match *left {
+            0 => false,
+            Fault::ALWAYS => true,
+            _ => {
+                *left -= 1;
+                true
+            }
+        }
+    }
+
+    pub(super) fn plans_failure(&self, effect: Effect) -> bool {
+        let fails = |f: &Fault| matches!(f, Fault::Fail { effect: e, .. } if *e == effect);
+        self.schedule.faults.iter().any(fails)
+    }
+
+    pub(super) fn local_delay(&mut self) -> Micros {
+        if self.schedule.slow_local && self.rng.percent(8) {
+            return self.rng.below(6 * SECOND);
+        }
+        10 + self.rng.below(3_000)
+    }
+
+    pub(super) fn network_delay(&mut self) -> Micros {
+        if self.schedule.slow_network && self.rng.percent(6) {
+            return self.rng.below(12 * SECOND);
+        }
+        50 + self.rng.below(2_000)
+    }
+
+    /// Whether a side holds all hooks, as far as this world can tell.
+    pub(super) fn holds_all(&self, owner: Owner) -> bool {
+        !self.schedule.locks || self.hooks == [owner; 2]
+    }
+
+    /// Whether a lock of this side keeps the other from acquiring some hook.
+    pub(super) fn locks_some(&self, owner: Owner) -> bool {
+        self.schedule.locks && self.hooks.contains(&owner)
+    }
+
+    /// A machine of ours entered a state: blows placed there will strike.
+    pub(super) fn entered(&mut self, place: Place) {
+        self.coverage.visit(place);
+        let faults = &self.schedule.faults;
+        for (index, fault) in faults.iter().enumerate() {
+            let Fault::At { place: at, delay, blow } = *fault else {
+                continue;
+            };
+            if at == place && self.struck & (1 << index) == 0 {
+                self.struck |= 1 << index;
+                self.push(delay, Item::Strikes(blow));
+            }
+        }
+    }
+
+    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>12} us  {}", self.now, line()));
+        }
+    }
+
+    pub(super) fn violate(&mut self, what: &str) {
+        self.note(|| format!("VIOLATION {what}"));
+        self.violation.get_or_insert_with(|| what.to_owned());
+    }
+
+    pub(super) fn link_to(&mut self, side: Side) -> &mut Link {
+        match side {
+            Side::Destination => &mut self.forward,
+            Side::Source => &mut self.back,
+        }
+    }
+
+    fn arrives(&mut self, side: Side, message: Message, generation: u32) {
+        if self.link_to(side).generation != generation {
+            return;
+        }
+        let (alive, open) = match side {
+            Side::Source => (self.source.alive, self.source.open),
+            Side::Destination => (self.destination.alive, self.destination.open),
+        };
+        // A closed side still has what was read and queued just before.
+        if !alive || (!open && !self.rng.percent(20)) {
+            return;
+        }
+        match side {
+            Side::Source => self.source_reads(message),
+            Side::Destination => self.destination_reads(message),
+        }
+    }
+
+    fn broken(&mut self, side: Side) {
+        match side {
+            Side::Source if self.source.alive && self.source.open => self.source_broken(),
+            Side::Destination if self.destination.alive && self.destination.open => {
+                self.destination_broken();
+            }
+            _ => {}
+        }
+    }
+
+    fn strikes(&mut self, blow: Blow) {
+        if let Some(machine) = self.source.machine.as_ref().filter(|_| self.source.alive) {
+            let place = Place::Source(machine.state());
+            self.coverage.strike(place, blow);
+        }
+        let destination = &self.destination;
+        if let Some(machine) = destination.machine.as_ref().filter(|_| destination.alive) {
+            let place = Place::Destination(machine.state());
+            self.coverage.strike(place, blow);
+        }
+        match blow {
+            Blow::CutForward => self.cut(&[Side::Destination]),
+            Blow::CutBack => self.cut(&[Side::Source]),
+            Blow::CutBoth => self.cut(&[Side::Destination, Side::Source]),
+            Blow::Reset => self.reset(),
+            Blow::CutAsks => self.block_asks(),
+            Blow::CrashSource => self.crash(Side::Source),
+            Blow::CrashDestination => self.crash(Side::Destination),
+            Blow::RestartDestination => {
+                self.crash(Side::Destination);
+                self.facts.restarted = true;
+            }
+            Blow::Cancel => self.cancel(),
+            Blow::Abandon => self.operator(Command::Abandon),
+            Blow::LocalSource => self.source_local_failure(),
+            Blow::LocalDestination => self.destination_local_failure(),
+            Blow::Garbage => self.send(Side::Source, Message::Garbage),
+            Blow::ExtraAck => self.send(Side::Source, Message::Ack),
+            Blow::Stray => {
+                self.operator(Command::Continue);
+                self.operator(Command::Retry);
+            }
+        }
+    }
+
+    /// Silent: the sides notice by their stall limits, much later.
+    fn cut(&mut self, lost: &[Side]) {
+        for side in lost {
+            let drops = self.rng.percent(50);
+            let link = self.link_to(*side);
+            link.cut = true;
+            if drops {
+                link.generation += 1;
+            }
+        }
+        self.block_asks();
+        for side in [Side::Source, Side::Destination] {
+            let delay = SECOND / 2 + self.rng.below(20 * SECOND);
+            self.push(delay, Item::Broken(side));
+        }
+    }
+
+    fn reset(&mut self) {
+        for side in [Side::Source, Side::Destination] {
+            let link = self.link_to(side);
+            link.cut = true;
+            link.generation += 1;
+            let delay = self.rng.below(2_000);
+            self.push(delay, Item::Broken(side));
+        }
+    }
+
+    fn block_asks(&mut self) {
+        let until = self.now + self.rng.below(30 * SECOND);
+        self.asks_blocked_until = self.asks_blocked_until.max(until);
+    }
+
+    pub(super) fn crash(&mut self, side: Side) {
+        let (mine, peer) = match side {
+            Side::Source => (Owner::Source, Side::Destination),
+            Side::Destination => (Owner::Destination, Side::Source),
+        };
+        // The kernel gives a dead process's locks back.
+        for hook in self.hooks.iter_mut().filter(|hook| **hook == mine) {
+            *hook = Owner::Nobody;
+        }
+        match side {
+            Side::Source => self.source.dies(),
+            Side::Destination => self.destination.dies(),
+        }
+        // What it had sent may still arrive, then the connection is reset;
+        // what was under way to it is lost with it.
+        let now = self.now;
+        let link = self.link_to(peer);
+        if !link.cut {
+            let delay = link.last_arrival.max(now) - now;
+            link.cut = true;
+            self.push(delay + 1, Item::Broken(peer));
+        }
+    }
+}
+
+impl<M, Q: Default> Process<M, Q> {
+    fn new(machine: Option<M>, running: bool) -> Self {
+        Self { machine, qemu: Q::default(), alive: true, open: true, running, retries: 0 }
+    }
+
+    fn dies(&mut self) {
+        self.alive = false;
+        self.open = false;
+        self.running = false;
+    }
+}
+
+fn micros(time: Option<Duration>) -> Micros {
+    time.map_or(Micros::MAX, |time| time.as_micros() as Micros)
+}
+
+/// The simulated clock as the machines take it.
+pub(super) fn time(now: Micros) -> Duration {
+    Duration::from_micros(now)
+}
