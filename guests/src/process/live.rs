@@ -1,0 +1,95 @@
+//! What can be asked of running workers, and seen of them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use sterna::VmError;
+
+use super::StopPoint;
+use crate::model::{History, Pattern};
+
+/// How far a guest has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps that each worker has taken.
+    pub steps: Vec<u64>,
+    /// Beats of each worker: it moves, whether or not its pattern has steps.
+    pub beats: Vec<u64>,
+    /// Whether each worker's pattern has no steps now.
+    pub idle: Vec<bool>,
+    /// The longest time between two beats of one worker.
+    pub max_gap: Duration,
+}
+
+impl Progress {
+    /// Steps of all workers.
+    pub fn total_steps(&self) -> u64 {
+        self.steps.iter().sum()
+    }
+
+    /// Whether every worker has gone on by `more` steps since `before`; one that is idle, by `more` beats.
+    pub fn is_beyond(&self, before: &Self, more: u64) -> bool {
+        let gone_on = |worker: usize| {
+            let by = |now: &[u64], then: &[u64]| {
+                now[worker].saturating_sub(then.get(worker).copied().unwrap_or(0))
+            };
+            by(&self.steps, &before.steps) >= more
+                || (self.idle[worker] && by(&self.beats, &before.beats) >= more)
+        };
+        !self.steps.is_empty() && (0..self.steps.len()).all(gone_on)
+    }
+}
+
+/// Wishes that workers look at between steps.
+#[derive(Debug)]
+pub(super) struct Live {
+    rate: AtomicU64,
+    mid_page: AtomicBool,
+    generation: AtomicU64,
+    load: Mutex<(Pattern, Option<u64>)>,
+}
+
+impl Live {
+    pub fn new(rate: u64, stop_point: StopPoint) -> Self {
+        Self {
+            rate: AtomicU64::new(rate),
+            mid_page: AtomicBool::new(stop_point == StopPoint::MidPage),
+            generation: AtomicU64::new(0),
+            load: Mutex::new((Pattern::Idle, None)),
+        }
+    }
+
+    pub fn rate(&self) -> u64 {
+        self.rate.load(Relaxed)
+    }
+    pub fn set_rate(&self, steps_per_second: u64) {
+        self.rate.store(steps_per_second, Relaxed);
+    }
+    pub fn stop_point(&self) -> StopPoint {
+        if self.mid_page.load(Relaxed) { StopPoint::MidPage } else { StopPoint::StepBoundary }
+    }
+    pub fn set_stop_point(&self, point: StopPoint) {
+        self.mid_page.store(point == StopPoint::MidPage, Relaxed);
+    }
+
+    /// Counts requests; a worker that sees another count than before asks [`Live::load`].
+    pub fn generation(&self) -> u64 {
+        self.generation.load(std::sync::atomic::Ordering::Acquire)
+    }
+    pub fn load(&self) -> (Pattern, Option<u64>) {
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The caller holds the phase, so requests come one at a time.
+    pub fn request(&self, pattern: Pattern, working_set_pages: Option<u64>) -> Result<(), VmError> {
+        if self.generation() >= History::LIMIT as u64 - 1 {
+            return Err(VmError::new(
+                "set the pattern",
+                format!("more than {} changes in one run", History::LIMIT),
+            ));
+        }
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = (pattern, working_set_pages);
+        self.generation.fetch_add(1, std::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+}

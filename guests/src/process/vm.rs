@@ -1,0 +1,227 @@
+//! The guest as the engine sees it.
+
+use std::sync::{Arc, PoisonError};
+
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna_ram::{DirtySource, GuestRam};
+
+use super::state::{Compatibility, GuestState};
+use super::worker::Run;
+use super::{Inner, Phase, ProcessGuest, no_guest};
+
+/// What stands in the stream's configuration.
+const MACHINE_TYPE: &str = "sterna-process";
+
+impl SourceVm for ProcessGuest {
+    fn machine_type(&self) -> String {
+        MACHINE_TYPE.into()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.config.uuid
+    }
+    fn ram(&self) -> &GuestRam {
+        &self.inner.ram
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        self.inner.tracker.source()
+    }
+    fn run_state(&self) -> RunState {
+        self.inner.phase().run_state()
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        let mut phase = self.inner.phase();
+        match std::mem::replace(&mut *phase, Phase::Ended) {
+            Phase::Running(run) => {
+                *phase = Phase::Stopped(run.stop()?);
+                Ok(())
+            }
+            stopped @ Phase::Stopped(_) => {
+                *phase = stopped;
+                Ok(())
+            }
+            other => {
+                *phase = other;
+                Err(no_guest("stop"))
+            }
+        }
+    }
+
+    fn resume(&self) -> Result<(), VmError> {
+        let mut phase = self.inner.phase();
+        match std::mem::replace(&mut *phase, Phase::Ended) {
+            Phase::Stopped(state) => self.inner.run(&mut phase, state, Phase::Stopped),
+            running @ Phase::Running(_) => {
+                *phase = running;
+                Ok(())
+            }
+            other => {
+                *phase = other;
+                Err(no_guest("run on"))
+            }
+        }
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.all_devices()
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(CompatibilityRecord(Arc::clone(&self.inner))))
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.all_hooks()
+    }
+}
+
+impl TargetVm for ProcessGuest {
+    fn machine_type(&self) -> String {
+        MACHINE_TYPE.into()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.config.uuid
+    }
+    fn ram(&self) -> &GuestRam {
+        &self.inner.ram
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.all_devices()
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(CompatibilityRecord(Arc::clone(&self.inner))))
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.all_hooks()
+    }
+
+    fn start(&self) -> Result<(), VmError> {
+        let mut phase = self.inner.phase();
+        match std::mem::replace(&mut *phase, Phase::Ended) {
+            Phase::Loaded(state) => self.inner.run(&mut phase, state, Phase::Loaded),
+            other => {
+                *phase = other;
+                Err(VmError::new("start the guest", "no state was loaded"))
+            }
+        }
+    }
+
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        let mut phase = self.inner.phase();
+        match std::mem::replace(&mut *phase, Phase::Ended) {
+            Phase::Loaded(state) => {
+                *phase = Phase::Stopped(state);
+                Ok(())
+            }
+            other => {
+                *phase = other;
+                Err(VmError::new("take the guest over", "no state was loaded"))
+            }
+        }
+    }
+
+    fn reset(&self) {
+        let mut phase = self.inner.phase();
+        if let Phase::Loaded(_) = *phase {
+            *phase = Phase::Waiting;
+        }
+    }
+}
+
+impl ProcessGuest {
+    fn all_devices(&self) -> Vec<Arc<dyn Device>> {
+        let own: Arc<dyn Device> = Arc::new(GuestDevice(Arc::clone(&self.inner)));
+        let extra = self.extra_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        std::iter::once(own).chain(extra.iter().cloned()).collect()
+    }
+
+    fn all_hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Inner {
+    /// Lets the threads run with `state`; if they cannot, `back` says where the state goes.
+    fn run(
+        self: &Arc<Self>,
+        phase: &mut Phase,
+        state: GuestState,
+        back: fn(GuestState) -> Phase,
+    ) -> Result<(), VmError> {
+        match Run::spawn(Arc::clone(self), state) {
+            Ok(run) => {
+                *phase = Phase::Running(run);
+                Ok(())
+            }
+            Err((state, error)) => {
+                *phase = back(state);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// All of the guest that is not RAM.
+struct GuestDevice(Arc<Inner>);
+
+impl Device for GuestDevice {
+    fn name(&self) -> String {
+        "process-guest".into()
+    }
+    fn version(&self) -> u32 {
+        1
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        match &*self.0.phase() {
+            Phase::Stopped(state) => Ok(state.encode()),
+            Phase::Running(_) => Err(VmError::new("save process-guest", "the guest runs")),
+            Phase::Waiting | Phase::Loaded(_) | Phase::Ended => Err(no_guest("save process-guest")),
+        }
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        let mut phase = self.0.phase();
+        if !matches!(*phase, Phase::Waiting | Phase::Loaded(_)) {
+            return Err(VmError::new("load process-guest", "there is a guest here already, or it was ended"));
+        }
+        let state =
+            GuestState::decode(body, &self.0.ram).map_err(|why| VmError::new("load process-guest", why))?;
+        *phase = Phase::Loaded(state);
+        Ok(())
+    }
+}
+
+/// What the destination must be able to run.
+struct CompatibilityRecord(Arc<Inner>);
+
+impl CompatibilityRecord {
+    fn own(&self) -> Compatibility {
+        Compatibility {
+            level: self.0.level,
+            pages: self.0.ram.blocks().iter().map(|block| block.pages()).sum(),
+        }
+    }
+}
+
+impl Device for CompatibilityRecord {
+    fn name(&self) -> String {
+        "process-guest-compatibility".into()
+    }
+    fn version(&self) -> u32 {
+        1
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        Ok(self.own().encode())
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        let refuse = |why: String| VmError::new("compare with the source's machine", why);
+        let (theirs, own) = (Compatibility::decode(body).map_err(refuse)?, self.own());
+        if theirs.level > own.level {
+            return Err(refuse(format!(
+                "its level is {}, ours {}; choose a newer machine",
+                theirs.level, own.level
+            )));
+        }
+        if theirs.pages != own.pages {
+            return Err(refuse(format!("it has {} pages of RAM, ours {}", theirs.pages, own.pages)));
+        }
+        Ok(())
+    }
+}
