@@ -16,7 +16,7 @@
 //!                           Failed: answers "never"
 //! ```
 //!
-//! * [`table`] holds every transition.
+//! * `table.rs` holds every transition.
 //! * What is said is final. *Committed* and SHUT 0 only when the guest has
 //!   been started or taken over paused. *Never* and SHUT 1 only in
 //!   [`State::Failed`], which has no way out, and only when the hooks are back

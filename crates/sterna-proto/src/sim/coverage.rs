@@ -79,12 +79,12 @@ impl Coverage {
 
     pub(super) fn strike(&mut self, place: Place, blow: Blow) {
         // A cancel strikes the source, a give-up the destination.
-        let counts = match (place, blow) {
+        let misses = matches!(
+            (place, blow),
             (Place::Source(_), Blow::Abandon | Blow::LocalDestination)
-            | (Place::Destination(_), Blow::Cancel | Blow::LocalSource) => false,
-            _ => true,
-        };
-        if counts {
+                | (Place::Destination(_), Blow::Cancel | Blow::LocalSource)
+        );
+        if !misses {
             *self.blows.entry((place, Kind::of(blow))).or_default() += 1;
         }
     }

@@ -17,9 +17,11 @@
 //! The bugs of [`Planted`] prove that the checks see: the tests plant each and
 //! expect the simulator to find it.
 
+mod blows;
 mod check;
 mod coverage;
 mod destination_side;
+mod network;
 mod qemu;
 mod rng;
 mod schedule;

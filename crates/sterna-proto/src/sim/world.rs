@@ -104,8 +104,8 @@ pub(super) enum Command {
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) cut: bool,
-    generation: u32,
-    last_arrival: Micros,
+    pub(super) generation: u32,
+    pub(super) last_arrival: Micros,
 }
 
 /// What both kinds of side have.
@@ -339,42 +339,6 @@ impl<'a> World<'a> {
         self.queue.push(Reverse((self.now + delay, self.seq, Entry(item))));
     }
 
-    /// Sends in order; lost if that direction is cut.
-    pub(super) fn send(&mut self, to: Side, message: Message) {
-        let delay = self.network_delay();
-        let now = self.now;
-        let link = self.link_to(to);
-        if link.cut {
-            return;
-        }
-        link.last_arrival = link.last_arrival.max(now + delay);
-        let (delay, generation) = (link.last_arrival - now, link.generation);
-        self.push(delay, Item::Arrives(to, message, generation));
-    }
-
-    /// The orderly close of this side's channels.
-    pub(super) fn close(&mut self, by: Side) {
-        let (open, peer) = match by {
-            Side::Source => (&mut self.source.open, Side::Destination),
-            Side::Destination => (&mut self.destination.open, Side::Source),
-        };
-        if !std::mem::replace(open, false) {
-            return;
-        }
-        // Closing with unread bytes resets the connection: what the source
-        // still has under way is lost. The destination closes gently.
-        if by == Side::Source && self.rng.percent(30) {
-            self.link_to(peer).generation += 1;
-        }
-        let now = self.now;
-        let link = self.link_to(peer);
-        if !link.cut {
-            let delay = link.last_arrival.max(now) - now;
-            let generation = link.generation;
-            self.push(delay, Item::Closed(peer, generation));
-        }
-    }
-
     /// Whether this attempt of an effect fails.
     pub(super) fn fails(&mut self, effect: Effect) -> bool {
         let left = &mut self.failures[effect as usize];
@@ -442,132 +406,6 @@ impl<'a> World<'a> {
         self.note(|| format!("VIOLATION {what}"));
         self.violation.get_or_insert_with(|| what.to_owned());
     }
-
-    pub(super) fn link_to(&mut self, side: Side) -> &mut Link {
-        match side {
-            Side::Destination => &mut self.forward,
-            Side::Source => &mut self.back,
-        }
-    }
-
-    fn arrives(&mut self, side: Side, message: Message, generation: u32) {
-        if self.link_to(side).generation != generation {
-            return;
-        }
-        let (alive, open) = match side {
-            Side::Source => (self.source.alive, self.source.open),
-            Side::Destination => (self.destination.alive, self.destination.open),
-        };
-        // A closed side still has what was read and queued just before.
-        if !alive || (!open && !self.rng.percent(20)) {
-            return;
-        }
-        match side {
-            Side::Source => self.source_reads(message),
-            Side::Destination => self.destination_reads(message),
-        }
-    }
-
-    fn broken(&mut self, side: Side) {
-        match side {
-            Side::Source if self.source.alive && self.source.open => self.source_broken(),
-            Side::Destination if self.destination.alive && self.destination.open => {
-                self.destination_broken();
-            }
-            _ => {}
-        }
-    }
-
-    fn strikes(&mut self, blow: Blow) {
-        if let Some(machine) = self.source.machine.as_ref().filter(|_| self.source.alive) {
-            let place = Place::Source(machine.state());
-            self.coverage.strike(place, blow);
-        }
-        let destination = &self.destination;
-        if let Some(machine) = destination.machine.as_ref().filter(|_| destination.alive) {
-            let place = Place::Destination(machine.state());
-            self.coverage.strike(place, blow);
-        }
-        match blow {
-            Blow::CutForward => self.cut(&[Side::Destination]),
-            Blow::CutBack => self.cut(&[Side::Source]),
-            Blow::CutBoth => self.cut(&[Side::Destination, Side::Source]),
-            Blow::Reset => self.reset(),
-            Blow::CutAsks => self.block_asks(),
-            Blow::CrashSource => self.crash(Side::Source),
-            Blow::CrashDestination => self.crash(Side::Destination),
-            Blow::RestartDestination => {
-                self.crash(Side::Destination);
-                self.facts.restarted = true;
-            }
-            Blow::Cancel => self.cancel(),
-            Blow::Abandon => self.operator(Command::Abandon),
-            Blow::LocalSource => self.source_local_failure(),
-            Blow::LocalDestination => self.destination_local_failure(),
-            Blow::Garbage => self.send(Side::Source, Message::Garbage),
-            Blow::ExtraAck => self.send(Side::Source, Message::Ack),
-            Blow::Stray => {
-                self.operator(Command::Continue);
-                self.operator(Command::Retry);
-            }
-        }
-    }
-
-    /// Silent: the sides notice by their stall limits, much later.
-    fn cut(&mut self, lost: &[Side]) {
-        for side in lost {
-            let drops = self.rng.percent(50);
-            let link = self.link_to(*side);
-            link.cut = true;
-            if drops {
-                link.generation += 1;
-            }
-        }
-        self.block_asks();
-        for side in [Side::Source, Side::Destination] {
-            let delay = SECOND / 2 + self.rng.below(20 * SECOND);
-            self.push(delay, Item::Broken(side));
-        }
-    }
-
-    fn reset(&mut self) {
-        for side in [Side::Source, Side::Destination] {
-            let link = self.link_to(side);
-            link.cut = true;
-            link.generation += 1;
-            let delay = self.rng.below(2_000);
-            self.push(delay, Item::Broken(side));
-        }
-    }
-
-    fn block_asks(&mut self) {
-        let until = self.now + self.rng.below(30 * SECOND);
-        self.asks_blocked_until = self.asks_blocked_until.max(until);
-    }
-
-    pub(super) fn crash(&mut self, side: Side) {
-        let (mine, peer) = match side {
-            Side::Source => (Owner::Source, Side::Destination),
-            Side::Destination => (Owner::Destination, Side::Source),
-        };
-        // The kernel gives a dead process's locks back.
-        for hook in self.hooks.iter_mut().filter(|hook| **hook == mine) {
-            *hook = Owner::Nobody;
-        }
-        match side {
-            Side::Source => self.source.dies(),
-            Side::Destination => self.destination.dies(),
-        }
-        // What it had sent may still arrive, then the connection is reset;
-        // what was under way to it is lost with it.
-        let now = self.now;
-        let link = self.link_to(peer);
-        if !link.cut {
-            let delay = link.last_arrival.max(now) - now;
-            link.cut = true;
-            self.push(delay + 1, Item::Broken(peer));
-        }
-    }
 }
 
 impl<M, Q: Default> Process<M, Q> {
@@ -575,7 +413,7 @@ impl<M, Q: Default> Process<M, Q> {
         Self { machine, qemu: Q::default(), alive: true, open: true, running, retries: 0 }
     }
 
-    fn dies(&mut self) {
+    pub(super) fn dies(&mut self) {
         self.alive = false;
         self.open = false;
         self.running = false;

@@ -18,7 +18,7 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
-//! * [`table`] holds every transition; [`undo`] holds the way back. A ledger
+//! * `table.rs` holds every transition; `undo.rs` holds the way back. A ledger
 //!   remembers what was done to the guest, so that exactly that is undone, and
 //!   what is still under way, so that the undoing waits for it.
 //! * What the engine or the peer reports after the end has begun is late, not

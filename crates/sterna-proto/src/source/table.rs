@@ -39,7 +39,7 @@ impl Source {
             (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(0)) => self.complete(now),
 
             // Switchover acknowledgements: one more than due is a lie (spec §5.3).
-            (s, E::DeviceAsksAck) if is_before_switchover(s) => self.device_asks(),
+            (s, E::DeviceAsksAck) if is_before_commit(s) => self.device_asks(),
             (s, E::SwitchoverAck) if is_before_commit(s) && self.acks_arrived < self.acks_due => {
                 self.acks_arrived += 1;
                 IGNORE
@@ -220,11 +220,6 @@ impl Source {
         }
         Ok(actions)
     }
-}
-
-/// From here on the guest is about to be, or has been, stopped.
-fn is_before_switchover(state: S) -> bool {
-    state <= S::Active
 }
 
 fn is_before_commit(state: S) -> bool {
