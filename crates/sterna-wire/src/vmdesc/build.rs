@@ -46,14 +46,35 @@ pub fn build(machine_type: &str, devices: &[Device]) -> String {
         ],
     });
     let devices: Vec<Value> = devices.iter().map(device).collect();
-    json!({ "configuration": configuration, "page_size": crate::PAGE_SIZE, "devices": devices }).to_string()
+    let text = json!({ "configuration": configuration, "page_size": crate::PAGE_SIZE, "devices": devices });
+    to_ascii(&text.to_string())
+}
+
+/// JSON outside ASCII occurs in texts only, where an escape means the same.
+fn to_ascii(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_ascii() {
+            out.push(character);
+        } else {
+            let mut units = [0; 2];
+            for unit in character.encode_utf16(&mut units) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    out
 }
 
 /// Appends the element: `06`, a length and the JSON (§1.6). It comes right after EOF.
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes.
+/// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes, or not ASCII.
 pub fn encode(description: &str, out: &mut Vec<u8>) -> Result<(), WireError> {
+    if let Some(at) = description.bytes().position(|byte| !byte.is_ascii()) {
+        let rule = "the description is not ASCII";
+        return Err(WireError::local("description", 5 + at as u64, "specs/stream.md §1.6", rule));
+    }
     if description.len() > VM_DESCRIPTION_BYTES {
         let rule = format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len());
         return Err(WireError::local("description", 1, "specs/stream.md §1.6", rule));
@@ -76,4 +97,22 @@ fn device(device: &Device) -> Value {
 
 fn field(field: &Field) -> Value {
     json!({ "name": field.name, "type": field.kind, "size": field.size })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmdesc::section_lengths;
+
+    #[test]
+    fn build_name_outside_ascii_is_escaped_and_comes_back() {
+        let fields = vec![Field::new("ü", "buffer", 7)];
+        let device = Device { name: "größe 🐧".into(), instance: 2, version: 1, fields };
+
+        let text = build("none", &[device]);
+
+        assert!(text.is_ascii(), "{text}");
+        let lengths = section_lengths(&text).unwrap();
+        assert_eq!((lengths[0].name.as_str(), lengths[0].length_bytes), ("größe 🐧", 7));
+    }
 }

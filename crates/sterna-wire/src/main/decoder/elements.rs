@@ -158,14 +158,20 @@ impl MainDecoder {
     }
 
     pub(super) fn description_bytes(&mut self, r: &mut Reader<'_>, left: usize) -> Result<Taken, Stop> {
+        // Piece by piece, so that the error names the byte, however the text arrives.
+        let piece = &r.rest()[..r.rest().len().min(left)];
+        if let Some(at) = piece.iter().position(|byte| !byte.is_ascii()) {
+            r.take(at)?;
+            r.u8()?;
+            return Err(r.bad("specs/stream.md §1.6", "the description is not ASCII"));
+        }
         let left = self.take_over(r, left)?;
         if left > 0 {
             self.state = State::Description { left };
             return silent(r);
         }
-        let Ok(text) = String::from_utf8(std::mem::take(&mut self.body)) else {
-            return Err(r.bad("specs/stream.md §1.6", "the description is not UTF-8"));
-        };
+        // Every byte was seen to be ASCII, so nothing is lost.
+        let text = String::from_utf8(std::mem::take(&mut self.body)).unwrap_or_default();
         self.state = State::Done;
         taken(r, MainItem::VmDescription(text))
     }

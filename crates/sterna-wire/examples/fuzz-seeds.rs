@@ -1,0 +1,160 @@
+//! Writes seeds for the fuzz targets, out of the golden vectors and of messages made here.
+//!
+//! `cargo run -p sterna-wire --example fuzz-seeds -- fuzz/seeds` (the directory is the argument).
+
+use std::io::Read;
+use std::path::Path;
+use sterna_wire::extension::{Handover, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::global_state::GlobalState;
+use sterna_wire::main::{
+    Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
+    encode_section_part,
+};
+use sterna_wire::mapped_ram::MappedHeader;
+use sterna_wire::multifd::DeviceStatePacket;
+use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::return_path::ReturnMessage;
+use sterna_wire::{WireError, vmdesc};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let directory = std::env::args().nth(1).ok_or("give the directory to write to")?;
+    let seeds = Seeds(directory.into());
+    main_channel(&seeds)?;
+    multifd_packet(&seeds)?;
+    small_messages(&seeds)
+}
+
+struct Seeds(std::path::PathBuf);
+
+impl Seeds {
+    fn put(&self, target: &str, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
+        let directory = self.0.join(target);
+        std::fs::create_dir_all(&directory)?;
+        std::fs::write(directory.join(name), parts.concat())
+    }
+}
+
+fn vector(name: &str) -> std::io::Result<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(format!("{name}.gz"));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(std::fs::File::open(path)?).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The first byte chooses expectations (bit 1 blocks, 2 multifd, 4 mapped-ram, 6 postcopy), the second the pieces.
+fn main_channel(seeds: &Seeds) -> Result<(), Failure> {
+    let multifd = vector("multifd2-none.0")?;
+    seeds.put("main_channel", "multifd", &[&[0b0111, 50], &multifd])?;
+    let alone = vector("main.0")?;
+    // Two pages and a half: the end of such a stream is another seed.
+    seeds.put("main_channel", "alone", &[&[0b0011, 200], &alone[..10_000]])?;
+    let file = vector("file-mapped-ram")?;
+    seeds.put("main_channel", "mapped-ram", &[&[0b0001_0011, 9], &file[..200]])?;
+    seeds.put("main_channel", "sterna", &[&[0b0100_0000, 33], &hand_made()?])?;
+    let configuration = &alone[FileHeader::BYTES..FileHeader::BYTES + 10];
+    seeds.put("configuration", "captured", &[configuration])?;
+    let mut rich = Vec::new();
+    Configuration {
+        machine_type: "pc-i440fx-11.1".into(),
+        target_page_bits: Some(12),
+        capabilities: vec!["x-ignore-shared".into(), "mapped-ram".into()],
+        uuid: Some([7; 16]),
+    }
+    .encode(&mut rich)?;
+    seeds.put("configuration", "rich", &[&rich, &[1]])?;
+    Ok(())
+}
+
+/// A stream with every kind of element and record.
+fn hand_made() -> Result<Vec<u8>, WireError> {
+    let mut out = Vec::new();
+    FileHeader.encode(&mut out);
+    Configuration { machine_type: "none".into(), ..Configuration::default() }.encode(&mut out)?;
+    Command::OpenReturnPath.encode(&mut out)?;
+    Command::Ping(1).encode(&mut out)?;
+    Command::PostcopyAdvise(Some((4096, 4096))).encode(&mut out)?;
+    SectionHeader { id: 9, name: "sterna/handover", instance: 0, version: 1 }.encode_full(&mut out)?;
+    encode_length_prefixed(&[1; 16], &mut out)?;
+    encode_footer(9, &mut out);
+    SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(&mut out)?;
+    BlockList { blocks: vec![BlockEntry::new("m0", 4 << 20), BlockEntry::new("b", 4096)] }
+        .encode(&mut out)?;
+    RamRecordWriter::eos(&mut out);
+    encode_footer(1, &mut out);
+    encode_section_part(1, false, &mut out);
+    let mut records = RamRecordWriter::new();
+    records.zero(0, "m0", 0, &mut out)?;
+    records.xbzrle(0, "m0", 4096, &[0x10, 1, 0xa3, 0xef, 3, 2, 0x75, 0x6f], &mut out)?;
+    records.zero(1, "b", 0, &mut out)?;
+    RamRecordWriter::eos(&mut out);
+    encode_footer(1, &mut out);
+    Command::PostcopyDiscard { block: "m0".into(), ranges: vec![(0, 4096), (8192, 4096)] }
+        .encode(&mut out)?;
+    Command::ReceivedBitmap("m0".into()).encode(&mut out)?;
+    Command::SwitchoverStart.encode(&mut out)?;
+    encode_section_part(1, true, &mut out);
+    RamRecordWriter::eos(&mut out);
+    encode_footer(1, &mut out);
+    SectionHeader { id: 3, name: "timer", instance: 0, version: 2 }.encode_full(&mut out)?;
+    out.extend_from_slice(&[0x7e, 0, 0, 0, 3, 9, 0, 0, 0x7e, 0, 0]);
+    encode_footer(3, &mut out);
+    Command::Ping(2).encode(&mut out)?;
+    encode_end(&mut out);
+    vmdesc::encode(&vmdesc::build("none", &[]), &mut out)?;
+    Ok(out)
+}
+
+fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
+    for (choice, name) in [(0, "none"), (1, "zlib"), (2, "zstd")] {
+        let channel = vector(&format!("multifd2-{name}.1"))?;
+        // Initial packet, SYNC, pages.
+        seeds.put("multifd_packet", &format!("{name}-initial"), &[&[choice], &channel[..64]])?;
+        seeds.put("multifd_packet", &format!("{name}-sync"), &[&[choice], &channel[64..64 + 1344]])?;
+        seeds.put("multifd_packet", &format!("{name}-pages"), &[&[choice], &channel[1408..1408 + 1344]])?;
+    }
+    let mut state = Vec::new();
+    DeviceStatePacket { name: "0000:00:02.0/vfio".into(), instance: 0, payload_bytes: 77 }
+        .encode(&mut state)?;
+    seeds.put("multifd_packet", "device-state", &[&[0], &state])?;
+    Ok(())
+}
+
+fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
+    let messages = [
+        ReturnMessage::Pong(1),
+        ReturnMessage::RequestPages { block: Some("m0".into()), start: 0xc_0000, length: 4096 },
+        ReturnMessage::RequestPages { block: None, start: 0xc_2000, length: 4096 },
+        ReturnMessage::ReceivedBitmap { block: "m0".into() },
+        ReturnMessage::ResumeAck(1),
+        ReturnMessage::SwitchoverAck,
+        ReturnMessage::Shut(0),
+    ];
+    let mut out = Vec::new();
+    messages.iter().try_for_each(|message| message.encode(&mut out))?;
+    seeds.put("return_path", "all", &[&out])?;
+
+    let mut question = Vec::new();
+    StatusQuestion { migration_id: [3; 16] }.encode(&mut question);
+    seeds.put("extension", "question", &[&question])?;
+    let mut answer = Vec::new();
+    StatusAnswer { status: Status::Pending }.encode(&mut answer);
+    seeds.put("extension", "answer", &[&answer])?;
+    seeds.put("extension", "handover", &[&Handover { migration_id: [5; 16] }.encode()])?;
+    let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
+    seeds.put("extension", "globalstate", &[&state.encode()?])?;
+
+    let mut header = Vec::new();
+    MappedHeader::place(0x6e, 64 << 20)?.encode(&mut header);
+    let place = [0x8a_u64.to_be_bytes(), (64_u64 << 20).to_be_bytes()].concat();
+    seeds.put("mapped_ram", "qemu", &[&place, &header])?;
+    let delta = [0x10, 1, 0xa3, 0xef, 3, 2, 0x75, 0x6f, 0xfd, 0x1b, 1, 0xa3];
+    seeds.put("xbzrle", "spec", &[&delta])?;
+
+    let main = vector("main.0")?;
+    let eof = main.windows(7).rposition(|w| w[0] == 0 && w[1] == 6 && w[6] == b'{');
+    let text = eof.ok_or("the capture has no description")? + 6;
+    seeds.put("vmdesc", "captured", &[&main[text..]])?;
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! Small messages: Sterna's own, and the body of `globalstate`.
+#![no_main]
+
+use sterna_wire::extension::{Features, Handover, StatusAnswer, StatusQuestion};
+use sterna_wire::global_state::GlobalState;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let mut again = Vec::new();
+    if let Ok(Some((question, used))) = StatusQuestion::decode(data) {
+        question.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(Some((answer, used))) = StatusAnswer::decode(data) {
+        answer.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    if let Ok(handover) = Handover::decode(data) {
+        assert_eq!(handover.encode(), data);
+    }
+    if let Ok(state) = GlobalState::decode(data) {
+        assert_eq!(state.encode().unwrap(), data);
+    }
+    if let Some(bytes) = data.first_chunk::<4>() {
+        let value = u32::from_be_bytes(*bytes);
+        if let Some(features) = Features::from_pong(value) {
+            assert_eq!(features.to_pong(), value);
+        }
+    }
+});

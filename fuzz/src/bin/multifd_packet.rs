@@ -1,0 +1,48 @@
+//! Packets of a multifd channel: first byte the method, then a packet.
+#![no_main]
+
+use sterna_wire::PAGE_SIZE;
+use sterna_wire::multifd::{
+    BlockTable, DeviceStatePacket, InitialPacket, Method, PacketHeader, RAM_PACKET_BYTES, RamPacketEncoder,
+    RamPacketView,
+};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let [choice, bytes @ ..] = data else { return };
+    let method = [Method::None, Method::Zlib, Method::Zstd][usize::from(*choice % 3)];
+    let _ = PacketHeader::peek(bytes);
+    if let Ok(Some((packet, used))) = InitialPacket::decode(bytes) {
+        assert_eq!(packet.to_bytes(), bytes[..used]);
+        let _ = packet.check(&[0; 16], 2);
+    }
+    if let Ok(Some((packet, used))) = DeviceStatePacket::decode(bytes) {
+        let mut again = Vec::new();
+        packet.encode(&mut again).unwrap();
+        let name = 12 + packet.name.len();
+        assert_eq!(again[..name], bytes[..name]);
+        assert_eq!(again[268..], bytes[268..used]);
+    }
+    // What is too short is filled up, so that small inputs reach the checks.
+    let mut packet = [0; RAM_PACKET_BYTES];
+    let length = bytes.len().min(RAM_PACKET_BYTES);
+    packet[..length].copy_from_slice(&bytes[..length]);
+    let table = BlockTable::new([("m0".to_owned(), 4 << 20), ("b".to_owned(), 1 << 40)]).unwrap();
+    let Ok(view) = RamPacketView::decode(&packet, &table, method) else { return };
+    let mut encoder = RamPacketEncoder::new(method);
+    let Some(block) = view.block() else { return };
+    encoder.begin(table.name(block)).unwrap();
+    for offset in view.normal() {
+        assert!(offset % PAGE_SIZE as u64 == 0 && offset < table.length_bytes(block));
+        assert!(encoder.push_normal(offset));
+    }
+    for offset in view.zero() {
+        assert!(offset % PAGE_SIZE as u64 == 0 && offset < table.length_bytes(block));
+        assert!(encoder.push_zero(offset));
+    }
+    let pages: usize = view.normal_runs().chain(view.zero_runs()).map(|run| run.pages).sum();
+    assert_eq!(pages, encoder.pages());
+    let again = *encoder.finish(view.packet_number(), view.payload_bytes() as u32);
+    let second = RamPacketView::decode(&again, &table, method).unwrap();
+    assert!(second.normal().eq(view.normal()) && second.zero().eq(view.zero()));
+    assert_eq!(second.block(), view.block());
+});

@@ -1,0 +1,15 @@
+//! Messages of the return path, one after the other.
+#![no_main]
+
+use sterna_wire::return_path::ReturnMessage;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let mut rest = data;
+    while let Ok(Some((message, used))) = ReturnMessage::decode(rest) {
+        assert!(used <= ReturnMessage::MAX_BYTES);
+        let mut again = Vec::new();
+        message.encode(&mut again).unwrap();
+        assert_eq!(again, rest[..used]);
+        rest = &rest[used..];
+    }
+});

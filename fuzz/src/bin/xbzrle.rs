@@ -1,0 +1,21 @@
+//! Deltas: the input is a delta; what it makes of a page, encoded again, makes the same.
+#![no_main]
+
+use sterna_wire::{PAGE_SIZE, xbzrle};
+
+libfuzzer_sys::fuzz_target!(|delta: &[u8]| {
+    let old = [0x5a; PAGE_SIZE];
+    let mut new = old;
+    let applied = xbzrle::apply(delta, &mut new);
+    assert_eq!(applied.is_ok(), xbzrle::check(delta).is_ok());
+    if applied.is_err() {
+        assert_eq!(old, new);
+        return;
+    }
+    let mut again = Vec::new();
+    if xbzrle::encode(&old, &new, PAGE_SIZE, &mut again) {
+        let mut third = old;
+        xbzrle::apply(&again, &mut third).unwrap();
+        assert_eq!(new, third);
+    }
+});
