@@ -1,0 +1,155 @@
+//! Multifd packets against single broken rules: which byte, whose fault.
+
+use sterna_wire::multifd::{
+    BlockTable, DeviceStatePacket, InitialPacket, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
+    RamPacketEncoder, RamPacketView,
+};
+use sterna_wire::{Fault, WireError};
+
+fn table() -> BlockTable {
+    BlockTable::new([("m0".to_owned(), 1 << 20), ("rom".to_owned(), 4096)]).unwrap()
+}
+
+/// Three normal pages and two zero pages of "m0".
+fn sound() -> [u8; RAM_PACKET_BYTES] {
+    let mut encoder = RamPacketEncoder::new(Method::None);
+    encoder.begin("m0").unwrap();
+    assert!([0, 0x1000, 0x3000].into_iter().all(|offset| encoder.push_normal(offset)));
+    assert!([0x5000, 0x6000].into_iter().all(|offset| encoder.push_zero(offset)));
+    *encoder.finish(7, 3 * 4096)
+}
+
+/// The packet with some bytes replaced.
+fn with(patches: &[(usize, &[u8])]) -> [u8; RAM_PACKET_BYTES] {
+    let mut bytes = sound();
+    for (at, patch) in patches {
+        bytes[*at..at + patch.len()].copy_from_slice(patch);
+    }
+    bytes
+}
+
+fn refusal(bytes: &[u8; RAM_PACKET_BYTES], method: Method) -> WireError {
+    RamPacketView::decode(bytes, &table(), method).expect_err("must be refused")
+}
+
+#[test]
+fn ram_packet_sound_is_taken() {
+    let bytes = sound();
+    let table = table();
+
+    let view = RamPacketView::decode(&bytes, &table, Method::None).unwrap();
+
+    assert_eq!(view.normal().collect::<Vec<_>>(), [0, 0x1000, 0x3000]);
+    assert_eq!(view.zero().collect::<Vec<_>>(), [0x5000, 0x6000]);
+    let runs: Vec<_> = view.normal_runs().map(|run| (run.offset, run.pages)).collect();
+    assert_eq!(runs, [(0, 2), (0x3000, 1)]);
+    assert_eq!((view.packet_number(), view.pages_alloc(), view.block()), (7, 128, Some(0)));
+}
+
+#[test]
+fn ram_packet_that_breaks_a_rule_is_refused_at_its_byte() {
+    let max = u32::MAX.to_be_bytes();
+    let cases: [(&str, &[(usize, &[u8])], u64); 19] = [
+        ("magic", &[(0, &[0x12])], 0),
+        ("high flag", &[(10, &[1])], 8),
+        ("SYNC with pages", &[(11, &[1])], 16),
+        ("device state", &[(11, &[0x40])], 8),
+        ("device state and SYNC", &[(11, &[0x41])], 8),
+        ("too much room", &[(15, &[129])], 12),
+        ("more normal pages than room", &[(19, &[129])], 16),
+        ("normal pages beyond all counting", &[(16, &max)], 16),
+        ("more zero pages than room", &[(35, &[126])], 32),
+        ("zero pages beyond all counting", &[(32, &max)], 32),
+        ("payload a byte short", &[(20, &[0, 0, 0x2f, 0xff])], 20),
+        ("payload a page long", &[(20, &[0, 0, 0x40, 0])], 20),
+        ("reserved byte", &[(63, &[1])], 36),
+        ("name without NUL", &[(64, &[b'a'; 256])], 64),
+        ("offset not aligned", &[(335, &[1])], 328),
+        ("offset at the end of the block", &[(333, &[0x10, 0, 0])], 328),
+        ("offset beyond all blocks", &[(328, &[0xff; 6])], 328),
+        ("page twice among the normal", &[(334, &[0])], 328),
+        ("page normal and zero", &[(350, &[0x10])], 344),
+    ];
+    for (what, patches, offset) in cases {
+        let error = refusal(&with(patches), Method::None);
+        assert_eq!((error.offset, error.fault), (offset, Fault::PeerMisbehaved), "{what}: {error}");
+    }
+}
+
+#[test]
+fn ram_packet_of_another_setting_is_incompatible() {
+    let cases: [(&str, [u8; RAM_PACKET_BYTES], Method, u64); 5] = [
+        ("version", with(&[(7, &[2])]), Method::None, 4),
+        ("zlib where none is on", with(&[(11, &[2])]), Method::None, 8),
+        ("none where zstd is on", sound(), Method::Zstd, 8),
+        ("qpl", with(&[(11, &[8])]), Method::None, 8),
+        ("unknown block", with(&[(64, b"m1")]), Method::None, 64),
+    ];
+    for (what, bytes, method, offset) in cases {
+        let error = refusal(&bytes, method);
+        assert_eq!((error.offset, error.fault), (offset, Fault::PeerIncompatible), "{what}: {error}");
+    }
+}
+
+#[test]
+fn ram_packet_compressed_payload_has_its_limits() {
+    for (payload, good) in [(0u32, false), (1, true), (1 << 20, true), ((1 << 20) + 1, false)] {
+        let bytes = with(&[(11, &[4]), (20, &payload.to_be_bytes())]);
+        let table = table();
+
+        let outcome = RamPacketView::decode(&bytes, &table, Method::Zstd);
+
+        assert_eq!(outcome.is_ok(), good, "{payload}: {outcome:?}");
+    }
+}
+
+#[test]
+fn ram_packet_with_all_pages_colliding_is_still_judged() {
+    // A block so large that page numbers can be chosen to fall on one slot of the duplicate check.
+    let table = BlockTable::new([("big".to_owned(), 1 << 50)]).unwrap();
+    let slot = |page: u64| page.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(8) & 255;
+    let pages: Vec<u64> = (0u64..).filter(|page| slot(*page) == 255).take(128).collect();
+    let mut encoder = RamPacketEncoder::new(Method::None);
+    for (repeat, good) in [(pages[127], true), (pages[0], false)] {
+        encoder.begin("big").unwrap();
+        assert!(pages[..127].iter().chain([&repeat]).all(|page| encoder.push_zero(page << 12)));
+        assert!(!encoder.push_zero(0), "a 129th page");
+        let bytes = encoder.finish(0, 0);
+
+        assert_eq!(RamPacketView::decode(bytes, &table, Method::None).is_ok(), good);
+    }
+}
+
+#[test]
+fn initial_packet_of_another_setting_is_incompatible() {
+    let packet = InitialPacket { uuid: [1; 16], id: 2 };
+
+    assert!(packet.check(&[1; 16], 3).is_ok());
+    for (uuid, channels, offset) in [([0; 16], 3, 8), ([1; 16], 2, 24)] {
+        let error = packet.check(&uuid, channels).unwrap_err();
+        assert_eq!((error.offset, error.fault), (offset, Fault::PeerIncompatible), "{error}");
+    }
+    let mut bytes = packet.to_bytes();
+    bytes[63] = 1;
+    assert_eq!(InitialPacket::decode(&bytes).unwrap_err().fault, Fault::PeerMisbehaved);
+}
+
+#[test]
+fn device_state_packet_that_breaks_a_rule_is_refused() {
+    let mut sound = Vec::new();
+    DeviceStatePacket { name: "a/vfio".into(), instance: 0, payload_bytes: 5 }.encode(&mut sound).unwrap();
+    let peeked = PacketHeader::peek(&sound).unwrap().unwrap();
+    assert_eq!((peeked.kind, peeked.kind.packet_bytes()), (PacketKind::DeviceState, sound.len()));
+    let cases: [(usize, &[u8]); 4] = [(272, &[0; 4]), (272, &[0xff; 4]), (12, &[b'a'; 256]), (12, &[0])];
+    for (at, patch) in cases {
+        let mut bytes = sound.clone();
+        bytes[at..at + patch.len()].copy_from_slice(patch);
+        assert!(DeviceStatePacket::decode(&bytes).is_err(), "{at} {patch:?}");
+    }
+    assert!(
+        DeviceStatePacket { name: String::new(), instance: 0, payload_bytes: 5 }.encode(&mut sound).is_err()
+    );
+    assert!(
+        DeviceStatePacket { name: "a".into(), instance: 0, payload_bytes: 0 }.encode(&mut sound).is_err()
+    );
+}
