@@ -192,6 +192,12 @@ impl Channel {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 
+    /// Ends reading, from any thread: a blocked or later read finds the end of the stream. Writing goes on.
+    pub fn finish_reading(&self) {
+        // Fails only if the connection is gone already.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
+    }
+
     /// Says that we shall write no more; the peer reads to the end and then finds the channel closed.
     ///
     /// # Errors

@@ -1,14 +1,39 @@
 //! The live-migration engine that a VMM embeds.
+//!
+//! A VMM implements [`SourceVm`] and [`TargetVm`] (usually on the same object), and gets
+//! [`Migration::start`] and [`Incoming::listen`]. The engine speaks QEMU 11's migration stream
+//! (specs/stream.md), over the main channel alone or with multifd, and hands the guest over so that at no
+//! instant both sides may run it (`sterna-proto`).
+//!
+//! | room | what |
+//! | --- | --- |
+//! | [`vm`], [`hooks`] | what a VMM implements |
+//! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
+//! | [`order`] | which page next, and when a round ends |
+//! | [`pages`] | what carries pages: writers and sinks |
+//! | [`codec`] | what a page looks like as bytes |
+//! | [`outgoing`], [`incoming`] | the two sides |
 #![deny(unsafe_code)]
 
+pub mod codec;
+mod driver;
+pub mod error;
 pub mod events;
 pub mod hooks;
+pub mod incoming;
+mod machine_type;
+pub mod order;
+pub mod outgoing;
+pub mod pages;
 pub mod params;
 pub mod stats;
 pub mod vm;
 
+pub use error::{Fault, MigrationError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
+pub use incoming::{Arrival, Incoming};
+pub use outgoing::{Decision, Migration, Outcome, StartError};
 pub use params::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDetection};
 pub use stats::{IncomingStatistics, Round, Sample, Statistics};
 pub use sterna_ram as ram;

@@ -1,0 +1,114 @@
+//! How a migration can fail: what broke, whose fault it is, and where it leaves the guest.
+
+use std::time::Duration;
+
+use sterna_ram::{DirtyError, RamError};
+use sterna_transport::TransportError;
+use sterna_wire::WireError;
+
+use crate::order::RearmError;
+use crate::vm::VmError;
+
+/// Who has to change something so that it works.
+pub use sterna_wire::Fault;
+
+/// Why a migration failed. Cheap to clone, since several threads may learn it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrationError {
+    /// Bytes of a channel broke a rule of the format, or do not fit what this side was told to expect.
+    #[error("{channel}: {error}")]
+    Wire {
+        /// The channel that they came on.
+        channel: String,
+        /// Which byte of which message broke which rule.
+        error: WireError,
+    },
+    /// A channel could not be opened, or ended, or stood still.
+    #[error("{0}")]
+    Transport(String, #[source] Option<std::sync::Arc<TransportError>>),
+    /// The peer broke the protocol in a way that no single message shows.
+    #[error("{what}; the peer broke the protocol")]
+    PeerMisbehaved {
+        /// What it did, and what the rule is.
+        what: String,
+    },
+    /// The two sides are set up differently.
+    #[error("{what}; the two sides are set up differently")]
+    PeerIncompatible {
+        /// What differs, and what to set.
+        what: String,
+    },
+    /// The destination says that it failed.
+    #[error("the destination failed and said so (SHUT {0}); its own log says why")]
+    DestinationFailed(u32),
+    /// The peer did not do in time what it had to.
+    #[error("waited {after:?} for {what}; is the peer alive, and is the network between?")]
+    Limit {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// The VMM could not do what the engine asked.
+    #[error("{0}")]
+    Vm(#[from] VmError),
+    /// Guest RAM could not be reached.
+    #[error("guest RAM: {0}")]
+    Ram(String),
+    /// Dirty tracking failed.
+    #[error("dirty tracking: {0}")]
+    Dirty(String),
+    /// The operating system refused something.
+    #[error("{0}")]
+    System(String),
+    /// The engine broke a rule of its own: a bug of Sterna.
+    #[error("internal error, please report it: {0}")]
+    Internal(String),
+    /// An operator cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl MigrationError {
+    /// Whose fault it is; `None` for what nobody did wrong (a cut network, a cancel).
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Wire { error, .. } => Some(error.fault),
+            Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
+            Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
+            Self::Vm(_) | Self::Ram(_) | Self::Dirty(_) | Self::System(_) | Self::Internal(_) => {
+                Some(Fault::Local)
+            }
+            Self::Transport(..) | Self::DestinationFailed(_) | Self::Cancelled => None,
+        }
+    }
+
+    pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
+        move |error| Self::Wire { channel: channel.to_owned(), error }
+    }
+}
+
+impl From<TransportError> for MigrationError {
+    fn from(error: TransportError) -> Self {
+        Self::Transport(error.to_string(), Some(std::sync::Arc::new(error)))
+    }
+}
+
+impl From<RamError> for MigrationError {
+    fn from(error: RamError) -> Self {
+        Self::Ram(error.to_string())
+    }
+}
+
+impl From<DirtyError> for MigrationError {
+    fn from(error: DirtyError) -> Self {
+        Self::Dirty(error.to_string())
+    }
+}
+
+impl From<RearmError> for MigrationError {
+    fn from(error: RearmError) -> Self {
+        Self::Dirty(error.to_string())
+    }
+}

@@ -1,0 +1,192 @@
+//! Accepting connections and telling them apart by their first bytes (specs/stream.md §3.1).
+//!
+//! Every connection has a greeter thread of its own, so that one that sends nothing delays nobody. A
+//! connection whose first bytes are none of ours (a port scanner's) is turned away with a warning; the
+//! migration goes on waiting. One that belongs to a migration and does not fit this side's settings
+//! fails it loudly: what the source believes would otherwise end in missing memory (§10).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sterna_proto::destination::Event as Fed;
+use sterna_proto::{MigrationId, Status};
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
+use sterna_wire::multifd::InitialPacket;
+
+use super::shared::{Shared, lock};
+use crate::error::MigrationError;
+use crate::events::Event;
+
+const MAIN_MAGIC: [u8; 4] = *b"QEVM";
+const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
+/// Connections that may be saying who they are at once; more are turned away.
+const GREETINGS: usize = 300;
+/// How long a connection has for its first bytes.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// Starts the listener thread.
+pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name("listener".to_owned()).spawn(move || listen(&shared))?;
+    Ok(())
+}
+
+fn listen(shared: &Arc<Shared>) {
+    let greetings = Arc::new(AtomicUsize::new(0));
+    loop {
+        match shared.listener.accept(None, &shared.closing) {
+            Ok(channel) if greetings.load(Ordering::Acquire) < GREETINGS => {
+                greet(shared, channel, &greetings);
+            }
+            Ok(channel) => warn(shared, &format!("{}: too many connections at once", channel.peer())),
+            Err(TransportError::Cancelled { .. }) => break,
+            Err(error) => {
+                // An inherited, connected descriptor gives one channel and then no more.
+                tracing::debug!(%error, "listener");
+                break;
+            }
+        }
+    }
+    shared.listener.close();
+}
+
+fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {
+    greetings.fetch_add(1, Ordering::AcqRel);
+    let (shared, greetings) = (Arc::clone(shared), Arc::clone(greetings));
+    let greeter = std::thread::Builder::new().name("greeter".to_owned());
+    let spawned = greeter.spawn(move || {
+        if let Err(error) = sort(&shared, channel) {
+            warn(&shared, &format!("connection turned away: {error}"));
+        }
+        greetings.fetch_sub(1, Ordering::AcqRel);
+    });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "greeter thread");
+    }
+}
+
+/// Finds out what a connection is for. An error turns it away and leaves the migration alone.
+fn sort(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError> {
+    channel.set_stall_limit(Some(GREETING.min(shared.params.limits.setup)));
+    let magic = channel.peek(4)?;
+    if magic == StatusQuestion::MAGIC {
+        return answer(shared, &channel);
+    }
+    if magic == MAIN_MAGIC {
+        adopt(
+            shared,
+            |channels, channel| {
+                if channels.main.is_some() {
+                    return Err(
+                        "a second main channel connected; is another source migrating here?".to_owned()
+                    );
+                }
+                channels.main = Some(channel);
+                Ok(())
+            },
+            channel,
+        );
+        return Ok(());
+    }
+    if magic == MULTIFD_MAGIC {
+        return multifd(shared, channel);
+    }
+    Err(MigrationError::PeerMisbehaved {
+        what: format!("{}: its first bytes {magic:02x?} begin no channel of a migration", channel.peer()),
+    })
+}
+
+fn multifd(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError> {
+    let expected = lock(&shared.channels).multifd.len();
+    if expected == 0 {
+        shared.begin();
+        shared.fail(MigrationError::PeerIncompatible {
+            what: "the source opens multifd channels and multifd is off here: switch it on, or off there"
+                .into(),
+        });
+        return Ok(());
+    }
+    let mut bytes = [0; InitialPacket::BYTES];
+    channel.read_exact(&mut bytes)?;
+    let name = format!("multifd connection from {}", channel.peer());
+    let hello = InitialPacket::decode(&bytes).map_err(MigrationError::wire(&name))?;
+    let Some((hello, _)) = hello else {
+        return Err(MigrationError::Internal("an initial packet of full length is incomplete".to_owned()));
+    };
+    if let Err(error) = hello.check(&shared.vm.uuid().unwrap_or_default(), expected) {
+        shared.begin();
+        shared.fail(MigrationError::wire(&name)(error));
+        return Ok(());
+    }
+    adopt(
+        shared,
+        |channels, channel| {
+            let place = &mut channels.multifd[usize::from(hello.id)];
+            if place.is_some() {
+                return Err(format!("multifd channel {} connected twice", hello.id));
+            }
+            *place = Some(channel);
+            Ok(())
+        },
+        channel,
+    );
+    Ok(())
+}
+
+/// Takes a channel of the migration in; starts the migration with the first, and loading with the last.
+fn adopt(
+    shared: &Arc<Shared>,
+    place: impl FnOnce(&mut super::shared::Channels, Arc<Channel>) -> Result<(), String>,
+    channel: Channel,
+) {
+    channel.set_stall_limit(Some(shared.params.limits.stall));
+    let mut channels = lock(&shared.channels);
+    if channels.complete || shared.arrival().is_some() {
+        drop(channels);
+        // Too late to belong to this migration, or one channel too many.
+        if shared.arrival().is_none() {
+            shared.fail(MigrationError::PeerIncompatible {
+                what: "a further channel connected after all had come: set multifd-channels alike".to_owned(),
+            });
+        }
+        return;
+    }
+    shared.begin();
+    let placed = place(&mut channels, Arc::new(channel));
+    let all = channels.main.is_some() && channels.multifd.iter().all(Option::is_some);
+    if let Err(what) = placed {
+        drop(channels);
+        shared.fail(MigrationError::PeerMisbehaved { what });
+        return;
+    }
+    if all {
+        channels.complete = true;
+        drop(channels);
+        shared.report(Fed::ChannelsReady);
+    }
+}
+
+fn answer(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
+    let mut bytes = [0; StatusQuestion::BYTES];
+    channel.read_exact(&mut bytes)?;
+    let question = StatusQuestion::decode(&bytes).map_err(MigrationError::wire("status question"))?;
+    let Some((question, _)) = question else {
+        return Err(MigrationError::Internal("a status question of full length is incomplete".to_owned()));
+    };
+    let status = match shared.answer(MigrationId(question.migration_id)) {
+        Status::Committed => extension::Status::Committed,
+        Status::Never => extension::Status::Never,
+        Status::Pending => extension::Status::Pending,
+        Status::Unknown => extension::Status::Unknown,
+    };
+    let mut answer = Vec::new();
+    StatusAnswer { status }.encode(&mut answer);
+    Ok(channel.write_all(&answer)?)
+}
+
+fn warn(shared: &Shared, text: &str) {
+    tracing::warn!("{text}");
+    shared.tell(&Event::Warning(text.to_owned()));
+}

@@ -1,0 +1,276 @@
+//! The control thread of an incoming migration: performs the handover machine's actions.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, Outcome, State};
+use sterna_wire::extension;
+use sterna_wire::return_path::ReturnMessage;
+
+use super::sections::all_came;
+use super::shared::{Shared, lock};
+use super::{Arrival, lane, loader};
+use crate::driver::Driver;
+use crate::error::MigrationError;
+use crate::events::{Event, Status};
+use crate::hooks::Hook;
+use crate::vm::RunState;
+
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Starts the control thread; it waits for the first channel.
+pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name("incoming".to_owned()).spawn(move || {
+        if let Some(driver) = shared.wait_for_migration() {
+            let mut control = Control {
+                shared: Arc::clone(&shared),
+                threads: Vec::new(),
+                acquired: Vec::new(),
+                last_status: None,
+            };
+            control.run(driver);
+        }
+    })?;
+    Ok(())
+}
+
+struct Control {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Hooks that are held, in the order of acquisition.
+    acquired: Vec<Arc<dyn Hook>>,
+    last_status: Option<Status>,
+}
+
+impl Control {
+    fn run(&mut self, driver: &Driver<Destination>) {
+        self.shared.tell(&Event::Status(Status::Setup));
+        loop {
+            self.shared.tell_passed(driver, &mut self.last_status);
+            self.start_loading(driver);
+            let Some(action) = driver.next_action(PATIENCE) else { continue };
+            self.shared.tell_passed(driver, &mut self.last_status);
+            tracing::debug!(?action, "destination");
+            if let Action::Finish(outcome) = action {
+                self.finish(outcome);
+                return;
+            }
+            self.perform(driver, action);
+        }
+    }
+
+    /// Loader and lanes start when the last channel has come.
+    fn start_loading(&mut self, driver: &Driver<Destination>) {
+        if !self.threads.is_empty() || driver.look(Destination::state) != State::Active {
+            return;
+        }
+        let channels = lock(&self.shared.channels);
+        let (main, multifd) = (channels.main.clone(), channels.multifd.clone());
+        drop(channels);
+        for (index, channel) in multifd.into_iter().flatten().enumerate() {
+            let shared = Arc::clone(&self.shared);
+            self.start(&format!("lane {index}"), move || lane::receive(&shared, index, &channel));
+        }
+        if let Some(channel) = main {
+            let shared = Arc::clone(&self.shared);
+            self.start("loader", move || loader::load(&shared, &channel));
+        }
+    }
+
+    fn start(&mut self, name: &str, work: impl FnOnce() + Send + 'static) {
+        match std::thread::Builder::new().name(name.to_owned()).spawn(work) {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => self.shared.fail(MigrationError::System(format!("thread {name:?}: {error}"))),
+        }
+    }
+
+    fn perform(&mut self, driver: &Driver<Destination>, action: Action) {
+        match action {
+            Action::FinishLoading => self.finish_loading(),
+            Action::AcquireHooks => self.acquire_hooks(),
+            Action::SendPong => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
+            Action::StartGuest => self.start_guest(),
+            Action::AnnounceNetwork => self.announce(),
+            Action::SendShut(code) => {
+                let paused = driver.look(Destination::state) == State::Paused;
+                if code == 0 && paused {
+                    self.take_over_paused();
+                }
+                self.send(&ReturnMessage::Shut(code));
+            }
+            // Questions are answered where they are asked, on their own connection.
+            Action::Answer(_) => {}
+            Action::ReportHeld(why) => self.report_held(why),
+            Action::StopLoading => self.stop_loading(),
+            Action::GiveBackHooks => {
+                while let Some(hook) = self.acquired.pop() {
+                    hook.give_back();
+                }
+                self.shared.report(Fed::HooksGivenBack);
+            }
+            Action::CloseChannels => self.close_channels(),
+            Action::ResetMemory => self.reset(),
+            Action::Finish(_) => {}
+        }
+    }
+
+    fn finish_loading(&mut self) {
+        let loaded = lock(&self.shared.loaded);
+        let (ram, run) = (loaded.ram, loaded.run);
+        let devices = all_came(self.shared.vm.as_ref(), &loaded.devices);
+        drop(loaded);
+        if !ram {
+            return self.shared.fail(MigrationError::PeerMisbehaved {
+                what: "the stream ended before RAM's END section".to_owned(),
+            });
+        }
+        match devices {
+            // A source without a global state (none of QEMU 11's machine types) runs its guest.
+            Ok(()) => self.shared.report(Fed::LoadComplete { run: run.unwrap_or(true) }),
+            Err(error) => self.shared.fail(error),
+        }
+    }
+
+    fn acquire_hooks(&mut self) {
+        for hook in self.shared.vm.hooks().into_iter().skip(self.acquired.len()) {
+            if let Err(error) = hook.acquire() {
+                self.shared.note_error(error.into());
+                return self.shared.report(Fed::HookAcquireFailed);
+            }
+            self.acquired.push(hook);
+        }
+        self.shared.report(Fed::HooksAcquired);
+    }
+
+    fn start_guest(&mut self) {
+        match self.shared.vm.start() {
+            Ok(()) => {
+                self.shared.tell(&Event::Resumed);
+                self.shared.report(Fed::GuestStarted);
+            }
+            Err(error) => {
+                self.shared.note_error(error.into());
+                self.shared.report(Fed::GuestStartFailed);
+            }
+        }
+    }
+
+    fn take_over_paused(&mut self) {
+        if let Err(error) = self.shared.vm.take_over_paused() {
+            self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
+        }
+    }
+
+    fn announce(&mut self) {
+        for hook in self.shared.vm.hooks() {
+            if let Err(error) = hook.announce() {
+                self.shared.tell(&Event::Warning(format!("{} was not announced: {error}", hook.name())));
+            }
+        }
+    }
+
+    /// A message that cannot be sent is no failure of ours: the source will ask.
+    fn send(&mut self, message: &ReturnMessage) {
+        if let Err(error) = self.shared.say(message) {
+            tracing::debug!(%error, ?message, "return path");
+        }
+    }
+
+    fn report_held(&mut self, why: Held) {
+        let text = match why {
+            Held::UntilSourceCompleted => {
+                "the guest is here and held: once the source's status is *completed*, release it with cont"
+                    .to_owned()
+            }
+            Held::Hooks | Held::Start => format!(
+                "this side has the only copy of the guest and could not start it ({}): mend that, then cont",
+                self.shared.error().map_or_else(|| "no reason known".to_owned(), |error| error.to_string())
+            ),
+        };
+        self.shared.tell(&Event::Warning(text));
+    }
+
+    /// Ends lanes and loader. The main channel can still be written.
+    fn stop_loading(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.rounds.stop();
+        let channels = lock(&self.shared.channels);
+        for channel in channels.multifd.iter().flatten() {
+            channel.shutdown();
+        }
+        if let Some(main) = &channels.main {
+            main.finish_reading();
+        }
+        drop(channels);
+        self.join();
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                self.shared.note_error(MigrationError::Internal("a receiving thread panicked".to_owned()));
+            }
+        }
+    }
+
+    fn close_channels(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.rounds.stop();
+        let mut channels = lock(&self.shared.channels);
+        for channel in channels.main.iter().chain(channels.multifd.iter().flatten()) {
+            channel.shutdown();
+        }
+        // None is taken from now on.
+        channels.complete = true;
+        channels.main = None;
+        channels.multifd.fill(None);
+        drop(channels);
+        self.join();
+    }
+
+    fn reset(&mut self) {
+        self.shared.vm.reset();
+        for block in self.shared.vm.ram().blocks() {
+            if let Err(error) = block.discard_all() {
+                self.shared
+                    .tell(&Event::Warning(format!("memory of {:?} was not freed: {error}", block.name())));
+            }
+        }
+    }
+
+    fn finish(&mut self, outcome: Outcome) {
+        self.close_channels();
+        let arrival = match outcome {
+            Outcome::Running => Arrival::Completed(RunState::Running),
+            Outcome::Paused => Arrival::Completed(RunState::Paused),
+            Outcome::Failed { cause, hooks_left_held } => {
+                if hooks_left_held {
+                    self.shared.tell(&Event::Warning("some hooks could not be given back".to_owned()));
+                }
+                self.shared.note_error(explain(cause));
+                Arrival::Failed(self.shared.error().unwrap_or_else(|| explain(cause)))
+            }
+        };
+        self.shared.end(arrival);
+    }
+}
+
+/// The machine's cause in words, where no thread has a better one.
+fn explain(cause: Cause) -> MigrationError {
+    match cause {
+        Cause::TimedOut(state) => {
+            MigrationError::Limit { what: format!("the end of {state:?}"), after: Duration::ZERO }
+        }
+        Cause::Abandoned => MigrationError::Cancelled,
+        Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
+        Cause::PeerMisbehaved => {
+            MigrationError::PeerMisbehaved { what: "an element came at a time when it must not".to_owned() }
+        }
+        Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
+            MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+        }
+    }
+}

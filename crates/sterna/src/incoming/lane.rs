@@ -1,0 +1,166 @@
+//! One multifd channel at the destination: checks each packet, then reads its payload straight to where
+//! the sink says.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sterna_ram::{PAGE_SIZE, RamSlice};
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::limits::PACKET_PAGES;
+use sterna_wire::multifd::{
+    BlockTable, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES, RamPacketView,
+};
+
+use super::shared::Shared;
+use crate::codec::{self, Decoder};
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageSink;
+
+/// Receives on `channel`, which is lane number `index`, until it ends or all stops.
+pub(super) fn receive(shared: &Shared, index: usize, channel: &Arc<Channel>) {
+    let result = Lane::new(shared, index, channel).and_then(|mut lane| lane.run());
+    match result {
+        Ok(()) => shared.rounds.ended(index),
+        Err(error) => shared.fail(error),
+    }
+}
+
+struct Lane<'a> {
+    shared: &'a Shared,
+    index: usize,
+    name: String,
+    channel: &'a Channel,
+    table: BlockTable,
+    method: Method,
+    codec: Option<Box<dyn Decoder>>,
+    payload: Vec<u8>,
+    pages: Vec<u8>,
+}
+
+impl<'a> Lane<'a> {
+    fn new(shared: &'a Shared, index: usize, channel: &'a Channel) -> Result<Self, MigrationError> {
+        let blocks = shared.vm.ram().blocks().iter();
+        let blocks = blocks.map(|block| (block.name().to_owned(), block.len_bytes()));
+        let compression = shared.params.multifd_compression;
+        let name = format!("multifd channel {index}");
+        Ok(Self {
+            table: BlockTable::new(blocks).map_err(MigrationError::wire(&name))?,
+            method: codec::method(compression),
+            codec: codec::decoder(compression)?,
+            payload: Vec::new(),
+            pages: Vec::new(),
+            shared,
+            index,
+            name,
+            channel,
+        })
+    }
+
+    fn run(&mut self) -> Result<(), MigrationError> {
+        let mut header = Box::new([0; RAM_PACKET_BYTES]);
+        while self.read_header(&mut header)? {
+            let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
+            let view = RamPacketView::decode(&header, &self.table, self.method)
+                .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
+            self.shared.rounds.packet();
+            if view.is_sync() {
+                if !self.shared.rounds.sync(self.index) {
+                    return Ok(());
+                }
+            } else {
+                self.take(&view)?;
+            }
+            let received = RAM_PACKET_BYTES + view.payload_bytes();
+            self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads a packet without its payload. False: the channel ended between two packets, as it may.
+    fn read_header(&self, header: &mut [u8; RAM_PACKET_BYTES]) -> Result<bool, MigrationError> {
+        let got = loop {
+            match self.channel.read_some(&mut header[..HEADER_BYTES]) {
+                Ok(0) => return Ok(false),
+                Ok(got) => break got,
+                // Between packets a lane may be silent for as long as the main channel lives.
+                Err(TransportError::Stalled { .. }) => {
+                    if self.shared.stopping.load(Ordering::Acquire) {
+                        return Ok(false);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        self.channel.read_exact(&mut header[got..HEADER_BYTES])?;
+        let base = self.channel.bytes_read() - HEADER_BYTES as u64;
+        let known = PacketHeader::peek(&header[..HEADER_BYTES])
+            .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
+        if let Some(PacketHeader { kind: PacketKind::DeviceState }) = known {
+            return Err(MigrationError::PeerIncompatible {
+                what: format!(
+                    "{}: a device's state at byte {base}; no device here takes it that way",
+                    self.name
+                ),
+            });
+        }
+        self.channel.read_exact(&mut header[HEADER_BYTES..])?;
+        Ok(true)
+    }
+
+    fn take(&mut self, view: &RamPacketView<'_>) -> Result<(), MigrationError> {
+        let Some(block) = view.block() else { return Ok(()) };
+        let shared = self.shared;
+        let run = |run: sterna_wire::multifd::PageRun| PageRun {
+            block,
+            first: run.offset / PAGE_SIZE as u64,
+            count: run.pages as u64,
+        };
+        let mut normal: [Option<PageRun>; PACKET_PAGES] = [None; PACKET_PAGES];
+        let mut places: Vec<RamSlice<'_>> = Vec::with_capacity(PACKET_PAGES);
+        let mut count = 0;
+        for (place, part) in normal.iter_mut().zip(view.normal_runs()) {
+            let part = run(part);
+            shared.rounds.enter(part)?;
+            places.push(shared.sink.prepare(part)?);
+            count += part.count;
+            *place = Some(part);
+        }
+        if count > 0 {
+            self.read_pages(view, count as usize, &places)?;
+            for part in normal.iter().flatten() {
+                shared.sink.commit(*part)?;
+            }
+            shared.normal_pages.fetch_add(count, Ordering::Relaxed);
+        }
+        for part in view.zero_runs() {
+            let part = run(part);
+            shared.rounds.enter(part)?;
+            shared.sink.zero(part)?;
+            shared.zero_pages.fetch_add(part.count, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_pages(
+        &mut self,
+        view: &RamPacketView<'_>,
+        count: usize,
+        places: &[RamSlice<'_>],
+    ) -> Result<(), MigrationError> {
+        let Some(codec) = &mut self.codec else {
+            return Ok(self.channel.read_into_ram(places)?);
+        };
+        self.payload.resize(view.payload_bytes(), 0);
+        self.channel.read_exact(&mut self.payload)?;
+        self.pages.resize(count * PAGE_SIZE, 0);
+        codec.decode(&self.payload, &mut self.pages)?;
+        let mut rest = &self.pages[..];
+        for place in places {
+            let (pages, behind) = rest.split_at(place.len());
+            place.copy_from(pages);
+            rest = behind;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! Reads the main channel, element by element, in order.
+//!
+//! Because it loads in order, a PING is answered after everything before it was loaded: that is what
+//! makes *prepare* a proof.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sterna_proto::MigrationId;
+use sterna_proto::destination::Event as Fed;
+use sterna_ram::PAGE_SIZE;
+use sterna_transport::Channel;
+use sterna_wire::extension::{self, Features, Handover};
+use sterna_wire::global_state::{self, GlobalState};
+use sterna_wire::main::{Command, MainDecoder, MainItem, Step};
+use sterna_wire::return_path::ReturnMessage;
+
+use super::reader::Reader;
+use super::sections::{Sections, expectations};
+use super::shared::{Shared, lock};
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::order::PageRun;
+use crate::pages::PageSink;
+
+const CHANNEL: &str = "main channel";
+
+/// Loads until the end of the stream, or until told to stop.
+pub(super) fn load(shared: &Shared, channel: &Arc<Channel>) {
+    let result = Loader::new(shared, channel).run();
+    if let Err(error) = result {
+        shared.fail(error);
+    }
+}
+
+struct Loader<'a> {
+    shared: &'a Shared,
+    reader: Reader,
+    decoder: MainDecoder,
+    sections: Sections,
+}
+
+impl<'a> Loader<'a> {
+    fn new(shared: &'a Shared, channel: &Arc<Channel>) -> Self {
+        let knowledge = Box::new(Sections::new(shared.vm.as_ref()));
+        Self {
+            shared,
+            reader: Reader::new(Arc::clone(channel)),
+            decoder: MainDecoder::new(knowledge, expectations(shared)),
+            sections: Sections::new(shared.vm.as_ref()),
+        }
+    }
+
+    fn run(&mut self) -> Result<(), MigrationError> {
+        let mut due = 1;
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            if !self.reader.fill(due)? {
+                return self.end_of_file();
+            }
+            match self.decoder.next(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))? {
+                Step::NeedMore(count) => due = count,
+                Step::Partial { consumed } => {
+                    self.consume(consumed);
+                    due = 1;
+                }
+                Step::Item { item, consumed } => {
+                    self.consume(consumed);
+                    // An item may be followed by another that needs no further byte.
+                    due = 0;
+                    self.take(item)?;
+                }
+                Step::End => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.reader.consume(count);
+        self.shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// The source has closed. Behind EOF that is allowed (specs/stream.md §9).
+    fn end_of_file(&mut self) -> Result<(), MigrationError> {
+        if self.shared.stopping.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.decoder.end_of_file(self.reader.bytes().len()).map_err(MigrationError::wire(CHANNEL))?;
+        Ok(())
+    }
+
+    fn take(&mut self, item: MainItem) -> Result<(), MigrationError> {
+        match item {
+            MainItem::Command(command) => self.command(command),
+            MainItem::Zero { block, offset } => {
+                self.shared.zero_pages.fetch_add(1, Ordering::Relaxed);
+                let run = page(block, offset);
+                if self.shared.capabilities.multifd {
+                    self.shared.rounds.enter(run)?;
+                }
+                self.shared.sink.zero(run)
+            }
+            MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
+            MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
+            MainItem::MultifdFlush => self.shared.rounds.flush(self.shared.params.limits.stall),
+            MainItem::RamEnd { kind } => {
+                lock(&self.shared.loaded).ram |= kind == sterna_wire::main::SectionKind::End;
+                Ok(())
+            }
+            MainItem::Section { name, instance, version, body, .. } => {
+                self.section(&name, instance, version, &body)
+            }
+            MainItem::Eof => {
+                self.shared.report(Fed::EofRead);
+                Ok(())
+            }
+            MainItem::MappedBlock { .. } => {
+                Err(MigrationError::Internal("a mapped block on a socket".to_owned()))
+            }
+            MainItem::Header
+            | MainItem::Configuration(_)
+            | MainItem::RamStart(_)
+            | MainItem::VmDescription(_) => Ok(()),
+        }
+    }
+
+    fn command(&self, command: Command) -> Result<(), MigrationError> {
+        match command {
+            Command::OpenReturnPath => {
+                self.shared.report(Fed::ReturnPathOpened);
+                let acknowledges = self.shared.capabilities.switchover_ack
+                    && crate::machine_type::acknowledges_in_old_form(&self.shared.vm.machine_type());
+                // No device here wants to delay the switchover, so the one that is due goes out at once (§5.3).
+                if acknowledges { self.shared.say(&ReturnMessage::SwitchoverAck) } else { Ok(()) }
+            }
+            Command::Ping(extension::PREPARE_PING) => {
+                self.shared.report(Fed::PrepareRead);
+                Ok(())
+            }
+            Command::Ping(value) => {
+                self.shared.say(&ReturnMessage::Pong(value))?;
+                if value == extension::EXTENSION_PING {
+                    self.shared.say(&ReturnMessage::Pong(Features::HANDOVER.to_pong()))?;
+                }
+                Ok(())
+            }
+            Command::SwitchoverStart => Ok(()),
+            other => Err(MigrationError::PeerIncompatible {
+                what: format!("the source sent {other:?}, which belongs to postcopy: switch it off there"),
+            }),
+        }
+    }
+
+    fn page(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        let place = shared.sink.prepare(run)?;
+        if !self.reader.fill_ram(place)? {
+            return Err(MigrationError::Transport(
+                format!("the main channel ended inside a page, at byte {}", self.decoder.position()),
+                None,
+            ));
+        }
+        shared.sink.commit(run)?;
+        self.decoder.payload_consumed();
+        shared.normal_pages.fetch_add(1, Ordering::Relaxed);
+        shared.received_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn delta(&self, run: PageRun, delta: &[u8]) -> Result<(), MigrationError> {
+        let place = self.shared.sink.prepare(run)?;
+        let mut content = [0; PAGE_SIZE];
+        place.copy_to(&mut content);
+        sterna_wire::xbzrle::apply(delta, &mut content).map_err(MigrationError::wire(CHANNEL))?;
+        place.copy_from(&content);
+        self.shared.normal_pages.fetch_add(1, Ordering::Relaxed);
+        self.shared.sink.commit(run)
+    }
+
+    fn section(&self, name: &str, instance: u32, version: u32, body: &[u8]) -> Result<(), MigrationError> {
+        if name == Handover::SECTION_NAME {
+            let handover = Handover::decode(body).map_err(MigrationError::wire(CHANNEL))?;
+            self.shared.tell(&Event::Peer { sterna: true, features: Features::HANDOVER.0 });
+            self.shared.report(Fed::HandoverIdRead(MigrationId(handover.migration_id)));
+            return Ok(());
+        }
+        if name == global_state::SECTION_NAME {
+            let state = GlobalState::decode(body).map_err(MigrationError::wire(CHANNEL))?;
+            lock(&self.shared.loaded).run = Some(state.wants_to_run());
+            return Ok(());
+        }
+        let Some(device) = self.sections.find(name, instance) else {
+            return Err(MigrationError::Internal(format!("section {name:?} passed and has no device")));
+        };
+        if body.len() > device.body_limit() {
+            return Err(MigrationError::PeerMisbehaved {
+                what: format!(
+                    "the state of {name:?} has {} bytes, at most {}",
+                    body.len(),
+                    device.body_limit()
+                ),
+            });
+        }
+        device.load(version, body)?;
+        lock(&self.shared.loaded).devices.push((name.to_owned(), instance));
+        Ok(())
+    }
+}
+
+fn page(block: usize, offset: u64) -> PageRun {
+    PageRun { block, first: offset / PAGE_SIZE as u64, count: 1 }
+}

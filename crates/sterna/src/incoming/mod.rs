@@ -1,0 +1,139 @@
+//! The destination: a guest arrives.
+//!
+//! A listener thread accepts connections for as long as the [`Incoming`] lives: first the migration's
+//! channels, later the questions of a source whose acknowledgement was lost ([`accept`]). A control
+//! thread performs what the handover machine asks for ([`control`]); a loader reads the main channel
+//! ([`loader`]); one thread per multifd channel puts pages where the [`crate::pages::PageSink`] says
+//! ([`lane`]), in step with the main channel's flushes ([`rounds`]).
+
+mod accept;
+mod control;
+mod lane;
+mod loader;
+mod reader;
+mod rounds;
+mod sections;
+mod shared;
+
+use std::sync::Arc;
+
+use sterna_proto::destination::{Event as Fed, State};
+use sterna_transport::{Address, Listener};
+
+pub use sterna_proto::destination::Refusal;
+
+use crate::error::MigrationError;
+use crate::events::{Observer, Status};
+use crate::outgoing::StartError;
+use crate::params::{Capabilities, Parameters};
+use crate::stats::IncomingStatistics;
+use crate::vm::{RunState, TargetVm};
+use shared::Shared;
+
+/// An incoming migration. Cloning gives another handle; when the last one is dropped, the address is
+/// given up and a migration that is not committed fails.
+///
+/// Keep it after success: a source that lost the acknowledgement asks here what became of the guest.
+#[derive(Clone)]
+pub struct Incoming {
+    guard: Arc<Guard>,
+}
+
+/// How a migration ended at the destination.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Arrival {
+    /// The guest is here, and runs or not as it did at the source.
+    Completed(RunState),
+    /// It never ran here and never will; RAM was discarded and the VM reset.
+    Failed(MigrationError),
+}
+
+impl Incoming {
+    /// Waits at `at` for a guest. The address is bound when this returns.
+    ///
+    /// # Errors
+    /// [`StartError`] when the address cannot be bound or the settings make no sense.
+    pub fn listen(
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        if capabilities.multifd && params.multifd_channels == 0 {
+            return Err(StartError::Settings("multifd-channels is 0: give 1 to 255".to_owned()));
+        }
+        let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
+        let shared = Arc::new(Shared::new(vm, listener, params, capabilities, observer));
+        control::spawn(&shared)
+            .and_then(|()| accept::spawn(&shared))
+            .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
+        Ok(Self { guard: Arc::new(Guard { shared }) })
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub fn address(&self) -> Address {
+        self.guard.shared.listener.local_address()
+    }
+
+    /// Where it stands.
+    pub fn status(&self) -> Status {
+        self.guard.shared.status()
+    }
+
+    /// Its figures now.
+    pub fn statistics(&self) -> IncomingStatistics {
+        self.guard.shared.statistics()
+    }
+
+    /// Gives it up.
+    ///
+    /// # Errors
+    /// [`Refusal`] once the guest was handed over to this side.
+    pub fn cancel(&self) -> Result<(), Refusal> {
+        self.guard.shared.abandon()
+    }
+
+    /// Starts a guest that is held until its QEMU source has completed ([`Status::Held`]).
+    ///
+    /// # Errors
+    /// [`Refusal`] when no guest is held.
+    pub fn release(&self) -> Result<(), Refusal> {
+        self.guard.shared.feed(Fed::OperatorCont)
+    }
+
+    /// How it ended, if it has.
+    pub fn arrival(&self) -> Option<Arrival> {
+        self.guard.shared.arrival()
+    }
+
+    /// Waits for the end.
+    pub fn wait(&self) -> Arrival {
+        self.guard.shared.wait()
+    }
+}
+
+/// Ends the threads with the last handle.
+struct Guard {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+fn status_of(state: State) -> Status {
+    match state {
+        State::Setup => Status::Setup,
+        State::Active | State::Completing | State::Preparing | State::Prepared | State::Committed => {
+            Status::Active
+        }
+        State::Held => Status::Held,
+        State::Running | State::Paused => Status::Completed,
+        State::Failing => Status::Failing,
+        State::Failed => Status::Failed,
+    }
+}

@@ -1,0 +1,130 @@
+//! Keeps lanes and main channel in step (specs/stream.md §3.5).
+//!
+//! A lane that has read SYNC number k waits until the main channel has reached flush number k; the main
+//! channel waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may come
+//! only once.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sterna_ram::{DirtyBitmaps, GuestRam};
+
+use crate::error::MigrationError;
+use crate::order::PageRun;
+
+pub(super) struct Rounds {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Pages that came in this round.
+    seen: DirtyBitmaps,
+}
+
+struct State {
+    /// Per lane: SYNCs read.
+    syncs: Vec<u64>,
+    /// Per lane: it ended.
+    ended: Vec<bool>,
+    flushes: u64,
+    /// Packets over all lanes: whether anything moves at all.
+    packets: u64,
+    stopped: bool,
+}
+
+impl Rounds {
+    pub fn new(ram: &GuestRam, lanes: usize) -> Self {
+        let state = State {
+            syncs: vec![0; lanes],
+            ended: vec![false; lanes],
+            flushes: 0,
+            packets: 0,
+            stopped: false,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), seen: DirtyBitmaps::new(ram) }
+    }
+
+    /// A lane is about to take `run`. Twice in one round is a fault of the source: newer bytes would race older.
+    pub fn enter(&self, run: PageRun) -> Result<(), MigrationError> {
+        if self.seen.block(run.block).set_range(run.first, run.count) == run.count {
+            return Ok(());
+        }
+        Err(MigrationError::PeerMisbehaved {
+            what: format!(
+                "a page among pages {} to {} of RAM block number {} came twice between two flushes \
+                 (specs/stream.md §3.5)",
+                run.first,
+                run.end() - 1,
+                run.block
+            ),
+        })
+    }
+
+    /// A lane took a packet.
+    pub fn packet(&self) {
+        self.lock().packets += 1;
+    }
+
+    /// A lane has read SYNC: waits for the main channel's flush. False: all stops.
+    pub fn sync(&self, lane: usize) -> bool {
+        let mut state = self.lock();
+        state.syncs[lane] += 1;
+        self.changed.notify_all();
+        loop {
+            if state.stopped {
+                return false;
+            }
+            if state.flushes >= state.syncs[lane] {
+                return true;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A lane's channel ended between two packets.
+    pub fn ended(&self, lane: usize) {
+        self.lock().ended[lane] = true;
+        self.changed.notify_all();
+    }
+
+    /// The main channel has reached a flush: waits until all lanes have read their SYNC. `stall`: the
+    /// longest without a packet.
+    pub fn flush(&self, stall: Duration) -> Result<(), MigrationError> {
+        let mut state = self.lock();
+        let due = state.flushes + 1;
+        loop {
+            if state.stopped {
+                return Err(MigrationError::Cancelled);
+            }
+            let Some(late) = state.syncs.iter().position(|&syncs| syncs < due) else { break };
+            if state.ended[late] {
+                return Err(MigrationError::PeerMisbehaved {
+                    what: format!("multifd channel {late} ended before its SYNC number {due}"),
+                });
+            }
+            let packets = state.packets;
+            let waited = self.changed.wait_timeout(state, stall);
+            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = after;
+            if timeout.timed_out() && state.packets == packets {
+                return Err(MigrationError::Limit {
+                    what: format!("SYNC number {due} on multifd channel {late}"),
+                    after: stall,
+                });
+            }
+        }
+        // Every lane stands at its SYNC and waits for us: nobody looks at the bits meanwhile.
+        self.seen.clear_all();
+        state.flushes = due;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Nobody waits any more.
+    pub fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

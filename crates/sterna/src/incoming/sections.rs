@@ -1,0 +1,94 @@
+//! Sections of the stream and the devices that they belong to.
+
+use std::sync::Arc;
+
+use sterna_wire::extension::Handover;
+use sterna_wire::global_state;
+use sterna_wire::main::{BodyKind, Expectations, SectionKind, SectionKnowledge};
+
+use super::shared::Shared;
+use crate::error::MigrationError;
+use crate::vm::{Device, TargetVm};
+
+/// What this side knows of the sections that may come.
+pub(super) struct Sections {
+    devices: Vec<Arc<dyn Device>>,
+}
+
+impl Sections {
+    pub fn new(vm: &dyn TargetVm) -> Self {
+        let mut devices = vm.devices();
+        devices.extend(vm.compatibility());
+        Self { devices }
+    }
+
+    pub fn find(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
+        self.devices.iter().find(|device| device.name() == name && device.instance() == instance)
+    }
+
+    /// The most bytes that all bodies together may have.
+    fn most_bytes(&self) -> u64 {
+        let bodies: usize = self.devices.iter().map(|device| device.body_limit()).sum();
+        (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES) as u64
+    }
+}
+
+impl SectionKnowledge for Sections {
+    fn body(&self, name: &str, instance: u32, version: u32, kind: SectionKind) -> BodyKind {
+        if name == "ram" {
+            return BodyKind::Ram;
+        }
+        if kind != SectionKind::Full {
+            return BodyKind::Refuse(format!("{name:?} is sent in parts, which no device here is"));
+        }
+        if name == global_state::SECTION_NAME {
+            return BodyKind::FixedLength(global_state::BODY_BYTES);
+        }
+        if name == Handover::SECTION_NAME {
+            return BodyKind::LengthPrefixed;
+        }
+        match self.find(name, instance) {
+            None => BodyKind::Refuse(format!(
+                "there is no device {name:?}, instance {instance}, here: give both machines the same devices"
+            )),
+            Some(device) if version > device.version() || version < device.oldest_version() => {
+                BodyKind::Refuse(format!(
+                    "its version is {version} and this side knows {} to {}: migrate between equal versions",
+                    device.oldest_version(),
+                    device.version()
+                ))
+            }
+            Some(_) => BodyKind::LengthPrefixed,
+        }
+    }
+}
+
+/// What the main channel has to agree with.
+pub(super) fn expectations(shared: &Shared) -> Expectations {
+    let blocks = shared.vm.ram().blocks().iter();
+    Expectations {
+        machine_type: Some(shared.vm.machine_type()),
+        uuid: shared.vm.uuid(),
+        blocks: Some(blocks.map(|block| (block.name().to_owned(), block.len_bytes())).collect()),
+        multifd: shared.capabilities.multifd,
+        accept_legacy_flush: crate::machine_type::flushes_silently(&shared.vm.machine_type()),
+        device_state_bytes: Sections::new(shared.vm.as_ref()).most_bytes(),
+        ..Expectations::default()
+    }
+}
+
+/// Every device of this side must have come.
+pub(super) fn all_came(vm: &dyn TargetVm, came: &[(String, u32)]) -> Result<(), MigrationError> {
+    for device in vm.devices() {
+        let (name, instance) = (device.name(), device.instance());
+        if !came.iter().any(|(n, i)| *n == name && *i == instance) {
+            return Err(MigrationError::PeerIncompatible {
+                what: format!(
+                    "the source sent no state of device {name:?}, instance {instance}: give both machines the \
+                     same devices"
+                ),
+            });
+        }
+    }
+    Ok(())
+}

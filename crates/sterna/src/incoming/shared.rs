@@ -1,0 +1,284 @@
+//! What the threads of one incoming migration share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use sterna_proto::MigrationId;
+use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
+use sterna_transport::{CancelFlag, Channel, Listener};
+
+use super::rounds::Rounds;
+use super::{Arrival, status_of};
+use crate::driver::Driver;
+use crate::error::{Fault, MigrationError};
+use crate::events::{Event, Observer, Status};
+use crate::outgoing::machine_limits;
+use crate::pages::RamSink;
+use crate::params::{Capabilities, Parameters};
+use crate::stats::IncomingStatistics;
+use crate::vm::TargetVm;
+
+pub(super) struct Shared {
+    pub vm: Arc<dyn TargetVm>,
+    pub listener: Listener,
+    pub params: Parameters,
+    pub capabilities: Capabilities,
+    pub observer: Arc<dyn Observer>,
+    /// Made when the first channel comes: until then there is no migration.
+    driver: OnceLock<Driver<Destination>>,
+    pub sink: RamSink,
+    pub rounds: Rounds,
+    /// Ends accepting, for good.
+    pub closing: CancelFlag,
+    /// Lanes and loader are to stop: what they find from now on is no news.
+    pub stopping: AtomicBool,
+    /// Channels that came so far.
+    pub channels: Mutex<Channels>,
+    /// Whole messages of the return path are written under it.
+    pub returning: Mutex<()>,
+    /// What the loader learnt for the control thread.
+    pub loaded: Mutex<Loaded>,
+    pub received_bytes: AtomicU64,
+    pub normal_pages: AtomicU64,
+    pub zero_pages: AtomicU64,
+    error: Mutex<Option<MigrationError>>,
+    arrival: Mutex<Option<Arrival>>,
+    changed: Condvar,
+}
+
+/// The channels of the migration.
+#[derive(Default)]
+pub(super) struct Channels {
+    pub main: Option<Arc<Channel>>,
+    /// By id.
+    pub multifd: Vec<Option<Arc<Channel>>>,
+    /// All are there and were handed to their threads.
+    pub complete: bool,
+}
+
+/// What the loader found out.
+#[derive(Default)]
+pub(super) struct Loaded {
+    /// RAM's END section came.
+    pub ram: bool,
+    /// From the global state; `None` until it came.
+    pub run: Option<bool>,
+    /// (name, instance) of devices that were loaded.
+    pub devices: Vec<(String, u32)>,
+}
+
+impl Shared {
+    pub fn new(
+        vm: Arc<dyn TargetVm>,
+        listener: Listener,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let blocks = vm.ram().blocks().len();
+        let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();
+        let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 0 };
+        let channels = Channels { multifd: vec![None; lanes], ..Channels::default() };
+        Self {
+            sink: RamSink::new(vm.ram(), may_hold_bytes),
+            rounds: Rounds::new(vm.ram(), lanes),
+            driver: OnceLock::new(),
+            closing: CancelFlag::new(),
+            stopping: AtomicBool::new(false),
+            channels: Mutex::new(channels),
+            returning: Mutex::new(()),
+            loaded: Mutex::default(),
+            received_bytes: AtomicU64::new(0),
+            normal_pages: AtomicU64::new(0),
+            zero_pages: AtomicU64::new(0),
+            error: Mutex::default(),
+            arrival: Mutex::default(),
+            changed: Condvar::new(),
+            vm,
+            listener,
+            params,
+            capabilities,
+            observer,
+        }
+    }
+
+    /// The machine; made now if there is none, since a first channel has come.
+    pub fn begin(&self) -> &Driver<Destination> {
+        let driver = self.driver.get_or_init(|| {
+            let config = Config {
+                autostart: true,
+                managed: !self.capabilities.unmanaged,
+                limits: machine_limits(&self.params.limits),
+            };
+            Driver::new(Destination::new(config, Duration::ZERO))
+        });
+        self.changed.notify_all();
+        driver
+    }
+
+    pub fn driver(&self) -> Option<&Driver<Destination>> {
+        self.driver.get()
+    }
+
+    /// Waits until there is a migration; `None` when there will be none.
+    pub fn wait_for_migration(&self) -> Option<&Driver<Destination>> {
+        let mut arrival = lock(&self.arrival);
+        loop {
+            if let Some(driver) = self.driver.get() {
+                return Some(driver);
+            }
+            if self.closing.is_cancelled() || arrival.is_some() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(arrival, Duration::from_millis(50));
+            arrival = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub fn feed(&self, event: Fed) -> Result<(), Refusal> {
+        let Some(driver) = self.driver() else {
+            return Err(Refusal::NotHeld { state: State::Setup });
+        };
+        driver.feed(event).map(drop)
+    }
+
+    /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
+    pub fn report(&self, event: Fed) {
+        if let Err(refusal) = self.feed(event) {
+            tracing::error!(%refusal, "the handover machine refused an event");
+            self.note_error(MigrationError::Internal(refusal.to_string()));
+        }
+    }
+
+    /// Something failed. The first reason is the one that is reported.
+    pub fn fail(&self, error: MigrationError) {
+        if self.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let event = match error.fault() {
+            Some(Fault::Local) => Fed::LocalFailure,
+            Some(_) => Fed::PeerMisbehaved,
+            None => Fed::ConnectionLost,
+        };
+        tracing::debug!(%error, "incoming migration");
+        if !self.driver().is_some_and(|driver| driver.look(|machine| machine.state().is_final())) {
+            self.note_error(error);
+        }
+        self.report(event);
+    }
+
+    pub fn note_error(&self, error: MigrationError) {
+        lock(&self.error).get_or_insert(error);
+    }
+
+    pub fn error(&self) -> Option<MigrationError> {
+        lock(&self.error).clone()
+    }
+
+    /// Writes one message of the return path.
+    pub fn say(&self, message: &sterna_wire::return_path::ReturnMessage) -> Result<(), MigrationError> {
+        let Some(main) = lock(&self.channels).main.clone() else {
+            return Err(MigrationError::Internal("there is no main channel to answer on".to_owned()));
+        };
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).map_err(MigrationError::wire("return path"))?;
+        let _whole = lock(&self.returning);
+        Ok(main.write_all(&bytes)?)
+    }
+
+    pub fn answer(&self, id: MigrationId) -> sterna_proto::Status {
+        match self.driver() {
+            Some(driver) => driver.look(|machine| machine.status(id)),
+            None => sterna_proto::Status::Unknown,
+        }
+    }
+
+    pub fn tell(&self, event: &Event) {
+        self.observer.event(event);
+    }
+
+    /// Tells the observer which states were passed. Control thread only, so that the order holds.
+    pub fn tell_passed(&self, driver: &Driver<Destination>, last: &mut Option<Status>) {
+        for state in driver.take_passed() {
+            match state {
+                State::Prepared => self.tell(&Event::Prepared),
+                State::Committed => self.tell(&Event::Committed),
+                _ => {}
+            }
+            let status = status_of(state);
+            if *last != Some(status) {
+                *last = Some(status);
+                self.tell(&Event::Status(status));
+            }
+        }
+    }
+
+    pub fn status(&self) -> Status {
+        match (self.driver(), &*lock(&self.arrival)) {
+            (Some(driver), _) => status_of(driver.look(Destination::state)),
+            (None, Some(_)) => Status::Failed,
+            (None, None) => Status::Setup,
+        }
+    }
+
+    pub fn statistics(&self) -> IncomingStatistics {
+        IncomingStatistics {
+            status: self.status(),
+            error: self.error().map(|error| error.to_string()),
+            received_bytes: self.received_bytes.load(Ordering::Relaxed),
+            normal_pages: self.normal_pages.load(Ordering::Relaxed),
+            zero_pages: self.zero_pages.load(Ordering::Relaxed),
+            cleared_pages: self.sink.cleared_pages(),
+        }
+    }
+
+    /// An operator gives it up, before or after the first channel has come.
+    pub fn abandon(&self) -> Result<(), Refusal> {
+        match self.driver() {
+            Some(driver) => {
+                self.note_error(MigrationError::Cancelled);
+                driver.feed(Fed::Abandon).map(drop)
+            }
+            None => {
+                self.end(Arrival::Failed(MigrationError::Cancelled));
+                Ok(())
+            }
+        }
+    }
+
+    /// The last handle is gone.
+    pub fn close(&self) {
+        if let Some(driver) = self.driver() {
+            // Refused when all is over, and that is well.
+            let _ = driver.feed(Fed::Abandon);
+        } else {
+            self.end(Arrival::Failed(MigrationError::Cancelled));
+        }
+        self.closing.cancel();
+        self.changed.notify_all();
+    }
+
+    pub fn end(&self, arrival: Arrival) {
+        lock(&self.arrival).get_or_insert(arrival);
+        self.changed.notify_all();
+    }
+
+    pub fn arrival(&self) -> Option<Arrival> {
+        lock(&self.arrival).clone()
+    }
+
+    pub fn wait(&self) -> Arrival {
+        let mut arrival = lock(&self.arrival);
+        loop {
+            if let Some(arrival) = &*arrival {
+                return arrival.clone();
+            }
+            arrival = self.changed.wait(arrival).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,228 @@
+//! One pass: a set of pages, each taken by exactly one lane.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};
+
+use super::geometry::{Geometry, Range};
+use super::{Clause, PageRun};
+
+/// A set of pages to send, and which of them lanes have claimed.
+pub struct Pass {
+    number: u64,
+    /// Pages not yet taken. A chunk's words are touched only by the lane that claimed it, and, before
+    /// that, by the lane that re-arms its slice.
+    bits: DirtyBitmaps,
+    pages: u64,
+    left: AtomicU64,
+    /// In the pass over all RAM: finds pages that were never populated, slice by slice.
+    absent: Option<DirtyBitmaps>,
+    geometry: Geometry,
+    cursor: AtomicU64,
+    rearmed_chunks: AtomicU64,
+    slices: Vec<OnceLock<Result<(), RearmError>>>,
+    violated: Option<Violation>,
+}
+
+/// A planted violation, and what it needs: the bits that the pass began with.
+struct Violation {
+    clause: Clause,
+    harvested: DirtyBitmaps,
+}
+
+/// Why a slice could not be prepared for reading.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct RearmError(String);
+
+impl From<DirtyError> for RearmError {
+    fn from(error: DirtyError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<RamError> for RearmError {
+    fn from(error: RamError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Pages that a lane took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// The pages, all in one block.
+    pub run: PageRun,
+    /// They were never populated: zero, and must not be read.
+    pub absent: bool,
+}
+
+/// A lane's place in a pass.
+#[derive(Debug, Default)]
+pub struct LaneCursor {
+    chunk: Option<Range>,
+    /// Chunks read and not yet re-armed; only with a planted violation of clause 2.
+    overdue: Vec<Range>,
+}
+
+impl Pass {
+    /// A pass over `bits`; `look_for_absent` where bits stand for all RAM rather than for writes.
+    pub fn new(
+        number: u64,
+        ram: &GuestRam,
+        bits: DirtyBitmaps,
+        look_for_absent: bool,
+        violated: Option<Clause>,
+    ) -> Self {
+        let geometry = Geometry::new(ram);
+        let pages = bits.count();
+        Self {
+            number,
+            pages,
+            left: AtomicU64::new(pages),
+            absent: look_for_absent.then(|| DirtyBitmaps::new(ram)),
+            cursor: AtomicU64::new(0),
+            rearmed_chunks: AtomicU64::new(0),
+            slices: (0..geometry.slices()).map(|_| OnceLock::new()).collect(),
+            geometry,
+            violated: violated.map(|clause| Violation { clause, harvested: copy_of(&bits, ram) }),
+            bits,
+        }
+    }
+
+    /// Counted from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Pages that the pass began with.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Pages that no lane has taken yet.
+    pub fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Whether every chunk is claimed and every slice re-armed: from now on a harvest reports only
+    /// writes that this pass may have missed.
+    pub fn is_rearmed(&self) -> bool {
+        self.rearmed_chunks.load(Ordering::Acquire) == self.geometry.chunks()
+    }
+
+    /// The next pages for a lane, at most `most`; `None` when nothing is left to claim.
+    pub fn take(
+        &self,
+        at: &mut LaneCursor,
+        most: u64,
+        ram: &GuestRam,
+        dirty: &dyn DirtySource,
+    ) -> Result<Option<Taken>, RearmError> {
+        loop {
+            let chunk = match &mut at.chunk {
+                Some(chunk) => chunk,
+                None => {
+                    self.rearm_overdue(at, dirty)?;
+                    let number = self.cursor.fetch_add(1, Ordering::Relaxed);
+                    if number >= self.geometry.chunks() {
+                        return Ok(None);
+                    }
+                    let chunk = self.geometry.chunk(number);
+                    self.prepare_slice(at, chunk, ram, dirty)?;
+                    self.rearmed_chunks.fetch_add(1, Ordering::AcqRel);
+                    at.chunk.insert(chunk)
+                }
+            };
+            match self.bits.block(chunk.block).take_run(chunk.first, chunk.end, most) {
+                Some(run) => {
+                    chunk.first = run.first + run.count;
+                    let taken = self.split_absent(chunk, run.first, run.count);
+                    self.left.fetch_sub(taken.run.count, Ordering::Relaxed);
+                    return Ok(Some(taken));
+                }
+                None => at.chunk = None,
+            }
+        }
+    }
+
+    /// Makes the chunk's slice ready for reading: re-armed first, then searched for absent pages, so that
+    /// a page that appears after the search is reported dirty.
+    fn prepare_slice(
+        &self,
+        at: &mut LaneCursor,
+        chunk: Range,
+        ram: &GuestRam,
+        dirty: &dyn DirtySource,
+    ) -> Result<(), RearmError> {
+        let (number, slice) = self.geometry.slice_of(chunk.block, chunk.first);
+        let rearm = || self.rearm(slice, ram, dirty);
+        let done = &self.slices[number as usize];
+        match self.violated.as_ref().map(|violation| violation.clause) {
+            Some(Clause::RearmBeforeRead) => {
+                at.overdue.push(chunk);
+                Ok(())
+            }
+            // Re-armed by the lane that comes to the slice's end, behind the back of those that read.
+            Some(Clause::WholeSliceFirst) if chunk.end < slice.end => Ok(()),
+            _ => done.get_or_init(rearm).clone(),
+        }
+    }
+
+    fn rearm(&self, slice: Range, ram: &GuestRam, dirty: &dyn DirtySource) -> Result<(), RearmError> {
+        let count = slice.end - slice.first;
+        let mut bits = self.bits.block(slice.block);
+        if let Some(violation) = &self.violated {
+            bits = violation.harvested.block(slice.block);
+            if violation.clause == Clause::RearmOnlyHarvested {
+                bits.set_range(slice.first, count);
+            }
+        }
+        if bits.next_run(slice.first, slice.end, 1).is_some() {
+            dirty.rearm(slice.block, slice.first, count, bits)?;
+        }
+        if let Some(absent) = &self.absent {
+            ram.block(slice.block).mark_absent(slice.first, count, absent.block(slice.block))?;
+        }
+        Ok(())
+    }
+
+    /// Re-arms after the fact what a planted violation of clause 2 left out.
+    fn rearm_overdue(&self, at: &mut LaneCursor, dirty: &dyn DirtySource) -> Result<(), RearmError> {
+        let Some(violation) = &self.violated else { return Ok(()) };
+        for chunk in at.overdue.drain(..) {
+            let bits = violation.harvested.block(chunk.block);
+            dirty.rearm(chunk.block, chunk.first, chunk.end - chunk.first, bits)?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a taken run where absent and populated pages meet, and gives the rest back to the chunk.
+    fn split_absent(&self, chunk: &mut Range, first: u64, count: u64) -> Taken {
+        let block = chunk.block;
+        let whole = PageRun { block, first, count };
+        let Some(absent) = &self.absent else {
+            return Taken { run: whole, absent: false };
+        };
+        let next = absent.block(block).next_run(first, first + count, count);
+        let (keep, is_absent) = match next {
+            None => (count, false),
+            Some(run) if run.first == first => (run.count, true),
+            Some(run) => (run.first - first, false),
+        };
+        let (run, rest) = whole.split(keep);
+        if let Some(rest) = rest {
+            self.bits.block(block).set_range(rest.first, rest.count);
+            chunk.first = rest.first;
+        }
+        Taken { run, absent: is_absent }
+    }
+}
+
+fn copy_of(bits: &DirtyBitmaps, ram: &GuestRam) -> DirtyBitmaps {
+    let copy = DirtyBitmaps::new(ram);
+    for block in 0..ram.blocks().len() {
+        copy.block(block).or_from(bits.block(block));
+    }
+    copy
+}

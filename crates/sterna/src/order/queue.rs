@@ -1,0 +1,69 @@
+//! Hands passes from the control thread to the lanes, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::Pass;
+
+/// The passes that lanes work on: at most the one that some still send and the next.
+pub struct PassQueue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    passes: VecDeque<Arc<Pass>>,
+    /// The last pass whose flush stands in the main channel.
+    flushed: u64,
+    ended: bool,
+}
+
+impl Default for PassQueue {
+    fn default() -> Self {
+        Self { state: Mutex::new(State::default()), changed: Condvar::new() }
+    }
+}
+
+impl PassQueue {
+    /// Lets lanes begin `pass`.
+    pub fn publish(&self, pass: Arc<Pass>) {
+        self.lock().passes.push_back(pass);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the pass after pass number `after`; `None` when there will be none. With
+    /// `behind_flush` it also waits until the flush of pass `after` is written.
+    pub fn next(&self, after: u64, behind_flush: bool) -> Option<Arc<Pass>> {
+        let mut state = self.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            let ready = !behind_flush || state.flushed >= after;
+            if let Some(pass) = state.passes.iter().find(|p| p.number() > after).filter(|_| ready) {
+                return Some(Arc::clone(pass));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// All lanes are through with pass `number` and its flush is written.
+    pub fn flushed(&self, number: u64) {
+        let mut state = self.lock();
+        state.flushed = number;
+        state.passes.retain(|pass| pass.number() > number);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// No further pass: lanes that wait go home.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

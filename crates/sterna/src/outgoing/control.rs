@@ -1,0 +1,385 @@
+//! The control thread: performs the handover machine's actions, one after the other.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sterna_proto::source::{
+    Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal,
+};
+use sterna_transport::Channel;
+use sterna_wire::extension::{self, Handover};
+use sterna_wire::main::Command;
+
+use super::main_stream::MainStream;
+use super::rounds::Rounds;
+use super::shared::{Shared, lock};
+use super::{Outcome, ask, returns, setup};
+use crate::error::MigrationError;
+use crate::events::{Event, SwitchoverStep};
+use crate::vm::RunState;
+
+/// How often an idle control thread looks up.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Starts the control thread of a new migration.
+pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+    let control = Control::new(Arc::clone(shared));
+    std::thread::Builder::new().name("migration".to_owned()).spawn(move || control.run())?;
+    Ok(())
+}
+
+/// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
+pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), Refusal> {
+    shared.feed(Fed::OperatorRetry)?;
+    let mut control = Control::new(Arc::clone(shared));
+    let spawned =
+        std::thread::Builder::new().name("migration".to_owned()).spawn(move || control.perform_all());
+    if let Err(error) = spawned {
+        shared.note_error(MigrationError::System(format!("control thread: {error}")));
+    }
+    Ok(())
+}
+
+pub(super) struct Control {
+    pub shared: Arc<Shared>,
+    pub main: Option<Main>,
+    pub multifd: Vec<Arc<Channel>>,
+    pub threads: Vec<JoinHandle<()>>,
+    pub rounds: Option<Rounds>,
+    stopped_at: Option<Instant>,
+    /// Whether the guest ran before it was stopped for the switchover.
+    ran_before: bool,
+    step_began: Instant,
+    keepalive: Instant,
+}
+
+/// The main channel once it is up.
+pub(super) struct Main {
+    pub channel: Arc<Channel>,
+    pub stream: Arc<Mutex<MainStream>>,
+}
+
+impl Control {
+    fn new(shared: Arc<Shared>) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            main: None,
+            multifd: Vec::new(),
+            threads: Vec::new(),
+            rounds: None,
+            stopped_at: None,
+            ran_before: false,
+            step_began: now,
+            keepalive: now,
+        }
+    }
+
+    fn run(mut self) {
+        self.shared.tell(&Event::Status(crate::events::Status::Setup));
+        if let Err(error) = setup::connect(&mut self).and_then(|()| setup::greet(&mut self)) {
+            self.shared.fail(error);
+        } else {
+            self.shared.report(Fed::ChannelsReady);
+        }
+        self.perform_all();
+    }
+
+    fn perform_all(&mut self) {
+        loop {
+            self.shared.tell_passed();
+            let Some(action) = self.shared.driver.next_action(PATIENCE) else {
+                self.idle();
+                continue;
+            };
+            self.shared.tell_passed();
+            tracing::debug!(?action, "source");
+            if let Action::Finish(outcome) = action {
+                self.finish(outcome);
+                return;
+            }
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        let result = match action {
+            Action::Identify => self.identify(),
+            Action::SendHandoverId => self.send_handover_id(),
+            Action::Compare => self.compare(),
+            Action::StartPrecopy => self.precopy(),
+            Action::StopGuest => self.stop_guest(),
+            Action::ReleaseHooks => self.release_hooks(),
+            Action::SendFinalState => self.send_final_state(),
+            Action::SendPrepare => self.commands(&[Command::Ping(extension::PREPARE_PING)]),
+            Action::SendEof => self.send_eof(),
+            Action::ReportUndecided(cause) => self.report_undecided(cause),
+            Action::AskAgain => self.ask_again(),
+            Action::CloseChannels => self.close_channels(),
+            Action::ReacquireHooks => self.reacquire_hooks(),
+            Action::ResumeGuest => self.resume_guest(),
+            Action::StopTracking => self.stop_tracking(),
+            Action::Finish(_) => Ok(()),
+        };
+        if let Err(error) = result {
+            self.shared.fail(error);
+        }
+    }
+
+    /// What is due while nothing is to be done.
+    pub fn idle(&mut self) {
+        let counts = self.shared.counters.now();
+        lock(&self.shared.figures).observe(counts);
+        if let Err(error) = self.keep_alive() {
+            self.shared.fail(error);
+        }
+    }
+
+    /// Lets a Sterna peer know that this side lives, when the main channel was silent for long.
+    fn keep_alive(&mut self) -> Result<(), MigrationError> {
+        let every = self.shared.params().limits.stall / 4;
+        let peer = self.shared.driver.look(|machine| (machine.peer(), machine.state()));
+        let wanted = peer.0.sterna && self.main.is_some() && !peer.1.is_committed() && !peer.1.is_final();
+        if wanted && self.keepalive.elapsed() >= every {
+            self.keepalive = Instant::now();
+            self.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
+        }
+        Ok(())
+    }
+
+    pub fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
+        self.with_main(|stream| stream.commands(commands))
+    }
+
+    pub fn with_main<T>(
+        &self,
+        act: impl FnOnce(&mut MainStream) -> Result<T, MigrationError>,
+    ) -> Result<T, MigrationError> {
+        let Some(main) = &self.main else {
+            return Err(MigrationError::Internal("the main channel is not open".to_owned()));
+        };
+        act(&mut lock(&main.stream))
+    }
+
+    fn identify(&mut self) -> Result<(), MigrationError> {
+        if let Some(main) = &self.main {
+            let (shared, channel) = (Arc::clone(&self.shared), Arc::clone(&main.channel));
+            self.spawn("return path", move || returns::read(&shared, &channel))?;
+        }
+        self.commands(&[
+            Command::OpenReturnPath,
+            Command::Ping(1),
+            Command::Ping(extension::EXTENSION_PING),
+            Command::Ping(extension::FENCE_PING),
+        ])
+    }
+
+    fn send_handover_id(&mut self) -> Result<(), MigrationError> {
+        let peer = self.shared.driver.look(sterna_proto::source::Source::peer);
+        self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
+        let body = Handover { migration_id: self.shared.migration_id }.encode();
+        let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, Handover::SECTION_VERSION);
+        self.with_main(|stream| stream.full_section(header, &body, true))
+    }
+
+    fn compare(&mut self) -> Result<(), MigrationError> {
+        let Some(record) = self.shared.vm.compatibility() else {
+            return Err(MigrationError::Internal("there is no compatibility record".to_owned()));
+        };
+        let body = record.save()?;
+        let name = record.name();
+        let header = (name.as_str(), record.instance(), record.version());
+        self.with_main(|stream| stream.full_section(header, &body, true))?;
+        self.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
+    }
+
+    fn stop_guest(&mut self) -> Result<(), MigrationError> {
+        let was_running = self.shared.vm.run_state() == RunState::Running;
+        let began = Instant::now();
+        self.step_began = began;
+        match self.shared.vm.stop() {
+            Ok(()) => {
+                self.stopped_at = Some(began);
+                self.ran_before = was_running;
+                lock(&self.shared.figures).at_stop = Some(self.shared.counters.now());
+                self.step(SwitchoverStep::Stop);
+                self.shared.tell(&Event::Stopped);
+                self.shared.report(Fed::GuestStopped { was_running });
+            }
+            Err(error) => {
+                self.shared.note_error(error.into());
+                self.shared.report(Fed::GuestStopFailed);
+            }
+        }
+        Ok(())
+    }
+
+    fn release_hooks(&mut self) -> Result<(), MigrationError> {
+        // An operator may have waited in pre-switchover: not a part of the steps.
+        self.step_began = Instant::now();
+        for hook in self.shared.vm.hooks() {
+            // Counted as released before it is tried: half a release is to be undone too.
+            lock(&self.shared.released).push(Arc::clone(&hook));
+            if let Err(error) = hook.release() {
+                self.shared.note_error(error.into());
+                self.shared.report(Fed::HookReleaseFailed);
+                return Ok(());
+            }
+        }
+        self.step(SwitchoverStep::ReleaseHooks);
+        self.shared.report(Fed::HooksReleased);
+        Ok(())
+    }
+
+    fn reacquire_hooks(&mut self) -> Result<(), MigrationError> {
+        loop {
+            let Some(hook) = lock(&self.shared.released).pop() else { break };
+            if let Err(error) = hook.take_back() {
+                tracing::warn!(hook = hook.name(), %error, "cannot take a hook back");
+                self.shared.tell(&Event::Warning(format!("{} is not taken back yet: {error}", hook.name())));
+                lock(&self.shared.released).push(hook);
+                self.shared.report(Fed::HooksReacquireFailed);
+                return Ok(());
+            }
+        }
+        self.shared.report(Fed::HooksReacquired);
+        Ok(())
+    }
+
+    fn resume_guest(&mut self) -> Result<(), MigrationError> {
+        match self.shared.vm.resume() {
+            Ok(()) => {
+                self.shared.tell(&Event::Resumed);
+                self.shared.report(Fed::GuestResumed);
+            }
+            Err(error) => {
+                self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.report(Fed::GuestResumeFailed);
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_tracking(&mut self) -> Result<(), MigrationError> {
+        match self.shared.vm.dirty_source().stop() {
+            Ok(()) => self.shared.report(Fed::TrackingStopped),
+            Err(error) => {
+                self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.report(Fed::TrackingStopFailed);
+            }
+        }
+        Ok(())
+    }
+
+    fn report_undecided(&mut self, cause: Cause) -> Result<(), MigrationError> {
+        let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
+        let text = format!(
+            "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here \
+             and the destination is asked again. If the destination cannot answer, look whether the guest runs \
+             there and decide: source-runs only if it is gone for good, else destination-runs"
+        );
+        self.shared.tell(&Event::Warning(text));
+        Ok(())
+    }
+
+    fn ask_again(&mut self) -> Result<(), MigrationError> {
+        match ask::status(&self.shared) {
+            Ok(status) => self.shared.report(Fed::AskAnswered(status)),
+            Err(error) => {
+                tracing::debug!(%error, "no answer to the status question");
+                self.shared.report(Fed::AskFailed);
+            }
+        }
+        Ok(())
+    }
+
+    fn close_channels(&mut self) -> Result<(), MigrationError> {
+        self.shared.interrupt();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                self.shared.note_error(MigrationError::Internal("a lane panicked".to_owned()));
+            }
+        }
+        self.main = None;
+        self.multifd.clear();
+        self.shared.drop_channels();
+        Ok(())
+    }
+
+    fn finish(&mut self, outcome: MachineOutcome) {
+        // A destination that took the guest closes by itself; threads of a finished migration end with it.
+        let _ = self.close_channels();
+        if let (End::Completed, Some(stopped)) = (outcome.end, self.stopped_at) {
+            let mut figures = lock(&self.shared.figures);
+            figures.downtime = Some(stopped.elapsed());
+            figures.pending_bytes = 0;
+            figures.left_bytes = 0;
+            drop(figures);
+            self.step(SwitchoverStep::Start);
+        }
+        self.rounds = None;
+        self.shared.tell_passed();
+        let held = matches!(outcome.guest, GuestAfter::HeldStopped(_));
+        let ended = match outcome.end {
+            End::Completed => Outcome::Completed,
+            End::Cancelled if !held => Outcome::Cancelled,
+            End::Cancelled => Outcome::Failed { error: MigrationError::Cancelled, held },
+            End::Failed(cause) => {
+                self.shared.note_error(explain(cause));
+                let error = self.shared.error().unwrap_or_else(|| explain(cause));
+                Outcome::Failed { error, held }
+            }
+        };
+        self.shared.end(ended);
+    }
+
+    /// The guest's run state before the switchover, under QEMU's name (specs/stream.md §1.10).
+    pub fn run_state_before(&self) -> &'static str {
+        if self.ran_before { "running" } else { "paused" }
+    }
+
+    /// A step of the switchover ended now.
+    pub fn step(&mut self, step: SwitchoverStep) {
+        let now = Instant::now();
+        let took = now - self.step_began;
+        self.step_began = now;
+        lock(&self.shared.figures).switchover.push((step, took));
+        self.shared.tell(&Event::SwitchoverStep { step, took });
+    }
+
+    pub fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MigrationError> {
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(work)
+            .map_err(|error| MigrationError::System(format!("thread {name:?}: {error}")))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+/// The machine's cause in words, where no thread has a better one.
+fn explain(cause: Cause) -> MigrationError {
+    match cause {
+        Cause::TimedOut(state) => {
+            MigrationError::Limit { what: format!("the end of {state:?}"), after: Duration::ZERO }
+        }
+        Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
+        Cause::DestinationNever => MigrationError::Transport(
+            "the destination answered that it does not run the guest and never will".to_owned(),
+            None,
+        ),
+        Cause::OperatorDecided => {
+            MigrationError::Transport("an operator decided that the source runs the guest".to_owned(), None)
+        }
+        Cause::ConnectionLost | Cause::Eof => {
+            MigrationError::Transport("the connection was lost".to_owned(), None)
+        }
+        Cause::PeerMisbehaved => {
+            MigrationError::PeerMisbehaved { what: "it answered what was not asked".to_owned() }
+        }
+        Cause::LocalFailure | Cause::GuestStop | Cause::HookRelease => {
+            MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The figures of a running migration, kept by its control thread.
+
+use std::time::{Duration, Instant};
+
+use super::counters::Counts;
+use crate::events::{Status, SwitchoverStep};
+use crate::stats::{Round, Sample, Statistics};
+
+/// Bandwidth is measured over windows of this length.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
+const SAMPLES: usize = 50_000;
+
+pub(super) struct Figures {
+    began: Instant,
+    status: Status,
+    ended: Option<Duration>,
+    setup: Option<Duration>,
+    pub downtime: Option<Duration>,
+    pub expected_downtime: Duration,
+    pub switchover: Vec<(SwitchoverStep, Duration)>,
+    ram_total_bytes: u64,
+    /// Dirty bytes found by the last harvest and not in a pass yet.
+    pub pending_bytes: u64,
+    /// Bytes that the running passes still have to send.
+    pub left_bytes: u64,
+    pub dirty_pages_per_second: u64,
+    pub rounds_begun: u64,
+    pub rounds: Vec<Round>,
+    pub peer_is_sterna: Option<bool>,
+    channels: u32,
+    /// Counts when the guest stopped.
+    pub at_stop: Option<Counts>,
+    samples: Vec<Sample>,
+    window: (Instant, Counts),
+    bandwidth_bytes: u64,
+    pages_per_second: u64,
+}
+
+impl Figures {
+    pub fn new(ram_total_bytes: u64, channels: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            began: now,
+            status: Status::Setup,
+            ended: None,
+            setup: None,
+            downtime: None,
+            expected_downtime: Duration::ZERO,
+            switchover: Vec::new(),
+            ram_total_bytes,
+            pending_bytes: ram_total_bytes,
+            left_bytes: 0,
+            dirty_pages_per_second: 0,
+            rounds_begun: 0,
+            rounds: Vec::new(),
+            peer_is_sterna: None,
+            channels,
+            at_stop: None,
+            samples: Vec::new(),
+            window: (now, Counts::default()),
+            bandwidth_bytes: 0,
+            pages_per_second: 0,
+        }
+    }
+
+    /// Whether it is another one than before.
+    pub fn set_status(&mut self, status: Status) -> bool {
+        let is_new = self.status != status;
+        self.status = status;
+        if status == Status::Active {
+            self.setup.get_or_insert(self.began.elapsed());
+        }
+        if status.is_terminal() {
+            self.ended.get_or_insert(self.began.elapsed());
+        }
+        is_new
+    }
+
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Since the migration began.
+    pub fn clock(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Bytes per second while bytes move; 0 until the first window has passed.
+    pub fn bandwidth_bytes(&self) -> u64 {
+        self.bandwidth_bytes
+    }
+
+    /// Looks at the counters; closes a window when it is long enough.
+    pub fn observe(&mut self, counts: Counts) {
+        let (since, before) = self.window;
+        let passed = since.elapsed();
+        if passed < WINDOW {
+            return;
+        }
+        let moving = passed.saturating_sub(self.throttled_between(before, counts));
+        let bytes = counts.bytes() - before.bytes();
+        if bytes > 0 && !moving.is_zero() {
+            self.bandwidth_bytes = per_second(bytes, moving);
+            self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
+        }
+        self.window = (Instant::now(), counts);
+        self.sample(counts);
+    }
+
+    /// How much of a span the bandwidth limit held all lanes back, on average.
+    pub fn throttled_between(&self, before: Counts, after: Counts) -> Duration {
+        (after.throttled - before.throttled) / self.channels.max(1)
+    }
+
+    pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
+        let at_stop = self.at_stop.unwrap_or(counts);
+        Statistics {
+            status: self.status,
+            error,
+            total_time: self.ended.unwrap_or_else(|| self.began.elapsed()),
+            setup_time: self.setup.unwrap_or_else(|| self.began.elapsed()),
+            downtime: self.downtime,
+            expected_downtime: self.expected_downtime,
+            switchover: self.switchover.clone(),
+            ram_total_bytes: self.ram_total_bytes,
+            ram_remaining_bytes: self.pending_bytes + self.left_bytes,
+            transferred_bytes: counts.bytes(),
+            multifd_bytes: counts.multifd_bytes,
+            precopy_bytes: at_stop.bytes(),
+            downtime_bytes: counts.bytes() - at_stop.bytes(),
+            zero_pages: counts.zero_pages,
+            normal_pages: counts.normal_pages,
+            absent_pages: counts.absent_pages,
+            bandwidth_bytes: self.bandwidth_bytes,
+            dirty_pages_per_second: self.dirty_pages_per_second,
+            pages_per_second: self.pages_per_second,
+            rounds_begun: self.rounds_begun,
+            rounds: self.rounds.clone(),
+            samples: self.samples.clone(),
+            channels: self.channels,
+            peer_is_sterna: self.peer_is_sterna,
+        }
+    }
+
+    fn sample(&mut self, counts: Counts) {
+        if self.samples.len() >= SAMPLES {
+            let mut keep = false;
+            self.samples.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        self.samples.push(Sample {
+            at: self.began.elapsed(),
+            transferred_bytes: counts.bytes(),
+            remaining_bytes: self.pending_bytes + self.left_bytes,
+            dirty_pages_per_second: self.dirty_pages_per_second,
+        });
+    }
+}
+
+/// `count` in `time`, per second.
+pub(super) fn per_second(count: u64, time: Duration) -> u64 {
+    if time.is_zero() {
+        return 0;
+    }
+    (count as f64 / time.as_secs_f64()) as u64
+}

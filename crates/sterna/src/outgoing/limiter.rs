@@ -1,0 +1,117 @@
+//! `max-bandwidth`: holds lanes back, all together, in windows of 100 ms as QEMU does
+//! (specs/stream.md §8). Off while the guest is stopped.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// Shared by all lanes of one migration.
+pub(super) struct Limiter {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Bytes for each window; `None`: no limit.
+    budget: Option<u64>,
+    window: Instant,
+    spent: u64,
+    /// The guest is stopped, or the migration ends: nobody waits.
+    open: bool,
+}
+
+impl Limiter {
+    /// A limit of `bytes_per_second`, 0 for none.
+    pub fn new(bytes_per_second: u64) -> Self {
+        let state = State { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Changes the limit, for lanes that wait too.
+    pub fn set(&self, bytes_per_second: u64) {
+        self.lock().budget = budget(bytes_per_second);
+        self.changed.notify_all();
+    }
+
+    /// From now on nobody waits.
+    pub fn open(&self) {
+        self.lock().open = true;
+        self.changed.notify_all();
+    }
+
+    /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
+    /// something left. One batch may overdraw a window; the next ones pay it back.
+    pub fn take(&self, bytes: u64) -> Duration {
+        let mut state = self.lock();
+        let mut began = None;
+        loop {
+            let Some(budget) = state.budget.filter(|_| !state.open) else { break };
+            let now = Instant::now();
+            let passed = now.duration_since(state.window);
+            if passed >= WINDOW {
+                let windows = (passed.as_nanos() / WINDOW.as_nanos()) as u64;
+                state.spent = state.spent.saturating_sub(budget.saturating_mul(windows));
+                state.window += WINDOW * u32::try_from(windows).unwrap_or(u32::MAX);
+            }
+            if state.spent < budget {
+                break;
+            }
+            began.get_or_insert(now);
+            let left = WINDOW.saturating_sub(now.duration_since(state.window));
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.spent += bytes;
+        began.map_or(Duration::ZERO, |began: Instant| began.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn budget(bytes_per_second: u64) -> Option<u64> {
+    (bytes_per_second > 0).then_some((bytes_per_second / 10).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn take_over_the_budget_waits_for_windows() {
+        let limiter = Limiter::new(10_000_000);
+        let began = Instant::now();
+        for _ in 0..4 {
+            limiter.take(1_000_000);
+        }
+        // Four windows' worth: the fourth cannot start before three windows have passed.
+        assert!(began.elapsed() >= WINDOW * 2, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn overdraft_is_paid_back() {
+        let limiter = Limiter::new(10_000_000);
+        limiter.take(3_000_000);
+        let began = Instant::now();
+        limiter.take(1);
+        assert!(began.elapsed() >= WINDOW, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn open_frees_those_who_wait() {
+        let limiter = Limiter::new(10);
+        limiter.take(1_000_000_000);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| limiter.take(1));
+            limiter.open();
+            waiting.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn no_limit_never_waits() {
+        assert_eq!(Limiter::new(0).take(u64::MAX / 2), Duration::ZERO);
+    }
+}

@@ -1,0 +1,68 @@
+//! The one lane of a migration without multifd: pages travel as records of the main channel
+//! (specs/stream.md §2.3).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sterna_ram::{GuestRam, PAGE_SIZE};
+
+use super::counters::Counters;
+use super::limiter::Limiter;
+use super::main_stream::MainStream;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageWriter;
+
+/// Writes pages to the main channel, each run as a PART of its own.
+pub(super) struct MainLane {
+    pub main: Arc<Mutex<MainStream>>,
+    pub ram: GuestRam,
+    pub counters: Arc<Counters>,
+    pub limiter: Arc<Limiter>,
+    /// Shuts the channel down.
+    pub abort: Box<dyn Fn() + Send>,
+}
+
+impl PageWriter for MainLane {
+    fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.counters.throttled(self.limiter.take(run.count * (PAGE_SIZE as u64 + 8)));
+        let block = self.ram.block(run.block);
+        self.lock().ram_pages(|records, part| {
+            for page in run.first..run.end() {
+                let offset = page * PAGE_SIZE as u64;
+                records
+                    .page_header(run.block, block.name(), offset, &mut part.bytes)
+                    .map_err(MigrationError::wire("main channel"))?;
+                part.page(block.slice(offset, PAGE_SIZE)?);
+            }
+            Ok(())
+        })?;
+        self.counters.pages(run.count, 0);
+        Ok(())
+    }
+
+    fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.counters.throttled(self.limiter.take(run.count * 9));
+        let name = self.ram.block(run.block).name();
+        self.lock().ram_records(|records, out| {
+            (run.first..run.end())
+                .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+        })?;
+        self.counters.pages(0, run.count);
+        Ok(())
+    }
+
+    /// The channel keeps its order by itself.
+    fn barrier(&mut self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        (self.abort)();
+    }
+}
+
+impl MainLane {
+    fn lock(&self) -> MutexGuard<'_, MainStream> {
+        self.main.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,175 @@
+//! The source's end of the main channel: elements in order, one writer at a time.
+
+use std::sync::Arc;
+
+use sterna_transport::{Channel, IoPart};
+use sterna_wire::main::{Command, SectionHeader, encode_footer, encode_length_prefixed, encode_section_part};
+use sterna_wire::ram::RamRecordWriter;
+use sterna_wire::vmdesc;
+
+use super::counters::Counters;
+use crate::error::MigrationError;
+
+/// Section id of `ram`. Ids only link the sections of one device.
+const RAM_SECTION: u32 = 1;
+const CHANNEL: &str = "main channel";
+
+/// Whoever holds it writes whole elements.
+pub(super) struct MainStream {
+    channel: Arc<Channel>,
+    counters: Arc<Counters>,
+    records: RamRecordWriter,
+    next_section: u32,
+    /// What the description after EOF will list.
+    described: Vec<vmdesc::Device>,
+}
+
+impl MainStream {
+    pub fn new(channel: Arc<Channel>, counters: Arc<Counters>) -> Self {
+        Self {
+            channel,
+            counters,
+            records: RamRecordWriter::new(),
+            next_section: RAM_SECTION + 1,
+            described: Vec::new(),
+        }
+    }
+
+    /// Writes bytes that `fill` appends: whole elements.
+    pub fn send(
+        &mut self,
+        fill: impl FnOnce(&mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
+    ) -> Result<(), MigrationError> {
+        let mut bytes = Vec::new();
+        fill(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
+        self.write(&[IoPart::Bytes(&bytes)], bytes.len())
+    }
+
+    /// Writes commands, in one go.
+    pub fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
+        self.send(|out| commands.iter().try_for_each(|command| command.encode(out)))
+    }
+
+    /// Writes one FULL section whose body is framed by its length, or bare.
+    pub fn full_section(
+        &mut self,
+        header: (&str, u32, u32),
+        body: &[u8],
+        length_prefixed: bool,
+    ) -> Result<(), MigrationError> {
+        let (name, instance, version) = header;
+        let id = self.next_section;
+        self.next_section += 1;
+        let mut fields = vec![vmdesc::Field::new("data", "buffer", body.len() as u64)];
+        if length_prefixed {
+            fields.insert(0, vmdesc::Field::new("length", "uint32", 4));
+        }
+        self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
+        self.send(|out| {
+            SectionHeader { id, name, instance, version }.encode_full(out)?;
+            if length_prefixed {
+                encode_length_prefixed(body, out)?;
+            } else {
+                out.extend_from_slice(body);
+            }
+            encode_footer(id, out);
+            Ok(())
+        })
+    }
+
+    /// Writes the START section of RAM: the block list, and with multifd the first flush.
+    pub fn ram_start(
+        &mut self,
+        blocks: &sterna_wire::ram::BlockList,
+        flush: bool,
+    ) -> Result<(), MigrationError> {
+        self.send(|out| {
+            SectionHeader { id: RAM_SECTION, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
+            blocks.encode(out)?;
+            end_of_ram(flush, out);
+            Ok(())
+        })
+    }
+
+    /// Writes a PART (or the END) of RAM without pages, with a flush where multifd channels carry them.
+    pub fn ram_part(&mut self, last: bool, flush: bool) -> Result<(), MigrationError> {
+        self.send(|out| {
+            encode_section_part(RAM_SECTION, last, out);
+            end_of_ram(flush, out);
+            Ok(())
+        })
+    }
+
+    /// Writes a PART of RAM with the records that `fill` appends; none of them may be a raw page.
+    pub fn ram_records(
+        &mut self,
+        fill: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
+    ) -> Result<(), MigrationError> {
+        let mut records = std::mem::take(&mut self.records);
+        let result = self.send(|out| {
+            encode_section_part(RAM_SECTION, false, out);
+            fill(&mut records, out)?;
+            end_of_ram(false, out);
+            Ok(())
+        });
+        self.records = records;
+        result
+    }
+
+    /// Writes a PART of RAM with raw pages, out of guest RAM without a copy.
+    pub fn ram_pages<'a>(
+        &mut self,
+        fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        let mut part = PagesPart { bytes: Vec::new(), cuts: Vec::new() };
+        encode_section_part(RAM_SECTION, false, &mut part.bytes);
+        fill(&mut self.records, &mut part)?;
+        end_of_ram(false, &mut part.bytes);
+        let mut parts = Vec::with_capacity(part.cuts.len() * 2 + 1);
+        let mut start = 0;
+        let mut length = part.bytes.len();
+        for &(end, page) in &part.cuts {
+            parts.push(IoPart::Bytes(&part.bytes[start..end]));
+            parts.push(IoPart::Ram(page));
+            length += page.len();
+            start = end;
+        }
+        parts.push(IoPart::Bytes(&part.bytes[start..]));
+        self.write(&parts, length)
+    }
+
+    /// The JSON that follows EOF.
+    pub fn description(&self, machine_type: &str) -> String {
+        vmdesc::build(machine_type, &self.described)
+    }
+
+    fn write(&mut self, parts: &[IoPart<'_>], length: usize) -> Result<(), MigrationError> {
+        self.channel.write_parts(parts)?;
+        self.counters.main(length as u64);
+        Ok(())
+    }
+}
+
+/// Records of one PART with raw pages between them.
+pub(super) struct PagesPart<'a> {
+    /// All that is not page content.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` a page follows.
+    cuts: Vec<(usize, sterna_ram::RamSlice<'a>)>,
+}
+
+impl<'a> PagesPart<'a> {
+    /// The page whose header was just appended to `bytes`.
+    pub fn page(&mut self, content: sterna_ram::RamSlice<'a>) {
+        self.cuts.push((self.bytes.len(), content));
+    }
+}
+
+fn end_of_ram(flush: bool, out: &mut Vec<u8>) {
+    if flush {
+        RamRecordWriter::multifd_flush(out);
+    }
+    RamRecordWriter::eos(out);
+    // The footer belongs to the section header that the caller has written.
+    encode_footer(RAM_SECTION, out);
+}

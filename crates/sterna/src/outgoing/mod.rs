@@ -1,0 +1,248 @@
+//! The source: a guest leaves.
+//!
+//! One control thread ([`control`]) performs what the handover machine of `sterna-proto` asks for; one
+//! thread per lane sends pages; one reads the return path. Whoever learns something feeds the machine
+//! through [`shared`], so that the machine alone decides what came first.
+
+mod ask;
+mod control;
+mod counters;
+mod figures;
+mod lane;
+mod limiter;
+mod main_lane;
+mod main_stream;
+mod multifd_lane;
+mod returns;
+mod rounds;
+mod setup;
+mod shared;
+mod switchover;
+
+use std::sync::Arc;
+
+use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
+use sterna_transport::Address;
+
+pub use sterna_proto::source::{Decision, Refusal};
+
+use crate::error::MigrationError;
+use crate::events::{Observer, Status};
+use crate::order::Clause;
+use crate::params::{Capabilities, Parameters, WaitLimits};
+use crate::stats::Statistics;
+use crate::vm::SourceVm;
+use shared::{Shared, lock};
+
+/// An outgoing migration. Cloning gives another handle to the same one; dropping all handles does not end it.
+#[derive(Clone)]
+pub struct Migration {
+    shared: Arc<Shared>,
+}
+
+/// How a migration ended at the source.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The destination has the guest.
+    Completed,
+    /// Cancelled; the guest is here, as it was.
+    Cancelled,
+    /// Failed; the guest is here, as it was, unless [`Outcome::Failed::held`].
+    Failed {
+        /// Why.
+        error: MigrationError,
+        /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`].
+        held: bool,
+    },
+}
+
+/// Why a migration cannot start. Nothing was changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StartError {
+    /// A parameter or capability makes no sense, or does not go with another.
+    #[error("{0}")]
+    Settings(String),
+    /// The operating system refused a thread or a socket.
+    #[error("{0}")]
+    System(String),
+}
+
+impl Migration {
+    /// Starts to migrate `vm`'s guest to `to`. Returns at once; a control thread works.
+    ///
+    /// The guest runs on until the switchover, and runs on for good if anything fails before the commit.
+    ///
+    /// # Errors
+    /// [`StartError::Settings`] for parameters that do not go together.
+    pub fn start(
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        Self::begin(vm, to, params, capabilities, observer, None)
+    }
+
+    /// As [`Migration::start`], with one clause of the page order violated: for proving that the guests'
+    /// checker notices.
+    ///
+    /// # Errors
+    /// As [`Migration::start`].
+    #[cfg(feature = "planted-faults")]
+    pub fn start_violating(
+        clause: Clause,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        Self::begin(vm, to, params, capabilities, observer, Some(clause))
+    }
+
+    /// Where it stands.
+    pub fn status(&self) -> Status {
+        lock(&self.shared.figures).status()
+    }
+
+    /// Its figures now.
+    pub fn statistics(&self) -> Statistics {
+        let error = self.shared.error().map(|error| error.to_string());
+        lock(&self.shared.figures).snapshot(self.shared.counters.now(), error)
+    }
+
+    /// Ends it; the guest stays here and runs on. From any thread, at any moment.
+    ///
+    /// # Errors
+    /// [`Refusal`] from the commit on: the destination may run the guest already.
+    pub fn cancel(&self) -> Result<(), Refusal> {
+        self.shared.feed(Fed::Cancel)
+    }
+
+    /// Goes on after `pause-before-switchover` (QMP's `migrate-continue`).
+    ///
+    /// # Errors
+    /// [`Refusal`] unless the status is [`Status::PreSwitchover`].
+    pub fn continue_switchover(&self) -> Result<(), Refusal> {
+        self.shared.feed(Fed::OperatorContinue)
+    }
+
+    /// Changes parameters that may change while it runs: `max-bandwidth`, `downtime-limit` and
+    /// `avail-switchover-bandwidth`. Others are left as they are.
+    pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) {
+        let mut params = lock(&self.shared.params);
+        let mut wanted = params.clone();
+        change(&mut wanted);
+        params.max_bandwidth_bytes = wanted.max_bandwidth_bytes;
+        params.downtime_limit = wanted.downtime_limit;
+        params.avail_switchover_bandwidth_bytes = wanted.avail_switchover_bandwidth_bytes;
+        self.shared.limiter.set(params.max_bandwidth_bytes);
+    }
+
+    /// Ends an undecided migration by an operator's word: who runs the guest.
+    ///
+    /// # Errors
+    /// [`Refusal`] unless the status is [`Status::Undecided`].
+    pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
+        self.shared.feed(Fed::OperatorDecides(decision))
+    }
+
+    /// Tries again to bring back a guest that is held stopped because that failed before.
+    ///
+    /// # Errors
+    /// [`Refusal`] unless the outcome says that the guest is held.
+    pub fn retry(&self) -> Result<(), Refusal> {
+        control::retry(&self.shared)
+    }
+
+    /// Whether the VMM may let the guest run at its operator's wish: not between the stop for the
+    /// switchover and its undoing, and not once the destination has the guest.
+    pub fn may_guest_run(&self) -> bool {
+        self.shared.driver.look(Source::may_guest_run)
+    }
+
+    /// How it ended, if it has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.shared.outcome()
+    }
+
+    /// Waits for the end. An undecided migration ends only when the destination answers or an operator decides.
+    pub fn wait(&self) -> Outcome {
+        self.shared.wait()
+    }
+
+    fn begin(
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        violated: Option<Clause>,
+    ) -> Result<Self, StartError> {
+        check(&params, &capabilities)?;
+        let config = Config {
+            return_path: capabilities.return_path,
+            compatibility: vm.compatibility().is_some(),
+            pause_before_switchover: capabilities.pause_before_switchover,
+            switchover_ack: ack_form(&capabilities, &vm.machine_type()),
+            limits: machine_limits(&params.limits),
+        };
+        let source = Source::new(config, std::time::Duration::ZERO);
+        let shared = Shared::new(vm, to.clone(), params, capabilities, observer, source, violated);
+        let shared = Arc::new(shared);
+        control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;
+        Ok(Self { shared })
+    }
+}
+
+fn check(params: &Parameters, capabilities: &Capabilities) -> Result<(), StartError> {
+    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
+    if capabilities.multifd && params.multifd_channels == 0 {
+        return refuse("multifd-channels is 0: give 1 to 255, or switch multifd off");
+    }
+    if capabilities.switchover_ack && !capabilities.return_path {
+        return refuse("switchover-ack needs return-path: the acknowledgement comes on it");
+    }
+    Ok(())
+}
+
+/// Which form of `switchover-ack` the machine type's version asks for (specs/stream.md §5.3).
+pub(crate) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> SwitchoverAck {
+    if !capabilities.switchover_ack {
+        return SwitchoverAck::Off;
+    }
+    if crate::machine_type::acknowledges_in_old_form(machine_type) {
+        SwitchoverAck::Legacy
+    } else {
+        SwitchoverAck::Modern
+    }
+}
+
+pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
+    sterna_proto::Limits {
+        setup: limits.setup,
+        prepare: limits.prepare,
+        acknowledge: limits.acknowledge,
+        ask_interval: limits.ask_interval,
+        ..sterna_proto::Limits::default()
+    }
+}
+
+fn status_of(state: State) -> Status {
+    match state {
+        State::Setup | State::Identifying | State::Comparing => Status::Setup,
+        State::Active | State::Stopping => Status::Active,
+        State::PreSwitchover => Status::PreSwitchover,
+        State::Releasing | State::Switchover | State::Preparing | State::Committing | State::AwaitingAck => {
+            Status::Device
+        }
+        State::Undecided => Status::Undecided,
+        State::Cancelling => Status::Cancelling,
+        State::Failing => Status::Failing,
+        State::Completed => Status::Completed,
+        State::Cancelled => Status::Cancelled,
+        State::Held | State::Failed => Status::Failed,
+    }
+}

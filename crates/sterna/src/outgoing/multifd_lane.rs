@@ -1,0 +1,192 @@
+//! A lane that speaks multifd: packets of up to 128 pages, one vectored write each (specs/stream.md §3.4).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna_transport::{Channel, IoPart};
+use sterna_wire::limits::PACKET_PAGES;
+use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
+
+use super::counters::Counters;
+use super::limiter::Limiter;
+use super::main_stream::MainStream;
+use crate::codec::Encoder;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageWriter;
+
+/// Writes pages to one multifd channel.
+pub(super) struct MultifdLane {
+    pub channel: Arc<Channel>,
+    pub name: String,
+    pub ram: GuestRam,
+    pub packets: RamPacketEncoder,
+    pub codec: Option<Box<dyn Encoder>>,
+    pub shared: Arc<MultifdShared>,
+    /// Block and normal runs of the packet that is being filled.
+    pub open: Option<usize>,
+    pub normal: Vec<PageRun>,
+    pub pages: Vec<u8>,
+    pub payload: Vec<u8>,
+}
+
+/// What the multifd lanes of a migration share.
+pub(super) struct MultifdShared {
+    /// One count for all channels.
+    pub packet_number: AtomicU64,
+    pub counters: Arc<Counters>,
+    pub limiter: Arc<Limiter>,
+    /// `zero-page-detection=legacy`: zero pages go there.
+    pub zeros_to: Option<Arc<Mutex<MainStream>>>,
+    /// Planted violation of clause 5 of the page order.
+    pub sync_too_early: bool,
+    /// Planted violation of clause 1: while set, passes run into each other without SYNC.
+    pub passes_merge: AtomicBool,
+}
+
+impl PageWriter for MultifdLane {
+    fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.each_part(run, |lane, part| {
+            for page in part.first..part.end() {
+                push(lane.packets.push_normal(page * PAGE_SIZE as u64))?;
+            }
+            lane.normal.push(part);
+            Ok(())
+        })
+    }
+
+    fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        if let Some(main) = self.shared.zeros_to.clone() {
+            return self.zero_records(&main, run);
+        }
+        self.each_part(run, |lane, part| {
+            for page in part.first..part.end() {
+                push(lane.packets.push_zero(page * PAGE_SIZE as u64))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn barrier(&mut self) -> Result<(), MigrationError> {
+        if self.shared.passes_merge.load(Ordering::Acquire) {
+            return self.flush();
+        }
+        if self.shared.sync_too_early {
+            let held = (self.open, std::mem::take(&mut self.normal));
+            self.sync()?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let Some(block) = held.0 else { return Ok(()) };
+            self.packets.begin(self.ram.block(block).name()).map_err(self.wire())?;
+            self.open = None;
+            return held.1.into_iter().try_for_each(|run| self.write_run(run)).and_then(|()| self.flush());
+        }
+        self.flush()?;
+        self.sync()
+    }
+
+    fn abort(&mut self) {
+        self.channel.shutdown();
+    }
+}
+
+impl MultifdLane {
+    /// Cuts a run into parts that fit the open packet, and sends packets that are full.
+    fn each_part(
+        &mut self,
+        run: PageRun,
+        add: impl Fn(&mut Self, PageRun) -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        if self.open.is_some_and(|block| block != run.block) {
+            self.flush()?;
+        }
+        let mut rest = Some(run);
+        while let Some(run) = rest {
+            if self.packets.is_full() && self.open.is_some() {
+                self.flush()?;
+            }
+            if self.open.is_none() {
+                self.packets.begin(self.ram.block(run.block).name()).map_err(self.wire())?;
+                self.open = Some(run.block);
+            }
+            let (part, left) = run.split((PACKET_PAGES - self.packets.pages()) as u64);
+            add(self, part)?;
+            rest = left;
+        }
+        Ok(())
+    }
+
+    /// Sends the open packet, if there is one.
+    fn flush(&mut self) -> Result<(), MigrationError> {
+        let Some(block) = self.open.take() else { return Ok(()) };
+        let normal = self.packets.normal_pages();
+        let zero = self.packets.pages() - normal;
+        self.payload.clear();
+        if let (Some(codec), true) = (&mut self.codec, normal > 0) {
+            self.pages.resize(normal * PAGE_SIZE, 0);
+            let mut at = 0;
+            for run in &self.normal {
+                let slice = window(&self.ram, *run)?;
+                slice.copy_to(&mut self.pages[at..at + slice.len()]);
+                at += slice.len();
+            }
+            codec.encode(&self.pages, &mut self.payload)?;
+        }
+        let raw = self.codec.is_none();
+        let payload_bytes = if raw { normal * PAGE_SIZE } else { self.payload.len() };
+        let bytes = (RAM_PACKET_BYTES + payload_bytes) as u64;
+        self.shared.counters.throttled(self.shared.limiter.take(bytes));
+        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        let header = self.packets.finish(number, payload_bytes as u32);
+        let mut parts = Vec::with_capacity(self.normal.len() + 1);
+        parts.push(IoPart::Bytes(&header[..]));
+        if raw {
+            for run in &self.normal {
+                debug_assert_eq!(run.block, block);
+                parts.push(IoPart::Ram(window(&self.ram, *run)?));
+            }
+        } else {
+            parts.push(IoPart::Bytes(&self.payload));
+        }
+        self.channel.write_parts(&parts)?;
+        self.normal.clear();
+        self.shared.counters.multifd(bytes);
+        self.shared.counters.pages(normal as u64, zero as u64);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), MigrationError> {
+        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        self.channel.write_all(self.packets.sync(number))?;
+        self.shared.counters.multifd(RAM_PACKET_BYTES as u64);
+        Ok(())
+    }
+
+    fn zero_records(&self, main: &Mutex<MainStream>, run: PageRun) -> Result<(), MigrationError> {
+        self.shared.counters.throttled(self.shared.limiter.take(9 * run.count));
+        let name = self.ram.block(run.block).name();
+        main.lock().unwrap_or_else(PoisonError::into_inner).ram_records(|records, out| {
+            (run.first..run.end())
+                .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+        })?;
+        self.shared.counters.pages(0, run.count);
+        Ok(())
+    }
+
+    fn wire(&self) -> impl Fn(sterna_wire::WireError) -> MigrationError + 'static {
+        let name = self.name.clone();
+        move |error| MigrationError::Wire { channel: name.clone(), error }
+    }
+}
+
+/// The bytes of a run, in guest RAM.
+pub(super) fn window(ram: &GuestRam, run: PageRun) -> Result<sterna_ram::RamSlice<'_>, MigrationError> {
+    Ok(ram.block(run.block).slice(run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?)
+}
+
+fn push(taken: bool) -> Result<(), MigrationError> {
+    if taken {
+        return Ok(());
+    }
+    Err(MigrationError::Internal("a multifd packet took more pages than it holds".to_owned()))
+}

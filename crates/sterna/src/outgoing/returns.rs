@@ -1,0 +1,111 @@
+//! Reads the return path and feeds the handover machine what the destination says.
+
+use std::sync::Arc;
+
+use sterna_proto::source::{Event as Fed, Peer, State};
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::extension::{self, Features};
+use sterna_wire::return_path::ReturnMessage;
+
+use super::shared::Shared;
+use crate::error::MigrationError;
+
+const CHANNEL: &str = "return path";
+
+/// Works until the destination closes, misbehaves, or the channel is shut down.
+pub(super) fn read(shared: &Shared, channel: &Arc<Channel>) {
+    let mut reader = Reader { shared, channel, features: None };
+    if let Err(error) = reader.run() {
+        shared.fail(error);
+    }
+}
+
+struct Reader<'a> {
+    shared: &'a Shared,
+    channel: &'a Channel,
+    features: Option<Features>,
+}
+
+impl Reader<'_> {
+    fn run(&mut self) -> Result<(), MigrationError> {
+        let mut buffer = Vec::with_capacity(2 * ReturnMessage::MAX_BYTES);
+        let mut position = 0;
+        loop {
+            let mut chunk = [0; 1024];
+            let count = match self.channel.read_some(&mut chunk) {
+                // How long an answer may take is the machine's business; silence alone is no fault.
+                Err(TransportError::Stalled { .. }) => continue,
+                other => other?,
+            };
+            if count == 0 {
+                return Err(MigrationError::Transport(
+                    format!("the destination closed the return path after {position} bytes"),
+                    None,
+                ));
+            }
+            buffer.extend_from_slice(&chunk[..count]);
+            while let Some((message, used)) = ReturnMessage::decode(&buffer)
+                .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position)))?
+            {
+                buffer.drain(..used);
+                position += used as u64;
+                self.take(message)?;
+            }
+        }
+    }
+
+    fn take(&mut self, message: ReturnMessage) -> Result<(), MigrationError> {
+        match message {
+            ReturnMessage::Pong(value) => self.pong(value),
+            ReturnMessage::SwitchoverAck => {
+                self.shared.report(Fed::SwitchoverAck);
+                Ok(())
+            }
+            ReturnMessage::Shut(code) => {
+                if code != 0 {
+                    self.shared.note_error(MigrationError::DestinationFailed(code));
+                }
+                self.shared.report(Fed::Shut(code));
+                Ok(())
+            }
+            // QEMU ignores page requests of a known block in precopy; nobody sends them.
+            ReturnMessage::RequestPages { .. } => Err(untimely("a request for pages", "postcopy")),
+            ReturnMessage::ReceivedBitmap { .. } => Err(untimely("a received bitmap", "recovery")),
+            ReturnMessage::ResumeAck(_) => Ok(()),
+        }
+    }
+
+    fn pong(&mut self, value: u32) -> Result<(), MigrationError> {
+        let state = self.shared.driver.look(sterna_proto::source::Source::state);
+        match value {
+            extension::FENCE_PING if state == State::Identifying => {
+                let peer =
+                    Peer { sterna: self.features.is_some(), features: self.features.unwrap_or_default().0 };
+                self.shared.report(Fed::PeerIdentified(peer));
+            }
+            extension::COMPATIBILITY_PING if state == State::Comparing => {
+                self.shared.report(Fed::CompatibilityAccepted);
+            }
+            extension::PREPARE_PING if state == State::Preparing => {
+                self.shared.report(Fed::PrepareAcknowledged);
+            }
+            extension::PREPARE_PING if !state.is_final() => {
+                return Err(MigrationError::PeerMisbehaved {
+                    what: format!("it answered *prepare*, which was not asked, in state {state:?}"),
+                });
+            }
+            _ => {
+                if let (Some(features), State::Identifying) = (Features::from_pong(value), state) {
+                    self.features = Some(features);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn untimely(what: &str, only: &str) -> MigrationError {
+    MigrationError::PeerMisbehaved {
+        what: format!("the return path carried {what}, which belongs to {only}"),
+    }
+}

@@ -1,0 +1,140 @@
+//! Connecting: the main channel, then every lane's, each with its first bytes at once (specs/stream.md §3.1).
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::main::{Configuration, FileHeader};
+use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
+
+use super::control::{Control, Main};
+use super::lane::Lane;
+use super::main_lane::MainLane;
+use super::main_stream::MainStream;
+use super::multifd_lane::{MultifdLane, MultifdShared};
+use super::shared::Shared;
+use crate::codec;
+use crate::error::MigrationError;
+use crate::order::Clause;
+use crate::pages::PageWriter;
+use crate::params::ZeroPageDetection;
+
+/// Opens every channel.
+pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
+    let shared = Arc::clone(&control.shared);
+    let params = shared.params();
+    let open = |stall: bool| -> Result<Arc<Channel>, TransportError> {
+        let channel = Channel::connect(&shared.to, params.limits.setup, &shared.connecting)?;
+        channel.set_stall_limit(stall.then_some(params.limits.stall));
+        Ok(shared.adopt(channel))
+    };
+    let main = open(true)?;
+    let stream = MainStream::new(Arc::clone(&main), Arc::clone(&shared.counters));
+    control.main = Some(Main { channel: main, stream: Arc::new(Mutex::new(stream)) });
+    if shared.capabilities.multifd {
+        for id in 0..params.multifd_channels {
+            let channel = open(true)?;
+            let uuid = shared.vm.uuid().unwrap_or_default();
+            let hello = InitialPacket { uuid, id }.to_bytes();
+            channel.write_all(&hello)?;
+            shared.counters.multifd(hello.len() as u64);
+            control.multifd.push(channel);
+        }
+    }
+    Ok(())
+}
+
+/// The first bytes of the main channel: header and configuration.
+pub(super) fn greet(control: &mut Control) -> Result<(), MigrationError> {
+    let configuration = Configuration {
+        machine_type: control.shared.vm.machine_type(),
+        target_page_bits: None,
+        capabilities: Vec::new(),
+        uuid: None,
+    };
+    control.with_main(|stream| {
+        stream.send(|out| {
+            FileHeader.encode(out);
+            configuration.encode(out)
+        })
+    })
+}
+
+/// Starts one thread per lane. Each writes its opening barrier and waits for passes.
+pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, MigrationError> {
+    let shared = Arc::clone(&control.shared);
+    let detection = shared.params().zero_page_detection;
+    let legacy = shared.capabilities.multifd && detection == ZeroPageDetection::Legacy;
+    let main = control.main.as_ref().map(|main| Arc::clone(&main.stream));
+    let multifd = Arc::new(MultifdShared {
+        packet_number: AtomicU64::new(0),
+        counters: Arc::clone(&shared.counters),
+        limiter: Arc::clone(&shared.limiter),
+        zeros_to: main.filter(|_| legacy),
+        sync_too_early: shared.violated == Some(Clause::SyncAfterLastPage),
+        passes_merge: AtomicBool::new(false),
+    });
+    for (index, mut writer) in writers(control, &multifd)?.into_iter().enumerate() {
+        let shared = Arc::clone(&shared);
+        control.spawn(&format!("lane {index}"), move || {
+            if let Err(error) = work(&shared, index, detection, legacy, writer.as_mut()) {
+                writer.abort();
+                shared.fail(error);
+            }
+        })?;
+    }
+    Ok(multifd)
+}
+
+fn work(
+    shared: &Shared,
+    index: usize,
+    detection: ZeroPageDetection,
+    behind_flush: bool,
+    writer: &mut dyn PageWriter,
+) -> Result<(), MigrationError> {
+    let lane = Lane {
+        index,
+        lanes: &shared.lanes,
+        vm: shared.vm.as_ref(),
+        detection,
+        behind_flush,
+        count_absent: &|pages| shared.counters.absent(pages),
+        nudge: &|| shared.driver.nudge(),
+    };
+    lane.run(writer)
+}
+
+fn writers(
+    control: &Control,
+    multifd: &Arc<MultifdShared>,
+) -> Result<Vec<Box<dyn PageWriter>>, MigrationError> {
+    let shared = &control.shared;
+    let params = shared.params();
+    if !shared.capabilities.multifd {
+        let Some(main) = &control.main else { return Ok(Vec::new()) };
+        let channel = Arc::clone(&main.channel);
+        return Ok(vec![Box::new(MainLane {
+            main: Arc::clone(&main.stream),
+            ram: shared.vm.ram().clone(),
+            counters: Arc::clone(&shared.counters),
+            limiter: Arc::clone(&shared.limiter),
+            abort: Box::new(move || channel.shutdown()),
+        })]);
+    }
+    let writer = |(id, channel): (usize, &Arc<Channel>)| -> Result<Box<dyn PageWriter>, MigrationError> {
+        Ok(Box::new(MultifdLane {
+            channel: Arc::clone(channel),
+            name: format!("multifd channel {id}"),
+            ram: shared.vm.ram().clone(),
+            packets: RamPacketEncoder::new(codec::method(params.multifd_compression)),
+            codec: codec::encoder(&params)?,
+            shared: Arc::clone(multifd),
+            open: None,
+            normal: Vec::new(),
+            pages: Vec::new(),
+            payload: Vec::new(),
+        }))
+    };
+    control.multifd.iter().enumerate().map(writer).collect()
+}

@@ -1,0 +1,201 @@
+//! What the threads of one outgoing migration share.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use sterna_proto::source::{Event as Fed, Refusal, Source, State};
+use sterna_transport::{Address, CancelFlag, Channel};
+
+use super::counters::Counters;
+use super::figures::Figures;
+use super::lane::Lanes;
+use super::limiter::Limiter;
+use super::{Outcome, status_of};
+use crate::driver::Driver;
+use crate::error::{Fault, MigrationError};
+use crate::events::{Event, Observer};
+use crate::hooks::Hook;
+use crate::order::Clause;
+use crate::params::{Capabilities, Parameters};
+use crate::vm::SourceVm;
+
+pub(super) struct Shared {
+    pub vm: Arc<dyn SourceVm>,
+    pub to: Address,
+    pub capabilities: Capabilities,
+    pub params: Mutex<Parameters>,
+    pub observer: Arc<dyn Observer>,
+    pub driver: Driver<Source>,
+    pub counters: Arc<Counters>,
+    pub limiter: Arc<Limiter>,
+    pub lanes: Lanes,
+    pub figures: Mutex<Figures>,
+    /// Names this migration to a destination that is asked what became of it.
+    pub migration_id: [u8; 16],
+    pub violated: Option<Clause>,
+    pub connecting: CancelFlag,
+    /// Hooks that are released, in that order.
+    pub released: Mutex<Vec<Arc<dyn Hook>>>,
+    channels: Mutex<Vec<Arc<Channel>>>,
+    error: Mutex<Option<MigrationError>>,
+    outcome: Mutex<Option<Outcome>>,
+    ended: Condvar,
+}
+
+impl Shared {
+    pub fn new(
+        vm: Arc<dyn SourceVm>,
+        to: Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        source: Source,
+        violated: Option<Clause>,
+    ) -> Self {
+        let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
+        Self {
+            figures: Mutex::new(Figures::new(vm.ram().total_bytes(), lanes as u32)),
+            limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
+            params: Mutex::new(params),
+            driver: Driver::new(source),
+            counters: Arc::default(),
+            lanes: Lanes::new(lanes),
+            migration_id: random_id(),
+            connecting: CancelFlag::new(),
+            released: Mutex::default(),
+            channels: Mutex::default(),
+            error: Mutex::default(),
+            outcome: Mutex::default(),
+            ended: Condvar::new(),
+            vm,
+            to,
+            capabilities,
+            observer,
+            violated,
+        }
+    }
+
+    pub fn params(&self) -> Parameters {
+        lock(&self.params).clone()
+    }
+
+    /// Tells the machine what happened. Once it undoes, nobody may be left waiting for the peer.
+    pub fn feed(&self, event: Fed) -> Result<(), Refusal> {
+        let state = self.driver.feed(event)?;
+        if matches!(state, State::Cancelling | State::Failing) {
+            self.interrupt();
+        }
+        Ok(())
+    }
+
+    /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
+    pub fn report(&self, event: Fed) {
+        if let Err(refusal) = self.feed(event) {
+            tracing::error!(%refusal, "the handover machine refused an event");
+            self.note_error(MigrationError::Internal(refusal.to_string()));
+        }
+    }
+
+    /// Something failed. The first reason is the one that is reported.
+    ///
+    /// While the migration is being undone, or is over, a closed channel is no news.
+    pub fn fail(&self, error: MigrationError) {
+        let state = self.driver.look(Source::state);
+        if state.is_final() || matches!(state, State::Cancelling | State::Failing | State::Held) {
+            return;
+        }
+        let event = match error.fault() {
+            Some(Fault::Local) => Fed::LocalFailure,
+            Some(_) => Fed::PeerMisbehaved,
+            None => Fed::ConnectionLost,
+        };
+        tracing::debug!(%error, "outgoing migration");
+        self.note_error(error);
+        self.report(event);
+    }
+
+    /// Keeps why it fails, unless something is known already.
+    pub fn note_error(&self, error: MigrationError) {
+        lock(&self.error).get_or_insert(error);
+    }
+
+    pub fn error(&self) -> Option<MigrationError> {
+        lock(&self.error).clone()
+    }
+
+    /// Registers a channel, so that it can be shut down. One that comes too late is shut down at once.
+    pub fn adopt(&self, channel: Channel) -> Arc<Channel> {
+        let channel = Arc::new(channel);
+        lock(&self.channels).push(Arc::clone(&channel));
+        if self.connecting.is_cancelled() {
+            channel.shutdown();
+        }
+        channel
+    }
+
+    /// Unblocks every thread that waits for the peer, the network or a budget.
+    pub fn interrupt(&self) {
+        self.connecting.cancel();
+        for channel in lock(&self.channels).iter() {
+            channel.shutdown();
+        }
+        self.lanes.queue.end();
+        self.limiter.open();
+    }
+
+    /// Lets go of the channels: their descriptors close when the last thread is done with them.
+    pub fn drop_channels(&self) {
+        lock(&self.channels).clear();
+    }
+
+    pub fn tell(&self, event: &Event) {
+        self.observer.event(event);
+    }
+
+    /// Tells the observer which states were passed. Control thread only, so that the order holds.
+    pub fn tell_passed(&self) {
+        for state in self.driver.take_passed() {
+            if state == State::Committing {
+                self.tell(&Event::Prepared);
+                self.tell(&Event::Committed);
+            }
+            let status = status_of(state);
+            if lock(&self.figures).set_status(status) {
+                self.tell(&Event::Status(status));
+            }
+        }
+    }
+
+    pub fn end(&self, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+        self.ended.notify_all();
+    }
+
+    pub fn outcome(&self) -> Option<Outcome> {
+        lock(&self.outcome).clone()
+    }
+
+    pub fn wait(&self) -> Outcome {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return outcome.clone();
+            }
+            outcome = self.ended.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// 16 bytes that no other migration has. Not a secret: who can reach the port could as well migrate to it.
+fn random_id() -> [u8; 16] {
+    use std::hash::{BuildHasher, RandomState};
+    let mut id = [0; 16];
+    for half in id.chunks_mut(8) {
+        let word = RandomState::new().hash_one(std::time::SystemTime::now());
+        half.copy_from_slice(&word.to_le_bytes());
+    }
+    id
+}

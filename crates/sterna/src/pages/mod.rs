@@ -1,0 +1,28 @@
+//! What carries pages: where a lane puts them ([`PageWriter`]) and where a receiver does ([`PageSink`]).
+//!
+//! Neither knows the other: a writer may speak multifd, records of the main channel, or no protocol at
+//! all (a file); a sink may be guest RAM, a digest, later a COLO cache or userfaultfd copies.
+
+mod digest;
+mod file;
+mod sink;
+
+pub use digest::{DigestSink, digest_of};
+pub use file::FileWriter;
+pub use sink::{PageSink, RamSink};
+
+use crate::error::MigrationError;
+use crate::order::PageRun;
+
+/// Takes runs of pages from one lane and carries them away.
+pub trait PageWriter: Send {
+    /// Carries the content of `run`. The guest may write it meanwhile: what arrives is then stale or torn,
+    /// and the page is reported dirty.
+    fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
+    /// Carries the news that the pages of `run` are zero.
+    fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
+    /// All pages taken so far are out, and none that follows can overtake them.
+    fn barrier(&mut self) -> Result<(), MigrationError>;
+    /// The migration ends early: unblock whoever waits, drop what is not out.
+    fn abort(&mut self);
+}
