@@ -1,1 +1,26 @@
-//! Skeleton.
+//! The reference KVM machine: what a VMM does to let the engine move its guest.
+//!
+//! # The model
+//! A [`KvmMachine`] is one virtual machine: 1 to 8 vCPUs, each with a thread; RAM in one or two blocks
+//! ([`layout`]); the interrupt controllers and the timer that KVM keeps in the kernel; a serial console.
+//! It is at once a [`sterna::SourceVm`] and a [`sterna::TargetVm`].
+//!
+//! `machine/` is the machine as it runs, `devices/` its state as it moves: each device's saved state is a
+//! module of its own, whose documentation says what the body holds and by which rule it may change.
+//!
+//! It runs wherever `/dev/kvm` is, with hardware virtualisation or without; what a kernel does not offer
+//! is left out of the saved state, never guessed.
+
+mod devices;
+mod error;
+mod kvm;
+pub mod layout;
+mod machine;
+
+pub use devices::codec::StateError;
+pub use error::VmmError;
+pub use machine::bus::PortDevice;
+pub use machine::config::{GuestImage, MachineConfig, PortRange};
+pub use machine::gate::EndReason;
+pub use machine::{KvmMachine, MACHINE_TYPE};
+pub use sterna_ram::Backing;

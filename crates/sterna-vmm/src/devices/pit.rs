@@ -1,0 +1,65 @@
+//! Section `pit`, version 1: the interval timer.
+//!
+//! | field | what |
+//! | --- | --- |
+//! | `pit2` | `kvm_pit_state2` |
+//!
+//! The kernel does not save how far a period has run: a loaded channel starts its period anew. A periodic
+//! tick is late by less than a period; a one-shot that was pending fires, late by what had run; one that
+//! had fired before may fire once more (as it does under every VMM on this kernel interface).
+
+use std::sync::Arc;
+
+use kvm_bindings::{KVM_PIT_FLAGS_HPET_LEGACY, KVM_PIT_FLAGS_SPEAKER_DATA_ON, kvm_pit_state2};
+use sterna::{Device, VmError};
+
+use super::codec::{Body, Fields, StateError, kernel};
+use crate::machine::Shared;
+
+pub(crate) struct Pit(pub(crate) Arc<Shared>);
+
+impl Device for Pit {
+    fn name(&self) -> String {
+        "pit".into()
+    }
+
+    fn version(&self) -> u32 {
+        1
+    }
+
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        let state = || {
+            let state = self.0.vm.get_pit2().map_err(kernel("KVM_GET_PIT2"))?;
+            let mut body = Body::default();
+            body.plain(*b"pit2", &state);
+            Ok(body.finish())
+        };
+        super::saving(self, state())
+    }
+
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        super::load(&self.0, self, body, |fields| load(&self.0, fields))
+    }
+
+    fn body_limit(&self) -> usize {
+        4096
+    }
+}
+
+fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
+    let mut state: kvm_pit_state2 = fields.plain(*b"pit2")?;
+    let unknown = state.flags & !(KVM_PIT_FLAGS_HPET_LEGACY | KVM_PIT_FLAGS_SPEAKER_DATA_ON);
+    if unknown != 0 {
+        return Err(StateError::value(*b"pit2", format!("flags {unknown:#x} are unknown")));
+    }
+    for (index, channel) in state.channels.iter_mut().enumerate() {
+        if channel.count > 0x1_0000 {
+            return Err(StateError::value(
+                *b"pit2",
+                format!("channel {index} counts from {:#x}", channel.count),
+            ));
+        }
+        channel.count_load_time = 0; // the source's kernel's clock: means nothing here, and is set anew
+    }
+    shared.vm.set_pit2(&state).map_err(kernel("KVM_SET_PIT2"))
+}

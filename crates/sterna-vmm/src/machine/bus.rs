@@ -1,0 +1,119 @@
+//! Who answers when the guest reads or writes a port, or memory that is not RAM.
+//!
+//! Ports nobody answers read as all ones, as on a PC; so does memory outside RAM. Writes there are lost.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_ioctls::VmFd;
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+
+use super::config::PortRange;
+use super::gate::EndReason;
+use crate::layout::{EXIT_PORT, KEYBOARD_PORT, SERIAL_IRQ, SERIAL_PORT};
+
+/// A device of the embedder that answers a range of ports. Called on vCPU threads, several at once.
+pub trait PortDevice: Send + Sync {
+    /// The guest reads `data.len()` bytes (1, 2 or 4) at `offset` in the range.
+    fn read(&self, offset: u16, data: &mut [u8]);
+    /// The guest writes `data` at `offset` in the range.
+    fn write(&self, offset: u16, data: &[u8]);
+}
+
+/// Raises the serial console's interrupt, at once: no event is on its way when a vCPU has stopped.
+pub(crate) struct SerialInterrupt(Arc<VmFd>);
+
+impl Trigger for SerialInterrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        let pulse = |active| {
+            self.0
+                .set_irq_line(SERIAL_IRQ, active)
+                .map_err(|error| io::Error::from_raw_os_error(error.errno()))
+        };
+        pulse(true)?;
+        pulse(false)
+    }
+}
+
+/// Where the console's bytes go, shared with the device that is rebuilt when state is loaded.
+#[derive(Clone)]
+pub(crate) struct Console(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
+}
+
+pub(crate) type SerialDevice = Serial<SerialInterrupt, NoEvents, Console>;
+
+pub(crate) struct Bus {
+    vm: Arc<VmFd>,
+    console: Console,
+    serial: Mutex<SerialDevice>,
+    ports: Vec<PortRange>,
+}
+
+impl Bus {
+    pub(crate) fn new(vm: Arc<VmFd>, console: Box<dyn Write + Send>, ports: Vec<PortRange>) -> Self {
+        let console = Console(Arc::new(Mutex::new(console)));
+        let serial = Mutex::new(Serial::new(SerialInterrupt(Arc::clone(&vm)), console.clone()));
+        Self { vm, console, serial, ports }
+    }
+
+    pub(crate) fn serial(&self) -> MutexGuard<'_, SerialDevice> {
+        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The parts of which a serial device with another state is made.
+    pub(crate) fn serial_parts(&self) -> (SerialInterrupt, Console) {
+        (SerialInterrupt(Arc::clone(&self.vm)), self.console.clone())
+    }
+
+    /// One `in`.
+    pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
+        if let Some((range, offset)) = self.range(port) {
+            return range.device.read(offset, data);
+        }
+        data.fill(0xff);
+        if let Some(offset) = serial_offset(port) {
+            data[0] = self.serial().read(offset);
+        } else if port == KEYBOARD_PORT {
+            data[0] = 0;
+        }
+    }
+
+    /// One `out`. Some: the guest has ended with it.
+    pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<EndReason> {
+        if let Some((range, offset)) = self.range(port) {
+            range.device.write(offset, data);
+        } else if let Some(offset) = serial_offset(port) {
+            if let Err(error) = self.serial().write(offset, data[0]) {
+                tracing::warn!(?error, "serial console lost a byte or an interrupt");
+            }
+        } else if port == EXIT_PORT {
+            return Some(EndReason::Exited(data[0]));
+        } else if port == KEYBOARD_PORT && data[0] == 0xfe {
+            return Some(EndReason::Reset);
+        }
+        None
+    }
+
+    fn range(&self, port: u16) -> Option<(&PortRange, u16)> {
+        self.ports.iter().find_map(|range| {
+            let offset = port.checked_sub(range.first)?;
+            (offset < range.count).then_some((range, offset))
+        })
+    }
+}
+
+fn serial_offset(port: u16) -> Option<u8> {
+    port.checked_sub(SERIAL_PORT).filter(|offset| *offset < 8).map(|offset| offset as u8)
+}

@@ -1,0 +1,110 @@
+//! What a machine is made of.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use sterna_ram::Backing;
+
+use super::bus::PortDevice;
+use crate::VmmError;
+use crate::layout::{PARAMETERS_MAX, RAM_MIN_BYTES, ranges};
+
+/// The most vCPUs a machine may have.
+pub const VCPUS_MAX: u8 = 8;
+
+/// What the vCPUs execute from the start.
+#[derive(Debug, Clone)]
+pub enum GuestImage {
+    /// A boot sector: loaded at 0x7c00 and started there in real mode on vCPU 0 (`dl` = 0x80); the other
+    /// vCPUs wait for SIPI. There is no BIOS behind it.
+    BootSector(Vec<u8>),
+    /// Flat 64-bit code: loaded at 1 MiB, its first byte is the entry of every vCPU ([`crate::layout`]).
+    Flat64 {
+        /// The code with its data.
+        code: Vec<u8>,
+        /// Words for the guest's boot-parameter page.
+        parameters: Vec<u64>,
+    },
+}
+
+/// Ports that a device of the embedder answers.
+#[derive(Clone)]
+pub struct PortRange {
+    /// First port.
+    pub first: u16,
+    /// How many.
+    pub count: u16,
+    /// Who answers.
+    pub device: Arc<dyn PortDevice>,
+}
+
+/// What [`crate::KvmMachine::new`] builds.
+pub struct MachineConfig {
+    /// For messages and `query-name`.
+    pub name: String,
+    /// Compared between the two sides of a migration, if given.
+    pub uuid: Option<[u8; 16]>,
+    /// 1 to 8.
+    pub vcpus: u8,
+    /// From 64 MiB to what the host's address space takes; a multiple of 4 KiB, or of the huge page.
+    pub ram_bytes: u64,
+    /// What RAM is made of.
+    pub backing: Backing,
+    /// What runs; not looked at if `incoming`.
+    pub guest: Option<GuestImage>,
+    /// Wait for a migration instead of starting `guest`.
+    pub incoming: bool,
+    /// Where the serial console's output goes. Called on vCPU threads, one byte at a time: it must not
+    /// block for long, since `stop` waits for it.
+    pub serial: Box<dyn Write + Send>,
+    /// Further port devices. Their state does not migrate.
+    pub ports: Vec<PortRange>,
+}
+
+impl MachineConfig {
+    /// One vCPU, 64 MiB of shared memory, nothing to run, console output thrown away.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            uuid: None,
+            vcpus: 1,
+            ram_bytes: RAM_MIN_BYTES,
+            backing: Backing::Memfd,
+            guest: None,
+            incoming: false,
+            serial: Box::new(std::io::sink()),
+            ports: Vec::new(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), VmmError> {
+        let refuse = |what, why: String| Err(VmmError::Config { what, why });
+        if !(1..=VCPUS_MAX).contains(&self.vcpus) {
+            return refuse("vcpus", format!("{} asked for, 1 to {VCPUS_MAX} are possible", self.vcpus));
+        }
+        if self.ram_bytes < RAM_MIN_BYTES {
+            return refuse("ram", format!("{} bytes asked for, at least 64 MiB are needed", self.ram_bytes));
+        }
+        match &self.guest {
+            None if !self.incoming => refuse("guest", "none given, and no migration is to bring one".into()),
+            Some(GuestImage::BootSector(code)) if code.is_empty() || code.len() > 512 => {
+                refuse("boot sector", format!("{} bytes, 1 to 512 are possible", code.len()))
+            }
+            Some(GuestImage::Flat64 { code, parameters }) => self.check_flat(code, parameters),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_flat(&self, code: &[u8], parameters: &[u64]) -> Result<(), VmmError> {
+        let room = ranges(self.ram_bytes)[0].len_bytes / 2;
+        if code.is_empty() || code.len() as u64 > room {
+            let why = format!("{} bytes of code, 1 to {room} fit into low RAM", code.len());
+            return Err(VmmError::Config { what: "guest", why });
+        }
+        if parameters.len() > PARAMETERS_MAX {
+            let why = format!("{} given, at most {PARAMETERS_MAX} fit", parameters.len());
+            return Err(VmmError::Config { what: "guest parameters", why });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! The machine as the engine sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna_ram::{DirtySource, GuestRam};
+
+use super::gate::Wanted;
+use super::{KvmMachine, MACHINE_TYPE};
+use crate::devices::{self, Complete};
+
+impl SourceVm for KvmMachine {
+    fn machine_type(&self) -> String {
+        MACHINE_TYPE.into()
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.uuid
+    }
+
+    fn ram(&self) -> &GuestRam {
+        &self.shared.ram
+    }
+
+    fn dirty_source(&self) -> &dyn DirtySource {
+        &self.dirty
+    }
+
+    fn run_state(&self) -> RunState {
+        if self.is_running() { RunState::Running } else { RunState::Paused }
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        KvmMachine::stop(self);
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), VmError> {
+        Ok(KvmMachine::resume(self)?)
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::clone(&self.compatibility))
+    }
+}
+
+impl TargetVm for KvmMachine {
+    fn machine_type(&self) -> String {
+        MACHINE_TYPE.into()
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.uuid
+    }
+
+    fn ram(&self) -> &GuestRam {
+        &self.shared.ram
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::clone(&self.compatibility))
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        vec![Arc::new(Complete(Arc::clone(&self.shared)))]
+    }
+
+    fn start(&self) -> Result<(), VmError> {
+        TargetVm::take_over_paused(self)?;
+        self.shared.tell_paused();
+        self.shared.gate.want(Wanted::Run, || {});
+        Ok(())
+    }
+
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        if let Some(section) = self.shared.loading().missing(&self.devices) {
+            return Err(VmError::new("taking the guest over", format!("section {section} did not come")));
+        }
+        self.has_guest.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn reset(&self) {
+        let Some(pristine) = &self.pristine else { return };
+        *self.shared.loading() = devices::Loading::default();
+        for (device, body) in self.devices.iter().zip(pristine) {
+            if let Err(error) = device.load(device.version(), body) {
+                // The next load replaces every bit of it, and no guest starts without one.
+                tracing::error!(%error, "a device could not be reset");
+            }
+        }
+        *self.shared.loading() = devices::Loading::default();
+    }
+}

@@ -1,0 +1,157 @@
+//! The gate at which vCPU threads wait: who may run, who has stopped, and why the guest ended.
+//!
+//! The machine says what it wants ([`Wanted`]); every vCPU thread compares that with what it does. A
+//! thread is *parked* when it is out of the guest with its pending I/O completed, and stays so until the
+//! gate opens. Changing `wanted` and clearing a vCPU's immediate-exit flag happen under one lock, so no
+//! kick is lost.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Why a guest ended by itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EndReason {
+    /// It wrote this byte to the exit port.
+    #[error("the guest ended with code {0}")]
+    Exited(u8),
+    /// It asked the keyboard controller for a reset.
+    #[error("the guest asked for a reset")]
+    Reset,
+    /// A triple fault, or a power-off event.
+    #[error("vcpu {vcpu} shut down (triple fault or power-off) at rip {rip:#x}")]
+    Shutdown {
+        /// Which vCPU.
+        vcpu: usize,
+        /// Its instruction pointer.
+        rip: u64,
+    },
+    /// KVM could not go on.
+    #[error("vcpu {vcpu} cannot run: {why}")]
+    Failed {
+        /// Which vCPU.
+        vcpu: usize,
+        /// What KVM said.
+        why: String,
+    },
+}
+
+/// What the vCPU threads are to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Wanted {
+    /// Stay out of the guest.
+    Park,
+    /// Run the guest.
+    Run,
+    /// End the thread.
+    Quit,
+}
+
+#[derive(Debug)]
+pub(crate) struct GateState {
+    wanted: Wanted,
+    parked: usize,
+    threads: usize,
+    pub(crate) ended: Option<EndReason>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+    /// Copy of `state.wanted`, for the run loop to look at without the lock.
+    glance: AtomicU8,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        let state = GateState { wanted: Wanted::Park, parked: 0, threads: 0, ended: None };
+        Self { state: Mutex::new(state), changed: Condvar::new(), glance: AtomicU8::new(Wanted::Park as u8) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a vCPU that is in the guest may stay there.
+    pub(crate) fn may_run(&self) -> bool {
+        self.glance.load(Ordering::Acquire) == Wanted::Run as u8
+    }
+
+    /// Whether the guest runs now, as far as the machine wants it.
+    pub(crate) fn running(&self) -> bool {
+        self.lock().wanted == Wanted::Run
+    }
+
+    /// A thread has been started and will call [`Gate::wait`].
+    pub(crate) fn enter(&self) {
+        self.lock().threads += 1;
+    }
+
+    /// Sets what is wanted; `before_release` runs under the lock (it kicks vCPUs).
+    pub(crate) fn want(&self, wanted: Wanted, before_release: impl FnOnce()) {
+        let mut state = self.lock();
+        if state.wanted != Wanted::Quit {
+            state.wanted = wanted;
+            self.glance.store(wanted as u8, Ordering::Release);
+        }
+        before_release();
+        self.changed.notify_all();
+    }
+
+    /// The guest ended: nothing runs until it is replaced. The first reason stays.
+    pub(crate) fn end(&self, reason: EndReason, before_release: impl FnOnce()) {
+        {
+            let mut state = self.lock();
+            tracing::info!(%reason, "guest ended");
+            state.ended.get_or_insert(reason);
+        }
+        self.want(Wanted::Park, before_release);
+    }
+
+    /// The thread could not be started after all.
+    pub(crate) fn leave(&self) {
+        self.lock().threads -= 1;
+    }
+
+    /// A vCPU thread parks. True: run (after `before_run`, under the lock); false: end the thread (after
+    /// `before_end`, under the lock).
+    pub(crate) fn wait(&self, before_run: impl FnOnce(), before_end: impl FnOnce()) -> bool {
+        let mut state = self.lock();
+        state.parked += 1;
+        self.changed.notify_all();
+        while state.wanted == Wanted::Park {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.parked -= 1;
+        if state.wanted == Wanted::Quit {
+            state.threads -= 1;
+            before_end();
+            return false;
+        }
+        before_run();
+        true
+    }
+
+    /// Returns when every vCPU thread is parked or has ended.
+    pub(crate) fn wait_parked(&self) {
+        let mut state = self.lock();
+        while state.parked < state.threads {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until the guest has ended; None if it has not within `limit`.
+    pub(crate) fn wait_ended(&self, limit: Duration) -> Option<EndReason> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            if state.ended.is_some() && state.parked >= state.threads {
+                return state.ended.clone();
+            }
+            let left = deadline.checked_duration_since(Instant::now())?;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
