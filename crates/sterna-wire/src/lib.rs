@@ -3,7 +3,7 @@
 //! Slices go in, values come out. Nothing here reads a socket or a clock, holds `unsafe`, or allocates by a
 //! length that the peer chose before that length was held against [`limits`]. A decoder that has too few
 //! bytes says so (`Ok(None)`, [`main::Step::NeedMore`]); one that has wrong bytes returns a
-//! [`WireError`](error::WireError), which names the byte, the rule, the paragraph and who is at fault.
+//! [`WireError`], which names the byte, the rule, the paragraph and who is at fault.
 //!
 //! | module | what |
 //! | --- | --- |

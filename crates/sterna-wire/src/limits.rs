@@ -19,8 +19,9 @@ pub const SECTIONS: usize = 65_536;
 pub const DEVICE_STATE_BYTES: u64 = 1 << 30;
 /// Most bytes of the JSON after the stream.
 pub const VM_DESCRIPTION_BYTES: usize = 16 << 20;
-/// Deepest nesting of that JSON. serde_json refuses 128 by itself.
-pub const VM_DESCRIPTION_DEPTH: usize = 100;
+/// Most values in that JSON when it is parsed: a parsed value takes up to some 100 bytes, however short its text.
+/// (Nesting deeper than 127 is refused by the parser itself.)
+pub const VM_DESCRIPTION_VALUES: usize = 1 << 20;
 /// Most bytes of an embedded stream (PACKAGED).
 pub const PACKAGE_BYTES: u32 = 256 << 20;
 /// Most bytes of a return-path message's payload.

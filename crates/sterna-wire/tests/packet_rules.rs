@@ -19,8 +19,11 @@ fn sound() -> [u8; RAM_PACKET_BYTES] {
     *encoder.finish(7, 3 * 4096)
 }
 
+/// Bytes to put at an offset.
+type Patch<'a> = (usize, &'a [u8]);
+
 /// The packet with some bytes replaced.
-fn with(patches: &[(usize, &[u8])]) -> [u8; RAM_PACKET_BYTES] {
+fn with(patches: &[Patch<'_>]) -> [u8; RAM_PACKET_BYTES] {
     let mut bytes = sound();
     for (at, patch) in patches {
         bytes[*at..at + patch.len()].copy_from_slice(patch);
@@ -49,7 +52,7 @@ fn ram_packet_sound_is_taken() {
 #[test]
 fn ram_packet_that_breaks_a_rule_is_refused_at_its_byte() {
     let max = u32::MAX.to_be_bytes();
-    let cases: [(&str, &[(usize, &[u8])], u64); 19] = [
+    let cases: [(&str, &[Patch<'_>], u64); 19] = [
         ("magic", &[(0, &[0x12])], 0),
         ("high flag", &[(10, &[1])], 8),
         ("SYNC with pages", &[(11, &[1])], 16),

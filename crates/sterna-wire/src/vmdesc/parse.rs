@@ -2,7 +2,7 @@
 
 use super::json::{array, bad, number, text};
 use crate::error::WireError;
-use crate::limits::VM_DESCRIPTION_BYTES;
+use crate::limits::{VM_DESCRIPTION_BYTES, VM_DESCRIPTION_VALUES};
 use serde_json::Value;
 
 /// Length of one FULL section's body.
@@ -19,10 +19,15 @@ pub struct SectionLength {
 /// Reads the JSON.
 ///
 /// # Errors
-/// A text that is too long, nested too deep, or no JSON object.
+/// A text that is too long, has too many values, is nested too deep, or is no JSON object.
 pub fn parse(description: &str) -> Result<Value, WireError> {
     if description.len() > VM_DESCRIPTION_BYTES {
         return Err(bad(format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len())));
+    }
+    // One of these stands before every value but the first (texts may hold more of them, which does no harm).
+    let values = description.bytes().filter(|byte| matches!(byte, b'[' | b'{' | b',' | b':')).count();
+    if values > VM_DESCRIPTION_VALUES {
+        return Err(bad(format!("{values} values, more than {VM_DESCRIPTION_VALUES}")));
     }
     // serde_json refuses nesting deeper than 128.
     let value: Value = serde_json::from_str(description).map_err(|error| bad(format!("no JSON: {error}")))?;
@@ -69,4 +74,40 @@ fn body_length(structure: &Value) -> Result<u64, WireError> {
         }
     }
     Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn section_lengths_example_with_doubled_keys_and_subsections_adds_up() {
+        let text = r#"{"configuration": {}, "page_size": 4096, "devices": [
+            {"name": "a/b", "instance_id": 3, "vmsd_name": "b", "version": 1,
+             "fields": [{"name": "x", "type": "s", "size": 10, "struct": {"fields": []}, "struct": {"fields": []}},
+                        {"name": "y", "type": "u", "size": 4, "array_len": 5}],
+             "subsections": [{"vmsd_name": "b/sub", "version": 1, "fields": [{"name": "z", "size": 2}]}]},
+            {"name": "old", "instance_id": 0, "size": 7, "fields": [{"name": "data", "size": 7}]}]}"#;
+
+        let lengths = section_lengths(text).unwrap();
+
+        let lengths: Vec<_> = lengths.iter().map(|s| (s.name.as_str(), s.instance, s.length_bytes)).collect();
+        assert_eq!(lengths, [("a/b", 3, 10 + 20 + 1 + 1 + 5 + 4 + 2), ("old", 0, 7)]);
+    }
+
+    #[test]
+    fn section_lengths_hostile_text_is_refused() {
+        let device = |body: &str| format!(r#"{{"devices": [{{"name": "a", "instance_id": 0, {body}}}]}}"#);
+        let deep = "[".repeat(100_000);
+        let many = format!("[{}0]", "0,".repeat(VM_DESCRIPTION_VALUES));
+        let long = " ".repeat(VM_DESCRIPTION_BYTES + 1);
+        let overflow = device(r#""fields": [{"size": 18446744073709551615, "array_len": 2}]"#);
+        let sum = device(r#""fields": [{"size": 18446744073709551615}, {"size": 1}]"#);
+        let negative = device(r#""fields": [{"size": -1}]"#);
+        let no_fields = device(r#""version": 1"#);
+        for text in [&deep, &many, &long, &overflow, &sum, &negative, &no_fields, "[]", "", "{}", "nonsense"]
+        {
+            assert!(section_lengths(text).is_err(), "{}", &text[..text.len().min(80)]);
+        }
+    }
 }
