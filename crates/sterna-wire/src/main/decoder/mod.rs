@@ -166,7 +166,7 @@ impl MainDecoder {
         self.position
     }
 
-    /// Names and lengths of the RAM blocks, in the order of the indices in items; empty before the block list
+    /// Names and lengths of the RAM blocks, in the order of the indices in items; `None` before the block list
     /// unless blocks are expected.
     pub fn blocks(&self) -> Option<&BlockTable> {
         self.blocks.as_ref()
