@@ -87,7 +87,7 @@ fn block_that_exceeds_the_machine_stays_sparse() {
         let absent = PageBitmap::new(block.pages());
         block.mark_absent(0, block.pages(), &absent).unwrap();
         let there = block.pages() - absent.count();
-        assert!(there >= 1 && there <= 512, "{backing:?}: {there} pages");
+        assert!((1..=512).contains(&there), "{backing:?}: {there} pages");
         assert!(!absent.get((63 << 30) / PAGE));
         assert!(block.resident_bytes().unwrap() <= 2 << 20);
     }

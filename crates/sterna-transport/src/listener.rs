@@ -185,9 +185,11 @@ fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
             if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
                 return Err(error);
             }
+            // A datagram socket cannot connect to a stream socket, but learns whether there is one: a real
+            // connection would be taken by the owner for its peer.
             let probe = rustix::net::socket_with(
                 AddressFamily::UNIX,
-                SocketType::STREAM,
+                SocketType::DGRAM,
                 SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
                 None,
             )?;

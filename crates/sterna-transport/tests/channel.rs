@@ -1,0 +1,321 @@
+//! Channels: whole messages, and every way in which a call can end.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use sterna_ram::{Backing, PAGE_SIZE, RamBlock, RamSlice};
+use sterna_transport::{Address, CancelFlag, Channel, Direction, IoPart, Listener, TransportError};
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(60);
+
+/// Two ends of a TCP connection over loopback.
+fn tcp_pair() -> (Channel, Channel) {
+    let listener = Listener::bind(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
+    let flag = CancelFlag::new();
+    let one = Channel::connect(&listener.local_address(), LONG, &flag).unwrap();
+    (one, listener.accept(Some(LONG), &flag).unwrap())
+}
+
+/// Over TCP and over a Unix socket.
+fn pairs() -> [(Channel, Channel); 2] {
+    [tcp_pair(), Channel::pair().unwrap()]
+}
+
+/// One end a channel, the other a plain socket with whatever manners the test wants.
+fn with_plain_peer() -> (Channel, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let address = Address::Tcp { host: "127.0.0.1".into(), port };
+    let channel = Channel::connect(&address, LONG, &CancelFlag::new()).unwrap();
+    (channel, listener.accept().unwrap().0)
+}
+
+fn filled(pages: u64) -> RamBlock {
+    let block = RamBlock::new("ram", pages * PAGE_SIZE as u64, Backing::Memfd).unwrap();
+    for page in 0..pages {
+        for word in (0..PAGE_SIZE as u64).step_by(512) {
+            block.write_u64(page * PAGE_SIZE as u64 + word, page << 16 | word).unwrap();
+        }
+    }
+    block
+}
+
+fn bytes(block: &RamBlock) -> Vec<u8> {
+    let mut bytes = vec![0; block.len_bytes() as usize];
+    block.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn channel_messages_arrive_whole_and_counted() {
+    for (one, other) in pairs() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                one.write_all(b"hello").unwrap();
+                one.write_parts(&[IoPart::Bytes(b" "), IoPart::Bytes(b""), IoPart::Bytes(b"world")]).unwrap();
+                one.write_parts(&[]).unwrap();
+            });
+            let mut got = [0; 11];
+            other.read_exact(&mut got).unwrap();
+            assert_eq!(&got, b"hello world");
+        });
+        assert_eq!((one.bytes_written(), other.bytes_read()), (11, 11));
+        one.finish_writing().unwrap();
+        assert_eq!(other.read_some(&mut [0; 4]).unwrap(), 0, "the orderly end");
+        assert!(other.read_exact(&mut []).is_ok());
+    }
+}
+
+#[test]
+fn channel_thousands_of_scattered_pages_arrive_in_place() {
+    const PAGES: u64 = 5000;
+    for (one, other) in pairs() {
+        let from = filled(PAGES);
+        let to = RamBlock::new("to", from.len_bytes(), Backing::Anonymous).unwrap();
+        // Backwards, so that no two are neighbours in memory: 5000 vectors and a header between some.
+        let backwards: Vec<u64> = (0..PAGES).rev().collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut parts = vec![IoPart::Bytes(b"head")];
+                parts.extend(backwards.iter().map(|page| IoPart::Ram(from.page(*page).unwrap())));
+                one.write_parts(&parts).unwrap();
+            });
+            let mut head = [0; 4];
+            other.read_exact(&mut head).unwrap();
+            assert_eq!(&head, b"head");
+            let slices: Vec<RamSlice<'_>> = backwards.iter().map(|page| to.page(*page).unwrap()).collect();
+            other.read_into_ram(&slices).unwrap();
+        });
+        assert!(bytes(&from) == bytes(&to));
+        assert_eq!(other.bytes_read(), from.len_bytes() + 4);
+    }
+}
+
+#[test]
+fn channel_slow_reader_with_crooked_lengths_gets_every_byte() {
+    for (one, other) in pairs() {
+        let from = filled(700);
+        let expected = bytes(&from);
+        let got = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Vectors of odd lengths, larger in sum than any socket buffer: short writes are sure.
+                let (mut at, mut parts) = (0, Vec::new());
+                while at < from.len_bytes() {
+                    let len = (1 + at % 8191).min(from.len_bytes() - at);
+                    parts.push(IoPart::Ram(from.slice(at, len as usize).unwrap()));
+                    at += len;
+                }
+                one.write_parts(&parts).unwrap();
+                one.finish_writing().unwrap();
+            });
+            let (mut got, mut buffer) = (Vec::new(), [0; 1777]);
+            loop {
+                match other.read_some(&mut buffer).unwrap() {
+                    0 => break got,
+                    count => got.extend_from_slice(&buffer[..count]),
+                }
+            }
+        });
+        assert!(got == expected);
+    }
+}
+
+#[test]
+fn channel_peeked_bytes_are_read_again() {
+    for (one, other) in pairs() {
+        let to = filled(2);
+        one.write_all(b"QEVM0123456789abcdef").unwrap();
+        assert_eq!(other.peek(4).unwrap(), b"QEVM");
+        assert_eq!(other.peek(6).unwrap(), b"QEVM01");
+        assert_eq!(other.peek(2).unwrap(), b"QE");
+        assert_eq!(other.bytes_read(), 0);
+        let mut two = [0; 2];
+        other.read_exact(&mut two).unwrap();
+        assert_eq!(&two, b"QE");
+        assert_eq!(other.read_some(&mut two).unwrap(), 2);
+        // One window ends within the peeked bytes, the other behind them.
+        other.read_into_ram(&[to.slice(0, 1).unwrap(), to.slice(10, 9).unwrap()]).unwrap();
+        let mut got = [0; 9];
+        to.read(10, &mut got).unwrap();
+        assert_eq!(&got, b"123456789");
+        let mut rest = [0; 6];
+        other.read_exact(&mut rest).unwrap();
+        assert_eq!(&rest, b"abcdef");
+        assert_eq!(other.bytes_read(), 20);
+    }
+}
+
+#[test]
+fn channel_peer_that_closes_within_a_message_is_named_with_the_byte() {
+    for (one, other) in pairs() {
+        one.write_all(&[1; 10]).unwrap();
+        other.read_exact(&mut [0; 4]).unwrap();
+        drop(one);
+        match other.read_exact(&mut [0; 100]) {
+            Err(error @ TransportError::Closed { offset: 10, missing: 94, .. }) => {
+                assert!(error.is_peer_gone() && !error.is_cancelled());
+                assert!(error.to_string().contains("at byte 10"), "{error}");
+            }
+            result => panic!("{result:?}"),
+        }
+        assert!(matches!(other.peek(1), Err(TransportError::Closed { .. })));
+    }
+}
+
+#[test]
+fn channel_writing_to_a_peer_that_is_gone_is_an_error_and_no_signal() {
+    for (one, other) in pairs() {
+        drop(other);
+        let big = vec![0; 1 << 20];
+        let error = (0..100).find_map(|_| one.write_all(&big).err()).expect("nobody reads");
+        assert!(matches!(error, TransportError::Reset { direction: Direction::Write, .. }), "{error}");
+    }
+}
+
+#[test]
+fn channel_reset_by_the_peer_is_told_from_a_close() {
+    let (channel, mut peer) = with_plain_peer();
+    channel.write_all(b"never read").unwrap();
+    peer.write_all(b"abc").unwrap();
+    channel.read_exact(&mut [0; 3]).unwrap();
+    drop(peer); // with unread bytes: TCP answers with a reset
+    match channel.read_exact(&mut [0; 1]) {
+        Err(TransportError::Reset { direction: Direction::Read, offset: 3, .. }) => {}
+        result => panic!("{result:?}"),
+    }
+}
+
+#[test]
+fn channel_peer_that_stalls_ends_reads_and_writes() {
+    for (one, other) in pairs() {
+        other.set_stall_limit(Some(SHORT));
+        one.set_stall_limit(Some(SHORT));
+        one.write_all(b"abc").unwrap();
+        match other.read_exact(&mut [0; 10]) {
+            Err(TransportError::Stalled { direction: Direction::Read, offset: 3, after, .. }) => {
+                assert_eq!(after, SHORT);
+            }
+            result => panic!("{result:?}"),
+        }
+        match one.write_all(&vec![0; 64 << 20]) {
+            Err(TransportError::Stalled { direction: Direction::Write, offset, .. }) => {
+                assert_eq!(offset, one.bytes_written());
+                assert!(offset > 3);
+            }
+            result => panic!("{result:?}"),
+        }
+        // The channel is not broken by it.
+        other.set_stall_limit(None);
+        assert!(other.read_some(&mut [0; 10]).unwrap() > 0);
+    }
+}
+
+#[test]
+fn channel_slow_peer_that_moves_is_no_stall() {
+    for (one, other) in pairs() {
+        other.set_stall_limit(Some(Duration::from_secs(2)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..30 {
+                    one.write_all(b"x").unwrap();
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+            other.read_exact(&mut [0; 30]).unwrap();
+        });
+    }
+}
+
+#[test]
+fn channel_shut_down_from_another_thread_ends_blocked_calls_as_cancelled() {
+    for (one, other) in pairs() {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| one.read_exact(&mut [0; 10]));
+            let writer = scope.spawn(|| one.write_all(&vec![0; 64 << 20]));
+            // Both block, or will: nobody reads, and 64 MiB fit into no buffer.
+            std::thread::sleep(SHORT);
+            one.shutdown();
+            for result in [reader.join().unwrap(), writer.join().unwrap()] {
+                assert!(matches!(&result, Err(error) if error.is_cancelled()), "{result:?}");
+            }
+        });
+        // Every later call too, and again.
+        one.shutdown();
+        assert!(one.is_shut_down());
+        assert!(one.write_all(b"x").unwrap_err().is_cancelled());
+        assert!(one.read_some(&mut [0; 1]).unwrap_err().is_cancelled());
+        assert!(one.peek(1).unwrap_err().is_cancelled());
+        // The other end sees a close or a reset, not a cancel of its own.
+        let mut sink = vec![0; 1 << 20];
+        let end = loop {
+            match other.read_some(&mut sink) {
+                Ok(0) => break None,
+                Ok(_) => {}
+                Err(error) => break Some(error),
+            }
+        };
+        assert!(end.is_none_or(|error| error.is_peer_gone()));
+    }
+}
+
+#[test]
+fn channel_bytes_that_came_before_a_shutdown_are_not_given_any_more() {
+    let (one, other) = tcp_pair();
+    one.write_all(b"late").unwrap();
+    assert_eq!(other.peek(2).unwrap(), b"la");
+    other.shutdown();
+    assert!(other.read_exact(&mut [0; 1]).unwrap_err().is_cancelled());
+}
+
+#[test]
+fn channel_dropped_closes_for_the_peer() {
+    let (channel, mut peer) = with_plain_peer();
+    channel.write_all(b"last words").unwrap();
+    drop(channel);
+    let mut all = String::new();
+    peer.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "last words");
+}
+
+#[test]
+fn channel_from_what_is_no_connected_stream_is_refused() {
+    let refused = |fd: OwnedFd| matches!(Channel::from_fd(fd), Err(TransportError::System { .. }));
+    assert!(refused(std::fs::File::open("/dev/null").unwrap().into()));
+    assert!(refused(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into()));
+    assert!(refused(std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()));
+    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    one.set_nonblocking(true).unwrap();
+    let channel = Channel::from_fd(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    channel.set_stall_limit(Some(SHORT));
+    let result = channel.read_exact(&mut [0; 1]);
+    assert!(matches!(result, Err(TransportError::Stalled { .. })), "blocking whatever it was: {result:?}");
+}
+
+#[test]
+fn channel_both_directions_at_once_do_not_disturb_each_other() {
+    for (one, other) in pairs() {
+        let (done, finished) = mpsc::channel();
+        std::thread::scope(|scope| {
+            for (a, b) in [(&one, &other), (&other, &one)] {
+                let done = done.clone();
+                scope.spawn(move || {
+                    for i in 0..2000u32 {
+                        a.write_all(&i.to_be_bytes()).unwrap();
+                    }
+                });
+                scope.spawn(move || {
+                    for i in 0..2000u32 {
+                        let mut four = [0; 4];
+                        b.read_exact(&mut four).unwrap();
+                        assert_eq!(u32::from_be_bytes(four), i);
+                    }
+                    done.send(()).unwrap();
+                });
+            }
+        });
+        assert_eq!(finished.try_iter().count(), 2);
+    }
+}

@@ -1,0 +1,217 @@
+//! Listening, connecting, and giving up on either.
+
+use std::os::fd::IntoRawFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError};
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(30);
+
+fn address(text: &str) -> Address {
+    text.parse().unwrap()
+}
+
+fn meet(listener: &Listener, to: &Address) -> (Channel, Channel) {
+    let flag = CancelFlag::new();
+    let one = Channel::connect(to, LONG, &flag).unwrap();
+    let other = listener.accept(Some(LONG), &flag).unwrap();
+    one.write_all(b"?").unwrap();
+    let mut byte = [0];
+    other.read_exact(&mut byte).unwrap();
+    (one, other)
+}
+
+#[test]
+fn listener_every_tcp_spelling_meets() {
+    for bound in ["tcp:127.0.0.1:0", "tcp:localhost:0", "tcp::0", "tcp:[::1]:0"] {
+        let listener = match Listener::bind(&address(bound)) {
+            Ok(listener) => listener,
+            Err(error) if bound.contains("::1") => {
+                use std::io::Write;
+                let _ = writeln!(std::io::stderr(), "SKIPPED listener_every_tcp_spelling_meets: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let local = listener.local_address();
+        assert!(matches!(local, Address::Tcp { port: 1.., .. }), "{local}");
+        let (one, other) = meet(&listener, &local);
+        assert!(one.peer().starts_with("tcp:") && other.peer().starts_with("tcp:"), "{}", other.peer());
+    }
+}
+
+#[test]
+fn listener_port_can_be_used_again_at_once() {
+    let listener = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap();
+    let local = listener.local_address();
+    let (one, other) = meet(&listener, &local);
+    drop((other, one, listener));
+    let listener = Listener::bind(&local).unwrap();
+    meet(&listener, &local);
+    assert!(matches!(Listener::bind(&local), Err(TransportError::Bind { .. })), "not while it is in use");
+}
+
+#[test]
+fn listener_holds_many_connections_until_they_are_accepted() {
+    let listener = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap();
+    let flag = CancelFlag::new();
+    let ends: Vec<_> =
+        (0..250).map(|_| Channel::connect(&listener.local_address(), LONG, &flag).unwrap()).collect();
+    for _ in &ends {
+        listener.accept(Some(LONG), &flag).unwrap();
+    }
+}
+
+#[test]
+fn listener_unix_stale_path_is_taken_over_and_live_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sock");
+    let address = Address::Unix(path.clone());
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "std leaves the path behind");
+
+    let listener = Listener::bind(&address).unwrap();
+    meet(&listener, &address);
+    match Listener::bind(&address) {
+        Err(TransportError::Bind { .. }) => {}
+        result => panic!("stole a live socket: {result:?}"),
+    }
+    meet(&listener, &address);
+    drop(listener);
+    assert!(!path.exists(), "our path is removed");
+
+    std::fs::write(&path, "a file").unwrap();
+    assert!(Listener::bind(&address).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"a file", "what is no socket is left alone");
+}
+
+#[test]
+fn listener_path_that_another_took_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sock");
+    let listener = Listener::bind(&Address::Unix(path.clone())).unwrap();
+    // Another inode is sure: ours is still in use while the new one is made.
+    std::fs::rename(&path, directory.path().join("moved")).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(listener);
+    assert!(path.exists());
+}
+
+#[test]
+fn accept_with_nobody_coming_ends_by_limit_cancel_and_close() {
+    let listener = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap();
+    let flag = CancelFlag::new();
+    match listener.accept(Some(SHORT), &flag) {
+        Err(TransportError::TimedOut { after, .. }) => assert_eq!(after, SHORT),
+        result => panic!("{result:?}"),
+    }
+    std::thread::scope(|scope| {
+        let waiting =
+            [scope.spawn(|| listener.accept(None, &flag)), scope.spawn(|| listener.accept(None, &flag))];
+        std::thread::sleep(SHORT);
+        flag.cancel();
+        for waiting in waiting {
+            assert!(waiting.join().unwrap().unwrap_err().is_cancelled());
+        }
+    });
+    assert!(listener.accept(None, &flag).unwrap_err().is_cancelled(), "cancelled for good");
+    // Another flag is another matter, until the listener is closed.
+    let other = CancelFlag::new();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| listener.accept(None, &other));
+        std::thread::sleep(SHORT);
+        listener.close();
+        assert!(waiting.join().unwrap().unwrap_err().is_cancelled());
+    });
+    assert!(listener.accept(Some(LONG), &other).unwrap_err().is_cancelled());
+}
+
+#[test]
+fn connect_refused_and_unknown_say_where() {
+    let flag = CancelFlag::new();
+    let free = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap().local_address();
+    for to in [free, address("unix:/nonexistent/sock"), address("tcp:no-such-host.invalid:1")] {
+        match Channel::connect(&to, LONG, &flag) {
+            Err(error @ TransportError::Connect { .. }) => {
+                assert!(error.to_string().contains(&to.to_string()), "{error}");
+            }
+            result => panic!("{to}: {result:?}"),
+        }
+    }
+}
+
+/// A Unix listener that accepts nobody and whose queue is full: connecting waits there.
+fn full_queue() -> (tempfile::TempDir, Address, std::os::fd::OwnedFd, Vec<Channel>) {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("full");
+    let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&socket, 0).unwrap();
+    let address = Address::Unix(path);
+    let mut inside = Vec::new();
+    while let Ok(channel) = Channel::connect(&address, SHORT, &CancelFlag::new()) {
+        inside.push(channel);
+    }
+    (directory, address, socket, inside)
+}
+
+#[test]
+fn connect_that_waits_ends_by_limit_and_cancel() {
+    let (_directory, address, _socket, inside) = full_queue();
+    assert!(!inside.is_empty());
+    let flag = CancelFlag::new();
+    assert!(matches!(
+        Channel::connect(&address, SHORT, &flag),
+        Err(TransportError::TimedOut { after: SHORT, .. })
+    ));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Channel::connect(&address, LONG, &flag));
+        std::thread::sleep(SHORT);
+        flag.cancel();
+        assert!(waiting.join().unwrap().unwrap_err().is_cancelled());
+    });
+    let anywhere = self::address("tcp:127.0.0.1:1");
+    assert!(Channel::connect(&anywhere, LONG, &flag).unwrap_err().is_cancelled());
+}
+
+#[test]
+fn fd_connected_is_a_channel_once() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let given = Address::Fd(ours.into_raw_fd().to_string());
+    let listener = Listener::bind(&given).unwrap();
+    let flag = CancelFlag::new();
+    let channel = listener.accept(Some(LONG), &flag).unwrap();
+    let peer = Channel::connect(&Address::Fd(theirs.into_raw_fd().to_string()), LONG, &flag).unwrap();
+    peer.write_all(b"hi").unwrap();
+    assert_eq!(channel.peek(2).unwrap(), b"hi");
+    assert!(matches!(listener.accept(Some(LONG), &flag), Err(TransportError::System { .. })));
+    // The number itself was taken over: dropping the channel is the end for the peer.
+    drop((channel, listener));
+    assert!(peer.read_some(&mut [0; 1]).is_ok_and(|count| count == 0) || peer.write_all(b"x").is_err());
+}
+
+#[test]
+fn fd_listening_accepts() {
+    let std_listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = std_listener.local_addr().unwrap().port();
+    let listener = Listener::bind(&Address::Fd(std_listener.into_raw_fd().to_string())).unwrap();
+    for _ in 0..3 {
+        meet(&listener, &Address::Tcp { host: "127.0.0.1".into(), port });
+    }
+}
+
+#[test]
+fn fd_that_is_no_socket_is_refused_and_left_open() {
+    let flag = CancelFlag::new();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+    assert!(Channel::connect(&Address::Fd(number.to_string()), LONG, &flag).is_err());
+    assert!(file.metadata().is_ok());
+    for name in ["0", "2", "-1", "987654", "migration"] {
+        assert!(Channel::connect(&Address::Fd(name.into()), LONG, &flag).is_err(), "{name}");
+        assert!(Listener::bind(&Address::Fd(name.into())).is_err(), "{name}");
+    }
+}
