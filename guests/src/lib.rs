@@ -9,12 +9,15 @@
 //! - [`model`]: the rules that both kinds of guest follow: steps, patterns, words, shares, fills.
 //! - [`checker`]: RAM and counters in, a typed verdict out.
 //! - [`process`]: threads over RAM that is tracked with userfaultfd or in software; needs no KVM.
+//! - [`tide`]: the same model as a bare-metal guest for KVM, and as a 512-byte boot sector.
 #![deny(unsafe_code)]
 
 pub mod checker;
 pub mod model;
 pub mod process;
+pub mod tide;
 
 pub use checker::{Verdict, Violation};
 pub use model::{Fill, Pattern};
 pub use process::{ProcessConfig, ProcessGuest, Tracking};
+pub use tide::{Tide, TideConfig};

@@ -29,6 +29,9 @@ use crate::model::{Fill, History, Share, WordPlan};
 pub enum InFlight {
     /// Any number of words may be there: the guest was stopped between any two instructions.
     Unknown,
+    /// As [`InFlight::Unknown`], and of the last word perhaps the low half only: the guest writes 32 bits
+    /// at a time.
+    UnknownHalves,
     /// Exactly so many.
     Words(usize),
 }

@@ -11,6 +11,7 @@ use crate::model::{PageId, PageWords, WORDS_PER_PAGE};
 /// Pages that a thread checks at a time.
 const CHUNK_PAGES: u64 = 16 << 10;
 const MOST_THREADS: usize = 4;
+const LOW_HALF: u64 = 0xffff_ffff;
 
 pub(super) fn check(ram: &GuestRam, cut: &Cut, tally: &mut Tally) -> Result<(), CheckError> {
     let absent = absent_pages(ram)?;
@@ -136,14 +137,20 @@ impl View<'_> {
     fn demand_next(&self, id: PageId, found: &PageWords, expected: &mut PageWords) {
         let plan = self.cut.plan;
         let Some(next) = self.worker.steps.checked_add(1) else { return };
+        let mut new = *expected;
+        overlay(&mut new, next, id, plan, plan.count());
+        let fitting = || plan.slots().take_while(|&slot| found[slot] == new[slot]).count();
         let count = match self.worker.in_flight {
             InFlight::Words(count) => count.min(plan.count()),
-            InFlight::Unknown => {
-                let mut new = *expected;
-                overlay(&mut new, next, id, plan, plan.count());
-                plan.slots().take_while(|&slot| found[slot] == new[slot]).count()
-            }
+            InFlight::Unknown | InFlight::UnknownHalves => fitting(),
         };
         overlay(expected, next, id, plan, count);
+        if self.worker.in_flight == InFlight::UnknownHalves && count < plan.count() {
+            let slot = plan.slot(count);
+            let half = expected[slot] & !LOW_HALF | new[slot] & LOW_HALF;
+            if found[slot] == half {
+                expected[slot] = half;
+            }
+        }
     }
 }

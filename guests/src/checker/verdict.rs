@@ -84,6 +84,13 @@ pub enum Violation {
         /// How many the other counted.
         counted: u64,
     },
+    /// A worker's control data in RAM cannot be this guest's; its pages could not be checked.
+    Control {
+        /// Whose.
+        worker: usize,
+        /// Which rule it breaks.
+        why: String,
+    },
 }
 
 /// What is wrong with a page.
@@ -163,6 +170,7 @@ impl fmt::Display for Violation {
                 f,
                 "worker {worker} saw {saw} steps of worker {other}, which has taken {counted}: memory of two instants"
             ),
+            Self::Control { worker, why } => write!(f, "worker {worker}'s control data: {why}"),
         }
     }
 }
