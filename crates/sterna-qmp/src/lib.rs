@@ -1,1 +1,25 @@
-//! Skeleton.
+//! QMP, QEMU's monitor protocol: a server that a VMM puts on a socket, a client that drives Sterna's VMMs
+//! and QEMU alike, and the migration commands under QEMU's own names, units, ranges and refusals.
+//!
+//! Three layers, each usable without the ones below it in this list:
+//!
+//! * [`framing`]: bytes of a connection to JSON values and back, tolerant as QEMU's parser is, bounded where
+//!   QEMU's is not;
+//! * [`server`] and [`client`]: greeting, negotiation, `id` echo, errors, events, descriptors passed beside
+//!   the bytes;
+//! * [`migration`]: [`MigrationControl`] holds what an operator has set and the migrations of one VM, and
+//!   answers the commands, over QMP and as the human monitor does.
+//!
+//! Nothing here moves RAM: `sterna` does, behind [`migration::Engine`].
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod error;
+pub mod framing;
+pub mod migration;
+pub mod server;
+
+pub use client::{Client, ClientError, Endpoint, QmpEvent};
+pub use error::{ErrorClass, QmpError};
+pub use migration::{MigrationControl, MonitoredVm};
+pub use server::{EventBus, Handler, Server};

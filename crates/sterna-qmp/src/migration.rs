@@ -1,0 +1,38 @@
+//! The migration commands of a monitor, for any VMM.
+//!
+//! A VMM implements [`MonitoredVm`], makes one [`MigrationControl`] per VM, and gives it to a
+//! [`Server`](crate::Server) as its handler; several servers may share it. The control holds what operators
+//! set, starts migrations, and tells every client what happens to them.
+//!
+//! Where Sterna says more than QEMU has words for, QEMU's word is kept and a member beside it tells the
+//! rest, so that programs written for QEMU go on working:
+//!
+//! * *undecided* (specs/stream.md §5, ARCHITECTURE.md *Handover*): `status` stays `device`,
+//!   `x-sterna-undecided` is true, `error-desc` says what to do, and the event `X_STERNA_UNDECIDED` is sent;
+//!   [`x-sterna-decide`](GuestAt) ends it.
+//! * *held*: `status` is `completed`, the run state `paused`, `x-sterna-held` true; `cont` starts the guest.
+//!
+//! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `migrate_cancel` without a
+//! migration, and `cont` of a guest that has left.
+
+mod address;
+mod capabilities;
+mod commands;
+mod control;
+mod engine;
+mod hmp;
+mod parameters;
+mod query;
+mod real;
+mod relay;
+mod vm;
+
+pub use address::{from_channels, from_uri};
+pub use capabilities::{CAPABILITIES, CapabilitySet, Support};
+pub use control::MigrationControl;
+pub use engine::{Engine, GuestAt, Outgoing, Receiving};
+pub use hmp::{parse_number, parse_size};
+pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
+pub use query::status_word;
+pub use real::SternaEngine;
+pub use vm::MonitoredVm;

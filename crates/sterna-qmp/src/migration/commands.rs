@@ -1,0 +1,206 @@
+//! The commands over QMP: names, arguments, and which of [`MigrationControl`]'s methods each calls.
+
+use std::os::fd::OwnedFd;
+
+use serde_json::{Map, Value, json};
+use sterna::{Address, SourceVm};
+
+use super::engine::GuestAt;
+use super::relay::EVENTS;
+use super::{MigrationControl, address, capabilities, hmp, parameters};
+use crate::error::QmpError;
+use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
+use crate::server::{Arguments, CommandSpec, Context, Handler};
+
+impl Handler for MigrationControl {
+    fn commands(&self) -> Vec<CommandSpec> {
+        let plain = [
+            "query-status",
+            "query-name",
+            "query-uuid",
+            "query-kvm",
+            "query-target",
+            "query-machines",
+            "query-cpus-fast",
+            "query-memory-size-summary",
+            "query-block",
+            "stop",
+            "cont",
+            "quit",
+            "query-migrate",
+            "query-migrate-capabilities",
+            "query-migrate-parameters",
+            "migrate_cancel",
+            "x-sterna-migration-statistics",
+        ];
+        let mut commands: Vec<_> = plain.into_iter().map(CommandSpec::new).collect();
+        commands.extend([
+            CommandSpec::new("migrate")
+                .optional("uri", Text)
+                .optional("channels", Array)
+                .optional("detach", Boolean)
+                .optional("resume", Boolean),
+            CommandSpec::new("migrate-incoming")
+                .optional("uri", Text)
+                .optional("channels", Array)
+                .optional("exit-on-error", Boolean),
+            CommandSpec::new("migrate-continue").required("state", Text),
+            CommandSpec::new("migrate-set-capabilities").required("capabilities", Array),
+            CommandSpec { name: "migrate-set-parameters", arguments: parameters::argument_specs() },
+            CommandSpec::new("human-monitor-command")
+                .required("command-line", Text)
+                .optional("cpu-index", Integer),
+            CommandSpec::new("x-sterna-decide").required("guest", Any),
+        ]);
+        commands
+    }
+
+    fn events(&self) -> Vec<&'static str> {
+        EVENTS.to_vec()
+    }
+
+    fn execute(
+        &self,
+        command: &str,
+        arguments: &Map<String, Value>,
+        context: &mut Context,
+    ) -> Result<Value, QmpError> {
+        let done = |()| json!({});
+        let text = |name| Arguments(arguments).required_string(name);
+        match command {
+            "query-status" => {
+                let status = self.run_state();
+                Ok(json!({"status": status, "running": status == "running"}))
+            }
+            "query-migrate" => Ok(self.query()),
+            "query-migrate-capabilities" => Ok(self.capabilities().to_json()),
+            "query-migrate-parameters" => Ok(self.parameters().to_json()),
+            "x-sterna-migration-statistics" => Ok(self.statistics()),
+            "stop" => self.stop().map(done),
+            "cont" => self.cont().map(done),
+            "quit" => {
+                self.quit_after_reply(context);
+                Ok(json!({}))
+            }
+            "migrate" => {
+                if Arguments(arguments).flag("resume")? {
+                    return Err(QmpError::generic(
+                        "Cannot resume if there is no paused migration; Sterna's migrations do not pause in \
+                         postcopy: start anew without 'resume'",
+                    ));
+                }
+                let to = address::from_arguments(command, arguments)?;
+                self.migrate_from(to, context).map(done)
+            }
+            "migrate-incoming" => {
+                if Arguments(arguments).flag("exit-on-error")? {
+                    return Err(QmpError::generic(
+                        "'exit-on-error' is not supported: after a failure Sterna waits for another \
+                         'migrate-incoming'; leave it out and 'quit' the VM yourself",
+                    ));
+                }
+                let at = address::from_arguments(command, arguments)?;
+                self.listen_from(at, context).map(done)
+            }
+            "migrate_cancel" => self.cancel().map(done),
+            "migrate-continue" => self.continue_switchover(text("state")?).map(done),
+            "migrate-set-capabilities" => {
+                let changes = capabilities::parse_changes(&arguments["capabilities"])?;
+                self.set_capabilities(&changes).map(done)
+            }
+            "migrate-set-parameters" => self.set_parameters(arguments).map(done),
+            "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),
+            "x-sterna-decide" => self.decide(guest_at(text("guest")?)?).map(done),
+            _ => self.describe(command),
+        }
+    }
+}
+
+impl MigrationControl {
+    pub(super) fn quit_after_reply(&self, context: &mut Context) {
+        self.announce_shutdown();
+        let vm = self.vm.clone();
+        context.after_reply(move || vm.quit());
+    }
+
+    pub(super) fn migrate_from(&self, to: Address, context: &mut Context) -> Result<(), QmpError> {
+        let fd = named_fd(&to, context)?;
+        self.migrate_with(&to, fd)
+    }
+
+    pub(super) fn listen_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
+        let fd = named_fd(&at, context)?;
+        self.listen_with(&at, fd)
+    }
+
+    fn describe(&self, command: &str) -> Result<Value, QmpError> {
+        let machine = SourceVm::machine_type(&*self.vm);
+        let threads = self.vm.vcpu_threads();
+        match command {
+            "query-name" if self.vm.name().is_empty() => Ok(json!({})),
+            "query-name" => Ok(json!({"name": self.vm.name()})),
+            "query-uuid" => Ok(json!({"UUID": uuid_text(SourceVm::uuid(&*self.vm).unwrap_or_default())})),
+            "query-kvm" => Ok(json!({
+                "enabled": self.vm.uses_kvm(),
+                "present": self.vm.uses_kvm() || std::path::Path::new("/dev/kvm").exists(),
+            })),
+            "query-target" => Ok(json!({"arch": std::env::consts::ARCH})),
+            "query-machines" => Ok(json!([{
+                "name": machine,
+                "is-default": true,
+                "cpu-max": threads.len().max(1),
+                "hotpluggable-cpus": false,
+                "numa-mem-supported": false,
+                "deprecated": false,
+                "acpi": false,
+            }])),
+            "query-cpus-fast" => {
+                let cpu = |(index, thread): (usize, &i32)| {
+                    json!({
+                        "cpu-index": index,
+                        "thread-id": thread,
+                        "qom-path": format!("/machine/cpu[{index}]"),
+                        "target": std::env::consts::ARCH,
+                    })
+                };
+                Ok(threads.iter().enumerate().map(cpu).collect())
+            }
+            "query-memory-size-summary" => Ok(json!({"base-memory": SourceVm::ram(&*self.vm).total_bytes()})),
+            // No VM of Sterna's has disks that it knows of; hooks stand for what the VMM has.
+            "query-block" => Ok(json!([])),
+            _ => Err(QmpError::command_not_found(format!("The command {command} has not been found"))),
+        }
+    }
+}
+
+/// The descriptor that `address` names, if it was given with `getfd`; the command uses it up. A number is one
+/// that the process inherited.
+fn named_fd(address: &Address, context: &mut Context) -> Result<Option<OwnedFd>, QmpError> {
+    let Address::Fd(name) = address else { return Ok(None) };
+    if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(None);
+    }
+    let fd = context.take_fd(name).ok_or_else(|| {
+        QmpError::generic(format!("File descriptor named '{name}' has not been found; pass it with 'getfd'"))
+    })?;
+    rustix::net::sockopt::socket_type(&fd).map_err(|_| {
+        QmpError::generic(format!("The descriptor '{name}' is no socket; pass a connected socket"))
+    })?;
+    Ok(Some(fd))
+}
+
+fn guest_at(word: &str) -> Result<GuestAt, QmpError> {
+    match word {
+        "source" => Ok(GuestAt::Source),
+        "destination" => Ok(GuestAt::Destination),
+        _ => Err(QmpError::expects(
+            "guest",
+            "'source' (it resumes) or 'destination' (it stays stopped for good)",
+        )),
+    }
+}
+
+fn uuid_text(uuid: [u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}

@@ -1,0 +1,395 @@
+//! One VM's migrations: what operators have set, what runs, and which command is refused when.
+
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Map, Value, json};
+use sterna::{Address, RunState, SourceVm, Status, TargetVm};
+
+use super::capabilities::CapabilitySet;
+use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+use super::parameters::ParameterSet;
+use super::relay::Relay;
+use super::{MonitoredVm, SternaEngine, query};
+use crate::error::QmpError;
+use crate::server::{EventBus, lock};
+
+/// Parameters, capabilities and migrations of one VM; executes the monitor's commands.
+pub struct MigrationControl {
+    pub(super) vm: Arc<dyn MonitoredVm>,
+    engine: Arc<dyn Engine>,
+    relay: Arc<Relay>,
+    state: Mutex<State>,
+}
+
+struct State {
+    parameters: ParameterSet,
+    capabilities: CapabilitySet,
+    outgoing: Option<Arc<dyn Outgoing>>,
+    incoming: Option<Arc<dyn Receiving>>,
+    /// Whether a guest that comes from QEMU starts by itself: true unless the VMM was started with `-S`.
+    autostart: bool,
+    /// The VM has waited for its guest.
+    began_without_guest: bool,
+    /// The VM was started with `-S` and nobody has said `cont` yet.
+    prelaunch: bool,
+}
+
+impl MigrationControl {
+    /// The monitor of `vm`. Events go to `bus`, which its servers share. `autostart` is false if the VMM was
+    /// told to leave its guest stopped (`-S`).
+    pub fn new(vm: Arc<dyn MonitoredVm>, bus: EventBus, autostart: bool) -> Arc<Self> {
+        Self::with_engine(vm, Arc::new(SternaEngine), bus, autostart)
+    }
+
+    /// As [`MigrationControl::new`], over another engine.
+    pub fn with_engine(
+        vm: Arc<dyn MonitoredVm>,
+        engine: Arc<dyn Engine>,
+        bus: EventBus,
+        autostart: bool,
+    ) -> Arc<Self> {
+        let began_without_guest = !vm.has_guest();
+        let state = State {
+            parameters: ParameterSet::default(),
+            capabilities: CapabilitySet::default(),
+            outgoing: None,
+            incoming: None,
+            autostart,
+            began_without_guest,
+            prelaunch: !autostart,
+        };
+        let relay = Arc::new(Relay { bus, ..Relay::default() });
+        Arc::new(Self { vm, engine, relay, state: Mutex::new(state) })
+    }
+
+    /// The migration away from here, if one was ever started.
+    pub fn outgoing(&self) -> Option<Arc<dyn Outgoing>> {
+        lock(&self.state).outgoing.clone()
+    }
+
+    /// The migration to here, if one was ever waited for.
+    pub fn incoming(&self) -> Option<Arc<dyn Receiving>> {
+        lock(&self.state).incoming.clone()
+    }
+
+    /// `migrate`: starts moving the guest to `to`.
+    ///
+    /// # Errors
+    /// While one runs, after one has completed, without a guest.
+    pub fn migrate(&self, to: &Address) -> Result<(), QmpError> {
+        self.migrate_with(to, None)
+    }
+
+    /// As [`MigrationControl::migrate`], over `fd` if there is one.
+    pub(super) fn migrate_with(&self, to: &Address, fd: Option<OwnedFd>) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        state.may_migrate(self.vm.has_guest(), to)?;
+        let vm: Arc<dyn SourceVm> = self.vm.clone();
+        let (parameters, capabilities) = (state.parameters.to_engine(), state.capabilities.to_engine(true));
+        let started =
+            self.engine.start_outgoing(vm, &by_number(to, fd), parameters, capabilities, self.relay.clone());
+        state.outgoing = Some(started.map_err(QmpError::generic)?);
+        Ok(())
+    }
+
+    /// `migrate-incoming`: waits for a guest at `at`; bound when it returns.
+    ///
+    /// # Errors
+    /// While one is waited for, and in a VM that has a guest.
+    pub fn listen(&self, at: &Address) -> Result<(), QmpError> {
+        self.listen_with(at, None)
+    }
+
+    /// As [`MigrationControl::listen`], over `fd` if there is one.
+    pub(super) fn listen_with(&self, at: &Address, fd: Option<OwnedFd>) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        state.may_listen(self.vm.has_guest())?;
+        let vm: Arc<dyn TargetVm> = self.vm.clone();
+        let parameters = state.parameters.to_engine();
+        let capabilities = state.capabilities.to_engine(state.autostart);
+        self.relay.start_when_held.store(false, Ordering::SeqCst);
+        // What listened before has ended; let go of its address first.
+        state.incoming = None;
+        *lock(&self.relay.incoming) = None;
+        let started =
+            self.engine.start_incoming(vm, &by_number(at, fd), parameters, capabilities, self.relay.clone());
+        let incoming = started.map_err(QmpError::generic)?;
+        *lock(&self.relay.incoming) = Some(incoming.clone());
+        state.incoming = Some(incoming);
+        Ok(())
+    }
+
+    /// `migrate_cancel`, for either side.
+    ///
+    /// # Errors
+    /// When nothing runs, and after the commit.
+    pub fn cancel(&self) -> Result<(), QmpError> {
+        let (outgoing, incoming) = self.handles();
+        if let Some(outgoing) = &outgoing {
+            match outgoing.status() {
+                Status::Cancelling => return Ok(()),
+                status if !status.is_terminal() => return outgoing.cancel().map_err(QmpError::generic),
+                Status::Completed => {
+                    return Err(QmpError::generic(
+                        "The migration has completed: the guest runs at the destination and cannot be called \
+                         back; migrate it back from there",
+                    ));
+                }
+                _ => {}
+            }
+        }
+        match incoming {
+            Some(incoming) if is_waiting(&*incoming) => incoming.cancel().map_err(QmpError::generic),
+            _ => Err(QmpError::generic(
+                "No migration is running, so there is nothing to cancel; start one with 'migrate'",
+            )),
+        }
+    }
+
+    /// `migrate-continue`: goes on from the pause before the switchover.
+    pub fn continue_switchover(&self, state: &str) -> Result<(), QmpError> {
+        if state != "pre-switchover" {
+            return Err(QmpError::generic(format!(
+                "Migration cannot continue from state '{state}'; only 'pre-switchover' waits for it"
+            )));
+        }
+        let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::PreSwitchover);
+        let outgoing = outgoing.ok_or_else(|| {
+            QmpError::generic(
+                "Migration not in expected state: it is not waiting in 'pre-switchover'; switch the capability \
+                 'pause-before-switchover' on before 'migrate'",
+            )
+        })?;
+        outgoing.continue_switchover().map_err(QmpError::generic)
+    }
+
+    /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
+    pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
+        let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
+        let outgoing = outgoing.ok_or_else(|| {
+            QmpError::generic("No migration is undecided; 'query-migrate' shows where the last one stands")
+        })?;
+        outgoing.decide(guest_at).map_err(QmpError::generic)
+    }
+
+    /// `migrate-set-parameters`.
+    pub fn set_parameters(&self, changes: &Map<String, Value>) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        let busy = state.is_busy();
+        state.parameters.set(changes, busy)?;
+        if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
+            outgoing.set_live(&state.parameters.to_engine());
+        }
+        Ok(())
+    }
+
+    /// `migrate-set-capabilities`: pairs of a name and its new state.
+    pub fn set_capabilities(&self, changes: &[(String, bool)]) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        let next = state.capabilities.with(changes)?;
+        if !next.same_for_engine(&state.capabilities) {
+            if state.is_migrating() {
+                return Err(QmpError::generic(
+                    "There's a migration process in progress; set capabilities before 'migrate'",
+                ));
+            }
+            if state.is_listening() {
+                return Err(QmpError::generic(
+                    "An incoming migration is waited for already; start with '-incoming defer' and set \
+                     capabilities before 'migrate-incoming', or 'migrate_cancel' first",
+                ));
+            }
+        }
+        self.relay.migration_events.store(next.get("events"), Ordering::Relaxed);
+        state.capabilities = next;
+        Ok(())
+    }
+
+    /// What operators have set.
+    pub fn parameters(&self) -> ParameterSet {
+        lock(&self.state).parameters.clone()
+    }
+
+    /// What operators have switched on.
+    pub fn capabilities(&self) -> CapabilitySet {
+        lock(&self.state).capabilities.clone()
+    }
+
+    /// `query-migrate`: the last migration away from here, else the one to here, else nothing.
+    pub fn query(&self) -> Value {
+        match self.handles() {
+            (Some(outgoing), _) => query::outgoing(&outgoing.statistics()),
+            (None, Some(incoming)) => query::incoming(&*incoming),
+            (None, None) => json!({}),
+        }
+    }
+
+    /// `x-sterna-migration-statistics`: everything the engine knows, as its types serialise.
+    pub fn statistics(&self) -> Value {
+        let (outgoing, incoming) = self.handles();
+        json!({
+            "outgoing": outgoing.map(|outgoing| outgoing.statistics()),
+            "incoming": incoming.map(|incoming| incoming.statistics()),
+        })
+    }
+
+    /// `query-status`'s word for what the VM does.
+    pub fn run_state(&self) -> &'static str {
+        let (outgoing, incoming) = self.handles();
+        let held = incoming.as_ref().is_some_and(|incoming| incoming.status() == Status::Held);
+        if held {
+            return "paused";
+        }
+        if !self.vm.has_guest() {
+            return "inmigrate";
+        }
+        if self.vm.run_state() == RunState::Running {
+            return "running";
+        }
+        match outgoing.map_or(Status::None, |outgoing| outgoing.status()) {
+            Status::Completed => "postmigrate",
+            Status::PreSwitchover | Status::Device | Status::Undecided => "finish-migrate",
+            _ if lock(&self.state).is_prelaunch() => "prelaunch",
+            _ => "paused",
+        }
+    }
+
+    /// `stop`.
+    pub fn stop(&self) -> Result<(), QmpError> {
+        if !self.vm.has_guest() {
+            self.relay.start_when_held.store(false, Ordering::SeqCst);
+            lock(&self.state).autostart = false;
+            return Ok(());
+        }
+        self.refuse_during_switchover()?;
+        let ran = self.vm.run_state() == RunState::Running;
+        self.vm.pause().map_err(|error| QmpError::generic(error.to_string()))?;
+        if ran {
+            self.relay.bus.emit("STOP", None);
+        }
+        Ok(())
+    }
+
+    /// `cont`. While the guest is still on its way, it will run when it has come.
+    pub fn cont(&self) -> Result<(), QmpError> {
+        let incoming = self.incoming();
+        // In this order: a guest that becomes held meanwhile is released by one of the two.
+        self.relay.start_when_held.store(true, Ordering::SeqCst);
+        if let Some(incoming) = incoming.filter(|incoming| incoming.status() == Status::Held) {
+            let released = incoming.release();
+            let runs_meanwhile = incoming.status() != Status::Held;
+            return released.or_else(|why| if runs_meanwhile { Ok(()) } else { Err(QmpError::generic(why)) });
+        }
+        if !self.vm.has_guest() {
+            lock(&self.state).autostart = true;
+            return Ok(());
+        }
+        if let Some(outgoing) =
+            self.outgoing().filter(|held| held.status() == Status::Failed && !held.may_guest_run())
+        {
+            return outgoing.retry().map_err(QmpError::generic);
+        }
+        self.refuse_during_switchover()?;
+        let ran = self.vm.run_state() == RunState::Running;
+        self.vm.cont().map_err(|error| QmpError::generic(error.to_string()))?;
+        lock(&self.state).prelaunch = false;
+        if !ran {
+            self.relay.bus.emit("RESUME", None);
+        }
+        Ok(())
+    }
+
+    /// `quit`, apart from asking the VMM to go: that is for after the answer.
+    pub(super) fn announce_shutdown(&self) {
+        self.relay.bus.emit("SHUTDOWN", Some(json!({"guest": false, "reason": "host-qmp-quit"})));
+    }
+
+    /// The guest belongs to a migration from the stop for its switchover on.
+    fn refuse_during_switchover(&self) -> Result<(), QmpError> {
+        let Some(outgoing) = self.outgoing().filter(|outgoing| !outgoing.may_guest_run()) else {
+            return Ok(());
+        };
+        let what_to_do = match outgoing.status() {
+            Status::PreSwitchover => {
+                "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here"
+            }
+            Status::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
+            Status::Completed => {
+                "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
+                 guest back from there"
+            }
+            Status::Failed => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
+            _ => "wait until 'query-migrate' shows its end",
+        };
+        Err(QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}")))
+    }
+
+    fn handles(&self) -> (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>) {
+        let state = lock(&self.state);
+        (state.outgoing.clone(), state.incoming.clone())
+    }
+}
+
+impl State {
+    fn is_migrating(&self) -> bool {
+        self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.status().is_terminal())
+    }
+
+    fn is_listening(&self) -> bool {
+        self.incoming.as_deref().is_some_and(is_waiting)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_migrating() || self.is_listening()
+    }
+
+    fn is_prelaunch(&self) -> bool {
+        self.prelaunch && !self.began_without_guest
+    }
+
+    fn may_migrate(&self, has_guest: bool, to: &Address) -> Result<(), QmpError> {
+        let refusal = if !has_guest {
+            "Guest is waiting for an incoming migration; migrate it once it runs here"
+        } else if self.is_migrating() {
+            "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
+        } else if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.status() == Status::Completed) {
+            "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
+             migrate it from there"
+        } else if self.is_listening() {
+            "The guest that came here is not started yet; start it with 'cont' first"
+        } else if matches!(to, Address::Fd(_)) && self.capabilities.get("multifd") {
+            ONE_CHANNEL
+        } else {
+            return Ok(());
+        };
+        Err(QmpError::generic(refusal))
+    }
+
+    fn may_listen(&self, has_guest: bool) -> Result<(), QmpError> {
+        let refusal = if self.is_listening() {
+            "The incoming migration has already been started; 'query-migrate' shows where it listens"
+        } else if self.began_without_guest && has_guest {
+            "The guest has come already; start another VM with '-incoming defer' for another guest"
+        } else if has_guest {
+            "'-incoming' was not specified on the command line; start a VM with '-incoming defer'"
+        } else {
+            return Ok(());
+        };
+        Err(QmpError::generic(refusal))
+    }
+}
+
+const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
+     descriptor is one channel";
+
+/// `address`, or the number of `fd`, whose owner is from now on whoever uses that address.
+fn by_number(address: &Address, fd: Option<OwnedFd>) -> Address {
+    fd.map_or_else(|| address.clone(), |fd| Address::Fd(fd.into_raw_fd().to_string()))
+}
+
+/// Whether a destination still listens, loads, or holds its guest.
+fn is_waiting(incoming: &dyn Receiving) -> bool {
+    !matches!(incoming.status(), Status::Cancelled | Status::Failed | Status::Completed)
+}

@@ -1,0 +1,74 @@
+//! The seam to what moves the guest. [`SternaEngine`](super::SternaEngine) is the engine itself; tests of
+//! the dialogue put a scripted one in its place.
+
+use std::sync::Arc;
+
+use sterna::{
+    Address, Capabilities, IncomingStatistics, Observer, Parameters, SourceVm, Statistics, Status, TargetVm,
+};
+
+/// Which side has the guest, in the operator's judgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestAt {
+    /// The source: it may resume.
+    Source,
+    /// The destination: the source stays stopped for good.
+    Destination,
+}
+
+/// Starts migrations. Errors are sentences for the operator.
+pub trait Engine: Send + Sync {
+    /// Starts an outgoing migration and returns at once.
+    fn start_outgoing(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, String>;
+
+    /// Listens for a migration; bound when it returns.
+    fn start_incoming(
+        &self,
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Receiving>, String>;
+}
+
+/// An outgoing migration.
+pub trait Outgoing: Send + Sync {
+    /// Where it stands.
+    fn status(&self) -> Status;
+    /// Its figures.
+    fn statistics(&self) -> Statistics;
+    /// Ends it; refused after the commit.
+    fn cancel(&self) -> Result<(), String>;
+    /// Goes on from the pause before the switchover.
+    fn continue_switchover(&self) -> Result<(), String>;
+    /// Takes over the live ones of `parameters`.
+    fn set_live(&self, parameters: &Parameters);
+    /// Whether the guest here may run or stop at an operator's wish: not in the switchover, not once it left.
+    fn may_guest_run(&self) -> bool;
+    /// Brings back a guest that is held stopped since bringing it back had failed.
+    fn retry(&self) -> Result<(), String>;
+    /// Ends an undecided handover.
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
+}
+
+/// A destination's side of a migration.
+pub trait Receiving: Send + Sync {
+    /// Where it listens.
+    fn address(&self) -> Address;
+    /// Where it stands.
+    fn status(&self) -> Status;
+    /// Its figures.
+    fn statistics(&self) -> IncomingStatistics;
+    /// Ends it; refused after the commit.
+    fn cancel(&self) -> Result<(), String>;
+    /// Starts a held guest.
+    fn release(&self) -> Result<(), String>;
+}

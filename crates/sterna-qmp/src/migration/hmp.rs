@@ -1,0 +1,153 @@
+//! The human monitor's commands around migration, as `human-monitor-command` gives them.
+//!
+//! The text has QEMU's lines and units; an error is text too, behind `Error: `. Numbers take QEMU's suffixes:
+//! a bare `max-bandwidth` counts MiB, other sizes count bytes.
+
+mod info;
+mod numbers;
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+pub use numbers::{parse_number, parse_size};
+
+use super::parameters::{Neutral, ParameterSpec, Range, Unit, parameter};
+use super::{MigrationControl, address};
+use crate::error::QmpError;
+use crate::server::Context;
+
+/// Executes one line and gives what it prints.
+pub(super) fn run(control: &MigrationControl, line: &str, context: &mut Context) -> String {
+    match execute(control, line, context) {
+        Ok(text) => text,
+        Err(error) => format!("Error: {error}\r\n"),
+    }
+}
+
+fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Result<String, QmpError> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let nothing = |()| String::new();
+    match words.as_slice() {
+        [] => Ok(String::new()),
+        ["info", "migrate"] => Ok(info::migrate(&control.query(), false)),
+        ["info", "migrate", "-a"] => Ok(info::migrate(&control.query(), true)),
+        ["info", "migrate_parameters"] => Ok(info::parameters(&control.parameters())),
+        ["info", "migrate_capabilities"] => Ok(info::capabilities(&control.capabilities())),
+        ["info", "status"] => Ok(info::status(control.run_state())),
+        ["info", ..] => Err(unknown(line)),
+        ["migrate_set_parameter", name, value] => set_parameter(control, name, value).map(nothing),
+        ["migrate_set_capability", name, state] => {
+            let state = on_off(state).ok_or_else(|| {
+                QmpError::generic(format!("Parameter 'state' expects 'on' or 'off', not '{state}'"))
+            })?;
+            control.set_capabilities(&[((*name).to_owned(), state)]).map(nothing)
+        }
+        ["migrate", arguments @ ..] => migrate(control, arguments, context),
+        ["migrate_incoming", uri] => {
+            let at = address::from_uri(uri)?;
+            control.listen_from(at, context).map(nothing)
+        }
+        ["migrate_cancel"] => control.cancel().map(nothing),
+        ["migrate_continue", state] => control.continue_switchover(state).map(nothing),
+        ["stop" | "s"] => control.stop().map(nothing),
+        ["cont" | "c"] => control.cont().map(nothing),
+        ["quit" | "q"] => {
+            control.quit_after_reply(context);
+            Ok(String::new())
+        }
+        [
+            "migrate_set_parameter"
+            | "migrate_set_capability"
+            | "migrate_incoming"
+            | "migrate_cancel"
+            | "migrate_continue"
+            | "stop"
+            | "cont"
+            | "quit",
+            ..,
+        ] => Ok(format!("{}: wrong number of arguments\r\n", words[0])),
+        _ => Err(unknown(line)),
+    }
+}
+
+fn unknown(line: &str) -> QmpError {
+    // What a client sent comes back shortened and without control characters.
+    let shown: String = line.chars().filter(|character| !character.is_control()).take(80).collect();
+    QmpError::generic(format!(
+        "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
+         info status, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
+         migrate_cancel, migrate_continue, stop, cont, quit"
+    ))
+}
+
+fn migrate(
+    control: &MigrationControl,
+    arguments: &[&str],
+    context: &mut Context,
+) -> Result<String, QmpError> {
+    let mut detached = false;
+    let mut uri = None;
+    for argument in arguments {
+        match *argument {
+            "-d" => detached = true,
+            "-r" | "-dr" | "-rd" => {
+                return Err(QmpError::generic("Cannot resume if there is no paused migration; leave -r out"));
+            }
+            option if option.starts_with('-') => {
+                return Err(QmpError::generic(format!("migrate has no option '{option}'")));
+            }
+            _ if uri.is_some() => return Err(QmpError::generic("migrate takes one URI")),
+            other => uri = Some(other),
+        }
+    }
+    let uri = uri.ok_or_else(|| QmpError::generic("migrate needs a URI: migrate -d tcp:HOST:PORT"))?;
+    let to = address::from_uri(uri)?;
+    control.migrate_from(to, context)?;
+    let mut text = String::new();
+    if !detached {
+        // As QEMU does where the monitor cannot be made to wait.
+        let _ = write!(text, "terminal does not allow synchronous migration, continuing detached\r\n");
+    }
+    Ok(text)
+}
+
+fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(), QmpError> {
+    let spec = parameter(name).ok_or_else(|| {
+        QmpError::generic(format!("'{name}' is no migration parameter; see info migrate_parameters"))
+    })?;
+    let mut changes = Map::new();
+    changes.insert(name.to_owned(), value_of(spec, text)?);
+    control.set_parameters(&changes)
+}
+
+fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
+    match (spec.range, spec.unit) {
+        (Range::Integer { .. } | Range::PowerOfTwo { .. }, unit) => {
+            let number = match unit {
+                Unit::BytesPerSecond => parse_size(text, 1 << 20),
+                Unit::Bytes | Unit::BytesPerSecondBare => parse_size(text, 1),
+                Unit::None | Unit::Milliseconds | Unit::Megabytes => parse_number(text),
+            };
+            let sizes = matches!(unit, Unit::Bytes | Unit::BytesPerSecond | Unit::BytesPerSecondBare);
+            number.map(Value::from).ok_or_else(|| {
+                let what = if sizes { "a size, such as 64M or 1.5G" } else { "an integer" };
+                QmpError::expects(spec.name, format!("{what}, not '{text}'"))
+            })
+        }
+        (Range::Boolean | Range::Only(Neutral::False, _), _) => on_off(text)
+            .map(Value::from)
+            .ok_or_else(|| QmpError::expects(spec.name, format!("'on' or 'off', not '{text}'"))),
+        // A quoted empty string is how people say "none" here.
+        (Range::Only(Neutral::Empty, _), _) if text == "\"\"" || text == "''" => Ok(json!("")),
+        (Range::Word(_) | Range::Only(..), _) => Ok(text.into()),
+    }
+}
+
+fn on_off(text: &str) -> Option<bool> {
+    match text {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
+    }
+}

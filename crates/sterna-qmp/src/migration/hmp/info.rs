@@ -1,0 +1,123 @@
+//! The texts of `info …`.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::migration::capabilities::{CAPABILITIES, CapabilitySet};
+use crate::migration::parameters::{PARAMETERS, ParameterSet};
+
+/// `info migrate`, from the answer to `query-migrate`; `all` adds what few want to see.
+pub(super) fn migrate(query: &Value, all: bool) -> String {
+    let Some(status) = query["status"].as_str() else {
+        return "No migration has been started\r\n".into();
+    };
+    let mut text = String::new();
+    let mut line = |line: String| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{line}\r\n");
+    };
+    line(match query["x-sterna-undecided"].as_bool() {
+        Some(true) => format!("Status: \t\t{status} (undecided)"),
+        _ => format!("Status: \t\t{status}"),
+    });
+    if let Some(reason) = query["error-desc"].as_str() {
+        line(format!("Error: \t\t\t{reason}"));
+    }
+    let times = [
+        ("total-time", "total"),
+        ("setup-time", "setup"),
+        ("expected-downtime", "exp_down"),
+        ("downtime", "down"),
+    ];
+    let times: Vec<_> = times
+        .iter()
+        .filter_map(|(name, short)| Some(format!("{short}={}", query[*name].as_u64()?)))
+        .collect();
+    if !times.is_empty() {
+        line(format!("Time (ms): \t\t{}", times.join(", ")));
+    }
+    if let Some(addresses) = query["socket-address"].as_array() {
+        for address in addresses {
+            line(format!("Socket address: \t{address}"));
+        }
+    }
+    if query["ram"].is_object() {
+        ram(&query["ram"], all, &mut line);
+    }
+    text
+}
+
+fn ram(ram: &Value, all: bool, line: &mut impl FnMut(String)) {
+    let count = |name: &str| ram[name].as_u64().unwrap_or(0);
+    let size = |name: &str| human(count(name));
+    line("RAM info:".into());
+    line(format!("  Throughput (Mbps): \t{:.2}", ram["mbps"].as_f64().unwrap_or(0.0)));
+    line(format!("  Sizes: \t\tpagesize={}, total={}", size("page-size"), size("total")));
+    line(format!("  Transfers: \t\ttransferred={}, remain={}", size("transferred"), size("remaining")));
+    line(format!(
+        "    Channels: \t\tprecopy={}, multifd={}, postcopy={}",
+        size("precopy-bytes"),
+        size("multifd-bytes"),
+        size("postcopy-bytes")
+    ));
+    line(format!("    Page Types: \tnormal={}, zero={}", count("normal"), count("duplicate")));
+    line(format!(
+        "  Page Rates (pps): \ttransfer={}, dirty={}",
+        count("pages-per-second"),
+        count("dirty-pages-rate")
+    ));
+    line(format!("  Others: \t\tdirty_syncs={}", count("dirty-sync-count")));
+    if all {
+        line(format!("  Downtime bytes: \t{}", size("downtime-bytes")));
+    }
+}
+
+/// `info migrate_parameters`.
+pub(super) fn parameters(set: &ParameterSet) -> String {
+    let mut text = String::new();
+    for spec in PARAMETERS {
+        let value = match set.get(spec.name) {
+            Some(Value::String(word)) if word.is_empty() => "''".to_owned(),
+            Some(Value::String(word)) => word.clone(),
+            Some(Value::Bool(on)) => on_off(*on).to_owned(),
+            Some(other) => other.to_string(),
+            None => continue,
+        };
+        let _ = write!(text, "{}: {value}{}\r\n", spec.name, spec.unit.suffix());
+    }
+    text
+}
+
+/// `info migrate_capabilities`.
+pub(super) fn capabilities(set: &CapabilitySet) -> String {
+    CAPABILITIES.iter().map(|(name, _)| format!("{name}: {}\r\n", on_off(set.get(name)))).collect()
+}
+
+/// `info status`.
+pub(super) fn status(run_state: &str) -> String {
+    match run_state {
+        "running" => "VM status: running\r\n".into(),
+        "paused" => "VM status: paused\r\n".into(),
+        other => format!("VM status: paused ({other})\r\n"),
+    }
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Three or four digits and a unit.
+fn human(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut scaled = bytes as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if scaled < 1000.0 {
+            break;
+        }
+        scaled /= 1024.0;
+        unit = next;
+    }
+    if scaled.fract() == 0.0 { format!("{scaled:.0} {unit}") } else { format!("{scaled:.3} {unit}") }
+}

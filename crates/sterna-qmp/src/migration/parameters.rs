@@ -1,0 +1,393 @@
+//! Migration parameters under QEMU's names: what each takes, in which unit, and from when on it is frozen.
+//!
+//! One table says it all (specs/stream.md §4, §8). Setting is all or nothing: a refused set changes nothing.
+//! Parameters of features that Sterna does not have yet take their neutral value only; those that steer
+//! nothing here (throttling, announcing) are checked and kept, so that programs find what they set.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use sterna::{Compression, Parameters, WaitLimits, ZeroPageDetection};
+
+use crate::error::QmpError;
+use crate::server::{ArgumentKind, ArgumentSpec};
+
+/// What values a parameter takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Range {
+    /// An integer between two bounds, both included.
+    Integer {
+        /// The least.
+        least: u64,
+        /// The greatest.
+        greatest: u64,
+    },
+    /// A power of two between two bounds, bytes.
+    PowerOfTwo {
+        /// The least.
+        least: u64,
+        /// The greatest.
+        greatest: u64,
+    },
+    /// True or false.
+    Boolean,
+    /// One of some words.
+    Word(&'static [&'static str]),
+    /// Only this value, for want of the feature; the reason is shown.
+    Only(Neutral, &'static str),
+}
+
+/// The one value that a parameter of a missing feature takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neutral {
+    /// The empty string, or null.
+    Empty,
+    /// `false`.
+    False,
+    /// One word of several known ones.
+    Word(&'static str, &'static [&'static str]),
+}
+
+/// How a bare number of the human monitor is meant, and what is shown behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A plain number.
+    None,
+    /// Bytes; size suffixes are taken.
+    Bytes,
+    /// Bytes per second; a bare number of the human monitor counts MiB.
+    BytesPerSecond,
+    /// Bytes per second; a bare number of the human monitor counts bytes.
+    BytesPerSecondBare,
+    /// Milliseconds.
+    Milliseconds,
+    /// MB per second.
+    Megabytes,
+}
+
+/// When a parameter may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// At any time; a running migration follows.
+    Live,
+    /// At any time, since it steers nothing that runs.
+    Harmless,
+    /// Not while a migration runs or is waited for.
+    Frozen,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct ParameterSpec {
+    /// QEMU's name.
+    pub name: &'static str,
+    /// What it takes.
+    pub range: Range,
+    /// Its unit.
+    pub unit: Unit,
+    /// When it may change.
+    pub change: Change,
+    default: Default,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Default {
+    Number(u64),
+    Boolean(bool),
+    Word(&'static str),
+}
+
+use Change::{Frozen, Harmless, Live};
+use Unit::{Bytes, BytesPerSecond, BytesPerSecondBare, Megabytes, Milliseconds};
+
+const NO_TLS: &str = "Sterna has no TLS yet; migrate through a tunnel or a trusted network";
+const PERCENT: Range = number(1, 99);
+
+const fn number(least: u64, greatest: u64) -> Range {
+    Range::Integer { least, greatest }
+}
+
+const fn row(name: &'static str, range: Range, unit: Unit, change: Change, default: u64) -> ParameterSpec {
+    ParameterSpec { name, range, unit, change, default: Default::Number(default) }
+}
+
+const fn word(
+    name: &'static str,
+    words: &'static [&'static str],
+    change: Change,
+    default: &'static str,
+) -> ParameterSpec {
+    ParameterSpec {
+        name,
+        range: Range::Word(words),
+        unit: Unit::None,
+        change,
+        default: Default::Word(default),
+    }
+}
+
+const fn flag(name: &'static str, range: Range) -> ParameterSpec {
+    ParameterSpec { name, range, unit: Unit::None, change: Harmless, default: Default::Boolean(false) }
+}
+
+const fn empty(name: &'static str) -> ParameterSpec {
+    ParameterSpec {
+        name,
+        range: Range::Only(Neutral::Empty, NO_TLS),
+        unit: Unit::None,
+        change: Harmless,
+        default: Default::Word(""),
+    }
+}
+
+const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
+const HOUR_MS: u64 = 3_600_000;
+
+/// Every parameter, in the order in which they are shown. Those named `x-sterna-` QEMU does not know.
+pub const PARAMETERS: &[ParameterSpec] = &[
+    row("announce-initial", number(0, 100_000), Milliseconds, Harmless, 50),
+    row("announce-max", number(0, 100_000), Milliseconds, Harmless, 550),
+    row("announce-rounds", number(0, 1000), Unit::None, Harmless, 5),
+    row("announce-step", number(1, 10_000), Milliseconds, Harmless, 100),
+    row("throttle-trigger-threshold", number(1, 100), Unit::None, Harmless, 50),
+    row("cpu-throttle-initial", PERCENT, Unit::None, Harmless, 20),
+    row("cpu-throttle-increment", PERCENT, Unit::None, Harmless, 10),
+    flag("cpu-throttle-tailslow", Range::Boolean),
+    row("max-cpu-throttle", PERCENT, Unit::None, Harmless, 99),
+    empty("tls-creds"),
+    empty("tls-hostname"),
+    empty("tls-authz"),
+    row("max-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 128 << 20),
+    row("avail-switchover-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 0),
+    row("downtime-limit", number(0, 2_000_000), Milliseconds, Live, 300),
+    row("x-checkpoint-delay", number(0, u32::MAX as u64), Milliseconds, Harmless, 20_000),
+    row("multifd-channels", number(1, 255), Unit::None, Frozen, 2),
+    word("multifd-compression", &["none", "zlib", "zstd"], Frozen, "none"),
+    row("multifd-zlib-level", number(0, 9), Unit::None, Frozen, 1),
+    row("multifd-qatzip-level", number(1, 9), Unit::None, Harmless, 1),
+    row("multifd-zstd-level", number(0, 20), Unit::None, Frozen, 1),
+    row("xbzrle-cache-size", Range::PowerOfTwo { least: 4096, greatest: 1 << 63 }, Bytes, Harmless, 64 << 20),
+    row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
+    row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
+    row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Harmless, 1),
+    ParameterSpec {
+        name: "mode",
+        range: Range::Only(Neutral::Word("normal", MODES), "Sterna has no CPR modes"),
+        unit: Unit::None,
+        change: Harmless,
+        default: Default::Word("normal"),
+    },
+    word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
+    flag(
+        "direct-io",
+        Range::Only(Neutral::False, "Sterna migrates to sockets only, which know no direct I/O"),
+    ),
+    row("x-rdma-chunk-size", Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, Bytes, Frozen, 1 << 20),
+    row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
+    row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
+    row("x-sterna-prepare-limit", number(100, HOUR_MS), Milliseconds, Frozen, 60_000),
+    row("x-sterna-acknowledge-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
+];
+
+/// What an operator has set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterSet(Vec<Value>);
+
+impl std::default::Default for ParameterSet {
+    fn default() -> Self {
+        Self(PARAMETERS.iter().map(ParameterSpec::default_value).collect())
+    }
+}
+
+impl ParameterSet {
+    /// Sets what `changes` names and leaves the rest. `busy` freezes what a migration has read already.
+    ///
+    /// # Errors
+    /// An unknown name, a value of another type or outside its range, a change of something frozen. Then
+    /// nothing has changed.
+    pub fn set(&mut self, changes: &Map<String, Value>, busy: bool) -> Result<(), QmpError> {
+        let mut next = self.clone();
+        for (name, value) in changes {
+            let at = index_of(name).ok_or_else(|| QmpError::unexpected(name))?;
+            let spec = &PARAMETERS[at];
+            let value = spec.check(value)?;
+            if busy && spec.change == Frozen && next.0[at] != value {
+                return Err(QmpError::generic(format!(
+                    "Parameter '{name}' cannot change while a migration runs or is waited for; \
+                     end it with 'migrate_cancel' first"
+                )));
+            }
+            next.0[at] = value;
+        }
+        if next.number("max-cpu-throttle") < next.number("cpu-throttle-initial") {
+            return Err(QmpError::expects(
+                "max-cpu-throttle",
+                "an integer in the range of cpu-throttle-initial to 99",
+            ));
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// All of them: the answer to `query-migrate-parameters`.
+    pub fn to_json(&self) -> Value {
+        let members = PARAMETERS.iter().zip(&self.0);
+        Value::Object(members.map(|(spec, value)| (spec.name.to_owned(), value.clone())).collect())
+    }
+
+    /// One by its name.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        index_of(name).map(|at| &self.0[at])
+    }
+
+    /// In the engine's types.
+    pub fn to_engine(&self) -> Parameters {
+        let milliseconds = |name| Duration::from_millis(self.number(name));
+        // The table's ranges keep these within a byte.
+        let byte = |name| u8::try_from(self.number(name)).unwrap_or(u8::MAX);
+        Parameters {
+            max_bandwidth_bytes: self.number("max-bandwidth"),
+            downtime_limit: milliseconds("downtime-limit"),
+            avail_switchover_bandwidth_bytes: self.number("avail-switchover-bandwidth"),
+            multifd_channels: byte("multifd-channels"),
+            multifd_compression: match self.word("multifd-compression") {
+                "zlib" => Compression::Zlib,
+                "zstd" => Compression::Zstd,
+                _ => Compression::None,
+            },
+            multifd_zlib_level: byte("multifd-zlib-level"),
+            multifd_zstd_level: byte("multifd-zstd-level"),
+            zero_page_detection: match self.word("zero-page-detection") {
+                "none" => ZeroPageDetection::None,
+                "legacy" => ZeroPageDetection::Legacy,
+                _ => ZeroPageDetection::Multifd,
+            },
+            rdma_chunk_size_bytes: self.number("x-rdma-chunk-size"),
+            limits: WaitLimits {
+                setup: milliseconds("x-sterna-setup-limit"),
+                stall: milliseconds("x-sterna-stall-limit"),
+                prepare: milliseconds("x-sterna-prepare-limit"),
+                acknowledge: milliseconds("x-sterna-acknowledge-limit"),
+                ..WaitLimits::default()
+            },
+        }
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.get(name).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    fn word(&self, name: &str) -> &str {
+        self.get(name).and_then(Value::as_str).unwrap_or("")
+    }
+}
+
+/// The row of parameter `name`.
+pub fn parameter(name: &str) -> Option<&'static ParameterSpec> {
+    index_of(name).map(|at| &PARAMETERS[at])
+}
+
+/// The arguments of `migrate-set-parameters`.
+pub(crate) fn argument_specs() -> Vec<ArgumentSpec> {
+    let argument = |spec: &ParameterSpec| {
+        let kind = match spec.range {
+            Range::Integer { .. } | Range::PowerOfTwo { .. } => ArgumentKind::Integer,
+            Range::Boolean | Range::Only(Neutral::False, _) => ArgumentKind::Boolean,
+            Range::Word(_) | Range::Only(Neutral::Word(..), _) => ArgumentKind::String,
+            Range::Only(Neutral::Empty, _) => ArgumentKind::Any,
+        };
+        ArgumentSpec { name: spec.name, kind, optional: true }
+    };
+    PARAMETERS.iter().map(argument).collect()
+}
+
+fn index_of(name: &str) -> Option<usize> {
+    PARAMETERS.iter().position(|spec| spec.name == name)
+}
+
+impl ParameterSpec {
+    /// QEMU's default.
+    pub fn default_value(&self) -> Value {
+        match self.default {
+            Default::Number(number) => number.into(),
+            Default::Boolean(boolean) => boolean.into(),
+            Default::Word(word) => word.into(),
+        }
+    }
+
+    /// `value` if the parameter takes it, normalised.
+    pub fn check(&self, value: &Value) -> Result<Value, QmpError> {
+        match self.range {
+            Range::Integer { least, greatest } => {
+                let number = self.integer(value)?;
+                let unit = self.unit.suffix();
+                number.filter(|number| (least..=greatest).contains(number)).map(Value::from).ok_or_else(
+                    || {
+                        let range = format!("an integer in the range of {least} to {greatest}{unit}");
+                        QmpError::expects(self.name, range)
+                    },
+                )
+            }
+            Range::PowerOfTwo { least, greatest } => {
+                let number = self.integer(value)?;
+                let fits = |number: &u64| number.is_power_of_two() && (least..=greatest).contains(number);
+                number.filter(fits).map(Value::from).ok_or_else(|| {
+                    QmpError::expects(self.name, format!("a power of two from {least} to {greatest} bytes"))
+                })
+            }
+            Range::Boolean => {
+                value.as_bool().map(Value::from).ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))
+            }
+            Range::Word(words) => self.one_of(value, words).map(Value::from),
+            Range::Only(neutral, why) => self.neutral(neutral, value, why),
+        }
+    }
+
+    /// None for a negative or too large number: QEMU's range error rather than its type error.
+    fn integer(&self, value: &Value) -> Result<Option<u64>, QmpError> {
+        if value.is_i64() || value.is_u64() {
+            return Ok(value.as_u64());
+        }
+        Err(QmpError::wrong_type(self.name, "integer"))
+    }
+
+    fn one_of<'a>(&self, value: &'a Value, words: &[&str]) -> Result<&'a str, QmpError> {
+        let word = value.as_str().ok_or_else(|| QmpError::wrong_type(self.name, "string"))?;
+        if words.contains(&word) {
+            return Ok(word);
+        }
+        Err(QmpError::generic(format!(
+            "Parameter '{}' does not accept value '{word}'; it knows {}",
+            self.name,
+            words.join(", ")
+        )))
+    }
+
+    fn neutral(&self, neutral: Neutral, value: &Value, why: &str) -> Result<Value, QmpError> {
+        let taken = match neutral {
+            Neutral::Empty if value.is_null() => return Ok("".into()),
+            Neutral::Empty => {
+                value.as_str().ok_or_else(|| QmpError::wrong_type(self.name, "string or null"))?.is_empty()
+            }
+            Neutral::False => !value.as_bool().ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))?,
+            Neutral::Word(only, known) => self.one_of(value, known)? == only,
+        };
+        if taken {
+            return Ok(value.clone());
+        }
+        Err(QmpError::generic(format!("Parameter '{}' cannot be {value}: {why}", self.name)))
+    }
+}
+
+impl Unit {
+    /// What stands behind a number in texts.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Bytes => " bytes",
+            Self::BytesPerSecond | Self::BytesPerSecondBare => " bytes/second",
+            Self::Milliseconds => " ms",
+            Self::Megabytes => " MB/s",
+        }
+    }
+}

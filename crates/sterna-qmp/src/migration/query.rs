@@ -1,0 +1,103 @@
+//! `query-migrate`: the engine's figures under QEMU's names (specs/stream.md §8).
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use sterna::ram::PAGE_SIZE;
+use sterna::{IncomingStatistics, Statistics, Status};
+
+use super::address;
+use super::engine::Receiving;
+
+/// QEMU's word for `status`. Undecided and held have none of their own: see [`crate::migration`].
+pub fn status_word(status: Status) -> &'static str {
+    match status {
+        Status::None => "none",
+        Status::Setup => "setup",
+        Status::Cancelling => "cancelling",
+        Status::Cancelled => "cancelled",
+        Status::Active => "active",
+        Status::PreSwitchover => "pre-switchover",
+        Status::Device | Status::Undecided => "device",
+        Status::Completed | Status::Held => "completed",
+        Status::Failing => "failing",
+        Status::Failed => "failed",
+    }
+}
+
+/// The source's side.
+pub(crate) fn outgoing(statistics: &Statistics) -> Value {
+    let mut info = Map::new();
+    let status = statistics.status;
+    if status == Status::None {
+        return info.into();
+    }
+    info.insert("status".into(), status_word(status).into());
+    info.insert("total-time".into(), milliseconds(statistics.total_time));
+    if status != Status::Setup {
+        info.insert("setup-time".into(), milliseconds(statistics.setup_time));
+        info.insert("ram".into(), ram(statistics));
+        if status == Status::Completed {
+            let downtime = statistics.downtime.unwrap_or_default();
+            info.insert("downtime".into(), milliseconds(downtime));
+        } else {
+            info.insert("expected-downtime".into(), milliseconds(statistics.expected_downtime));
+        }
+    }
+    if let Some(error) = &statistics.error {
+        info.insert("error-desc".into(), error.as_str().into());
+    }
+    if status == Status::Undecided {
+        info.insert("x-sterna-undecided".into(), true.into());
+        info.entry("error-desc").or_insert_with(|| UNDECIDED.into());
+    }
+    info.into()
+}
+
+pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: the guest stays stopped here, since it may \
+     run there; the destination is asked again, or find out yourself and say so with 'x-sterna-decide'";
+
+/// The destination's side.
+pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
+    let IncomingStatistics { status, error, .. } = receiving.statistics();
+    let mut info = Map::new();
+    // QEMU says setup from migrate-incoming on.
+    let status = if status == Status::None { Status::Setup } else { status };
+    info.insert("status".into(), status_word(status).into());
+    if matches!(status, Status::Setup | Status::Active) {
+        info.insert("socket-address".into(), json!([address::to_json(&receiving.address())]));
+    }
+    if let Some(error) = error {
+        info.insert("error-desc".into(), error.into());
+    }
+    if status == Status::Held {
+        info.insert("x-sterna-held".into(), true.into());
+    }
+    info.into()
+}
+
+fn ram(statistics: &Statistics) -> Value {
+    json!({
+        "transferred": statistics.transferred_bytes,
+        "remaining": statistics.ram_remaining_bytes,
+        "total": statistics.ram_total_bytes,
+        "duplicate": statistics.zero_pages,
+        "normal": statistics.normal_pages,
+        "normal-bytes": statistics.normal_pages.saturating_mul(PAGE_SIZE as u64),
+        "dirty-pages-rate": statistics.dirty_pages_per_second,
+        "mbps": statistics.bandwidth_bytes as f64 * 8.0 / 1e6,
+        "dirty-sync-count": statistics.rounds_begun,
+        "page-size": PAGE_SIZE,
+        "multifd-bytes": statistics.multifd_bytes,
+        "pages-per-second": statistics.pages_per_second,
+        "precopy-bytes": statistics.precopy_bytes,
+        "downtime-bytes": statistics.downtime_bytes,
+        "postcopy-bytes": 0,
+        "dirty-sync-missed-zero-copy": 0,
+        "postcopy-requests": 0,
+    })
+}
+
+fn milliseconds(time: Duration) -> Value {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into()
+}

@@ -1,0 +1,108 @@
+//! Sterna's own engine behind the seam.
+
+use std::sync::Arc;
+
+use sterna::{
+    Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters, SourceVm,
+    Statistics, Status, TargetVm,
+};
+
+use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+
+/// The engine that moves guests.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SternaEngine;
+
+impl Engine for SternaEngine {
+    fn start_outgoing(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, String> {
+        let migration = Migration::start(vm, to, parameters, capabilities, observer).map_err(sentence)?;
+        Ok(Arc::new(migration))
+    }
+
+    fn start_incoming(
+        &self,
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Receiving>, String> {
+        let incoming = Incoming::listen(vm, at, parameters, capabilities, observer).map_err(sentence)?;
+        Ok(Arc::new(incoming))
+    }
+}
+
+impl Outgoing for Migration {
+    fn status(&self) -> Status {
+        Migration::status(self)
+    }
+
+    fn statistics(&self) -> Statistics {
+        Migration::statistics(self)
+    }
+
+    fn cancel(&self) -> Result<(), String> {
+        Migration::cancel(self).map_err(sentence)
+    }
+
+    fn continue_switchover(&self) -> Result<(), String> {
+        Migration::continue_switchover(self).map_err(sentence)
+    }
+
+    fn set_live(&self, parameters: &Parameters) {
+        Migration::set_live(self, |running| {
+            running.max_bandwidth_bytes = parameters.max_bandwidth_bytes;
+            running.downtime_limit = parameters.downtime_limit;
+            running.avail_switchover_bandwidth_bytes = parameters.avail_switchover_bandwidth_bytes;
+        });
+    }
+
+    fn may_guest_run(&self) -> bool {
+        Migration::may_guest_run(self)
+    }
+
+    fn retry(&self) -> Result<(), String> {
+        Migration::retry(self).map_err(sentence)
+    }
+
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+        let decision = match guest_at {
+            GuestAt::Source => Decision::SourceRuns,
+            GuestAt::Destination => Decision::DestinationRuns,
+        };
+        Migration::decide(self, decision).map_err(sentence)
+    }
+}
+
+impl Receiving for Incoming {
+    fn address(&self) -> Address {
+        Incoming::address(self)
+    }
+
+    fn status(&self) -> Status {
+        Incoming::status(self)
+    }
+
+    fn statistics(&self) -> IncomingStatistics {
+        Incoming::statistics(self)
+    }
+
+    fn cancel(&self) -> Result<(), String> {
+        Incoming::cancel(self).map_err(sentence)
+    }
+
+    fn release(&self) -> Result<(), String> {
+        Incoming::release(self).map_err(sentence)
+    }
+}
+
+fn sentence(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,12 @@
+//! The monitor as clients see it: real sockets, a scripted engine behind.
+
+mod capabilities;
+mod client;
+mod dialogue;
+mod fuzz;
+mod hmp;
+mod parameters;
+mod python;
+mod refusals;
+mod session;
+mod support;
