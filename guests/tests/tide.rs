@@ -304,13 +304,15 @@ fn measure_step_rates() {
             let tide = Tide::new(TideConfig { vcpus, pattern, ..TideConfig::default() }, &ranges).unwrap();
             let Some(mut machine) = machine("measure_step_rates", &tide, &ranges) else { return };
             machine.run();
-            let begin = std::time::Instant::now();
+            let (begin, cpu) = (std::time::Instant::now(), common::cpu_seconds());
             std::thread::sleep(std::time::Duration::from_secs(2));
             machine.stop();
             let progress = tide.progress(&machine.ram).unwrap();
-            let rate = progress.total_steps() as f64 / begin.elapsed().as_secs_f64();
+            let steps = progress.total_steps() as f64;
             report(&format!(
-                "{vcpus} vCPUs {pattern}: {rate:.0} steps/s, max gap {} ticks",
+                "{vcpus} vCPUs {pattern}: {:.0} steps/s, {:.0} per CPU second, max gap {} ticks",
+                steps / begin.elapsed().as_secs_f64(),
+                steps / (common::cpu_seconds() - cpu),
                 progress.max_gap_ticks
             ));
         }

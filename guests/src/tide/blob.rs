@@ -39,7 +39,8 @@ unsafe extern "C" {
 /// Seven more words follow the header, 73 slots apart.
 const WORD_STRIDE: u64 = SLOT_FACTOR.wrapping_mul(73);
 
-// r15: the vCPU's control page. r13: the time at this beat. r12: the step. r10: the page's number.
+// r15: the vCPU's control page. r14: steps to the next beat. r13: the time at this beat. r12: the step.
+// r10: the page's number. r8: the pattern.
 global_asm!(
     ".pushsection .rodata.sterna_tide, \"a\", @progbits",
     ".balign 16",
@@ -85,6 +86,7 @@ global_asm!(
     "    mov     r8, [r15 + 8*{PATTERN}]",
     "    test    r8, r8",
     "    jz      .Ltide_rest",
+    "    mov     r14d, 8",
     "    mov     rcx, [r15 + 8*{PACE}]",
     "    test    rcx, rcx",
     "    jz      .Ltide_step",
@@ -93,6 +95,7 @@ global_asm!(
     "    cmp     rax, rcx",
     "    jb      .Ltide_rest",
     "    mov     [r15 + 8*{LAST_STEP}], r13",
+    "    mov     r14d, 1",
     // A step: which page?
     ".Ltide_step:",
     "    mov     r12, [r15 + 8*{STEPS}]",
@@ -181,6 +184,8 @@ global_asm!(
     ".set .Ltide_at, .Ltide_at + 584",
     ".endr",
     "    mov     [r15 + 8*{STEPS}], r12",
+    "    dec     r14d",
+    "    jnz     .Ltide_step",
     "    jmp     .Ltide_beat",
     ".Ltide_rest:",
     "    pause",

@@ -16,7 +16,7 @@ pub const MAGIC: usize = 0;
 pub const IDENTITY: usize = 1;
 /// Steps that are complete: the counter S of the model.
 pub const STEPS: usize = 2;
-/// Turns of the main loop, with or without a step.
+/// Turns of the main loop: 8 steps at full speed, else one or none.
 pub const BEATS: usize = 3;
 /// The most ticks of the time-stamp counter between two beats.
 pub const MAX_GAP: usize = 4;

@@ -29,6 +29,7 @@ mod layout;
 
 use sterna_ram::{GuestRam, PAGE_SIZE, RamError};
 
+pub use boot::{boot_progress, boot_sector, check_boot};
 pub use check::TideProgress;
 pub use layout::{RamRange, pc_ranges};
 

@@ -178,6 +178,6 @@ fn write_tables(ram: &GuestRam, ranges: &[RamRange]) {
     for gib in 0..8 {
         let table = TABLES + 0x2000 + gib * 0x1000;
         low.write_u64(TABLES + 0x1000 + gib * 8, table | 3).unwrap();
-        (0..512).for_each(|page| low.write_u64(table + page * 8, (gib << 30) + (page << 21) | 0x83).unwrap());
+        (0..512).for_each(|page| low.write_u64(table + page * 8, (gib << 30) | (page << 21) | 0x83).unwrap());
     }
 }

@@ -39,3 +39,9 @@ pub fn report(line: &str) {
 pub fn skipped(test: &str, reason: &str) {
     report(&format!("SKIPPED {test}: {reason}"));
 }
+
+/// CPU time of this process, to measure on a machine that others use too.
+pub fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
