@@ -176,8 +176,6 @@ impl Control {
     }
 
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {
-        let peer = self.shared.driver.look(sterna_proto::source::Source::peer);
-        self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
         let body = Handover { migration_id: self.shared.migration_id }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, Handover::SECTION_VERSION);
         self.with_main(|stream| stream.full_section(header, &body, true))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{Event as Fed, Refusal};
+use sterna_proto::source::{Event as Fed, Refusal, Source};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 use sterna_wire::ram::{BlockEntry, BlockList};
 
@@ -56,6 +56,7 @@ struct Open {
 impl Control {
     /// Performs `StartPrecopy`: returns when the machine wants something else done.
     pub(super) fn precopy(&mut self) -> Result<(), MigrationError> {
+        self.introduce_peer();
         let multifd = setup::start_lanes(self)?;
         let shared = Arc::clone(&self.shared);
         if !self.until(|| shared.lanes.are_through(0).then_some(())) {
@@ -87,6 +88,15 @@ impl Control {
         });
         self.enter_pass();
         self.go_round()
+    }
+
+    /// Says what the peer turned out to be; without a return path nobody knows.
+    fn introduce_peer(&self) {
+        if self.shared.capabilities.return_path {
+            let peer = self.shared.driver.look(Source::peer);
+            lock(&self.shared.figures).peer_is_sterna = Some(peer.sterna);
+            self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
+        }
     }
 
     fn go_round(&mut self) -> Result<(), MigrationError> {
