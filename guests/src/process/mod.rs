@@ -5,7 +5,7 @@
 //! RAM (counters, seeds, histories, clocks) is the state of one device, `process-guest`.
 //!
 //! A stopped guest has no threads; [`SourceVm::stop`] joins them and their state comes back with them.
-//! So what runs, where the state is, and whether it may be saved is one value, [`Phase`].
+//! So what runs, where the state is, and whether it may be saved is one value, its phase.
 //!
 //! The guest can be stopped between two steps or within one ([`StopPoint`]), as a vCPU is. The next
 //! run then goes on with the same step at the same word.

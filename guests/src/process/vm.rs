@@ -1,4 +1,4 @@
-//! The guest as the engine sees it.
+//! The guest as the engine and the monitor see it.
 
 use std::sync::{Arc, PoisonError};
 
@@ -123,6 +123,24 @@ impl TargetVm for ProcessGuest {
         if let Phase::Loaded(_) = *phase {
             *phase = Phase::Waiting;
         }
+    }
+}
+
+impl sterna_qmp::MonitoredVm for ProcessGuest {
+    fn pause(&self) -> Result<(), VmError> {
+        Self::pause(self)
+    }
+    fn cont(&self) -> Result<(), VmError> {
+        Self::cont(self)
+    }
+    fn quit(&self) {
+        Self::quit(self);
+    }
+    fn has_guest(&self) -> bool {
+        Self::has_guest(self)
+    }
+    fn name(&self) -> String {
+        self.config.name.clone()
     }
 }
 
