@@ -106,7 +106,7 @@ impl Framer {
             b'}' | b']' => self.depth -= 1,
             b'"' | b'\'' => {
                 self.quote = Some(byte);
-                return self.keep(&[b'"']);
+                return self.keep(b"\"");
             }
             b'\t' | b'\n' | b'\r' => {}
             0..0x20 => return Some(self.fail("stray control character", Recovery::None)),

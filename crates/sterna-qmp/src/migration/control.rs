@@ -23,6 +23,9 @@ pub struct MigrationControl {
     state: Mutex<State>,
 }
 
+/// The migration away from here and the one to here.
+type Handles = (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>);
+
 struct State {
     parameters: ParameterSet,
     capabilities: CapabilitySet,
@@ -326,7 +329,7 @@ impl MigrationControl {
         Err(QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}")))
     }
 
-    fn handles(&self) -> (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>) {
+    fn handles(&self) -> Handles {
         let state = lock(&self.state);
         (state.outgoing.clone(), state.incoming.clone())
     }

@@ -3,6 +3,7 @@
 mod capabilities;
 mod client;
 mod dialogue;
+mod engine;
 mod fuzz;
 mod hmp;
 mod parameters;

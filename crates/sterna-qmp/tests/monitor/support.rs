@@ -79,6 +79,9 @@ impl TargetVm for FakeVm {
     fn machine_type(&self) -> String {
         "sterna-test".into()
     }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        SourceVm::uuid(self)
+    }
     fn ram(&self) -> &GuestRam {
         &self.ram
     }
@@ -325,11 +328,23 @@ impl Monitor {
         Self::of(FakeVm::new(false, false), autostart)
     }
 
+    /// Over Sterna's own engine.
+    pub fn over_the_real_engine(vm: Arc<FakeVm>) -> Self {
+        Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, true))
+    }
+
     pub fn of(vm: Arc<FakeVm>, autostart: bool) -> Self {
+        Self::build(vm, |vm, engine, bus| MigrationControl::with_engine(vm, engine, bus, autostart))
+    }
+
+    fn build(
+        vm: Arc<FakeVm>,
+        control: impl FnOnce(Arc<FakeVm>, Arc<FakeEngine>, EventBus) -> Arc<MigrationControl>,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("qmp.sock");
         let (bus, engine) = (EventBus::new(), Arc::new(FakeEngine::default()));
-        let control = MigrationControl::with_engine(vm.clone(), engine.clone(), bus.clone(), autostart);
+        let control = control(vm.clone(), engine.clone(), bus.clone());
         let server = Server::bind(&Endpoint::Unix(path.clone()), control.clone(), bus.clone()).unwrap();
         Self { vm, engine, bus, control, server, path, _directory: directory }
     }

@@ -1,0 +1,84 @@
+//! Sterna's own engine behind the monitor: RAM really moves, driven over two sockets alone.
+
+use serde_json::{Value, json};
+use sterna::{RunState, SourceVm};
+use sterna_qmp::Client;
+
+use crate::support::{ClientExt, FakeVm, LIMIT, Monitor};
+
+/// Waits for the MIGRATION event that ends it.
+#[track_caller]
+fn end_of(client: &mut Client) -> Value {
+    loop {
+        let Some(event) = client.next_event(LIMIT).unwrap() else {
+            panic!("no end: {}", client.ok("query-migrate", Value::Null));
+        };
+        if event.name == "MIGRATION" {
+            let status = event.data["status"].clone();
+            if ["completed", "failed", "cancelled"].iter().any(|end| status == *end) {
+                return status;
+            }
+        }
+    }
+}
+
+fn pair(multifd: bool) -> ((Monitor, Client), (Monitor, Client), String) {
+    let mut source = Monitor::over_the_real_engine(FakeVm::new(true, true)).client_of();
+    let mut destination = Monitor::over_the_real_engine(FakeVm::new(false, false)).client_of();
+    for client in [&mut source.1, &mut destination.1] {
+        client.capability("events", true).unwrap();
+        client.capability("multifd", multifd).unwrap();
+    }
+    destination.1.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
+    let at = destination.1.ok("query-migrate", Value::Null)["socket-address"][0].clone();
+    let uri = format!("tcp:127.0.0.1:{}", at["port"].as_str().expect("a port"));
+    (source, destination, uri)
+}
+
+#[test]
+fn guest_moves_with_every_byte_over_qmp_alone() {
+    for multifd in [false, true] {
+        let ((source, mut src), (destination, mut dst), uri) = pair(multifd);
+        let pattern: Vec<u8> =
+            (0..1 << 18).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let ram = |vm: &FakeVm| SourceVm::ram(vm).block(0).read_all();
+        SourceVm::ram(&*source.vm).block(0).write(4096, &pattern).unwrap();
+        src.ok("migrate", json!({"uri": uri}));
+        assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+        assert_eq!(end_of(&mut dst), "completed");
+        assert_eq!(ram(&destination.vm)[4096..][..pattern.len()], pattern);
+        assert_eq!(ram(&destination.vm), ram(&source.vm));
+        assert_eq!(src.ok("query-status", Value::Null)["status"], "postmigrate");
+        assert_eq!(dst.ok("query-status", Value::Null)["status"], "running");
+        let info = src.ok("query-migrate", Value::Null);
+        assert!(info["downtime"].is_u64() && info["ram"]["normal"].as_u64() >= Some(63), "{info}");
+        src.refused("cont", Value::Null);
+    }
+}
+
+#[test]
+fn refused_guest_stays_where_it_is_and_the_next_try_works() {
+    let ((source, mut src), (_destination, mut dst), uri) = pair(false);
+    dst.ok("migrate_cancel", Value::Null);
+    assert_eq!(dst.ok("query-migrate", Value::Null)["status"], "failed");
+    src.ok("migrate", json!({"uri": uri}));
+    assert_eq!(end_of(&mut src), "failed");
+    assert!(src.ok("query-migrate", Value::Null)["error-desc"].is_string());
+    assert_eq!(source.vm.run_state(), RunState::Running);
+    dst.ok("migrate-incoming", json!({"uri": uri}));
+    src.ok("migrate", json!({"uri": uri}));
+    assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+    assert_eq!(end_of(&mut dst), "completed");
+}
+
+trait ReadAll {
+    fn read_all(&self) -> Vec<u8>;
+}
+
+impl ReadAll for sterna_ram::RamBlock {
+    fn read_all(&self) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(self.len_bytes()).unwrap()];
+        self.read(0, &mut bytes).unwrap();
+        bytes
+    }
+}
