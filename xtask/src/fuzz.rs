@@ -1,8 +1,8 @@
 //! Fuzzing on the stable toolchain: libFuzzer with the coverage instrumentation of LLVM asked for by hand.
 //!
 //! The targets are the binaries of `fuzz/`, a workspace of its own because every crate in it is built with
-//! these flags. Seeds that belong to a target lie in `fuzz/seeds/NAME`, what a run finds goes to
-//! `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
+//! these flags. Seeds lie in `fuzz/seeds/NAME` (an example of sterna-wire makes them out of the golden
+//! vectors), what a run finds goes to `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -71,6 +71,7 @@ pub fn run(only: &[String], each: Duration) -> Result<Outcome> {
     if targets.is_empty() {
         return Err("fuzz/ builds no binary".into());
     }
+    seeds()?;
     build(&manifest)?;
     let mut crashed = Vec::new();
     for target in &targets {
@@ -83,6 +84,14 @@ pub fn run(only: &[String], each: Duration) -> Result<Outcome> {
 
 fn target_directory() -> PathBuf {
     root().join("fuzz/target")
+}
+
+/// Makes the seeds anew, if there is a program for it.
+fn seeds() -> Result<()> {
+    let Some(target) = Metadata::of_members(None)?.target("fuzz-seeds") else { return Ok(()) };
+    let mut command = process::cargo();
+    command.args(["run", "--quiet", "--package", &target.package, "--example", "fuzz-seeds", "--"]);
+    process::run(command.arg(root().join("fuzz/seeds")))
 }
 
 fn build(manifest: &PathBuf) -> Result<()> {
@@ -101,7 +110,7 @@ fn one(target: &str, each: Duration) -> Result<()> {
     let mut command = Command::new(target_directory().join(TRIPLE).join("release").join(target));
     command
         .arg(format!("-max_total_time={}", each.as_secs()))
-        .args(["-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=10", "-max_len=16384", "-verbosity=0"])
+        .args(["-rss_limit_mb=1024", "-malloc_limit_mb=64", "-timeout=10", "-max_len=16384", "-verbosity=0"])
         .args(["-print_final_stats=1"])
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg(corpus);

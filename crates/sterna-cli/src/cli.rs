@@ -1,0 +1,71 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{cancel, decide, demo, info, migrate, report, run};
+use crate::exit;
+
+/// Moves running virtual machines, on QEMU's wire format.
+#[derive(Debug, Parser)]
+#[command(name = "sterna", version, about, after_help = exit::HELP, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands, one file each in [`crate::commands`].
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start two VMs, migrate one to the other while it writes its memory, and check what arrived
+    Demo(demo::Arguments),
+    /// Start a VM with a QMP socket, or one that waits for a guest
+    Run(run::Arguments),
+    /// Migrate a running guest, watch it, and see what came of it
+    Migrate(migrate::Arguments),
+    /// Show what a VM is doing and how its migration stands
+    Info(info::Arguments),
+    /// Cancel a migration; the guest runs on at the source
+    Cancel(cancel::Arguments),
+    /// Say where the guest is when a migration's end was lost in the network
+    Decide(decide::Arguments),
+    /// Turn a migration's record into an HTML page with its timeline
+    Report(report::Arguments),
+}
+
+impl Command {
+    /// Does it.
+    pub fn execute(&self) -> exit::Done {
+        match self {
+            Self::Demo(arguments) => demo::execute(arguments),
+            Self::Run(arguments) => run::execute(arguments),
+            Self::Migrate(arguments) => migrate::execute(arguments),
+            Self::Info(arguments) => info::execute(arguments),
+            Self::Cancel(arguments) => cancel::execute(arguments),
+            Self::Decide(arguments) => decide::execute(arguments),
+            Self::Report(arguments) => report::execute(arguments),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn migrate_takes_settings_as_pairs() {
+        let line = ["sterna", "migrate", "/s", "tcp:h:1", "--set", "max-bandwidth=1G", "--cap", "multifd"];
+
+        let Command::Migrate(arguments) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+
+        assert_eq!(arguments.set, [("max-bandwidth".to_owned(), "1G".to_owned())]);
+        assert!(Cli::try_parse_from(["sterna", "migrate", "/s", "tcp:h:1", "--set", "novalue"]).is_err());
+    }
+}

@@ -1,0 +1,17 @@
+//! The commands, one file each: its arguments, and what it does with them.
+
+pub mod cancel;
+pub mod decide;
+pub mod demo;
+pub mod info;
+pub mod migrate;
+pub mod report;
+pub mod run;
+
+/// `NAME=VALUE`.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.into(), value.into())),
+        _ => Err(format!("`{text}` is not NAME=VALUE")),
+    }
+}

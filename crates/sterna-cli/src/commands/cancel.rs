@@ -1,0 +1,22 @@
+//! `sterna cancel`: ends a migration; the guest runs on at the source.
+
+use serde_json::Value;
+use sterna_qmp::Endpoint;
+
+use crate::exit::{Done, Status};
+use crate::monitor::Monitor;
+use crate::terminal;
+
+/// What to cancel.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
+    pub socket: Endpoint,
+}
+
+/// Cancels.
+pub fn execute(arguments: &Arguments) -> Done {
+    Monitor::connect(&arguments.socket)?.execute("migrate_cancel", Value::Null)?;
+    terminal::note("cancelling; the guest runs on at the source");
+    Ok(Status::Done)
+}

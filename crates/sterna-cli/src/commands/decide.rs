@@ -1,0 +1,37 @@
+//! `sterna decide`: ends a migration whose acknowledgement was lost, by an operator's word.
+
+use serde_json::json;
+use sterna_qmp::Endpoint;
+
+use crate::exit::{Done, Status};
+use crate::monitor::Monitor;
+use crate::terminal;
+
+/// Which migration, and where its guest is.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of the source
+    pub socket: Endpoint,
+    /// Which VM has the guest. Look at the destination first: two running guests on one disk destroy it
+    pub guest: Side,
+}
+
+/// A side of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Side {
+    /// The guest does not run at the destination and never will: it resumes at the source
+    Source,
+    /// The guest runs at the destination: the source stays stopped for good
+    Destination,
+}
+
+/// Decides.
+pub fn execute(arguments: &Arguments) -> Done {
+    let (word, then) = match arguments.guest {
+        Side::Source => ("source", "the guest runs on at the source"),
+        Side::Destination => ("destination", "the guest is the destination's; this VM can be quit"),
+    };
+    Monitor::connect(&arguments.socket)?.execute("x-sterna-decide", json!({ "guest": word }))?;
+    terminal::note(then);
+    Ok(Status::Done)
+}

@@ -1,0 +1,225 @@
+//! `sterna demo`: two VMs, a guest that writes its memory, a migration between them, and proof.
+//!
+//! The guest arrives slowed down to a step a second, so that next to nothing of what arrived is written over
+//! before it is checked. Then it gets its rate back, must go on, and is checked once more.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::run::{LoadArguments, MachineKind};
+use super::{migrate, pair};
+use crate::children::VmProcess;
+use crate::exit::{Done, Status, Stop};
+use crate::host::GuestProgress;
+use crate::interrupts::Interrupts;
+use crate::monitor::Monitor;
+use crate::record::{Check, Cpu, Guest, Record};
+use crate::terminal::{self, Live};
+use crate::{summary, units, watch};
+
+/// A guest checks its beats at least this often if it has a CPU.
+const BEAT_SECONDS: f64 = 0.001;
+/// Checking reads all of RAM.
+const CHECK_LIMIT: Duration = Duration::from_secs(300);
+/// How long the guest may take for a sign of life.
+const LIFE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is shown.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Arguments {
+    /// What runs the guest
+    #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
+    pub machine: MachineKind,
+    /// Guest RAM, such as 512M or 4G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_ram)]
+    pub ram: u64,
+    /// vCPUs (1 to 8), or threads of the process guest
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub vcpus: u8,
+    /// How the guest writes its memory
+    #[command(flatten)]
+    pub load: LoadArguments,
+    /// multifd channels; 0: everything over the main channel
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub channels: u8,
+    /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub set: Vec<(String, String)>,
+    /// Seconds for which the guest writes before it is migrated
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
+    pub warm_up: f64,
+    /// Print the record as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Write the record to a file, for `sterna report`
+    #[arg(long, value_name = "FILE.json")]
+    pub report: Option<PathBuf>,
+}
+
+/// Shows it.
+pub fn execute(arguments: &Arguments) -> Done {
+    let interrupts = Interrupts::catch()?;
+    let (kind, remark) = arguments.machine.settle()?;
+    let live = Live::new(arguments.json);
+    if let Some(remark) = &remark {
+        live.note(remark);
+    }
+    let directory = tempfile::Builder::new()
+        .prefix("sterna-demo-")
+        .tempdir()
+        .map_err(|error| Stop::failed(format!("no place for the VMs' sockets: {error}. Set TMPDIR.")))?;
+    let mut source = VmProcess::start("source", directory.path(), &vm_arguments(arguments, kind, false))?;
+    let mut destination =
+        VmProcess::start("destination", directory.path(), &vm_arguments(arguments, kind, true))?;
+    let (mut at_source, mut at_destination) = (source.monitor()?, destination.monitor()?);
+
+    warm_up(arguments, &mut at_source, &interrupts)?;
+    let before = (source.cpu_seconds(), destination.cpu_seconds());
+    let order = order(arguments, &at_source, &at_destination);
+    let figures = migrate::drive(&order, &mut at_source, Some(&mut at_destination), &live, &interrupts)?;
+    let after = (source.cpu_seconds(), destination.cpu_seconds());
+    live.end();
+
+    let mut record = Record::new("source", &order.destination, figures);
+    record.machine = Some(kind.as_str().into());
+    record.cpu = spent(before, after);
+    let end = watch::end(&record.statistics, &at_source);
+    if end.is_ok() {
+        let (check, guest) = prove(arguments, &mut at_destination)?;
+        (record.check, record.guest) = (Some(check), guest);
+    }
+    if let Some(file) = &arguments.report {
+        record.write(file)?;
+    }
+    terminal::print(&if arguments.json { record.to_json() } else { closing(&record) });
+    source.quit(&mut at_source)?;
+    destination.quit(&mut at_destination)?;
+    end?;
+    match record.check {
+        Some(Check { passed: false, summary }) => Err(Stop::with(
+            Status::Damaged,
+            format!("the guest that arrived is not the guest that left: {summary}"),
+        )),
+        _ => Ok(Status::Done),
+    }
+}
+
+fn vm_arguments(arguments: &Arguments, kind: MachineKind, incoming: bool) -> Vec<String> {
+    let mut line = vec![
+        format!("--machine={}", kind.as_str()),
+        format!("--ram={}b", arguments.ram),
+        format!("--vcpus={}", arguments.vcpus),
+    ];
+    if incoming {
+        // See the module's description.
+        line.extend(["--incoming=defer".into(), "--arrival-rate=1".into()]);
+    }
+    line.extend(arguments.load.to_arguments());
+    line
+}
+
+fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migrate::Arguments {
+    let multifd = arguments.channels > 0;
+    let mut set = vec![("max-bandwidth".to_owned(), "0".to_owned())];
+    if multifd {
+        set.push(("multifd-channels".into(), arguments.channels.to_string()));
+    }
+    set.extend(arguments.set.iter().cloned());
+    migrate::Arguments {
+        socket: source.endpoint().clone(),
+        destination: "tcp:127.0.0.1:0".into(),
+        dest_qmp: Some(destination.endpoint().clone()),
+        set,
+        cap: if multifd { vec!["multifd".into()] } else { Vec::new() },
+        json: arguments.json,
+        report: None,
+        undecided_wait: 30,
+    }
+}
+
+/// Lets the guest write for a while, and makes sure that it does.
+fn warm_up(arguments: &Arguments, source: &mut Monitor, interrupts: &Interrupts) -> Result<(), Stop> {
+    wait_for_life(source)?;
+    interrupts.sleep(Duration::from_secs_f64(arguments.warm_up), 0);
+    if interrupts.count() > 0 {
+        return Err(Stop::with(Status::Cancelled, "cancelled before the migration began."));
+    }
+    source.execute("x-sterna-set-guest", json!({ "reset-gap": true })).map(drop)
+}
+
+/// Checks what arrived, lets it go on, and checks it again.
+fn prove(arguments: &Arguments, destination: &mut Monitor) -> Result<(Check, Option<Guest>), Stop> {
+    let gap = progress(destination)?.longest_gap_seconds;
+    destination.set_limit(Some(CHECK_LIMIT));
+    let arrived = destination.execute("x-sterna-check-guest", Value::Null)?;
+    destination.execute("x-sterna-set-guest", json!({ "rate": arguments.load.rate }))?;
+    let went_on = wait_for_life(destination);
+    let later = destination.execute("x-sterna-check-guest", Value::Null)?;
+    destination.set_limit(None);
+    let whole = |check: &Value| check["consistent"] == true;
+    let summary = |check: &Value| check["summary"].as_str().unwrap_or_default().to_owned();
+    let check = if !whole(&arrived) {
+        Check { passed: false, summary: summary(&arrived) }
+    } else if let Err(stop) = went_on {
+        Check { passed: false, summary: format!("it arrived whole and then stood still: {}", stop.message) }
+    } else if !whole(&later) {
+        Check {
+            passed: false,
+            summary: format!("it arrived whole and went wrong later: {}", summary(&later)),
+        }
+    } else {
+        Check { passed: true, summary: format!("{}; it went on and was checked again", summary(&arrived)) }
+    };
+    let guest = gap.map(|downtime_seconds| Guest { downtime_seconds, resolution_seconds: BEAT_SECONDS });
+    Ok((check, guest))
+}
+
+/// Waits until every vCPU has gone on.
+fn wait_for_life(monitor: &mut Monitor) -> Result<(), Stop> {
+    let before = progress(monitor)?;
+    let deadline = Instant::now() + LIFE_LIMIT;
+    loop {
+        let now = progress(monitor)?;
+        let moved = |now: &[u64], then: &[u64]| {
+            !now.is_empty() && now.iter().enumerate().all(|(at, n)| *n > then.get(at).copied().unwrap_or(0))
+        };
+        if moved(&now.steps, &before.steps) || (now.steps == before.steps && moved(&now.beats, &before.beats))
+        {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(Stop::failed(format!("the guest shows no sign of life for {LIFE_LIMIT:?}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn progress(monitor: &mut Monitor) -> Result<GuestProgress, Stop> {
+    let answer = monitor.execute("x-sterna-query-guest", Value::Null)?;
+    serde_json::from_value(answer)
+        .map_err(|error| Stop::failed(format!("the guest cannot be asked: {error}")))
+}
+
+fn spent(before: (Option<f64>, Option<f64>), after: (Option<f64>, Option<f64>)) -> Option<Cpu> {
+    Some(Cpu { source_seconds: after.0? - before.0?, destination_seconds: after.1? - before.1? })
+}
+
+fn closing(record: &Record) -> String {
+    let table = summary::table(record);
+    match &record.check {
+        Some(check) if check.passed => {
+            format!("{table}\n\n{}", terminal::verdict(true, "every page arrived, and the guest runs on"))
+        }
+        Some(_) => format!("{table}\n\n{}", terminal::verdict(false, "the guest was damaged on its way")),
+        None => table,
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0 to 3600".into()),
+    }
+}

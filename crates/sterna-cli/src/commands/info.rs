@@ -1,0 +1,112 @@
+//! `sterna info`: what a VM is doing and how its migration stands.
+
+use serde_json::{Value, json};
+use sterna_qmp::Endpoint;
+
+use crate::exit::{Done, Status, Stop};
+use crate::monitor::{Monitor, Progress};
+use crate::record::Record;
+use crate::{summary, terminal, units};
+
+/// Which VM.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
+    pub socket: Endpoint,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shows it.
+pub fn execute(arguments: &Arguments) -> Done {
+    let mut monitor = Monitor::connect(&arguments.socket)?;
+    let info = Info::ask(&mut monitor)?;
+    terminal::print(&if arguments.json { info.json(&monitor)? } else { info.table(&monitor) });
+    Ok(Status::Done)
+}
+
+struct Info {
+    status: String,
+    name: String,
+    uuid: String,
+    machine: String,
+    ram_bytes: Option<u64>,
+    migration: Value,
+    record: Option<Record>,
+}
+
+impl Info {
+    fn ask(monitor: &mut Monitor) -> Result<Self, Stop> {
+        // A monitor may lack one of these; then its line is missing, no more.
+        let mut maybe = |command: &str| monitor.try_execute(command, Value::Null).unwrap_or(Value::Null);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let name = text(&maybe("query-name")["name"]);
+        let uuid = text(&maybe("query-uuid")["UUID"]);
+        let machine = text(&maybe("query-machines")[0]["name"]);
+        let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
+        let record =
+            monitor.figures()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
+        Ok(Self {
+            status: monitor.run_state()?,
+            name,
+            uuid,
+            machine: if monitor.is_sterna() { machine } else { String::new() },
+            ram_bytes,
+            migration: monitor.execute("query-migrate", Value::Null)?,
+            record,
+        })
+    }
+
+    fn json(&self, monitor: &Monitor) -> Result<String, Stop> {
+        let value = json!({
+            "schema": "sterna-info",
+            "version": 1,
+            "monitor": monitor.version(),
+            "status": self.status,
+            "name": self.name,
+            "uuid": self.uuid,
+            "machine": self.machine,
+            "ram_bytes": self.ram_bytes,
+            "query_migrate": self.migration,
+            "record": self.record,
+        });
+        serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
+    }
+
+    fn table(&self, monitor: &Monitor) -> String {
+        let mut text = String::new();
+        let mut row = |name: &str, value: &str| {
+            if !value.is_empty() {
+                text += &format!("{name:<12} {value}\n");
+            }
+        };
+        row("monitor", &monitor.version());
+        row("guest", &self.status);
+        row("name", &self.name);
+        row("uuid", &self.uuid);
+        row("machine", &self.machine);
+        row("RAM", &self.ram_bytes.map_or(String::new(), units::bytes));
+        let progress = Progress::from_query(&self.migration);
+        row("migration", &progress.status);
+        if let Some(address) = self.migration["socket-address"][0]["port"].as_str() {
+            row("listens at", &format!("port {address}"));
+        }
+        match &self.record {
+            Some(record) => {
+                text += "\n";
+                text += &summary::table(record);
+            }
+            None if progress.total_bytes > 0 => {
+                row("remaining", &units::bytes(progress.remaining_bytes));
+                row("rate", &units::rate(progress.bandwidth_bytes));
+                row("dirty rate", &units::rate(progress.dirty_bytes_per_second));
+            }
+            None => {}
+        }
+        if let Some(error) = progress.error {
+            text += &format!("\n{error}\n");
+        }
+        text
+    }
+}

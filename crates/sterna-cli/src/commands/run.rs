@@ -1,0 +1,317 @@
+//! `sterna run`: hosts one VM until it is quit.
+
+use std::process;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use sterna::ram::Backing;
+use sterna::{RunState, SourceVm};
+use sterna_guests::{Fill, Pattern};
+use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+
+use crate::exit::{Done, Status, Stop};
+use crate::host::{self, GuestChoice, GuestMonitor, Hosted, Load};
+use crate::interrupts::Interrupts;
+use crate::serial::Serial;
+use crate::{terminal, units};
+
+/// How a VM is made.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Arguments {
+    /// What runs the guest
+    #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
+    pub machine: MachineKind,
+    /// Guest RAM, such as 512M or 4G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = units::parse_ram)]
+    pub ram: u64,
+    /// vCPUs (1 to 8), or threads of the process guest
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub vcpus: u8,
+    /// What the KVM machine runs: tide, boot-tide, boot-sector:FILE or flat:FILE
+    #[arg(long, value_name = "GUEST", default_value = "tide")]
+    pub guest: GuestChoice,
+    /// How the guest writes its memory
+    #[command(flatten)]
+    pub load: LoadArguments,
+    /// Where the monitor listens: unix:PATH, or tcp:127.0.0.1:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub qmp: Option<Endpoint>,
+    /// Wait for a guest: at a migration address, or (`defer`) for `migrate-incoming` over QMP
+    #[arg(long, value_name = "defer|URI")]
+    pub incoming: Option<String>,
+    /// Leave the guest stopped until `cont`
+    #[arg(short = 'S', long)]
+    pub stopped: bool,
+    /// Where the guest's console goes: a file, stdio or none
+    #[arg(long, value_name = "FILE|stdio|none", default_value = "none")]
+    pub serial: Serial,
+    /// What guest RAM is made of
+    #[arg(long, value_enum, default_value_t = BackingKind::Memfd)]
+    pub backing: BackingKind,
+    /// The VM's name
+    #[arg(long, default_value = "sterna")]
+    pub name: String,
+    /// The VM's UUID; both sides of a migration need the same
+    #[arg(long, value_parser = parse_uuid)]
+    pub uuid: Option<Uuid>,
+    /// Pages per second and vCPU that a guest of tide or process writes once it has arrived [default: as before]
+    #[arg(long, value_name = "PAGES")]
+    pub arrival_rate: Option<u64>,
+    /// End when this process, the parent, ends
+    #[arg(long, value_name = "PID", hide = true)]
+    pub exit_with_parent: Option<i32>,
+}
+
+/// What the guest does to its memory.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LoadArguments {
+    /// Order in which pages are written: idle, sequential, random, hot-set or mixed
+    #[arg(long, default_value = "sequential")]
+    pub pattern: Pattern,
+    /// Pages that each vCPU writes per second; 0: as many as it can
+    #[arg(long, value_name = "PAGES", default_value_t = 0)]
+    pub rate: u64,
+    /// How much memory is written over and over [default: all]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_ram)]
+    pub working_set: Option<u64>,
+    /// What RAM holds at the start
+    #[arg(long, value_enum, default_value_t = FillKind::Random)]
+    pub fill: FillKind,
+}
+
+/// A machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MachineKind {
+    /// kvm where /dev/kvm is, else process
+    Auto,
+    /// The reference KVM machine
+    Kvm,
+    /// Threads over RAM, without KVM
+    Process,
+}
+
+/// [`Backing`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackingKind {
+    /// A shared memory file
+    Memfd,
+    /// Private anonymous memory
+    Anonymous,
+    /// Huge pages of 2 MiB, which the host must have set aside
+    Huge2m,
+    /// Huge pages of 1 GiB, which the host must have set aside
+    Huge1g,
+}
+
+/// [`Fill`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FillKind {
+    /// Never touched
+    Zero,
+    /// Words that no codec shrinks
+    Random,
+    /// Every second 256 KiB random
+    Half,
+}
+
+/// A UUID's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uuid(pub [u8; 16]);
+
+impl MachineKind {
+    /// Kvm or process; with a sentence if that is not what one would have expected.
+    pub fn settle(self) -> Result<(Self, Option<String>), Stop> {
+        match (self, host::kvm_usable()) {
+            (Self::Process, _) => Ok((Self::Process, None)),
+            (Self::Auto | Self::Kvm, Ok(())) => Ok((Self::Kvm, None)),
+            (Self::Auto, Err(why)) => Ok((
+                Self::Process,
+                Some(format!("KVM cannot be used here ({why}): the guest is threads of a process instead")),
+            )),
+            (Self::Kvm, Err(why)) => {
+                Err(Stop::failed(format!("KVM cannot be used here ({why}). Use `--machine process`.")))
+            }
+        }
+    }
+
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Kvm => "kvm",
+            Self::Process => "process",
+        }
+    }
+}
+
+impl LoadArguments {
+    fn to_load(&self) -> Load {
+        Load {
+            pattern: self.pattern,
+            fill: match self.fill {
+                FillKind::Zero => Fill::Zero,
+                FillKind::Random => Fill::Random(1),
+                FillKind::Half => Fill::Half(1),
+            },
+            rate: self.rate,
+            working_set_bytes: self.working_set,
+        }
+    }
+
+    /// The same as arguments of another `sterna run`.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let fill = self.fill.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut arguments = vec![
+            format!("--pattern={}", self.pattern),
+            format!("--rate={}", self.rate),
+            format!("--fill={fill}"),
+        ];
+        arguments.extend(self.working_set.map(|bytes| format!("--working-set={bytes}b")));
+        arguments
+    }
+}
+
+/// Hosts the VM.
+pub fn execute(arguments: &Arguments) -> Done {
+    if let Some(parent) = arguments.exit_with_parent {
+        follow(parent)?;
+    }
+    let interrupts = Interrupts::catch()?;
+    let (kind, remark) = arguments.machine.settle()?;
+    if let Some(remark) = remark {
+        terminal::note(&remark);
+    }
+    let vm = Hosted::new(build(arguments, kind)?, arguments.arrival_rate, interrupts.clone());
+    let bus = EventBus::new();
+    let control = MigrationControl::new(vm.clone(), bus.clone(), !arguments.stopped);
+    let server = match &arguments.qmp {
+        Some(endpoint) => {
+            let monitor = GuestMonitor::new(control.clone(), vm.clone());
+            Some(
+                Server::bind(endpoint, monitor, bus)
+                    .map_err(|error| Stop::failed(format!("the monitor cannot listen: {error}")))?,
+            )
+        }
+        None => None,
+    };
+    begin(arguments, &control, &vm)?;
+    let ended = host_until_end(&vm, &interrupts);
+    if let Some(server) = server {
+        server.close();
+    }
+    vm.machine().end();
+    match ended {
+        Some(why) => Err(Stop::failed(format!("the guest ended: {why}"))),
+        None => Ok(Status::Done),
+    }
+}
+
+fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> {
+    let config = host::Config {
+        name: arguments.name.clone(),
+        uuid: arguments.uuid.map(|uuid| uuid.0),
+        ram_bytes: arguments.ram,
+        vcpus: arguments.vcpus,
+        backing: match arguments.backing {
+            BackingKind::Memfd => Backing::Memfd,
+            BackingKind::Anonymous => Backing::Anonymous,
+            BackingKind::Huge2m => Backing::Huge2M,
+            BackingKind::Huge1g => Backing::Huge1G,
+        },
+        incoming: arguments.incoming.is_some(),
+        load: arguments.load.to_load(),
+        arrival_rate: arguments.arrival_rate,
+    };
+    match kind {
+        MachineKind::Process => host::process_machine(&config),
+        _ => host::kvm_machine(&config, &arguments.guest, arguments.serial.open()?),
+    }
+}
+
+fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) -> Result<(), Stop> {
+    match arguments.incoming.as_deref() {
+        Some("defer") if arguments.qmp.is_none() => Err(Stop::usage(
+            "`--incoming defer` waits for a command over QMP: give a socket with `--qmp unix:PATH`.",
+        )),
+        Some("defer") => Ok(()),
+        Some(uri) => {
+            let refused =
+                |error: sterna_qmp::QmpError| Stop::failed(format!("cannot wait at {uri}: {error}"));
+            let address = sterna_qmp::migration::from_uri(uri).map_err(refused)?;
+            control.listen(&address).map_err(refused)
+        }
+        None if arguments.stopped => Ok(()),
+        None => vm.cont().map_err(|error| Stop::failed(format!("the guest does not start: {error}"))),
+    }
+}
+
+/// Until somebody asks for the end, or the guest ends by itself; why, in that case.
+fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<String> {
+    while interrupts.count() == 0 {
+        if vm.run_state() == RunState::Paused
+            && let Some(why) = vm.machine().ended()
+        {
+            return Some(why);
+        }
+        interrupts.sleep(Duration::from_millis(200), 0);
+    }
+    None
+}
+
+/// Ends with the parent, however that ends.
+fn follow(parent: i32) -> Result<(), Stop> {
+    let failed = |why: String| Stop::failed(format!("cannot follow process {parent}: {why}"));
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.to_string()))?;
+    // It may have ended before the line above.
+    if getppid() != Pid::from_raw(parent) {
+        process::exit(Status::Failed as i32);
+    }
+    Ok(())
+}
+
+fn parse_uuid(text: &str) -> Result<Uuid, String> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let wrong =
+        || format!("`{text}` is no UUID: 32 hexadecimal digits, as in 01234567-89ab-cdef-0123-456789abcdef");
+    if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let mut uuid = [0; 16];
+    for (at, byte) in uuid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[at * 2..at * 2 + 2], 16).map_err(|_| wrong())?;
+    }
+    Ok(Uuid(uuid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_uuid_takes_both_spellings_and_nothing_else() {
+        let uuid = parse_uuid("01234567-89ab-cdef-0123-456789abcdef").unwrap();
+
+        assert_eq!(parse_uuid("0123456789abcdef0123456789ABCDEF"), Ok(uuid));
+        assert_eq!(uuid.0[15], 0xef);
+        assert!(parse_uuid("0123").is_err() && parse_uuid(&"zz".repeat(16)).is_err());
+        assert!(parse_uuid(&"+1".repeat(16)).is_err());
+    }
+
+    #[test]
+    fn load_arguments_say_the_same_again() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            load: LoadArguments,
+        }
+        let line = ["x", "--pattern=hot-set", "--rate=77", "--working-set=64M", "--fill=half"];
+        let load = Line::parse_from(line).load;
+
+        let again = Line::parse_from(std::iter::once("x".into()).chain(load.to_arguments())).load;
+
+        assert_eq!(again.to_load(), load.to_load());
+    }
+}

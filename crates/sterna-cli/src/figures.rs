@@ -1,0 +1,251 @@
+//! The figures of one migration, as JSON and as a value.
+//!
+//! The field names are [`sterna::Statistics`]'s own. Differences on this surface: every time is a number of
+//! seconds, and fields that a reader does not know are left alone, so that records of newer versions can be
+//! read. The document around them is [`crate::record::Record`].
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// [`sterna::Statistics`] as it stands in files and answers.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Figures {
+    /// `active`, `completed`, … ([`sterna::Status`]).
+    pub status: String,
+    /// Why it failed, or what an operator must know.
+    pub error: Option<String>,
+    /// Seconds since the start until the end or now.
+    #[serde(deserialize_with = "time")]
+    pub total_time: f64,
+    /// Seconds of connecting and exchanging headers.
+    #[serde(deserialize_with = "time")]
+    pub setup_time: f64,
+    /// Seconds of the guest's pause, once it is known.
+    #[serde(deserialize_with = "optional_time")]
+    pub downtime: Option<f64>,
+    /// Seconds of the pause expected if the switchover came now.
+    #[serde(deserialize_with = "time")]
+    pub expected_downtime: f64,
+    /// The pause's parts, in order.
+    pub switchover: Vec<Step>,
+    /// RAM of the guest, bytes.
+    pub ram_total_bytes: u64,
+    /// Dirty bytes still to send.
+    pub ram_remaining_bytes: u64,
+    /// Everything written to all channels, bytes.
+    pub transferred_bytes: u64,
+    /// Of these, on multifd channels.
+    pub multifd_bytes: u64,
+    /// Of these, while the guest ran.
+    pub precopy_bytes: u64,
+    /// Of these, while the guest was stopped.
+    pub downtime_bytes: u64,
+    /// Pages sent as zero, without content.
+    pub zero_pages: u64,
+    /// Pages sent with content.
+    pub normal_pages: u64,
+    /// Pages found never populated; part of `zero_pages`.
+    pub absent_pages: u64,
+    /// Bytes per second in the last window in which bytes moved.
+    pub bandwidth_bytes: u64,
+    /// Pages that the guest dirties per second, as of the last round.
+    pub dirty_pages_per_second: u64,
+    /// Pages sent per second in the last window.
+    pub pages_per_second: u64,
+    /// Rounds begun.
+    pub rounds_begun: u64,
+    /// Every finished round.
+    pub rounds: Vec<Round>,
+    /// About ten a second.
+    pub samples: Vec<Sample>,
+    /// Channels that carry pages.
+    pub channels: u32,
+    /// Whether the peer is a Sterna; unknown until it has answered.
+    pub peer_is_sterna: Option<bool>,
+}
+
+/// One part of the pause: its name ([`sterna::SwitchoverStep`]) and its seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step(pub String, #[serde(deserialize_with = "time")] pub f64);
+
+/// One round over the dirty pages ([`sterna::Round`]); times in seconds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Round {
+    /// From 1.
+    pub number: u64,
+    /// When it began, since the migration's start.
+    #[serde(deserialize_with = "time")]
+    pub began: f64,
+    /// How long it lasted.
+    #[serde(deserialize_with = "time")]
+    pub took: f64,
+    /// Pages that it set out to send.
+    pub pages: u64,
+    /// Bytes it wrote.
+    pub bytes: u64,
+    /// Time in which bytes moved.
+    #[serde(deserialize_with = "time")]
+    pub moving: f64,
+    /// Time that harvesting dirty bits took.
+    #[serde(deserialize_with = "time")]
+    pub sync: f64,
+    /// Time that the bandwidth limit held lanes back.
+    #[serde(deserialize_with = "time")]
+    pub throttled: f64,
+    /// Pages found dirty at its end.
+    pub dirtied_pages: u64,
+    /// Whether the guest was stopped.
+    pub stopped: bool,
+}
+
+/// The state at one instant ([`sterna::Sample`]).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    /// Seconds since the migration's start.
+    #[serde(deserialize_with = "time")]
+    pub at: f64,
+    /// All bytes written so far.
+    pub transferred_bytes: u64,
+    /// Still to send.
+    pub remaining_bytes: u64,
+    /// Pages dirtied per second, as last measured.
+    pub dirty_pages_per_second: u64,
+}
+
+impl Figures {
+    /// Time in which bytes moved, over all rounds; the rounds' length where that was not measured.
+    pub fn moving_seconds(&self) -> f64 {
+        let moving: f64 = self.rounds.iter().map(|round| round.moving).sum();
+        if moving > 0.0 { moving } else { self.rounds.iter().map(|round| round.took).sum() }
+    }
+
+    /// Bytes of all rounds over the time in which bytes moved; nothing if none did.
+    pub fn moving_bandwidth(&self) -> Option<f64> {
+        let bytes: u64 = self.rounds.iter().map(|round| round.bytes).sum();
+        let seconds = self.moving_seconds();
+        (bytes > 0 && seconds > 0.0).then(|| bytes as f64 / seconds)
+    }
+
+    /// Time that harvesting dirty bits took, over all rounds.
+    pub fn sync_seconds(&self) -> f64 {
+        self.rounds.iter().map(|round| round.sync).sum()
+    }
+
+    /// The highest dirty rate that was seen, bytes per second.
+    pub fn most_dirty_rate(&self) -> f64 {
+        let sampled = self.samples.iter().map(|sample| sample.dirty_pages_per_second).max().unwrap_or(0);
+        (sampled.max(self.dirty_pages_per_second) * crate::units::PAGE_BYTES) as f64
+    }
+}
+
+/// Seconds as a number, or as serde writes a `Duration`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Time {
+    Seconds(f64),
+    Duration { secs: u64, nanos: u32 },
+}
+
+impl From<Time> for f64 {
+    fn from(time: Time) -> Self {
+        match time {
+            Time::Seconds(seconds) => seconds,
+            Time::Duration { secs, nanos } => secs as f64 + f64::from(nanos) / 1e9,
+        }
+    }
+}
+
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let seconds = f64::from(Time::deserialize(from)?);
+    if seconds.is_finite() && seconds >= 0.0 {
+        Ok(to_nanoseconds(seconds))
+    } else {
+        Err(serde::de::Error::custom(format!("{seconds} is not a time in seconds")))
+    }
+}
+
+fn optional_time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Option::<Time>::deserialize(from)?
+        .map(f64::from)
+        .filter(|s| s.is_finite() && *s >= 0.0)
+        .map(to_nanoseconds))
+}
+
+/// The nearest whole nanosecond: what is written and read again is then equal.
+fn to_nanoseconds(seconds: f64) -> f64 {
+    (seconds * 1e9).round() / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::samples::engine_statistics;
+
+    #[test]
+    fn figures_of_the_engines_statistics_have_every_field_of_it() {
+        let engine = serde_json::to_value(engine_statistics()).unwrap();
+
+        let figures: Figures = serde_json::from_value(engine.clone()).unwrap();
+
+        let ours = serde_json::to_value(&figures).unwrap();
+        assert_same_keys(&engine, &ours, "statistics");
+        assert_eq!(figures.total_time, engine_statistics().total_time.as_secs_f64());
+        assert_eq!(figures.switchover[0].0, "stop");
+    }
+
+    /// A field that the engine gains must be taken up here, or the report would lose it in silence.
+    fn assert_same_keys(engine: &Value, ours: &Value, place: &str) {
+        match (engine, ours) {
+            (Value::Object(map), Value::Object(ours)) => {
+                for (key, value) in map {
+                    let found = ours.get(key).unwrap_or_else(|| panic!("Figures lacks {place}.{key}"));
+                    assert_same_keys(value, found, &format!("{place}.{key}"));
+                }
+            }
+            (Value::Array(list), Value::Array(ours)) => {
+                list.iter().zip(ours).for_each(|(a, b)| assert_same_keys(a, b, place));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn figures_written_and_read_again_are_equal() {
+        let figures: Figures =
+            serde_json::from_value(serde_json::to_value(engine_statistics()).unwrap()).unwrap();
+
+        let again: Figures = serde_json::from_str(&serde_json::to_string(&figures).unwrap()).unwrap();
+
+        assert_eq!(again, figures);
+    }
+
+    #[test]
+    fn figures_with_a_negative_time_are_refused() {
+        assert!(serde_json::from_value::<Figures>(json!({ "total_time": -1.0 })).is_err());
+    }
+
+    #[test]
+    fn moving_bandwidth_leaves_out_time_in_which_nothing_moved() {
+        let round = |moving, bytes| Round { took: 10.0, moving, bytes, ..Round::default() };
+        let figures = Figures { rounds: vec![round(1.0, 100), round(3.0, 300)], ..Figures::default() };
+
+        assert_eq!(figures.moving_bandwidth(), Some(100.0));
+        assert_eq!(Figures::default().moving_bandwidth(), None);
+    }
+
+    #[test]
+    fn durations_read_in_either_form_are_the_same() {
+        let duration = serde_json::to_value(Duration::from_millis(1500)).unwrap();
+
+        let figures: Figures =
+            serde_json::from_value(json!({ "total_time": duration, "setup_time": 1.5 })).unwrap();
+
+        assert_eq!((figures.total_time, figures.setup_time), (1.5, 1.5));
+    }
+}

@@ -1,0 +1,249 @@
+//! A VM in this process, as `sterna run` hosts it: machine, monitor, guest.
+//!
+//! - [`Machine`]: what hosting needs of a machine besides what the engine and the monitor need; [`kvm`] and
+//!   [`process`] are the two.
+//! - [`Hosted`]: any machine with its `quit` made known to the command that waits for it.
+//! - [`GuestMonitor`]: the monitor's commands and three of our own, about the guest inside.
+
+mod kvm;
+mod monitor;
+mod process;
+mod tide;
+
+use std::sync::Arc;
+
+use sterna::ram::{Backing, DirtySource, GuestRam};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna_qmp::MonitoredVm;
+
+pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
+pub use monitor::GuestMonitor;
+pub use process::process_machine;
+
+use crate::exit::Stop;
+use crate::interrupts::Interrupts;
+
+/// What to host.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// For people.
+    pub name: String,
+    /// Must be equal on both sides of a migration.
+    pub uuid: Option<[u8; 16]>,
+    /// Bytes of guest RAM.
+    pub ram_bytes: u64,
+    /// vCPUs, or threads of the process guest.
+    pub vcpus: u8,
+    /// What RAM is made of.
+    pub backing: Backing,
+    /// Wait for a guest instead of booting one.
+    pub incoming: bool,
+    /// What the guest does to its memory.
+    pub load: Load,
+    /// The rate at which a guest goes on that arrives; none: as before.
+    pub arrival_rate: Option<u64>,
+}
+
+/// What the guest does to its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// The order in which pages are written.
+    pub pattern: sterna_guests::Pattern,
+    /// What RAM holds before.
+    pub fill: sterna_guests::Fill,
+    /// Pages per second and vCPU; 0: as fast as it can.
+    pub rate: u64,
+    /// Bytes that are written over and over, over all vCPUs; none: all RAM.
+    pub working_set_bytes: Option<u64>,
+}
+
+/// How far a guest has come.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct GuestProgress {
+    /// Pages that each vCPU or thread has written.
+    pub steps: Vec<u64>,
+    /// Signs of life of each.
+    pub beats: Vec<u64>,
+    /// The longest time between two beats of one, seconds; none where the guest has no clock.
+    pub longest_gap_seconds: Option<f64>,
+}
+
+/// What hosting needs of a machine.
+pub trait Machine: SourceVm + TargetVm + 'static {
+    /// See [`MonitoredVm::pause`].
+    fn pause(&self) -> Result<(), VmError>;
+    /// See [`MonitoredVm::cont`].
+    fn cont(&self) -> Result<(), VmError>;
+    /// Ends the guest.
+    fn end(&self);
+    /// Why the guest ended by itself, if it did.
+    fn ended(&self) -> Option<String> {
+        None
+    }
+    /// See [`MonitoredVm::has_guest`].
+    fn has_guest(&self) -> bool;
+    /// See [`MonitoredVm::name`].
+    fn name(&self) -> String;
+    /// See [`MonitoredVm::vcpu_threads`].
+    fn vcpu_threads(&self) -> Vec<i32> {
+        Vec::new()
+    }
+    /// Whether KVM runs it.
+    fn uses_kvm(&self) -> bool;
+}
+
+/// A guest that writes its memory by rules, so that it can be checked.
+pub trait Guest: Send + Sync {
+    /// Whether RAM is one consistent cut; the guest stands still. The error says why that cannot be known.
+    fn check(&self) -> Result<sterna_guests::Verdict, String>;
+    /// How far it has come; the error says why that cannot be known.
+    fn progress(&self) -> Result<GuestProgress, String>;
+    /// Changes the rate, pages per second and vCPU.
+    fn set_rate(&self, pages_per_second: u64) -> Result<(), String>;
+    /// Forgets the longest gap so far.
+    fn reset_gap(&self) -> Result<(), String>;
+}
+
+/// A machine and, if it can be checked, the guest in it.
+pub struct Parts {
+    /// The machine.
+    pub machine: Arc<dyn Machine>,
+    /// Its guest.
+    pub guest: Option<Arc<dyn Guest>>,
+}
+
+/// A machine whose `quit` is counted as an interrupt of the command that hosts it.
+pub struct Hosted {
+    machine: Arc<dyn Machine>,
+    guest: Option<Arc<dyn Guest>>,
+    arrival_rate: Option<u64>,
+    quit: Interrupts,
+}
+
+impl Hosted {
+    /// Hosts `parts`; `quit` is where its end will be asked for. A guest that arrives is given
+    /// `arrival_rate`, if there is one, before it runs.
+    pub fn new(parts: Parts, arrival_rate: Option<u64>, quit: Interrupts) -> Arc<Self> {
+        Arc::new(Self { machine: parts.machine, guest: parts.guest, arrival_rate, quit })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &dyn Machine {
+        &*self.machine
+    }
+
+    /// The guest, or why it cannot be asked.
+    pub fn guest(&self) -> Result<&dyn Guest, String> {
+        self.guest.as_deref().ok_or_else(|| {
+            "this guest writes its memory by no rule that could be checked; run `--guest tide`".into()
+        })
+    }
+}
+
+impl SourceVm for Hosted {
+    fn machine_type(&self) -> String {
+        SourceVm::machine_type(&*self.machine)
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        SourceVm::uuid(&*self.machine)
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(&*self.machine)
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        self.machine.dirty_source()
+    }
+    fn run_state(&self) -> RunState {
+        self.machine.run_state()
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        self.machine.stop()
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        self.machine.resume()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        SourceVm::devices(&*self.machine)
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        SourceVm::compatibility(&*self.machine)
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        SourceVm::hooks(&*self.machine)
+    }
+}
+
+impl TargetVm for Hosted {
+    fn machine_type(&self) -> String {
+        TargetVm::machine_type(&*self.machine)
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        TargetVm::uuid(&*self.machine)
+    }
+    fn ram(&self) -> &GuestRam {
+        TargetVm::ram(&*self.machine)
+    }
+    fn may_hold_bytes(&self, block: usize) -> bool {
+        self.machine.may_hold_bytes(block)
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        TargetVm::devices(&*self.machine)
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        TargetVm::compatibility(&*self.machine)
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        TargetVm::hooks(&*self.machine)
+    }
+    fn start(&self) -> Result<(), VmError> {
+        if let (Some(rate), Some(guest)) = (self.arrival_rate, &self.guest) {
+            guest.set_rate(rate).map_err(|why| VmError::new("set the guest's rate", why))?;
+        }
+        self.machine.start()
+    }
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        self.machine.take_over_paused()
+    }
+    fn reset(&self) {
+        self.machine.reset();
+    }
+}
+
+impl MonitoredVm for Hosted {
+    fn pause(&self) -> Result<(), VmError> {
+        self.machine.pause()
+    }
+    fn cont(&self) -> Result<(), VmError> {
+        self.machine.cont()
+    }
+    fn quit(&self) {
+        self.quit.add();
+    }
+    fn has_guest(&self) -> bool {
+        self.machine.has_guest()
+    }
+    fn name(&self) -> String {
+        self.machine.name()
+    }
+    fn vcpu_threads(&self) -> Vec<i32> {
+        self.machine.vcpu_threads()
+    }
+    fn uses_kvm(&self) -> bool {
+        self.machine.uses_kvm()
+    }
+}
+
+/// RAM as the machines lay it out: what lies below the hole under 4 GiB, and the rest.
+fn blocks(ram_bytes: u64) -> Vec<(String, u64)> {
+    sterna_vmm::layout::ranges(ram_bytes)
+        .iter()
+        .map(|range| {
+            let name = [sterna_vmm::layout::LOW_BLOCK, sterna_vmm::layout::HIGH_BLOCK][range.block];
+            (name.to_owned(), range.len_bytes)
+        })
+        .collect()
+}
+
+fn cannot_build(machine: &str, why: impl std::fmt::Display) -> Stop {
+    Stop::failed(format!("cannot build the {machine} machine: {why}"))
+}

@@ -1,0 +1,126 @@
+//! The reference KVM machine, and what it can run.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sterna::VmError;
+use sterna_guests::tide::Tide;
+use sterna_guests::tide::boot::boot_sector;
+use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
+
+use super::tide::{BootTide, TideGuest};
+use super::{Config, Guest, Machine, Parts, cannot_build};
+use crate::exit::Stop;
+
+/// What runs in the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestChoice {
+    /// The guest that writes its memory by rules.
+    Tide,
+    /// The same as a boot sector.
+    BootTide,
+    /// A 512-byte boot sector, in real mode.
+    BootSector(PathBuf),
+    /// Flat 64-bit code.
+    Flat(PathBuf),
+}
+
+impl std::str::FromStr for GuestChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "tide" => Ok(Self::Tide),
+            None if text == "boot-tide" => Ok(Self::BootTide),
+            Some(("boot-sector", file)) if !file.is_empty() => Ok(Self::BootSector(file.into())),
+            Some(("flat", file)) if !file.is_empty() => Ok(Self::Flat(file.into())),
+            _ => Err(format!("no guest `{text}`: tide, boot-tide, boot-sector:FILE or flat:FILE")),
+        }
+    }
+}
+
+/// Builds it; a guest that is booted is paused.
+pub fn kvm_machine(
+    config: &Config,
+    choice: &GuestChoice,
+    serial: Box<dyn Write + Send>,
+) -> Result<Parts, Stop> {
+    let tide = match choice {
+        GuestChoice::Tide => Some(TideGuest::plan(config).map_err(|why| cannot_build("KVM", why))?),
+        _ => None,
+    };
+    let guest = if config.incoming { None } else { Some(image(choice, tide.as_ref())?) };
+    let machine = KvmMachine::new(MachineConfig {
+        uuid: config.uuid,
+        vcpus: config.vcpus,
+        ram_bytes: config.ram_bytes,
+        backing: config.backing,
+        guest,
+        incoming: config.incoming,
+        serial,
+        ..MachineConfig::new(&config.name)
+    })
+    .map_err(|error| cannot_build("KVM", error))?;
+    let guest: Option<Arc<dyn Guest>> = match (tide, choice) {
+        (Some(tide), _) => {
+            let guest = TideGuest::new(tide, &machine, config).map_err(|why| cannot_build("KVM", why))?;
+            Some(Arc::new(guest))
+        }
+        (None, GuestChoice::BootTide) => Some(Arc::new(BootTide::new(&machine))),
+        _ => None,
+    };
+    Ok(Parts { machine, guest })
+}
+
+fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> {
+    let read = |file: &PathBuf| {
+        std::fs::read(file).map_err(|error| {
+            Stop::usage(format!(
+                "cannot read the guest {}: {error}. Name a file with its code.",
+                file.display()
+            ))
+        })
+    };
+    let flat = |code| GuestImage::Flat64 { code, parameters: Vec::new() };
+    Ok(match (choice, tide) {
+        (GuestChoice::BootSector(file), _) => GuestImage::BootSector(read(file)?),
+        (GuestChoice::Flat(file), _) => flat(read(file)?),
+        (_, Some(tide)) => flat(tide.image()),
+        (_, None) => GuestImage::BootSector(boot_sector().to_vec()),
+    })
+}
+
+impl Machine for KvmMachine {
+    fn pause(&self) -> Result<(), VmError> {
+        KvmMachine::pause(self);
+        Ok(())
+    }
+    fn cont(&self) -> Result<(), VmError> {
+        Ok(KvmMachine::cont(self)?)
+    }
+    fn end(&self) {
+        KvmMachine::quit(self);
+    }
+    fn ended(&self) -> Option<String> {
+        KvmMachine::ended(self).map(|reason| reason.to_string())
+    }
+    fn has_guest(&self) -> bool {
+        KvmMachine::has_guest(self)
+    }
+    fn name(&self) -> String {
+        KvmMachine::name(self).to_owned()
+    }
+    fn uses_kvm(&self) -> bool {
+        true
+    }
+}
+
+/// Whether this machine can run it: /dev/kvm exists and opens. The error says why not.
+pub fn kvm_usable() -> Result<(), String> {
+    let path = "/dev/kvm";
+    match std::fs::OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{path}: {error}")),
+    }
+}

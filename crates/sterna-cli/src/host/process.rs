@@ -1,0 +1,73 @@
+//! The process guest as a machine: threads over RAM, for machines without /dev/kvm.
+
+use sterna::VmError;
+use sterna_guests::{ProcessConfig, ProcessGuest, Tracking, Verdict};
+
+use super::{Config, Guest, GuestProgress, Machine, Parts, blocks, cannot_build};
+use crate::exit::Stop;
+use crate::units::PAGE_BYTES;
+
+/// Builds it; a guest that is booted is paused.
+pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
+    let workers = usize::from(config.vcpus);
+    let each = |bytes: u64| (bytes / PAGE_BYTES / workers.max(1) as u64).max(1);
+    let process = ProcessConfig {
+        name: config.name.clone(),
+        uuid: config.uuid,
+        blocks: blocks(config.ram_bytes),
+        backing: config.backing,
+        tracking: Tracking::Automatic,
+        rate: config.load.rate,
+        workers,
+        pattern: config.load.pattern,
+        working_set_pages: config.load.working_set_bytes.map(each),
+        fill: config.load.fill,
+        ..ProcessConfig::default()
+    };
+    let guest = if config.incoming { ProcessGuest::waiting(process) } else { ProcessGuest::boot(process) };
+    let guest = guest.map_err(|error| cannot_build("process", error))?;
+    Ok(Parts { machine: guest.clone(), guest: Some(guest) })
+}
+
+impl Machine for ProcessGuest {
+    fn pause(&self) -> Result<(), VmError> {
+        ProcessGuest::pause(self)
+    }
+    fn cont(&self) -> Result<(), VmError> {
+        ProcessGuest::cont(self)
+    }
+    fn end(&self) {
+        ProcessGuest::quit(self);
+    }
+    fn has_guest(&self) -> bool {
+        ProcessGuest::has_guest(self)
+    }
+    fn name(&self) -> String {
+        ProcessGuest::name(self).to_owned()
+    }
+    fn uses_kvm(&self) -> bool {
+        false
+    }
+}
+
+impl Guest for ProcessGuest {
+    fn check(&self) -> Result<Verdict, String> {
+        ProcessGuest::check(self).map_err(|error| error.to_string())
+    }
+    fn progress(&self) -> Result<GuestProgress, String> {
+        let progress = ProcessGuest::progress(self);
+        Ok(GuestProgress {
+            longest_gap_seconds: Some(progress.max_gap.as_secs_f64()),
+            steps: progress.steps,
+            beats: progress.beats,
+        })
+    }
+    fn set_rate(&self, pages_per_second: u64) -> Result<(), String> {
+        ProcessGuest::set_rate(self, pages_per_second);
+        Ok(())
+    }
+    fn reset_gap(&self) -> Result<(), String> {
+        self.reset_max_gap();
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Tide in the KVM machine: what the host sees of it in its RAM.
+
+use sterna::ram::GuestRam;
+use sterna_guests::Verdict;
+use sterna_guests::tide::boot::{boot_progress, check_boot};
+use sterna_guests::tide::{RamRange, Tide, TideConfig, TideProgress};
+use sterna_vmm::KvmMachine;
+use sterna_vmm::layout::BOOT_PARAMETERS;
+
+use super::{Config, Guest, GuestProgress};
+use crate::units::PAGE_BYTES;
+
+/// Offset of the time-stamp counter's frequency, in kHz, in the boot-parameter page ([`sterna_vmm::layout`]).
+const TSC_KHZ: u64 = 24;
+
+/// The flat guest of 1 to 8 vCPUs.
+pub struct TideGuest {
+    tide: Tide,
+    ram: GuestRam,
+}
+
+impl TideGuest {
+    /// The tide of `config`; the same on both sides, for the rate is asked for later.
+    pub fn plan(config: &Config) -> Result<Tide, String> {
+        let vcpus = usize::from(config.vcpus);
+        let pages = |bytes: u64| (bytes / PAGE_BYTES / vcpus as u64).max(1);
+        let plan = TideConfig {
+            vcpus,
+            pattern: config.load.pattern,
+            working_set_pages: config.load.working_set_bytes.map(pages),
+            fill: config.load.fill,
+            ..TideConfig::default()
+        };
+        let ranges: Vec<RamRange> = sterna_vmm::layout::ranges(config.ram_bytes)
+            .iter()
+            .map(|range| RamRange {
+                block: range.block,
+                guest_address: range.start,
+                len_bytes: range.len_bytes,
+            })
+            .collect();
+        Tide::new(plan, &ranges).map_err(|error| error.to_string())
+    }
+
+    /// The guest in `machine`. One that boots there gets its fill and its rate; it has not run yet.
+    pub fn new(tide: Tide, machine: &KvmMachine, config: &Config) -> Result<Self, String> {
+        let guest = Self { tide, ram: machine.ram().clone() };
+        if !config.incoming {
+            guest.tide.prepare(&guest.ram).map_err(|error| error.to_string())?;
+            guest.set_rate(config.load.rate)?;
+        }
+        Ok(guest)
+    }
+
+    fn ticks_per_second(&self) -> Result<u64, String> {
+        ticks_per_second(&self.ram)
+    }
+}
+
+impl Guest for TideGuest {
+    fn check(&self) -> Result<Verdict, String> {
+        self.tide.check(&self.ram).map_err(|error| error.to_string())
+    }
+
+    fn progress(&self) -> Result<GuestProgress, String> {
+        let progress = self.tide.progress(&self.ram).map_err(|error| error.to_string())?;
+        progress_of(progress, self.ticks_per_second()?)
+    }
+
+    fn set_rate(&self, pages_per_second: u64) -> Result<(), String> {
+        let ticks = match pages_per_second {
+            0 => 0,
+            rate => (self.ticks_per_second()? / rate).max(1),
+        };
+        self.tide.set_pace(&self.ram, ticks).map_err(|error| error.to_string())
+    }
+
+    fn reset_gap(&self) -> Result<(), String> {
+        self.tide.reset_max_gap(&self.ram).map_err(|error| error.to_string())
+    }
+}
+
+/// The same in 512 bytes of real mode, on one vCPU, over 512 KiB.
+pub struct BootTide {
+    ram: GuestRam,
+}
+
+impl BootTide {
+    /// The guest in `machine`.
+    pub fn new(machine: &KvmMachine) -> Self {
+        Self { ram: machine.ram().clone() }
+    }
+}
+
+impl Guest for BootTide {
+    fn check(&self) -> Result<Verdict, String> {
+        check_boot(&self.ram, 0).map_err(|error| error.to_string())
+    }
+
+    fn progress(&self) -> Result<GuestProgress, String> {
+        let progress = boot_progress(&self.ram, 0).map_err(|error| error.to_string())?;
+        // There is no boot-parameter page in real mode to say how fast the counter is.
+        Ok(GuestProgress { steps: progress.steps, beats: progress.beats, longest_gap_seconds: None })
+    }
+
+    fn set_rate(&self, pages_per_second: u64) -> Result<(), String> {
+        if pages_per_second == 0 {
+            Ok(())
+        } else {
+            Err("the boot sector has one speed; use `--rate 0`".into())
+        }
+    }
+
+    fn reset_gap(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn ticks_per_second(ram: &GuestRam) -> Result<u64, String> {
+    let khz = ram.block(0).read_u64(BOOT_PARAMETERS + TSC_KHZ).map_err(|error| error.to_string())?;
+    match khz {
+        1_000..=100_000_000 => Ok(khz * 1000),
+        _ => Err(format!("the boot-parameter page says {khz} kHz: the guest is not there, or damaged")),
+    }
+}
+
+fn progress_of(progress: TideProgress, ticks_per_second: u64) -> Result<GuestProgress, String> {
+    if progress.clock_went_back > 0 {
+        return Err(format!("the guest saw its clock go back {} times", progress.clock_went_back));
+    }
+    let longest = progress.max_gap_ticks as f64 / ticks_per_second as f64;
+    Ok(GuestProgress { steps: progress.steps, beats: progress.beats, longest_gap_seconds: Some(longest) })
+}

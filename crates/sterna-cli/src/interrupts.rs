@@ -1,0 +1,51 @@
+//! Ctrl-C (and SIGTERM, SIGHUP) as a count that loops look at, so that a command can end in order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::exit::Stop;
+
+/// How often we were asked to end.
+#[derive(Debug, Clone, Default)]
+pub struct Interrupts(Arc<AtomicUsize>);
+
+impl Interrupts {
+    /// From now on signals are counted instead of ending the process.
+    pub fn catch() -> Result<Self, Stop> {
+        let count = Self::default();
+        let counted = count.clone();
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || signals.forever().for_each(|_| counted.add()))
+            .map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))?;
+        Ok(count)
+    }
+
+    /// How many so far.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Counts one: what a signal does, and what `quit` over QMP does.
+    pub fn add(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Waits that long, or until there are more than `seen`.
+    pub fn sleep(&self, time: Duration, seen: usize) {
+        let end = Instant::now() + time;
+        while self.count() <= seen {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(20)));
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The record of a migration: what `--json` prints, `--report` writes and `sterna report` reads.
+//!
+//! A record is one JSON object. `schema` and `version` say what it is; a reader takes any version up to its
+//! own, and ignores fields that it does not know. `units` stands in every record so that it explains itself.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Stop;
+use crate::figures::Figures;
+
+/// What `schema` says.
+pub const SCHEMA: &str = "sterna-migration";
+/// The newest version of the record, and the one that is written.
+pub const VERSION: u32 = 1;
+
+/// One migration, from the source's point of view, and what is known of the guest besides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Which unit a figure has, by the end of its name.
+    #[serde(default = "units")]
+    pub units: BTreeMap<String, String>,
+    /// Where the guest came from: a control socket.
+    #[serde(default)]
+    pub source: String,
+    /// Where it went: an address as in `migrate`.
+    #[serde(default)]
+    pub destination: String,
+    /// `kvm` or `process`, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// The engine's figures.
+    pub statistics: Figures,
+    /// What the guest itself saw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Guest>,
+    /// Whether what arrived is what left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<Check>,
+    /// CPU time of the two VM processes during the migration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cpu>,
+}
+
+/// The pause as the guest's own clock has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Guest {
+    /// The longest gap between two heartbeats, seconds.
+    pub downtime_seconds: f64,
+    /// The gap's lower bound is known to this, seconds: the usual distance of two heartbeats.
+    #[serde(default)]
+    pub resolution_seconds: f64,
+}
+
+/// The checker's verdict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Whether memory is one consistent cut and the guest went on.
+    pub passed: bool,
+    /// The verdict in words, with counts.
+    pub summary: String,
+}
+
+/// CPU seconds, user and system together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// Of the source's process, the guest's own time included.
+    pub source_seconds: f64,
+    /// Of the destination's process.
+    pub destination_seconds: f64,
+}
+
+fn units() -> BTreeMap<String, String> {
+    let units = [
+        ("*_time, downtime, began, took, moving, sync, throttled, at, switchover[][1]", "seconds"),
+        ("*_seconds", "seconds"),
+        ("*_bytes", "bytes; bandwidth_bytes: bytes per second"),
+        ("*_pages, pages", "pages of 4096 bytes"),
+        ("*_per_second", "pages of 4096 bytes per second"),
+    ];
+    units.into_iter().map(|(name, unit)| (name.to_owned(), unit.to_owned())).collect()
+}
+
+impl Record {
+    /// A record of these figures; the rest is filled in by who knows it.
+    pub fn new(source: &str, destination: &str, statistics: Figures) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            version: VERSION,
+            units: units(),
+            source: source.into(),
+            destination: destination.into(),
+            machine: None,
+            statistics,
+            guest: None,
+            check: None,
+            cpu: None,
+        }
+    }
+
+    /// The record as JSON, indented, with a newline at the end.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("plain data is always JSON");
+        text.push('\n');
+        text
+    }
+
+    /// Reads a record. The error says what is wrong with the text, as part of a sentence.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        let value: serde_json::Value =
+            serde_json::from_str(text).map_err(|error| format!("is not JSON ({error})"))?;
+        if value["schema"] != SCHEMA {
+            return Err(format!("is not a record of a migration (its `schema` is not \"{SCHEMA}\")"));
+        }
+        match value["version"].as_u64() {
+            Some(version) if (1..=u64::from(VERSION)).contains(&version) => {}
+            Some(version) if version > u64::from(VERSION) => {
+                return Err(format!("has version {version}; this program reads up to {VERSION}: update it"));
+            }
+            _ => return Err("has no `version`".into()),
+        }
+        serde_json::from_value(value).map_err(|error| format!("is damaged ({error})"))
+    }
+
+    /// Reads the record in `file`.
+    pub fn read(file: &Path) -> Result<Self, Stop> {
+        let name = file.display();
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            Stop::usage(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
+        })?;
+        Self::from_json(&text)
+            .map_err(|why| Stop::usage(format!("{name} {why}. Name a file that `--report` wrote.")))
+    }
+
+    /// Writes the record to `file`, whole or not at all.
+    pub fn write(&self, file: &Path) -> Result<(), Stop> {
+        write_whole(file, &self.to_json())
+    }
+}
+
+/// Writes `text` beside `file` and renames it there, so that nobody sees half of it.
+pub fn write_whole(file: &Path, text: &str) -> Result<(), Stop> {
+    let fail = |error: std::io::Error| {
+        Stop::failed(format!("cannot write {}: {error}. Choose another place with room.", file.display()))
+    };
+    // Devices and pipes cannot be renamed over.
+    if file.exists() && !file.is_file() {
+        return std::fs::write(file, text).map_err(fail);
+    }
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut aside = tempfile::Builder::new()
+        .prefix(".sterna-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(directory)
+        .map_err(fail)?;
+    std::io::Write::write_all(&mut aside, text.as_bytes()).map_err(fail)?;
+    aside.as_file().sync_all().map_err(fail)?;
+    aside.persist(file).map_err(|error| fail(error.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn record_written_and_read_again_is_equal() {
+        let record = samples::record();
+
+        assert_eq!(Record::from_json(&record.to_json()), Ok(record));
+    }
+
+    #[test]
+    fn record_of_a_newer_version_is_refused_with_advice() {
+        let text = samples::record().to_json().replace("\"version\": 1", "\"version\": 2");
+
+        assert!(Record::from_json(&text).unwrap_err().contains("update"));
+    }
+
+    #[test]
+    fn record_with_unknown_fields_is_read() {
+        let text = samples::record().to_json().replacen('{', "{\"later\": [1, 2],", 1);
+
+        assert_eq!(Record::from_json(&text), Ok(samples::record()));
+    }
+
+    #[test]
+    fn record_cut_anywhere_is_an_error() {
+        let text = samples::record().to_json();
+
+        for end in (0..text.trim_end().len()).step_by(7) {
+            assert!(Record::from_json(&text[..end]).is_err(), "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn record_of_something_else_is_refused() {
+        assert!(Record::from_json("[]").is_err());
+        assert!(Record::from_json("{\"schema\":\"x\",\"version\":1}").is_err());
+        assert!(Record::from_json("{\"schema\":\"sterna-migration\"}").is_err());
+    }
+
+    #[test]
+    fn write_replaces_the_file_and_leaves_nothing_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("r.json");
+        std::fs::write(&file, "old").unwrap();
+
+        samples::record().write(&file).unwrap();
+
+        assert_eq!(Record::read(&file), Ok(samples::record()));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}

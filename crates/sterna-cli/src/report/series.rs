@@ -1,0 +1,108 @@
+//! From samples and rounds to values over time.
+//!
+//! Samples come about ten a second. A migration that is over sooner than a few of them is drawn from its
+//! rounds instead, each as one step.
+
+use crate::figures::Figures;
+use crate::units::PAGE_BYTES;
+
+/// A value that held from one instant to another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Seconds since the start.
+    pub from: f64,
+    /// Seconds since the start; after `from`.
+    pub to: f64,
+    /// Sent in it, bytes per second.
+    pub sent_rate: f64,
+    /// Dirtied in it, bytes per second.
+    pub dirty_rate: f64,
+    /// Left to send at its end, bytes.
+    pub remaining: f64,
+}
+
+/// Below this many samples the rounds say more.
+const FEW: usize = 6;
+
+/// Spans in order of time.
+pub fn spans(figures: &Figures) -> Vec<Span> {
+    if figures.samples.len() < FEW { from_rounds(figures) } else { from_samples(figures) }
+}
+
+/// When the picture ends: the last thing that happened.
+pub fn end(figures: &Figures) -> f64 {
+    let rounds = figures.rounds.iter().map(|round| round.began + round.took);
+    let samples = figures.samples.iter().map(|sample| sample.at);
+    rounds.chain(samples).fold(figures.total_time, f64::max)
+}
+
+fn from_samples(figures: &Figures) -> Vec<Span> {
+    let mut spans = Vec::with_capacity(figures.samples.len());
+    for pair in figures.samples.windows(2) {
+        let (before, after) = (&pair[0], &pair[1]);
+        if after.at <= before.at {
+            continue;
+        }
+        let sent = after.transferred_bytes.saturating_sub(before.transferred_bytes);
+        spans.push(Span {
+            from: before.at,
+            to: after.at,
+            sent_rate: sent as f64 / (after.at - before.at),
+            dirty_rate: after.dirty_pages_per_second as f64 * PAGE_BYTES as f64,
+            remaining: after.remaining_bytes as f64,
+        });
+    }
+    spans
+}
+
+fn from_rounds(figures: &Figures) -> Vec<Span> {
+    let mut spans = Vec::with_capacity(figures.rounds.len());
+    for round in figures.rounds.iter().filter(|round| round.took > 0.0) {
+        let bytes_per_second = |bytes: u64| bytes as f64 / round.took;
+        spans.push(Span {
+            from: round.began,
+            to: round.began + round.took,
+            sent_rate: bytes_per_second(round.bytes),
+            dirty_rate: bytes_per_second(round.dirtied_pages.saturating_mul(PAGE_BYTES)),
+            remaining: round.dirtied_pages as f64 * PAGE_BYTES as f64,
+        });
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::{Round, Sample};
+
+    #[test]
+    fn spans_of_samples_are_differences_over_time() {
+        let sample = |at, transferred_bytes| Sample { at, transferred_bytes, ..Sample::default() };
+        let samples = (0..8).map(|n| sample(f64::from(n) * 0.5, n as u64 * 100)).collect();
+
+        let spans = spans(&Figures { samples, ..Figures::default() });
+
+        assert_eq!(spans.len(), 7);
+        assert!(spans.iter().all(|span| span.sent_rate == 200.0));
+    }
+
+    #[test]
+    fn spans_of_a_short_migration_come_from_its_rounds() {
+        let rounds = vec![Round { began: 1.0, took: 2.0, bytes: 50, dirtied_pages: 1, ..Round::default() }];
+
+        let spans = spans(&Figures { rounds, ..Figures::default() });
+
+        let expected = Span { from: 1.0, to: 3.0, sent_rate: 25.0, dirty_rate: 2048.0, remaining: 4096.0 };
+        assert_eq!(spans, [expected]);
+    }
+
+    #[test]
+    fn spans_of_samples_that_go_backwards_stay_sane() {
+        let sample = |at, transferred_bytes| Sample { at, transferred_bytes, ..Sample::default() };
+        let samples = [3.0, 2.0, 2.0, 4.0, 1.0, 5.0].map(|at| sample(at, 9)).to_vec();
+
+        let spans = spans(&Figures { samples, ..Figures::default() });
+
+        assert!(spans.iter().all(|span| span.to > span.from && span.sent_rate >= 0.0));
+    }
+}

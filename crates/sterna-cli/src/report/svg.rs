@@ -1,0 +1,94 @@
+//! SVG elements as text, with everything escaped that comes from outside.
+
+use std::fmt::Write;
+
+/// Text for content and for attributes in double quotes.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            // Not allowed in HTML at all.
+            c if c.is_control() && c != '\n' => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// An `<svg>` of that many units, as wide as the page lets it be.
+pub struct Svg {
+    text: String,
+}
+
+impl Svg {
+    /// Begins a picture; `label` is read out to those who cannot see it.
+    pub fn new(width: f64, height: f64, label: &str) -> Self {
+        Self {
+            text: format!(
+                "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\n",
+                escape(label)
+            ),
+        }
+    }
+
+    /// A rectangle with a tooltip; nothing is drawn if it has no extent.
+    pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64, tip: &str) {
+        if width > 0.0 && height > 0.0 {
+            let _ = write!(
+                self.text,
+                "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\">"
+            );
+            self.tip(tip);
+            self.text.push_str("</rect>\n");
+        }
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
+        let _ = writeln!(
+            self.text,
+            "<line class=\"{class}\" x1=\"{x1:.2}\" y1=\"{y1:.2}\" x2=\"{x2:.2}\" y2=\"{y2:.2}\"/>"
+        );
+    }
+
+    /// A path through `points`; down to `base` and closed, if there is one.
+    pub fn path(&mut self, class: &str, points: &[(f64, f64)], base: Option<f64>) {
+        let (Some(first), Some(last)) = (points.first(), points.last()) else { return };
+        let _ = write!(self.text, "<path class=\"{class}\" d=\"");
+        if let Some(base) = base {
+            let _ = write!(self.text, "M{:.2} {base:.2}L{:.2} {:.2}", first.0, first.0, first.1);
+        } else {
+            let _ = write!(self.text, "M{:.2} {:.2}", first.0, first.1);
+        }
+        for (x, y) in &points[1..] {
+            let _ = write!(self.text, "L{x:.2} {y:.2}");
+        }
+        if let Some(base) = base {
+            let _ = write!(self.text, "L{:.2} {base:.2}Z", last.0);
+        }
+        self.text.push_str("\"></path>\n");
+    }
+
+    /// Words; the class decides on which side of `x` they stand.
+    pub fn text(&mut self, class: &str, x: f64, y: f64, words: &str) {
+        let _ =
+            writeln!(self.text, "<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{}</text>", escape(words));
+    }
+
+    /// The whole element.
+    pub fn finish(mut self) -> String {
+        self.text.push_str("</svg>\n");
+        self.text
+    }
+
+    fn tip(&mut self, tip: &str) {
+        if !tip.is_empty() {
+            let _ = write!(self.text, "<title>{}</title>", escape(tip));
+        }
+    }
+}

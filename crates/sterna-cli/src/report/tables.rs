@@ -1,0 +1,82 @@
+//! The figures as tables.
+
+use std::fmt::Write;
+
+use super::svg::escape;
+use crate::figures::Figures;
+use crate::record::Record;
+use crate::summary;
+use crate::units;
+
+/// Title, verdict and the four figures that matter most.
+pub fn head(record: &Record) -> String {
+    let figures = &record.statistics;
+    let mut html = String::from("<header>\n<h1>Migration</h1>\n");
+    let status = if figures.status.is_empty() { "unknown" } else { &figures.status };
+    let _ = writeln!(
+        html,
+        "<p class=\"way\">{} → {} <span class=\"status {}\">{}</span></p>",
+        escape(&record.source),
+        escape(&record.destination),
+        if status == "completed" { "good" } else { "bad" },
+        escape(status),
+    );
+    if let Some(error) = &figures.error {
+        let _ = writeln!(html, "<p class=\"error\">{}</p>", escape(error));
+    }
+    html.push_str("</header>\n<section class=\"tiles\">\n");
+    let mut tile = |name: &str, value: String| {
+        let _ = writeln!(
+            html,
+            "<div class=\"tile\"><div class=\"value\">{}</div><div class=\"name\">{name}</div></div>",
+            escape(&value)
+        );
+    };
+    tile("total time", units::seconds(figures.total_time));
+    tile("downtime", figures.downtime.map_or("–".into(), units::seconds));
+    tile("bandwidth while moving", figures.moving_bandwidth().map_or("–".into(), units::rate));
+    tile("rounds", figures.rounds.len().to_string());
+    html.push_str("</section>\n");
+    html
+}
+
+/// Every round, one row each; nothing if there were none.
+pub fn rounds(figures: &Figures) -> String {
+    if figures.rounds.is_empty() {
+        return String::new();
+    }
+    let mut html = String::from(
+        "<section>\n<h2>Rounds</h2>\n<div class=\"wide\">\n<table>\n<thead><tr><th>round</th><th>began</th><th>took</th>\
+         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>held back</th><th>dirtied meanwhile</th>\
+         </tr></thead>\n<tbody>\n",
+    );
+    for round in &figures.rounds {
+        let rate =
+            if round.moving > 0.0 { units::rate(round.bytes as f64 / round.moving) } else { "–".into() };
+        let _ = writeln!(
+            html,
+            "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{rate}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            round.number,
+            if round.stopped { " (stopped)" } else { "" },
+            units::seconds(round.began),
+            units::seconds(round.took),
+            units::count(round.pages),
+            units::bytes(round.bytes),
+            units::seconds(round.sync),
+            units::seconds(round.throttled),
+            units::count(round.dirtied_pages),
+        );
+    }
+    html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
+    html
+}
+
+/// All other figures, name and value.
+pub fn figures(record: &Record) -> String {
+    let mut html = String::from("<section>\n<h2>Figures</h2>\n<table class=\"pairs\">\n<tbody>\n");
+    for (name, value) in summary::rows(record) {
+        let _ = writeln!(html, "<tr><th>{}</th><td>{}</td></tr>", escape(&name), escape(&value));
+    }
+    html.push_str("</tbody>\n</table>\n</section>\n");
+    html
+}

@@ -1,0 +1,82 @@
+//! Figures for tests, made up but consistent.
+
+use std::time::Duration;
+
+use crate::figures::Figures;
+use crate::record::{Check, Cpu, Guest, Record};
+use sterna::{Round, Sample, Statistics, Status, SwitchoverStep};
+
+/// A migration of 4 GiB in three rounds and a switchover of 48 ms.
+pub fn engine_statistics() -> Statistics {
+    let ms = Duration::from_millis;
+    let round = |number, began, took, pages, dirtied_pages, sync, stopped| Round {
+        number,
+        began: ms(began),
+        took: ms(took),
+        pages,
+        bytes: pages * 4100,
+        moving: ms(took - sync),
+        sync: ms(sync),
+        throttled: ms(0),
+        dirtied_pages,
+        stopped,
+    };
+    let samples = (0..=22u64).map(|tenth| Sample {
+        at: ms(80 + tenth * 100),
+        transferred_bytes: tenth * 210_000_000 + (tenth % 3) * 12_000_000,
+        remaining_bytes: (4u64 << 30).saturating_sub(tenth * 195_000_000),
+        dirty_pages_per_second: if tenth < 17 { 0 } else { 51_200 + tenth * 300 },
+    });
+    Statistics {
+        status: Status::Completed,
+        error: None,
+        total_time: ms(2350),
+        setup_time: ms(20),
+        downtime: Some(ms(48)),
+        expected_downtime: ms(51),
+        switchover: vec![
+            (SwitchoverStep::Stop, Duration::from_micros(800)),
+            (SwitchoverStep::ReleaseHooks, Duration::from_micros(20)),
+            (SwitchoverStep::LastSync, ms(1)),
+            (SwitchoverStep::LastPages, ms(31)),
+            (SwitchoverStep::Devices, ms(3)),
+            (SwitchoverStep::Prepare, ms(9)),
+            (SwitchoverStep::Start, ms(3)),
+        ],
+        ram_total_bytes: 4 << 30,
+        ram_remaining_bytes: 0,
+        transferred_bytes: 4_700_000_000,
+        multifd_bytes: 4_699_000_000,
+        precopy_bytes: 4_580_000_000,
+        downtime_bytes: 120_000_000,
+        zero_pages: 10_000,
+        normal_pages: 1_140_000,
+        absent_pages: 4_000,
+        bandwidth_bytes: 2_100_000_000,
+        dirty_pages_per_second: 57_000,
+        pages_per_second: 512_000,
+        rounds_begun: 3,
+        rounds: vec![
+            round(1, 20, 1700, 1_040_000, 96_000, 4, false),
+            round(2, 1720, 560, 96_000, 29_000, 6, false),
+            round(3, 2281, 31, 29_000, 0, 1, true),
+        ],
+        samples: samples.collect(),
+        channels: 2,
+        peer_is_sterna: Some(true),
+    }
+}
+
+/// A record with everything in it.
+pub fn record() -> Record {
+    let figures: Figures = serde_json::to_value(engine_statistics())
+        .and_then(serde_json::from_value)
+        .expect("the engine's statistics are figures");
+    Record {
+        machine: Some("kvm".into()),
+        guest: Some(Guest { downtime_seconds: 0.0512, resolution_seconds: 0.001 }),
+        check: Some(Check { passed: true, summary: "1 048 576 pages are one consistent cut".into() }),
+        cpu: Some(Cpu { source_seconds: 3.41, destination_seconds: 2.02 }),
+        ..Record::new("unix:/run/a.qmp", "tcp:127.0.0.1:4444", figures)
+    }
+}

@@ -1,0 +1,132 @@
+//! What the user sees: figures on standard output, the rest on standard error.
+//!
+//! Colour and motion only on a terminal and never when `NO_COLOR` is set ([`anstream`] takes colours out);
+//! elsewhere plain lines, and few.
+
+use std::io::{IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use owo_colors::OwoColorize;
+
+use crate::exit::{Status, Stop};
+use crate::monitor::Progress;
+use crate::units;
+
+/// Prints to standard output. A reader that has gone away is no error of ours.
+pub fn print(text: &str) {
+    let mut out = anstream::stdout().lock();
+    let _ = out.write_all(text.as_bytes());
+    if !text.ends_with('\n') {
+        let _ = out.write_all(b"\n");
+    }
+    let _ = out.flush();
+}
+
+/// Prints a line for people to standard error.
+pub fn note(text: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// Prints the sentence with which a command ends early.
+pub fn complain(stop: &Stop) {
+    let head = match stop.status {
+        Status::Usage => "sterna: usage".to_owned(),
+        Status::Cancelled | Status::Detached => "sterna".to_owned(),
+        _ => "sterna: error".to_owned(),
+    };
+    let _ = writeln!(anstream::stderr().lock(), "{} {}", format!("{head}:").red().bold(), stop.message);
+}
+
+/// The verdict's word, coloured where colours are shown.
+pub fn verdict(good: bool, text: &str) -> String {
+    if good { text.green().bold().to_string() } else { text.red().bold().to_string() }
+}
+
+/// A migration under way: a bar on a terminal, nothing elsewhere.
+pub struct Live {
+    bar: ProgressBar,
+}
+
+impl Live {
+    /// Begins to show; `quiet` never shows.
+    pub fn new(quiet: bool) -> Self {
+        let shown = !quiet && std::io::stderr().is_terminal();
+        let bar = ProgressBar::with_draw_target(
+            Some(1),
+            if shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() },
+        );
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let template = if plain {
+            "{prefix:>10} {wide_bar} {percent:>3} %\n{msg}"
+        } else {
+            "{prefix:>10.bold} {wide_bar:.blue} {percent:>3} %\n{msg}"
+        };
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.progress_chars("━╸─"));
+        Self { bar }
+    }
+
+    /// Shows how far it is.
+    pub fn show(&self, progress: &Progress) {
+        let total = progress.total_bytes.max(1);
+        self.bar.set_length(total);
+        self.bar.set_position(total.saturating_sub(progress.remaining_bytes));
+        self.bar.set_prefix(progress.status.clone());
+        self.bar.set_message(line(progress));
+    }
+
+    /// Prints a line above the bar.
+    pub fn note(&self, text: &str) {
+        if self.bar.is_hidden() { note(text) } else { self.bar.suspend(|| note(text)) }
+    }
+
+    /// Takes the bar away.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn line(progress: &Progress) -> String {
+    if progress.total_bytes == 0 {
+        return String::new();
+    }
+    let mut parts = vec![
+        format!("round {}", progress.round.max(1)),
+        units::rate(progress.bandwidth_bytes),
+        format!("{} remaining", units::bytes(progress.remaining_bytes)),
+        format!("dirty rate {}", units::rate(progress.dirty_bytes_per_second)),
+    ];
+    if let Some(downtime) = progress.downtime_ms {
+        parts.push(format!("expected downtime {downtime} ms"));
+    }
+    parts.join("  ·  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_shows_rate_remaining_dirty_rate_and_expected_downtime() {
+        let progress = Progress {
+            total_bytes: 4 << 30,
+            remaining_bytes: 1 << 30,
+            bandwidth_bytes: f64::from(1 << 30),
+            dirty_bytes_per_second: f64::from(200 << 20),
+            downtime_ms: Some(45),
+            round: 2,
+            ..Progress::default()
+        };
+
+        assert_eq!(
+            line(&progress),
+            "round 2  ·  1.00 GiB/s  ·  1.00 GiB remaining  ·  dirty rate 200 MiB/s  ·  expected downtime 45 ms"
+        );
+    }
+}
