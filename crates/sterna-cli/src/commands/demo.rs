@@ -78,11 +78,11 @@ pub fn execute(arguments: &Arguments) -> Done {
     warm_up(arguments, &mut at_source, &interrupts)?;
     let before = (source.cpu_seconds(), destination.cpu_seconds());
     let order = order(arguments, &at_source, &at_destination);
-    let figures = migrate::drive(&order, &mut at_source, Some(&mut at_destination), &live, &interrupts)?;
+    let mut record = migrate::drive(&order, &mut at_source, Some(&mut at_destination), &live, &interrupts)?;
     let after = (source.cpu_seconds(), destination.cpu_seconds());
     live.end();
 
-    let mut record = Record::new("source", &order.destination, figures);
+    record.source = "source".into();
     record.machine = Some(kind.as_str().into());
     record.cpu = spent(before, after);
     let end = watch::end(&record.statistics, &at_source);

@@ -12,7 +12,6 @@ use sterna_qmp::Endpoint;
 
 use super::pair;
 use crate::exit::{Done, Stop};
-use crate::figures::Figures;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
 use crate::record::Record;
@@ -52,10 +51,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     let mut source = Monitor::connect(&arguments.socket)?;
     let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
     let live = Live::new(arguments.json);
-    let figures = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;
+    let record = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;
     live.end();
 
-    let record = Record::new(&source.endpoint().to_string(), &arguments.destination, figures);
     if let Some(file) = &arguments.report {
         record.write(file)?;
     }
@@ -63,14 +61,14 @@ pub fn execute(arguments: &Arguments) -> Done {
     watch::end(&record.statistics, &source)
 }
 
-/// The migration itself: settings, start, end.
+/// The migration itself: settings, start, end; and what came of it, however it ended.
 pub fn drive(
     arguments: &Arguments,
     source: &mut Monitor,
     mut destination: Option<&mut Monitor>,
     live: &Live,
     interrupts: &Interrupts,
-) -> Result<Figures, Stop> {
+) -> Result<Record, Stop> {
     let ran = source.run_state()? == "running";
     source.switch_on(&arguments.cap)?;
     source.set_parameters(&arguments.set)?;
@@ -94,7 +92,7 @@ pub fn drive(
     {
         destination.execute("cont", Value::Null)?;
     }
-    Ok(figures)
+    Ok(Record::new(&source.endpoint().to_string(), &address, figures))
 }
 
 /// Makes the destination listen with the same settings, unless it does already. Gives back the address with

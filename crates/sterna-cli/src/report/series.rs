@@ -1,9 +1,10 @@
 //! From samples and rounds to values over time.
 //!
-//! Samples come about ten a second. A migration that is over sooner than a few of them is drawn from its
-//! rounds instead, each as one step.
+//! Samples come about ten a second; the first round's beginning and the last one's end are added to them. A
+//! migration that is over sooner than a few of them is drawn from its rounds instead, each as one step. What
+//! was dirtied is known when a round ends, so it is drawn as that round's mean.
 
-use crate::figures::Figures;
+use crate::figures::{Figures, Sample};
 use crate::units::PAGE_BYTES;
 
 /// A value that held from one instant to another.
@@ -37,22 +38,50 @@ pub fn end(figures: &Figures) -> f64 {
 }
 
 fn from_samples(figures: &Figures) -> Vec<Span> {
-    let mut spans = Vec::with_capacity(figures.samples.len());
-    for pair in figures.samples.windows(2) {
+    let samples = with_ends(figures);
+    let mut spans = Vec::with_capacity(samples.len());
+    for pair in samples.windows(2) {
         let (before, after) = (&pair[0], &pair[1]);
         if after.at <= before.at {
             continue;
         }
         let sent = after.transferred_bytes.saturating_sub(before.transferred_bytes);
+        let measured = after.dirty_pages_per_second as f64 * PAGE_BYTES as f64;
         spans.push(Span {
             from: before.at,
             to: after.at,
             sent_rate: sent as f64 / (after.at - before.at),
-            dirty_rate: after.dirty_pages_per_second as f64 * PAGE_BYTES as f64,
+            dirty_rate: dirty_rate_at(figures, (before.at + after.at) / 2.0).unwrap_or(measured),
             remaining: after.remaining_bytes as f64,
         });
     }
     spans
+}
+
+/// The samples between where the first round began and where the last one ended.
+fn with_ends(figures: &Figures) -> Vec<Sample> {
+    let mut samples = figures.samples.clone();
+    let (Some(first), Some(last)) = (figures.rounds.first(), figures.rounds.last()) else { return samples };
+    if samples.first().is_some_and(|sample| first.began < sample.at) {
+        let began = Sample { at: first.began, remaining_bytes: figures.ram_total_bytes, ..Sample::default() };
+        samples.insert(0, began);
+    }
+    let ended = last.began + last.took;
+    if samples.last().is_some_and(|sample| sample.at < ended) {
+        samples.push(Sample {
+            at: ended,
+            transferred_bytes: figures.transferred_bytes,
+            remaining_bytes: figures.ram_remaining_bytes,
+            dirty_pages_per_second: 0,
+        });
+    }
+    samples
+}
+
+/// Bytes per second dirtied in the finished round that was under way at `at`.
+fn dirty_rate_at(figures: &Figures, at: f64) -> Option<f64> {
+    let round = figures.rounds.iter().find(|round| (round.began..round.began + round.took).contains(&at))?;
+    Some(round.dirtied_pages as f64 * PAGE_BYTES as f64 / round.took)
 }
 
 fn from_rounds(figures: &Figures) -> Vec<Span> {
@@ -84,6 +113,20 @@ mod tests {
 
         assert_eq!(spans.len(), 7);
         assert!(spans.iter().all(|span| span.sent_rate == 200.0));
+    }
+
+    #[test]
+    fn spans_of_samples_reach_over_all_rounds_and_know_what_was_dirtied() {
+        let sample = |at, transferred_bytes| Sample { at, transferred_bytes, ..Sample::default() };
+        let samples = (1..8).map(|n| sample(f64::from(n), n as u64 * 100)).collect();
+        let rounds = vec![Round { began: 0.5, took: 9.5, dirtied_pages: 19, ..Round::default() }];
+        let figures = Figures { samples, rounds, transferred_bytes: 1000, ..Figures::default() };
+
+        let spans = spans(&figures);
+
+        assert_eq!((spans[0].from, spans[spans.len() - 1].to), (0.5, 10.0));
+        assert_eq!(spans[spans.len() - 1].sent_rate, 100.0);
+        assert!(spans.iter().all(|span| span.dirty_rate == 2.0 * 4096.0));
     }
 
     #[test]
