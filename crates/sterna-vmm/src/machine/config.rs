@@ -86,7 +86,8 @@ impl MachineConfig {
             return refuse("ram", format!("{} bytes asked for, at least 64 MiB are needed", self.ram_bytes));
         }
         match &self.guest {
-            None if !self.incoming => refuse("guest", "none given, and no migration is to bring one".into()),
+            _ if self.incoming => Ok(()),
+            None => refuse("guest", "none given, and no migration is to bring one".into()),
             Some(GuestImage::BootSector(code)) if code.is_empty() || code.len() > 512 => {
                 refuse("boot sector", format!("{} bytes, 1 to 512 are possible", code.len()))
             }
