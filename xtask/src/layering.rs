@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-qmp"],
     &["sterna-vmm", "sterna-guests"],
     &["sterna-cli"],
-    &["sterna-benches", "sterna-interop"],
+    &["sterna-benches", "sterna-interop", "sterna-soak"],
 ];
 
 /// Libraries that may not do I/O: they take nothing that could.

@@ -59,12 +59,6 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
         return Err(format!("no apt-get here: install what Debian calls {packages_text}"));
     }
     println!("installing {packages_text}");
-    let apt = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.args(["-q", "-y", "-o", "Dpkg::Use-Pty=0"]).args(arguments);
-        command.env("DEBIAN_FRONTEND", "noninteractive").stdin(std::process::Stdio::null());
-        process::output(&mut command).map(drop)
-    };
     let mut install = vec!["install", "--no-install-recommends"];
     install.extend(&packages);
     // A fresh image has no package lists; fetch them only if it is so.
@@ -76,6 +70,19 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
         Some(tool) => Err(format!("{} did not bring {}", tool.package, tool.program)),
         None => Ok(()),
     }
+}
+
+/// Fetches apt's package lists if they do not know `package`; without root or apt-get nothing is done.
+pub fn package_lists(package: &str) -> Result<()> {
+    let known = process::succeeds(Command::new("apt-cache").args(["show", package]));
+    if known || !is_root() || !process::installed("apt-get") { Ok(()) } else { apt(&["update"]) }
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("apt-get");
+    command.args(["-q", "-y", "-o", "Dpkg::Use-Pty=0"]).args(arguments);
+    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(std::process::Stdio::null());
+    process::output(&mut command).map(drop)
 }
 
 /// Formatter and linter; rust-toolchain.toml names them, but an installation without rustup may lack them.

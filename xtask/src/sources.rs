@@ -36,7 +36,7 @@ pub fn check() -> Result<Outcome> {
         }
     }
     let mut files = Vec::new();
-    for directory in ["crates", "guests", "benches", "interop", "xtask", "fuzz", "examples"] {
+    for directory in ["crates", "guests", "benches", "interop", "soak", "xtask", "fuzz", "examples"] {
         rust_files(&root().join(directory), &mut files)?;
     }
     for file in &files {

@@ -133,10 +133,19 @@ impl Figures {
         self.rounds.iter().map(|round| round.sync).sum()
     }
 
-    /// The highest dirty rate that was seen, bytes per second.
+    /// Pages that became dirty during the round at `index`: what was found at its end, or what the next one
+    /// set out with, whichever is known.
+    pub fn dirtied_in(&self, index: usize) -> u64 {
+        let pages = |index: usize, pages: fn(&Round) -> u64| self.rounds.get(index).map_or(0, pages);
+        pages(index, |round| round.dirtied_pages).max(pages(index + 1, |round| round.pages))
+    }
+
+    /// The highest dirty rate that was seen, over a round or a sample, bytes per second.
     pub fn most_dirty_rate(&self) -> f64 {
         let sampled = self.samples.iter().map(|sample| sample.dirty_pages_per_second).max().unwrap_or(0);
-        (sampled.max(self.dirty_pages_per_second) * crate::units::PAGE_BYTES) as f64
+        let rounds = self.rounds.iter().enumerate().filter(|(_, round)| round.took > 0.0);
+        let most = rounds.map(|(at, round)| self.dirtied_in(at) as f64 / round.took).fold(0.0, f64::max);
+        most.max(sampled.max(self.dirty_pages_per_second) as f64) * crate::units::PAGE_BYTES as f64
     }
 }
 
@@ -237,6 +246,15 @@ mod tests {
 
         assert_eq!(figures.moving_bandwidth(), Some(100.0));
         assert_eq!(Figures::default().moving_bandwidth(), None);
+    }
+
+    #[test]
+    fn dirtied_in_a_round_is_at_least_what_the_next_one_sends() {
+        let round = |pages, dirtied_pages| Round { took: 2.0, pages, dirtied_pages, ..Round::default() };
+        let figures = Figures { rounds: vec![round(50, 0), round(30, 40)], ..Figures::default() };
+
+        assert_eq!([0, 1, 2].map(|index| figures.dirtied_in(index)), [30, 40, 0]);
+        assert_eq!(figures.most_dirty_rate(), 20.0 * 4096.0);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! migration that is over sooner than a few of them is drawn from its rounds instead, each as one step. What
 //! was dirtied is known when a round ends, so it is drawn as that round's mean.
 
-use crate::figures::{Figures, Sample};
+use crate::figures::{Figures, Round, Sample};
 use crate::units::PAGE_BYTES;
 
 /// A value that held from one instant to another.
@@ -80,20 +80,22 @@ fn with_ends(figures: &Figures) -> Vec<Sample> {
 
 /// Bytes per second dirtied in the finished round that was under way at `at`.
 fn dirty_rate_at(figures: &Figures, at: f64) -> Option<f64> {
-    let round = figures.rounds.iter().find(|round| (round.began..round.began + round.took).contains(&at))?;
-    Some(round.dirtied_pages as f64 * PAGE_BYTES as f64 / round.took)
+    let round = |round: &Round| (round.began..round.began + round.took).contains(&at);
+    let index = figures.rounds.iter().position(round)?;
+    Some(figures.dirtied_in(index) as f64 * PAGE_BYTES as f64 / figures.rounds[index].took)
 }
 
 fn from_rounds(figures: &Figures) -> Vec<Span> {
     let mut spans = Vec::with_capacity(figures.rounds.len());
-    for round in figures.rounds.iter().filter(|round| round.took > 0.0) {
+    for (index, round) in figures.rounds.iter().enumerate().filter(|(_, round)| round.took > 0.0) {
         let bytes_per_second = |bytes: u64| bytes as f64 / round.took;
+        let dirtied = figures.dirtied_in(index).saturating_mul(PAGE_BYTES);
         spans.push(Span {
             from: round.began,
             to: round.began + round.took,
             sent_rate: bytes_per_second(round.bytes),
-            dirty_rate: bytes_per_second(round.dirtied_pages.saturating_mul(PAGE_BYTES)),
-            remaining: round.dirtied_pages as f64 * PAGE_BYTES as f64,
+            dirty_rate: bytes_per_second(dirtied),
+            remaining: dirtied as f64,
         });
     }
     spans
@@ -102,7 +104,6 @@ fn from_rounds(figures: &Figures) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::{Round, Sample};
 
     #[test]
     fn spans_of_samples_are_differences_over_time() {

@@ -50,7 +50,7 @@ pub fn rounds(figures: &Figures) -> String {
          <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>held back</th><th>dirtied meanwhile</th>\
          </tr></thead>\n<tbody>\n",
     );
-    for round in &figures.rounds {
+    for (index, round) in figures.rounds.iter().enumerate() {
         let rate =
             if round.moving > 0.0 { units::rate(round.bytes as f64 / round.moving) } else { "–".into() };
         let _ = writeln!(
@@ -64,7 +64,7 @@ pub fn rounds(figures: &Figures) -> String {
             units::bytes(round.bytes),
             units::seconds(round.sync),
             units::seconds(round.throttled),
-            units::count(round.dirtied_pages),
+            units::count(figures.dirtied_in(index)),
         );
     }
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");

@@ -25,7 +25,7 @@ pub fn picture(figures: &Figures) -> String {
     let mut svg = Svg::new(WIDTH, bottom + 44.0, "Rounds, rates and remaining bytes over time");
 
     stopped_shade(&mut svg, figures, &time, bottom);
-    rounds(&mut svg, &figures.rounds, &time, bottom);
+    rounds(&mut svg, figures, &time, bottom);
     rates(&mut svg, &spans, &time, rates_top);
     remaining(&mut svg, figures, &spans, &time, left_top);
     time_axis(&mut svg, &time, bottom);
@@ -46,17 +46,24 @@ fn stopped_shade(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
     svg.rect("stopped", left, BANDS_TOP - 6.0, (right - left).max(2.0), bottom - BANDS_TOP + 6.0, &tip);
 }
 
-fn rounds(svg: &mut Svg, rounds: &[Round], time: &Axis, bottom: f64) {
+fn rounds(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
     svg.text("title", LEFT, BANDS_TOP - 11.0, "Rounds");
-    svg.text("legend sync-key", RIGHT, BANDS_TOP - 11.0, "dark ends: dirty bits harvested (sync)");
-    for round in rounds {
+    svg.text("legend sync-key", RIGHT, BANDS_TOP - 11.0, "marks at the ends: dirty bits harvested (sync)");
+    for (index, round) in figures.rounds.iter().enumerate() {
         let (from, to) = (x(time, round.began), x(time, round.began + round.took));
         let class = match (round.stopped, round.number % 2) {
             (true, _) => "round last",
             (false, 1) => "round odd",
             (false, _) => "round even",
         };
-        svg.rect(class, from, BANDS_TOP, (to - from).max(1.5), BAND, &round_tip(round));
+        svg.rect(
+            class,
+            from,
+            BANDS_TOP,
+            (to - from).max(1.5),
+            BAND,
+            &round_tip(round, figures.dirtied_in(index)),
+        );
         let sync = x(time, round.began + round.sync) - LEFT - (x(time, round.began) - LEFT);
         if round.sync > 0.0 {
             let tip = format!("round {}: sync {}", round.number, units::seconds(round.sync));
@@ -76,7 +83,7 @@ fn rounds(svg: &mut Svg, rounds: &[Round], time: &Axis, bottom: f64) {
     }
 }
 
-fn round_tip(round: &Round) -> String {
+fn round_tip(round: &Round, dirtied: u64) -> String {
     let mut tip = format!(
         "round {}{}\nbegan at {}, took {}\n{} pages, {}\nmoving {}, sync {}",
         round.number,
@@ -91,7 +98,7 @@ fn round_tip(round: &Round) -> String {
     if round.throttled > 0.0 {
         tip += &format!("\nheld back by max-bandwidth {}", units::seconds(round.throttled));
     }
-    tip + &format!("\n{} pages dirtied meanwhile", units::count(round.dirtied_pages))
+    tip + &format!("\n{} pages dirtied meanwhile", units::count(dirtied))
 }
 
 fn rates(svg: &mut Svg, spans: &[Span], time: &Axis, top: f64) {
