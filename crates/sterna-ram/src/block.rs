@@ -218,6 +218,12 @@ impl RamBlock {
         Ok((self.pages() - holes) * PAGE_BYTES)
     }
 
+    /// Whether every page is known to be populated, so that [`RamBlock::populate`] has nothing to do. Cheap,
+    /// and may say no where it cannot be told cheaply (anonymous memory).
+    pub fn is_fully_populated(&self) -> bool {
+        self.file().is_some_and(|file| absent::file_bytes(file).is_ok_and(|bytes| bytes >= self.len_bytes()))
+    }
+
     /// Asks the kernel for transparent huge pages (faster to populate, coarser to keep sparse) or
     /// against them. No effect on [`Backing::Huge2M`] and [`Backing::Huge1G`].
     ///

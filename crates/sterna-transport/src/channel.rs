@@ -148,6 +148,22 @@ impl Channel {
         Ok(())
     }
 
+    /// Fills windows of guest RAM and then a buffer, in one go where the kernel allows: a payload and the
+    /// start of the message behind it. On an error, [`Channel::bytes_read`] says how far it came.
+    ///
+    /// # Errors
+    /// As [`Channel::read_into_ram`].
+    pub fn read_into_ram_then(&self, parts: &[RamSlice<'_>], then: &mut [u8]) -> Result<(), TransportError> {
+        if self.has_peeked.load(Ordering::Acquire) {
+            self.read_into_ram(parts)?;
+            return self.read_exact(then);
+        }
+        let then = own(then);
+        let all: Vec<Place<'_>> =
+            parts.iter().map(|part| Place::Ram(*part)).chain([Place::Own(&then)]).collect();
+        self.receive_all(&all)
+    }
+
     /// Writes all bytes.
     ///
     /// # Errors
@@ -384,5 +400,20 @@ impl Part for Own<'_> {
     fn raw(&self) -> (*mut u8, usize) {
         let _ = self.buffer;
         (self.pointer, self.len)
+    }
+}
+
+/// Somewhere to read into.
+enum Place<'a> {
+    Ram(RamSlice<'a>),
+    Own(&'a Own<'a>),
+}
+
+impl Part for Place<'_> {
+    fn raw(&self) -> (*mut u8, usize) {
+        match self {
+            Place::Ram(slice) => slice.raw(),
+            Place::Own(own) => own.raw(),
+        }
     }
 }

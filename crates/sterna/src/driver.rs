@@ -78,7 +78,8 @@ impl<M: Machine> Driver<M> {
         self.lock().passed.drain(..).collect()
     }
 
-    /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes.
+    /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. `None`
+    /// also when a state was passed: the observer is to be told at once.
     pub fn next_action(&self, patience: Duration) -> Option<M::Action> {
         let until = self.now() + patience;
         let mut inner = self.lock();
@@ -88,7 +89,7 @@ impl<M: Machine> Driver<M> {
                 return Some(action);
             }
             let now = self.now();
-            if now >= until {
+            if now >= until || !inner.passed.is_empty() {
                 return None;
             }
             inner = self.sleep(inner, now, until);

@@ -8,7 +8,8 @@ use sterna_ram::{PAGE_SIZE, RamSlice};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{
-    BlockTable, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES, RamPacketView,
+    BlockTable, DEVICE_STATE_PACKET_BYTES, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
+    RamPacketView,
 };
 
 use super::shared::Shared;
@@ -38,6 +39,18 @@ struct Lane<'a> {
     pages: Vec<u8>,
 }
 
+/// The start of the next packet, read together with a payload: as much as every packet has.
+struct Ahead {
+    bytes: [u8; DEVICE_STATE_PACKET_BYTES],
+    count: usize,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { bytes: [0; DEVICE_STATE_PACKET_BYTES], count: 0 }
+    }
+}
+
 impl<'a> Lane<'a> {
     fn new(shared: &'a Shared, index: usize, channel: &'a Channel) -> Result<Self, MigrationError> {
         let blocks = shared.vm.ram().blocks().iter();
@@ -59,17 +72,19 @@ impl<'a> Lane<'a> {
 
     fn run(&mut self) -> Result<(), MigrationError> {
         let mut header = Box::new([0; RAM_PACKET_BYTES]);
-        while self.read_header(&mut header)? {
+        let mut next = Ahead::default();
+        while self.read_header(&mut header, &next)? {
             let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
             let view = RamPacketView::decode(&header, &self.table, self.method)
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
             self.shared.rounds.packet();
+            next = Ahead::default();
             if view.is_sync() {
                 if !self.shared.rounds.sync(self.index) {
                     return Ok(());
                 }
             } else {
-                self.take(&view)?;
+                self.take(&view, &mut next)?;
             }
             let received = RAM_PACKET_BYTES + view.payload_bytes();
             self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
@@ -78,11 +93,17 @@ impl<'a> Lane<'a> {
     }
 
     /// Reads a packet without its payload. False: the channel ended between two packets, as it may.
-    fn read_header(&self, header: &mut [u8; RAM_PACKET_BYTES]) -> Result<bool, MigrationError> {
-        let got = loop {
+    fn read_header(
+        &self,
+        header: &mut [u8; RAM_PACKET_BYTES],
+        ahead: &Ahead,
+    ) -> Result<bool, MigrationError> {
+        let mut got = ahead.count;
+        header[..got].copy_from_slice(&ahead.bytes[..got]);
+        while got == 0 {
             match self.channel.read_some(&mut header[..HEADER_BYTES]) {
                 Ok(0) => return Ok(false),
-                Ok(got) => break got,
+                Ok(count) => got = count,
                 // Between packets a lane may be silent for as long as the main channel lives.
                 Err(TransportError::Stalled { .. }) => {
                     if self.shared.stopping.load(Ordering::Acquire) {
@@ -91,9 +112,12 @@ impl<'a> Lane<'a> {
                 }
                 Err(error) => return Err(error.into()),
             }
-        };
-        self.channel.read_exact(&mut header[got..HEADER_BYTES])?;
-        let base = self.channel.bytes_read() - HEADER_BYTES as u64;
+        }
+        if got < HEADER_BYTES {
+            self.channel.read_exact(&mut header[got..HEADER_BYTES])?;
+            got = HEADER_BYTES;
+        }
+        let base = self.channel.bytes_read() - got as u64;
         let known = PacketHeader::peek(&header[..HEADER_BYTES])
             .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
         if let Some(PacketHeader { kind: PacketKind::DeviceState }) = known {
@@ -104,11 +128,31 @@ impl<'a> Lane<'a> {
                 ),
             });
         }
-        self.channel.read_exact(&mut header[HEADER_BYTES..])?;
+        self.channel.read_exact(&mut header[got..])?;
         Ok(true)
     }
 
-    fn take(&mut self, view: &RamPacketView<'_>) -> Result<(), MigrationError> {
+    /// Reads a payload in place and, in the same call, the start of the packet that must follow: at least
+    /// the round's SYNC does. If it does not come yet, or never, that is for [`Lane::read_header`] to judge.
+    fn read_raw(&self, places: &[RamSlice<'_>], next: &mut Ahead) -> Result<(), MigrationError> {
+        let bytes: usize = places.iter().map(RamSlice::len).sum();
+        let end = self.channel.bytes_read() + bytes as u64;
+        match self.channel.read_into_ram_then(places, &mut next.bytes) {
+            Ok(()) => {
+                next.count = next.bytes.len();
+                Ok(())
+            }
+            Err(TransportError::Stalled { .. } | TransportError::Closed { .. })
+                if self.channel.bytes_read() >= end =>
+            {
+                next.count = (self.channel.bytes_read() - end) as usize;
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn take(&mut self, view: &RamPacketView<'_>, next: &mut Ahead) -> Result<(), MigrationError> {
         let Some(block) = view.block() else { return Ok(()) };
         let shared = self.shared;
         let run = |run: sterna_wire::multifd::PageRun| PageRun {
@@ -127,7 +171,7 @@ impl<'a> Lane<'a> {
             *place = Some(part);
         }
         if count > 0 {
-            self.read_pages(view, count as usize, &places)?;
+            self.read_pages(view, count as usize, &places, next)?;
             for part in normal.iter().flatten() {
                 shared.sink.commit(*part)?;
             }
@@ -147,9 +191,10 @@ impl<'a> Lane<'a> {
         view: &RamPacketView<'_>,
         count: usize,
         places: &[RamSlice<'_>],
+        next: &mut Ahead,
     ) -> Result<(), MigrationError> {
         let Some(codec) = &mut self.codec else {
-            return Ok(self.channel.read_into_ram(places)?);
+            return self.read_raw(places, next);
         };
         self.payload.resize(view.payload_bytes(), 0);
         self.channel.read_exact(&mut self.payload)?;

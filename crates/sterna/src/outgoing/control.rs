@@ -308,13 +308,8 @@ impl Control {
     fn finish(&mut self, outcome: MachineOutcome) {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
         let _ = self.close_channels();
-        if let (End::Completed, Some(stopped)) = (outcome.end, self.stopped_at) {
-            let mut figures = lock(&self.shared.figures);
-            figures.downtime = Some(stopped.elapsed());
-            figures.pending_bytes = 0;
-            figures.left_bytes = 0;
-            drop(figures);
-            self.step(SwitchoverStep::Start);
+        if outcome.end == End::Completed {
+            self.note_downtime();
         }
         self.rounds = None;
         self.shared.tell_passed();
@@ -337,10 +332,24 @@ impl Control {
         if self.ran_before { "running" } else { "paused" }
     }
 
+    /// The guest's pause ended when the destination acknowledged: it says so when the guest runs.
+    fn note_downtime(&mut self) {
+        let mut figures = lock(&self.shared.figures);
+        figures.pending_bytes = 0;
+        figures.left_bytes = 0;
+        let end = figures.acknowledged.unwrap_or_else(Instant::now);
+        figures.downtime = self.stopped_at.map(|stopped| end - stopped);
+        drop(figures);
+        self.step_until(SwitchoverStep::Start, end);
+    }
+
     /// A step of the switchover ended now.
     pub fn step(&mut self, step: SwitchoverStep) {
-        let now = Instant::now();
-        let took = now - self.step_began;
+        self.step_until(step, Instant::now());
+    }
+
+    fn step_until(&mut self, step: SwitchoverStep, now: Instant) {
+        let took = now.saturating_duration_since(self.step_began);
         self.step_began = now;
         lock(&self.shared.figures).switchover.push((step, took));
         self.shared.tell(&Event::SwitchoverStep { step, took });

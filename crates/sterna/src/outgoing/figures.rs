@@ -29,6 +29,8 @@ pub(super) struct Figures {
     pub rounds: Vec<Round>,
     pub peer_is_sterna: Option<bool>,
     channels: u32,
+    /// When the destination said that it has the guest.
+    pub acknowledged: Option<Instant>,
     /// Counts when the guest stopped.
     pub at_stop: Option<Counts>,
     samples: Vec<Sample>,
@@ -56,6 +58,7 @@ impl Figures {
             rounds: Vec::new(),
             peer_is_sterna: None,
             channels,
+            acknowledged: None,
             at_stop: None,
             samples: Vec::new(),
             window: (now, Counts::default()),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna_ram::GuestRam;
 
+use super::multifd_lane::window;
 use crate::error::MigrationError;
 use crate::order::{LaneCursor, PageRun, Pass, PassQueue};
 use crate::pages::PageWriter;
@@ -91,25 +92,22 @@ impl Lane<'_> {
         if self.detection == ZeroPageDetection::None {
             return writer.write_run(run);
         }
-        let block = ram.block(run.block);
-        let is_zero = |page: u64| -> Result<bool, MigrationError> {
-            Ok(block.slice(page * PAGE_SIZE as u64, PAGE_SIZE)?.is_zero())
-        };
-        let mut first = run.first;
-        let mut zero = is_zero(first)?;
-        for page in first + 1..=run.end() {
-            let next = if page < run.end() { Some(is_zero(page)?) } else { None };
-            if next == Some(zero) {
-                continue;
-            }
-            let part = PageRun { block: run.block, first, count: page - first };
-            if zero {
+        let mut zero = [0; TAKE_PAGES.div_ceil(64) as usize];
+        if window(ram, run)?.zero_page_bits(&mut zero) == 0 {
+            return writer.write_run(run);
+        }
+        let is_zero = |page: u64| zero[(page / 64) as usize] >> (page % 64) & 1 == 1;
+        let mut first = 0;
+        while first < run.count {
+            let same = (first + 1..run.count).find(|&page| is_zero(page) != is_zero(first));
+            let end = same.unwrap_or(run.count);
+            let part = PageRun { block: run.block, first: run.first + first, count: end - first };
+            if is_zero(first) {
                 writer.zero_run(part)?;
             } else {
                 writer.write_run(part)?;
             }
-            first = page;
-            zero = next.unwrap_or_default();
+            first = end;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::return_path::ReturnMessage;
 
-use super::shared::Shared;
+use super::shared::{Shared, lock};
 use crate::error::MigrationError;
 
 const CHANNEL: &str = "return path";
@@ -65,6 +65,7 @@ impl Reader<'_> {
                 if code != 0 {
                     self.shared.note_error(MigrationError::DestinationFailed(code));
                 }
+                lock(&self.shared.figures).acknowledged.get_or_insert_with(std::time::Instant::now);
                 self.shared.report(Fed::Shut(code));
                 Ok(())
             }

@@ -28,6 +28,8 @@ pub struct RamSink {
     ram: GuestRam,
     received: DirtyBitmaps,
     may_hold_bytes: Vec<bool>,
+    /// Per block: pages may be missing, and are populated just ahead of their payload.
+    populates: Vec<bool>,
     cleared: AtomicU64,
 }
 
@@ -36,6 +38,7 @@ impl RamSink {
     pub fn new(ram: &GuestRam, may_hold_bytes: Vec<bool>) -> Self {
         Self {
             received: DirtyBitmaps::new(ram),
+            populates: ram.blocks().iter().map(|block| !block.is_fully_populated()).collect(),
             ram: ram.clone(),
             may_hold_bytes,
             cleared: AtomicU64::new(0),
@@ -59,7 +62,7 @@ impl PageSink for RamSink {
         let block = self.ram.block(run.block);
         let slice = block.slice(run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?;
         let received = self.received.block(run.block);
-        if received.set_range(run.first, run.count) > 0 && !self.may_hold_bytes[run.block] {
+        if received.set_range(run.first, run.count) > 0 && self.populates[run.block] {
             block.populate(run.first, run.count)?;
         }
         Ok(slice)

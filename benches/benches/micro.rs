@@ -1,0 +1,87 @@
+//! What the pieces cost: zero scan, bitmaps, packets. `cargo xtask bench micro`.
+
+use divan::counter::{BytesCount, ItemsCount};
+use divan::{Bencher, black_box};
+use sterna_ram::zero::Method as ScanMethod;
+use sterna_ram::{Backing, PAGE_SIZE, PageBitmap, RamBlock};
+use sterna_wire::multifd::{BlockTable, Method, RamPacketEncoder, RamPacketView};
+
+fn main() {
+    divan::main();
+}
+
+/// 64 MiB: more than the second-level cache holds, so that memory is what is measured.
+const RAM_BYTES: u64 = 64 << 20;
+/// A guest of 16 GiB.
+const PAGES: u64 = 4 << 20;
+
+#[divan::bench(args = ScanMethod::available())]
+fn zero_scan(bencher: Bencher<'_, '_>, method: ScanMethod) {
+    let block = RamBlock::new("ram", RAM_BYTES, Backing::Anonymous).expect("memory");
+    block.populate(0, block.pages()).expect("memory");
+    bencher.counter(BytesCount::new(RAM_BYTES)).bench_local(|| {
+        let zero = (0..block.pages()).filter(|&page| {
+            let window = block.slice(page * PAGE_SIZE as u64, PAGE_SIZE).expect("inside");
+            method.is_zero(window)
+        });
+        black_box(zero.count())
+    });
+}
+
+#[divan::bench(args = [0, 1, 13, 63])]
+fn bitmap_merge(bencher: Bencher<'_, '_>, offset: u64) {
+    let bitmap = PageBitmap::new(PAGES + 64);
+    let words = vec![0xa5a5_a5a5_a5a5_a5a5; (PAGES / 64) as usize];
+    bencher.counter(ItemsCount::new(PAGES)).bench_local(|| bitmap.merge_words(offset, black_box(&words)));
+}
+
+/// Runs of that many pages, as many clear ones between.
+#[divan::bench(args = [1, 8, 128])]
+fn bitmap_take_runs(bencher: Bencher<'_, '_>, length: u64) {
+    bencher
+        .counter(ItemsCount::new(PAGES / 2))
+        .with_inputs(|| {
+            let bitmap = PageBitmap::new(PAGES);
+            (0..PAGES).step_by(2 * length as usize).for_each(|first| {
+                bitmap.set_range(first, length);
+            });
+            bitmap
+        })
+        .bench_local_values(|bitmap| {
+            let mut at = 0;
+            while let Some(run) = bitmap.take_run(at, PAGES, 128) {
+                at = run.first + run.count;
+            }
+            bitmap
+        });
+}
+
+#[divan::bench(args = [0, 64, 128])]
+fn packet_encode(bencher: Bencher<'_, '_>, zero: u64) {
+    let mut packets = RamPacketEncoder::new(Method::None);
+    bencher.counter(ItemsCount::new(128_u64)).bench_local(|| {
+        packets.begin("ram.low").expect("a name");
+        for page in 0..128 {
+            let offset = page * PAGE_SIZE as u64;
+            let pushed = if page < zero { packets.push_zero(offset) } else { packets.push_normal(offset) };
+            assert!(pushed);
+        }
+        black_box(packets.finish(7, (128 - zero as u32) * PAGE_SIZE as u32)[320])
+    });
+}
+
+#[divan::bench(args = [0, 64, 128])]
+fn packet_decode(bencher: Bencher<'_, '_>, zero: u64) {
+    let table = BlockTable::new([("ram.low".to_owned(), 1 << 30)]).expect("a table");
+    let mut packets = RamPacketEncoder::new(Method::None);
+    packets.begin("ram.low").expect("a name");
+    for page in 0..128 {
+        let offset = page * PAGE_SIZE as u64;
+        assert!(if page < zero { packets.push_zero(offset) } else { packets.push_normal(offset) });
+    }
+    let packet = *packets.finish(7, (128 - zero as u32) * PAGE_SIZE as u32);
+    bencher.counter(ItemsCount::new(128_u64)).bench_local(|| {
+        let view = RamPacketView::decode(black_box(&packet), &table, Method::None).expect("sound");
+        black_box(view.normal().chain(view.zero()).sum::<u64>())
+    });
+}

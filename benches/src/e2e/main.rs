@@ -1,0 +1,110 @@
+//! End to end on loopback: whole migrations of a guest in this process, and in the same run the plain copy
+//! of the same bytes over the same number of sockets, and the zero scan of the same pages.
+//!
+//! Each repetition times all of them one after the other, so that a noisy neighbour hits all alike; what is
+//! printed are medians, and the ratio repetition by repetition.
+#![allow(clippy::print_stdout, reason = "a bench prints its figures")]
+
+mod guest;
+mod limits;
+mod sample;
+
+use clap::{Parser, ValueEnum};
+use sample::Series;
+
+/// Times migrations over loopback against what the machine can do.
+#[derive(Parser)]
+struct Args {
+    /// RAM of the guest, MiB.
+    #[arg(long, default_value_t = 4096)]
+    ram: u64,
+    /// Multifd channels; 0: the main channel alone.
+    #[arg(long, default_value_t = 2)]
+    channels: u8,
+    /// What RAM holds.
+    #[arg(long, value_enum, default_value_t = Fill::Random)]
+    fill: Fill,
+    /// Pages per second that each of two workers writes meanwhile; 0: an idle guest.
+    #[arg(long, default_value_t = 0)]
+    dirty: u64,
+    /// The order in which they write.
+    #[arg(long, value_enum, default_value_t = Dirty::Sequential)]
+    pattern: Dirty,
+    /// Repetitions.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Leave the destination's memory untouched before: first touches cost what they cost.
+    #[arg(long)]
+    fresh: bool,
+    /// Compression of the pages.
+    #[arg(long, value_enum, default_value_t = Codec::None)]
+    compression: Codec,
+    /// Print each migration's rounds and switchover.
+    #[arg(long)]
+    timeline: bool,
+    /// Figures as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq, Debug)]
+enum Fill {
+    Random,
+    Zero,
+    Half,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Dirty {
+    Sequential,
+    Random,
+    HotSet,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Codec {
+    None,
+    Zlib,
+    Zstd,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args = Args::parse();
+    let bytes = args.ram << 20;
+    let sockets = usize::from(args.channels.max(1));
+    let copy = limits::CopyBuffers::new(bytes / sockets as u64, sockets);
+    let mut migrations = Series::new("migration");
+    let mut copies = Series::new("plain copy");
+    let mut scans = Series::new("zero scan");
+    let pair = guest::Pair::new(&args)?;
+    for run in 0..=args.runs {
+        let migration = pair.migrate(&args)?;
+        let copied = copy.run()?;
+        let scanned = limits::zero_scan(pair.source_ram(), sockets);
+        // The first repetition warms up.
+        if run > 0 {
+            migrations.push(migration);
+            copies.push(copied);
+            scans.push(scanned);
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::json!([migrations.json(), copies.json(), scans.json()]));
+        return Ok(());
+    }
+    println!(
+        "{} MiB, {:?} fill, {} channels, {} pages/s dirtied, destination {}; medians of {}",
+        args.ram,
+        args.fill,
+        args.channels,
+        2 * args.dirty,
+        if args.fresh { "fresh" } else { "touched before" },
+        args.runs
+    );
+    for series in [&migrations, &copies, &scans] {
+        println!("{series}");
+    }
+    println!("migration / plain copy: {:.2}", migrations.speed_ratio(&copies));
+    println!("migration / zero scan:  {:.2}", migrations.speed_ratio(&scans));
+    Ok(())
+}
