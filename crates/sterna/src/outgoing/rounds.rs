@@ -41,7 +41,9 @@ pub(super) struct Rounds {
     next: DirtyBitmaps,
     round: Open,
     first_pass_began: Instant,
+    /// When the dirty rate was last taken, and the pages found dirty since.
     harvested_at: Instant,
+    dirtied: u64,
     last_sync: Duration,
 }
 
@@ -84,6 +86,7 @@ impl Control {
             },
             first_pass_began: Instant::now(),
             harvested_at: Instant::now(),
+            dirtied: 0,
             last_sync: Duration::ZERO,
         });
         self.enter_pass();
@@ -163,18 +166,18 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         let began = Instant::now();
-        shared.vm.dirty_source().harvest(&rounds.next)?;
-        let found = rounds.next.count();
+        rounds.dirtied += shared.vm.dirty_source().harvest(&rounds.next)?.newly_dirty;
         rounds.last_sync = began.elapsed();
         rounds.round.sync += rounds.last_sync;
         let since = rounds.harvested_at.elapsed();
         let mut figures = lock(&shared.figures);
-        // A second look shortly after the first adds to it; its own rate would say little.
+        // A second look shortly after the first: its own rate would say little.
         if since >= RATE_WINDOW {
-            figures.dirty_pages_per_second = per_second(found, since);
+            figures.dirty_pages_per_second = per_second(rounds.dirtied, since);
+            rounds.dirtied = 0;
             rounds.harvested_at = Instant::now();
         }
-        figures.pending_bytes = found * PAGE_SIZE as u64;
+        figures.pending_bytes = rounds.next.count() * PAGE_SIZE as u64;
         Ok(())
     }
 
