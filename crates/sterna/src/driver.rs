@@ -153,10 +153,10 @@ impl<M: Machine> Inner<M> {
     }
 
     fn tick(&mut self, now: Duration) {
-        if self.machine.deadline().is_some_and(|deadline| deadline <= now) {
-            if let Err(refusal) = self.feed(now, M::TICK) {
-                tracing::error!(%refusal, "the handover machine refused a tick");
-            }
+        if self.machine.deadline().is_some_and(|deadline| deadline <= now)
+            && let Err(refusal) = self.feed(now, M::TICK)
+        {
+            tracing::error!(%refusal, "the handover machine refused a tick");
         }
     }
 }

@@ -53,7 +53,8 @@ impl SectionKnowledge for Sections {
             )),
             Some(device) if version > device.version() || version < device.oldest_version() => {
                 BodyKind::Refuse(format!(
-                    "its version is {version} and this side knows {} to {}: migrate between equal versions",
+                    "the version of device {name:?} is {version} and this side knows {} to {}: migrate between \
+                     equal versions",
                     device.oldest_version(),
                     device.version()
                 ))

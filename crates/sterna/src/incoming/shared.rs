@@ -223,9 +223,11 @@ impl Shared {
     }
 
     pub fn statistics(&self) -> IncomingStatistics {
+        let status = self.status();
         IncomingStatistics {
-            status: self.status(),
-            error: self.error().map(|error| error.to_string()),
+            status,
+            // A connection that broke behind the commit is no failure.
+            error: self.error().filter(|_| status != Status::Completed).map(|error| error.to_string()),
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             normal_pages: self.normal_pages.load(Ordering::Relaxed),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),

@@ -32,6 +32,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
 /// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
 pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), Refusal> {
     shared.feed(Fed::OperatorRetry)?;
+    shared.begin_again();
     let mut control = Control::new(Arc::clone(shared));
     let spawned =
         std::thread::Builder::new().name("migration".to_owned()).spawn(move || control.perform_all());
@@ -47,7 +48,6 @@ pub(super) struct Control {
     pub multifd: Vec<Arc<Channel>>,
     pub threads: Vec<JoinHandle<()>>,
     pub rounds: Option<Rounds>,
-    stopped_at: Option<Instant>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
     step_began: Instant,
@@ -69,7 +69,6 @@ impl Control {
             multifd: Vec::new(),
             threads: Vec::new(),
             rounds: None,
-            stopped_at: None,
             ran_before: false,
             step_began: now,
             keepalive: now,
@@ -198,9 +197,11 @@ impl Control {
         self.step_began = began;
         match self.shared.vm.stop() {
             Ok(()) => {
-                self.stopped_at = Some(began);
                 self.ran_before = was_running;
-                lock(&self.shared.figures).at_stop = Some(self.shared.counters.now());
+                let mut figures = lock(&self.shared.figures);
+                figures.stopped_at = Some(began);
+                figures.at_stop = Some(self.shared.counters.now());
+                drop(figures);
                 self.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
                 self.shared.report(Fed::GuestStopped { was_running });
@@ -309,7 +310,8 @@ impl Control {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
         let _ = self.close_channels();
         if outcome.end == End::Completed {
-            self.note_downtime();
+            self.shared.tell_passed();
+            self.note_start();
         }
         self.rounds = None;
         self.shared.tell_passed();
@@ -333,14 +335,13 @@ impl Control {
     }
 
     /// The guest's pause ended when the destination acknowledged: it says so when the guest runs.
-    fn note_downtime(&mut self) {
-        let mut figures = lock(&self.shared.figures);
-        figures.pending_bytes = 0;
-        figures.left_bytes = 0;
-        let end = figures.acknowledged.unwrap_or_else(Instant::now);
-        figures.downtime = self.stopped_at.map(|stopped| end - stopped);
+    fn note_start(&mut self) {
+        let figures = lock(&self.shared.figures);
+        let end = figures.stopped_at.zip(figures.downtime).map(|(stopped, downtime)| stopped + downtime);
         drop(figures);
-        self.step_until(SwitchoverStep::Start, end);
+        if let Some(end) = end {
+            self.step_until(SwitchoverStep::Start, end);
+        }
     }
 
     /// A step of the switchover ended now.

@@ -31,6 +31,8 @@ pub(super) struct Figures {
     channels: u32,
     /// When the destination said that it has the guest.
     pub acknowledged: Option<Instant>,
+    /// When the guest was stopped for the switchover.
+    pub stopped_at: Option<Instant>,
     /// Counts when the guest stopped.
     pub at_stop: Option<Counts>,
     samples: Vec<Sample>,
@@ -59,6 +61,7 @@ impl Figures {
             peer_is_sterna: None,
             channels,
             acknowledged: None,
+            stopped_at: None,
             at_stop: None,
             samples: Vec::new(),
             window: (now, Counts::default()),
@@ -73,6 +76,13 @@ impl Figures {
         self.status = status;
         if status == Status::Active {
             self.setup.get_or_insert(self.began.elapsed());
+        }
+        // Whoever is told of the end asks for the figures at once.
+        if status == Status::Completed {
+            self.pending_bytes = 0;
+            self.left_bytes = 0;
+            let end = self.acknowledged.unwrap_or_else(Instant::now);
+            self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
         }
         if status.is_terminal() {
             self.ended.get_or_insert(self.began.elapsed());

@@ -45,8 +45,7 @@ impl Limiter {
     pub fn take(&self, bytes: u64) -> Duration {
         let mut state = self.lock();
         let mut began = None;
-        loop {
-            let Some(budget) = state.budget.filter(|_| !state.open) else { break };
+        while let Some(budget) = state.budget.filter(|_| !state.open) {
             let now = Instant::now();
             let passed = now.duration_since(state.window);
             if passed >= WINDOW {

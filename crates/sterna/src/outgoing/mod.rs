@@ -110,7 +110,10 @@ impl Migration {
     /// Its figures now.
     pub fn statistics(&self) -> Statistics {
         let error = self.shared.error().map(|error| error.to_string());
-        lock(&self.shared.figures).snapshot(self.shared.counters.now(), error)
+        let figures = lock(&self.shared.figures);
+        // What went wrong on the way (a lost acknowledgement) is over when it has completed.
+        let error = error.filter(|_| figures.status() != Status::Completed);
+        figures.snapshot(self.shared.counters.now(), error)
     }
 
     /// Ends it; the guest stays here and runs on. From any thread, at any moment.

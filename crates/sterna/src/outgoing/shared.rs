@@ -170,6 +170,11 @@ impl Shared {
         self.ended.notify_all();
     }
 
+    /// A held guest is to be freed: who waits from now on waits for the end of that.
+    pub fn begin_again(&self) {
+        *lock(&self.outcome) = None;
+    }
+
     pub fn outcome(&self) -> Option<Outcome> {
         lock(&self.outcome).clone()
     }

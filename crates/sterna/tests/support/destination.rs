@@ -1,0 +1,239 @@
+//! A destination made by hand: reads the stream as QEMU would, and answers as its script says.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use sterna::Address;
+use sterna::ram::PAGE_SIZE;
+use sterna_wire::main::{BodyKind, Command, Expectations, MainDecoder, MainItem, SectionKind, Step};
+use sterna_wire::return_path::ReturnMessage;
+
+use super::recording::spawn;
+
+/// What the destination has just read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    ReturnPath,
+    Ping(u32),
+    RamStart,
+    Switchover,
+    Eof,
+    Description,
+}
+
+/// What it does then.
+pub enum Reply {
+    Nothing,
+    Say(Vec<u8>),
+    Close,
+}
+
+pub type Script = Box<dyn FnMut(Seen) -> Reply + Send>;
+
+pub struct HandMade {
+    address: Address,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    script: Mutex<Script>,
+    /// What it answers to the status question; None: closes.
+    answer: Mutex<Option<u32>>,
+    questions: Mutex<u32>,
+    main: Mutex<Vec<u8>>,
+    sockets: Mutex<Vec<TcpStream>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    ends: Mutex<bool>,
+}
+
+impl HandMade {
+    pub fn new(script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let shared = Arc::new(Shared {
+            script: Mutex::new(script),
+            answer: Mutex::new(None),
+            questions: Mutex::new(0),
+            main: Mutex::default(),
+            sockets: Mutex::default(),
+            threads: Mutex::default(),
+            ends: Mutex::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        let acceptor = spawn(move || accept(&accepting, &listener));
+        Self { address, shared, acceptor: Some(acceptor) }
+    }
+
+    /// As QEMU: echoes every PING, and says SHUT 0 when all is there.
+    pub fn like_qemu() -> Self {
+        Self::new(Box::new(qemu))
+    }
+
+    /// As QEMU, except where `otherwise` has an answer.
+    pub fn except(mut otherwise: impl FnMut(Seen) -> Option<Reply> + Send + 'static) -> Self {
+        Self::new(Box::new(move |read| otherwise(read).unwrap_or_else(|| qemu(read))))
+    }
+
+    pub fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    /// All bytes of the main channel so far.
+    pub fn main(&self) -> Vec<u8> {
+        self.shared.main.lock().unwrap().clone()
+    }
+
+    pub fn answers(&self, status: Option<u32>) {
+        *self.shared.answer.lock().unwrap() = status;
+    }
+
+    pub fn questions(&self) -> u32 {
+        *self.shared.questions.lock().unwrap()
+    }
+}
+
+/// What QEMU answers.
+pub fn qemu(read: Seen) -> Reply {
+    match read {
+        Seen::Ping(value) => say(&ReturnMessage::Pong(value)),
+        Seen::Description => say(&ReturnMessage::Shut(0)),
+        _ => Reply::Nothing,
+    }
+}
+
+/// What a Sterna answers until the commit.
+pub fn sterna(read: Seen) -> Reply {
+    use sterna_wire::extension::{EXTENSION_PING, Features};
+    match read {
+        Seen::Ping(EXTENSION_PING) => {
+            let mut bytes = Vec::new();
+            ReturnMessage::Pong(EXTENSION_PING).encode(&mut bytes).unwrap();
+            ReturnMessage::Pong(Features::HANDOVER.to_pong()).encode(&mut bytes).unwrap();
+            Reply::Say(bytes)
+        }
+        other => qemu(other),
+    }
+}
+
+pub fn say(message: &ReturnMessage) -> Reply {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes).unwrap();
+    Reply::Say(bytes)
+}
+
+impl Drop for HandMade {
+    fn drop(&mut self) {
+        *self.shared.ends.lock().unwrap() = true;
+        let _ = TcpStream::connect(("127.0.0.1", super::port(&self.address)));
+        self.acceptor.take().unwrap().join().unwrap();
+        for socket in self.shared.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    while let Ok((socket, _)) = listener.accept() {
+        if *shared.ends.lock().unwrap() {
+            return;
+        }
+        shared.sockets.lock().unwrap().push(socket.try_clone().unwrap());
+        let serving = Arc::clone(shared);
+        shared.threads.lock().unwrap().push(spawn(move || serve(&serving, socket)));
+    }
+}
+
+fn serve(shared: &Shared, mut socket: TcpStream) {
+    let mut first = [0; 4];
+    if socket.read_exact(&mut first).is_err() {
+        return;
+    }
+    match &first {
+        b"QEVM" => main(shared, socket, first),
+        b"STNQ" => {
+            let mut rest = [0; 20];
+            let _ = socket.read_exact(&mut rest);
+            *shared.questions.lock().unwrap() += 1;
+            if let Some(status) = *shared.answer.lock().unwrap() {
+                let _ = socket.write_all(b"STNQ\x00\x00\x00\x01");
+                let _ = socket.write_all(&status.to_be_bytes());
+            }
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        _ => {
+            let _ = std::io::copy(&mut socket, &mut std::io::sink());
+        }
+    }
+}
+
+fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
+    let knowledge = |name: &str, _: u32, _: u32, _: SectionKind| match name {
+        "ram" => BodyKind::Ram,
+        "globalstate" => BodyKind::FixedLength(104),
+        _ => BodyKind::LengthPrefixed,
+    };
+    let multifd = Expectations { multifd: true, ..Expectations::default() };
+    let mut decoder = MainDecoder::new(Box::new(knowledge), multifd);
+    let mut buffer = first.to_vec();
+    shared.main.lock().unwrap().extend_from_slice(&first);
+    loop {
+        match decoder.next(&buffer).expect("the engine's stream follows the format") {
+            Step::NeedMore(_) => {
+                if !more(shared, &mut socket, &mut buffer) {
+                    return;
+                }
+            }
+            Step::Partial { consumed } => drop(buffer.drain(..consumed)),
+            Step::End => drop(more(shared, &mut socket, &mut buffer)),
+            Step::Item { item, consumed } => {
+                buffer.drain(..consumed);
+                let read = match item {
+                    MainItem::PagePayloadFollows { .. } => {
+                        while buffer.len() < PAGE_SIZE {
+                            if !more(shared, &mut socket, &mut buffer) {
+                                return;
+                            }
+                        }
+                        buffer.drain(..PAGE_SIZE);
+                        decoder.payload_consumed();
+                        continue;
+                    }
+                    MainItem::Command(Command::OpenReturnPath) => Seen::ReturnPath,
+                    MainItem::Command(Command::Ping(value)) => Seen::Ping(value),
+                    MainItem::Command(Command::SwitchoverStart) => Seen::Switchover,
+                    MainItem::RamStart(_) => Seen::RamStart,
+                    MainItem::Eof => Seen::Eof,
+                    MainItem::VmDescription(_) => Seen::Description,
+                    _ => continue,
+                };
+                match (shared.script.lock().unwrap())(read) {
+                    Reply::Nothing => {}
+                    Reply::Say(bytes) => drop(socket.write_all(&bytes)),
+                    Reply::Close => {
+                        let _ = socket.shutdown(Shutdown::Both);
+                        return;
+                    }
+                }
+                if read == Seen::Description {
+                    while more(shared, &mut socket, &mut buffer) {}
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn more(shared: &Shared, socket: &mut TcpStream, buffer: &mut Vec<u8>) -> bool {
+    let mut piece = [0; 16 * 1024];
+    let Ok(count @ 1..) = socket.read(&mut piece) else { return false };
+    buffer.extend_from_slice(&piece[..count]);
+    shared.main.lock().unwrap().extend_from_slice(&piece[..count]);
+    true
+}

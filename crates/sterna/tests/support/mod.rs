@@ -1,0 +1,164 @@
+//! What the tests of failures share: guests that fail on order, a proxy that harms, peers made by hand.
+//!
+//! Every case runs inside [`case`], which proves that nothing is left behind: no descriptor, no thread.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub mod census;
+pub mod destination;
+pub mod hook;
+pub mod proxy;
+pub mod recording;
+pub mod vm;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::{Address, Arrival, Event, Incoming, Migration, Outcome, Parameters, Status, WaitLimits};
+use sterna_guests::model::Fill;
+use sterna_guests::process::ProcessConfig;
+
+pub use census::case;
+pub use vm::TestVm;
+
+use crate::common;
+
+/// Limits for peers that are silent on purpose.
+pub const SHORT: WaitLimits = WaitLimits {
+    setup: Duration::from_millis(400),
+    stall: Duration::from_millis(400),
+    prepare: Duration::from_millis(400),
+    acknowledge: Duration::from_millis(400),
+    ask_interval: Duration::from_millis(50),
+};
+
+/// A guest small enough to migrate in no time, with pages of every kind.
+pub fn small() -> ProcessConfig {
+    ProcessConfig {
+        blocks: vec![("ram.low".into(), 3 << 20), ("ram.high".into(), 1 << 20)],
+        fill: Fill::Half(7),
+        working_set_pages: Some(64),
+        ..common::config()
+    }
+}
+
+pub fn short() -> Parameters {
+    Parameters { limits: SHORT, ..common::parameters() }
+}
+
+/// Two of [`small`], the first one running.
+pub fn vms() -> (Arc<TestVm>, Arc<TestVm>) {
+    let (source, target) = common::pair(&small());
+    (TestVm::new(source), TestVm::new(target))
+}
+
+/// The destination has given everything back and never had a guest.
+pub fn assert_reset(target: &TestVm) {
+    use sterna::TargetVm;
+    assert!(!target.guest.has_guest(), "a guest at the destination");
+    let resident: u64 =
+        TargetVm::ram(target).blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
+    assert_eq!(resident, 0, "bytes left at the destination");
+}
+
+/// Failed at both sides, the guest lives where it was, the destination has nothing. Gives both reasons.
+pub fn assert_failed(
+    outcome: &Outcome,
+    arrival: &Arrival,
+    source: &TestVm,
+    target: &TestVm,
+) -> (sterna::MigrationError, sterna::MigrationError) {
+    let Outcome::Failed { error: ours, held: false } = outcome else { panic!("{outcome:?}") };
+    let Arrival::Failed(theirs) = arrival else { panic!("{arrival:?}") };
+    common::assert_lives_on(&source.guest);
+    assert_reset(target);
+    (ours.clone(), theirs.clone())
+}
+
+/// The same two can migrate after all.
+pub fn assert_next_works(source: &Arc<TestVm>, target: &Arc<TestVm>) {
+    let (params, capabilities) = common::multifd(2);
+    let incoming = vm::listen(target, &params, capabilities);
+    let migration = vm::start(source, &incoming.address(), &params, capabilities, Arc::new(()));
+    let (outcome, arrival) = (migration.wait(), incoming.wait());
+    common::assert_arrived(&outcome, &arrival, &target.guest);
+}
+
+/// Waits until `done`, which must come by itself.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}: never");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn until_status(migration: &Migration, status: Status) {
+    eventually(&format!("{status:?}, is {:?}", migration.status()), || migration.status() == status);
+}
+
+pub fn port(address: &Address) -> u16 {
+    let Address::Tcp { port, .. } = address else { panic!("{address}") };
+    *port
+}
+
+pub fn warnings(events: &[Event]) -> Vec<String> {
+    let warning = |event: &Event| match event {
+        Event::Warning(text) => Some(text.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(warning).collect()
+}
+
+/// A destination that somebody else fills.
+pub fn waiting(params: &Parameters, capabilities: sterna::Capabilities) -> (Arc<TestVm>, Incoming) {
+    common::trace();
+    let guest = sterna_guests::process::ProcessGuest::waiting(small()).expect("destination");
+    let vm = TestVm::new(guest);
+    let incoming = vm::listen(&vm, params, capabilities);
+    (vm, incoming)
+}
+
+/// A migration's handle for its own observer, which may be called before the handle is there.
+#[derive(Default)]
+pub struct Handle(std::sync::Mutex<Option<Migration>>);
+
+impl Handle {
+    pub fn set(&self, migration: &Migration) {
+        *self.0.lock().unwrap() = Some(migration.clone());
+    }
+
+    pub fn get(&self) -> Migration {
+        loop {
+            if let Some(migration) = &*self.0.lock().unwrap() {
+                return migration.clone();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// The observer belongs to the migration: without this they would keep each other.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+}
+
+/// Randomness of a test, from STERNA_SEED or the clock; printed either way.
+pub struct Random(u64);
+
+impl Random {
+    #[allow(clippy::print_stderr)]
+    pub fn new(test: &str) -> Self {
+        let clock =
+            || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let seed = std::env::var("STERNA_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(clock);
+        eprintln!("{test}: STERNA_SEED={seed}");
+        Self(seed | 1)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 8) % bound
+    }
+}

@@ -1,0 +1,131 @@
+//! A source's stream as bytes: taken from the engine without a return path, replayed with changes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use sterna::{Address, Outcome};
+
+use crate::common;
+
+/// Every channel's bytes.
+#[derive(Clone)]
+pub struct Recording {
+    pub main: Vec<u8>,
+    /// By id; the initial packet included.
+    pub lanes: Vec<Vec<u8>>,
+}
+
+impl Recording {
+    /// What the engine sends of a paused guest of `machine_type`, over `lanes` multifd channels or none.
+    pub fn take(machine_type: &str, lanes: u8) -> Self {
+        let (source, _) = super::vms();
+        source.is_machine(machine_type);
+        source.guest.pause().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to: Address = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let reader = spawn(move || {
+            let read = |mut socket: TcpStream| {
+                spawn(move || {
+                    let mut bytes = Vec::new();
+                    socket.read_to_end(&mut bytes).unwrap();
+                    bytes
+                })
+            };
+            let threads: Vec<_> = (0..=lanes).map(|_| read(listener.accept().unwrap().0)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let (mut params, mut capabilities) = common::multifd(lanes.max(1));
+        params.limits.setup = std::time::Duration::from_secs(10);
+        capabilities.multifd = lanes > 0;
+        capabilities.return_path = false;
+        let migration = super::vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+        let (mut main, mut rest) = (Vec::new(), vec![Vec::new(); usize::from(lanes)]);
+        for bytes in reader.join().unwrap() {
+            if bytes.starts_with(b"QEVM") {
+                main = bytes;
+            } else {
+                let id = usize::from(bytes[24]);
+                rest[id] = bytes;
+            }
+        }
+        Self { main, lanes: rest }
+    }
+
+    /// Where `pattern` stands in the main channel, first.
+    pub fn find(&self, pattern: &[u8]) -> usize {
+        self.find_after(0, pattern)
+    }
+
+    pub fn find_after(&self, from: usize, pattern: &[u8]) -> usize {
+        let found = self.main[from..].windows(pattern.len()).position(|window| window == pattern);
+        from + found.unwrap_or_else(|| panic!("no {pattern:02x?} in the main channel"))
+    }
+
+    /// Inserts bytes into the main channel.
+    pub fn insert(&mut self, at: usize, bytes: &[u8]) {
+        self.main.splice(at..at, bytes.iter().copied());
+    }
+
+    /// Inserts OPEN_RETURN_PATH behind the configuration, so that the destination says SHUT.
+    pub fn with_return_path(mut self) -> Self {
+        let at = self.find(&[1, 0, 0, 0, 1, 3, b'r', b'a', b'm']);
+        self.insert(at, &[8, 0, 1, 0, 0]);
+        self
+    }
+
+    /// Sends it all; closes behind it unless `open`.
+    pub fn send(&self, to: &Address, open: bool) -> Sent {
+        let mut sent = Sent { sockets: Vec::new(), threads: Vec::new() };
+        for bytes in std::iter::once(&self.main).chain(&self.lanes) {
+            sent.channel(to, bytes.clone(), open);
+        }
+        sent
+    }
+}
+
+/// Connections that bytes are sent on; they end when this is dropped.
+#[derive(Default)]
+pub struct Sent {
+    sockets: Vec<TcpStream>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Sent {
+    pub fn channel(&mut self, to: &Address, bytes: Vec<u8>, open: bool) {
+        let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
+        self.sockets.push(socket.try_clone().unwrap());
+        self.threads.push(spawn(move || {
+            // A destination that does not like the bytes closes while they come.
+            let _ = socket.write_all(&bytes);
+            if !open {
+                let _ = socket.shutdown(Shutdown::Write);
+            }
+        }));
+    }
+
+    /// What came back on the first connection until its end.
+    pub fn returned(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.sockets[0].read_to_end(&mut bytes);
+        bytes
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    std::thread::Builder::new().name("peer".into()).spawn(work).unwrap()
+}

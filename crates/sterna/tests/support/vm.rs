@@ -1,0 +1,169 @@
+//! A process guest that can be told to fail, to lack a device, or to be another machine.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use sterna::ram::{DirtySource, GuestRam};
+use sterna::{
+    Address, Capabilities, Device, Hook, Incoming, Migration, Observer, Parameters, RunState, SourceVm,
+    TargetVm, VmError,
+};
+use sterna_guests::process::ProcessGuest;
+
+/// Delegates to a process guest, except where it was told otherwise.
+pub struct TestVm {
+    pub guest: Arc<ProcessGuest>,
+    pub machine_type: Mutex<String>,
+    pub uuid: Mutex<Option<[u8; 16]>>,
+    pub fail_stop: AtomicBool,
+    pub fail_resume: AtomicBool,
+    pub fail_start: AtomicBool,
+    pub starts: Mutex<u32>,
+    pub resumes: Mutex<u32>,
+}
+
+impl TestVm {
+    pub fn new(guest: Arc<ProcessGuest>) -> Arc<Self> {
+        Arc::new(Self {
+            guest,
+            machine_type: Mutex::new("sterna-process".into()),
+            uuid: Mutex::new(None),
+            fail_stop: AtomicBool::new(false),
+            fail_resume: AtomicBool::new(false),
+            fail_start: AtomicBool::new(false),
+            starts: Mutex::new(0),
+            resumes: Mutex::new(0),
+        })
+    }
+
+    pub fn is_machine(&self, name: &str) {
+        *self.machine_type.lock().unwrap() = name.to_owned();
+    }
+}
+
+pub fn order(flag: &AtomicBool, fails: bool) {
+    flag.store(fails, Ordering::SeqCst);
+}
+
+fn unless(flag: &AtomicBool, what: &str) -> Result<(), VmError> {
+    if flag.load(Ordering::SeqCst) { Err(VmError::new(what, "told to fail")) } else { Ok(()) }
+}
+
+impl SourceVm for TestVm {
+    fn machine_type(&self) -> String {
+        self.machine_type.lock().unwrap().clone()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        *self.uuid.lock().unwrap()
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(self.guest.as_ref())
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        self.guest.dirty_source()
+    }
+    fn run_state(&self) -> RunState {
+        self.guest.run_state()
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        unless(&self.fail_stop, "stop")?;
+        self.guest.stop()
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        unless(&self.fail_resume, "resume")?;
+        *self.resumes.lock().unwrap() += 1;
+        self.guest.resume()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        SourceVm::devices(self.guest.as_ref())
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        SourceVm::compatibility(self.guest.as_ref())
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        SourceVm::hooks(self.guest.as_ref())
+    }
+}
+
+impl TargetVm for TestVm {
+    fn machine_type(&self) -> String {
+        SourceVm::machine_type(self)
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        SourceVm::uuid(self)
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(self)
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        SourceVm::devices(self)
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        SourceVm::compatibility(self)
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        SourceVm::hooks(self)
+    }
+    fn start(&self) -> Result<(), VmError> {
+        unless(&self.fail_start, "start")?;
+        *self.starts.lock().unwrap() += 1;
+        self.guest.start()
+    }
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        self.guest.take_over_paused()
+    }
+    fn reset(&self) {
+        self.guest.reset();
+    }
+}
+
+pub fn listen(target: &Arc<TestVm>, params: &Parameters, capabilities: Capabilities) -> Incoming {
+    let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
+    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    Incoming::listen(vm, &address, params.clone(), capabilities, Arc::new(())).expect("listening")
+}
+
+pub fn start(
+    source: &Arc<TestVm>,
+    to: &Address,
+    params: &Parameters,
+    capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+) -> Migration {
+    let vm: Arc<dyn SourceVm> = Arc::clone(source) as _;
+    Migration::start(vm, to, params.clone(), capabilities, observer).expect("started")
+}
+
+/// A device whose state is a fixed text and that fails on order.
+pub struct TestDevice {
+    pub name: &'static str,
+    pub version: u32,
+    pub fail_save: AtomicBool,
+    pub fail_load: AtomicBool,
+}
+
+impl TestDevice {
+    pub fn new(name: &'static str, version: u32) -> Arc<Self> {
+        Arc::new(Self { name, version, fail_save: AtomicBool::new(false), fail_load: AtomicBool::new(false) })
+    }
+}
+
+impl Device for TestDevice {
+    fn name(&self) -> String {
+        self.name.into()
+    }
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn oldest_version(&self) -> u32 {
+        self.version
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        unless(&self.fail_save, "save")?;
+        Ok(b"state".to_vec())
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        unless(&self.fail_load, "load")?;
+        if body == b"state" { Ok(()) } else { Err(VmError::new("load", "another state")) }
+    }
+}

@@ -1,0 +1,217 @@
+//! The acknowledgement is lost: nobody runs the guest twice, and the truth is asked for.
+
+mod common;
+mod support;
+
+use std::sync::Arc;
+
+use sterna::{Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status};
+use support::destination::{HandMade, Reply, Seen, sterna as like_sterna};
+use support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
+use support::{TestVm, assert_failed, assert_next_works, assert_reset, case, until_status, vm, vms};
+
+/// SHUT of any value.
+const SHUT: &[u8] = &[0, 1, 0, 4, 0, 0, 0];
+
+fn settings() -> (Parameters, Capabilities) {
+    common::multifd(2)
+}
+
+/// A migration whose acknowledgement never passes the proxy; the connection is cut instead.
+fn lose_acknowledgement(
+    source: &Arc<TestVm>,
+    target: &Arc<TestVm>,
+    log: &Arc<common::Log>,
+) -> (Incoming, Proxy, Migration) {
+    let (params, capabilities) = settings();
+    let incoming = vm::listen(target, &params, capabilities);
+    let proxy = Proxy::new(&incoming.address(), at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+    proxy.refuse(false);
+    let migration = vm::start(source, &proxy.address(), &params, capabilities, Arc::clone(log) as _);
+    (incoming, proxy, migration)
+}
+
+#[test]
+fn lost_acknowledgement_is_asked_for_and_completes() {
+    case("lost", || {
+        let (source, target) = vms();
+        let log = Arc::default();
+        let (incoming, _proxy, migration) = lose_acknowledgement(&source, &target, &log);
+        let outcome = migration.wait();
+        common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
+        assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+        assert_eq!(migration.status(), Status::Completed);
+        assert_eq!(migration.statistics().error, None, "it succeeded");
+        assert!(!migration.may_guest_run());
+        assert_eq!(*source.resumes.lock().unwrap(), 0);
+    });
+}
+
+#[test]
+fn lost_refusal_is_asked_for_and_the_source_resumes() {
+    case("lost refusal", || {
+        let (source, target) = vms();
+        vm::order(&target.fail_start, true);
+        let log = Arc::default();
+        let (incoming, _proxy, migration) = lose_acknowledgement(&source, &target, &log);
+        let outcome = migration.wait();
+        assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+        assert_failed(&outcome, &incoming.wait(), &source, &target);
+        vm::order(&target.fail_start, false);
+        assert_next_works(&source, &target);
+    });
+}
+
+/// Undecided for good: the destination cannot be reached any more.
+fn unreachable(decision: Option<Decision>) {
+    let (source, target) = vms();
+    let log = Arc::new(common::Log::default());
+    let (params, capabilities) = settings();
+    let incoming = vm::listen(&target, &params, capabilities);
+    let to = incoming.address();
+    let proxy = Proxy::new(&to, at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+    let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
+    // Every channel is through by then; questions are not.
+    support::eventually("commit", || {
+        if log.events().contains(&Event::Status(Status::Active)) {
+            proxy.refuse(true);
+        }
+        migration.status() == Status::Undecided
+    });
+    assert!(matches!(incoming.wait(), Arrival::Completed(_)));
+    std::thread::sleep(params.limits.ask_interval * 4);
+    assert_eq!(migration.status(), Status::Undecided);
+    assert!(migration.outcome().is_none());
+    assert!(!migration.may_guest_run());
+    assert_eq!(sterna::SourceVm::run_state(source.as_ref()), sterna::RunState::Paused);
+    let refusal = migration.cancel().expect_err("it may run there").to_string();
+    assert!(refusal.contains("decide"), "{refusal}");
+    let warned = support::warnings(&log.events());
+    assert!(warned.iter().any(|text| text.contains("undecided")), "{warned:?}");
+    match decision {
+        Some(Decision::DestinationRuns) => {
+            migration.decide(Decision::DestinationRuns).expect("undecided");
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            common::assert_lives_on(&target.guest);
+            assert_eq!(*source.resumes.lock().unwrap(), 0);
+        }
+        Some(Decision::SourceRuns) => {
+            // The operator makes sure of it first.
+            target.guest.quit();
+            migration.decide(Decision::SourceRuns).expect("undecided");
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+            common::assert_lives_on(&source.guest);
+        }
+        None => {
+            // The network comes back, and with it the answer.
+            proxy.refuse(false);
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            common::assert_lives_on(&target.guest);
+        }
+    }
+    migration.decide(Decision::SourceRuns).expect_err("nothing to decide");
+    migration.cancel().expect_err("over");
+}
+
+#[test]
+fn unreachable_destination_leaves_it_undecided_until_it_answers() {
+    case("comes back", || unreachable(None));
+}
+
+#[test]
+fn operator_decides_for_the_destination() {
+    case("destination runs", || unreachable(Some(Decision::DestinationRuns)));
+}
+
+#[test]
+fn operator_decides_for_the_source() {
+    case("source runs", || unreachable(Some(Decision::SourceRuns)));
+}
+
+#[test]
+fn pending_and_unknown_are_no_answers() {
+    case("pending", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        let (params, capabilities) = settings();
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
+        until_status(&migration, Status::Undecided);
+        for answer in [None, Some(3), Some(4), Some(77)] {
+            peer.answers(answer);
+            let before = peer.questions();
+            support::eventually("questions", || peer.questions() > before + 2);
+            assert_eq!(migration.status(), Status::Undecided, "{answer:?}");
+        }
+        peer.answers(Some(2));
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn silent_qemu_after_the_commit_leaves_it_to_the_operator() {
+    case("silent", || {
+        let (source, _) = vms();
+        let peer = HandMade::except(|seen| (seen == Seen::Description).then_some(Reply::Nothing));
+        let (_, capabilities) = settings();
+        let migration = vm::start(&source, &peer.address(), &support::short(), capabilities, Arc::new(()));
+        until_status(&migration, Status::Undecided);
+        assert_eq!(peer.questions(), 0, "a QEMU cannot be asked");
+        migration.decide(Decision::SourceRuns).expect("undecided");
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn destination_dropped_while_undecided_stays_undecided() {
+    case("dropped", || {
+        let (source, target) = vms();
+        let (params, capabilities) = settings();
+        let incoming = vm::listen(&target, &params, capabilities);
+        let proxy =
+            Proxy::new(&incoming.address(), at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+        let log = Arc::new(common::Log::default());
+        let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
+        support::eventually("commit", || {
+            proxy.refuse(log.events().contains(&Event::Status(Status::Active)));
+            migration.status() == Status::Undecided
+        });
+        drop(incoming);
+        proxy.refuse(false);
+        std::thread::sleep(params.limits.ask_interval * 4);
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::DestinationRuns).expect("undecided");
+        assert!(matches!(migration.wait(), Outcome::Completed));
+        common::assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn destination_dropped_before_the_commit_fails_it() {
+    case("dropped early", || {
+        let (source, target) = vms();
+        let (mut params, capabilities) = settings();
+        params.max_bandwidth_bytes = 1 << 20;
+        let incoming = vm::listen(&target, &params, capabilities);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        until_status(&migration, Status::Active);
+        drop(incoming);
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+        support::eventually("reset", || {
+            sterna::TargetVm::ram(target.as_ref()).blocks().iter().all(|b| b.resident_bytes().unwrap() == 0)
+        });
+        assert_reset(&target);
+        assert_next_works(&source, &target);
+    });
+}
