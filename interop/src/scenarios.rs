@@ -86,6 +86,8 @@ fn pending(parameters: Vec<u64>, stopped: Duration) -> Result<Arc<KvmMachine>, F
 fn clocks() -> Result<(), Failure> {
     let here = started(guests::clock_guest(), vec![])?;
     grows(&here, clock::HEARTBEAT, 100)?;
+    // Far longer than the target's own clocks will have run: were they not set, they would go back.
+    std::thread::sleep(PAUSE * 4);
     let before = Instant::now();
     let there = moved(&here, PAUSE)?;
     grows(&there, clock::HEARTBEAT, 100)?;
