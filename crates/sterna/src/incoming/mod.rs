@@ -72,6 +72,24 @@ impl Incoming {
         Ok(Self { guard: Arc::new(Guard { shared }) })
     }
 
+    /// As [`Incoming::listen`], but takes pages that come twice in a round: for showing that memory is
+    /// corrupt if a source violates the page order and nobody looks.
+    ///
+    /// # Errors
+    /// As [`Incoming::listen`].
+    #[cfg(feature = "planted-faults")]
+    pub fn listen_trusting(
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        let incoming = Self::listen(vm, at, params, capabilities, observer)?;
+        incoming.guard.shared.rounds.trust();
+        Ok(incoming)
+    }
+
     /// Where it listens, with the port that the kernel chose.
     pub fn address(&self) -> Address {
         self.guard.shared.listener.local_address()

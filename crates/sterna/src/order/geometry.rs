@@ -61,3 +61,49 @@ impl Geometry {
         (first_slice + index, Range { block, first, end: pages.min(first + SLICE_PAGES) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sterna_ram::{Backing, PAGE_SIZE, RamBlock};
+
+    use super::*;
+
+    fn geometry(pages: &[u64]) -> Geometry {
+        let block = |(index, pages): (usize, &u64)| {
+            RamBlock::new(format!("b{index}"), pages * PAGE_SIZE as u64, Backing::Anonymous).unwrap()
+        };
+        Geometry::new(&GuestRam::new(pages.iter().enumerate().map(block).collect()).unwrap())
+    }
+
+    #[test]
+    fn chunks_cover_every_page_once_in_order() {
+        let sizes = [1, 512, 513, 40_000];
+        let geometry = geometry(&sizes);
+        let mut next = (0, 0);
+        for chunk in (0..geometry.chunks()).map(|number| geometry.chunk(number)) {
+            if next.1 == sizes[next.0] {
+                next = (next.0 + 1, 0);
+            }
+            assert_eq!((chunk.block, chunk.first), next);
+            assert!(chunk.end > chunk.first && chunk.end - chunk.first <= CHUNK_PAGES);
+            next.1 = chunk.end;
+        }
+        assert_eq!(next, (sizes.len() - 1, sizes[sizes.len() - 1]));
+    }
+
+    #[test]
+    fn slice_of_a_chunk_holds_the_whole_chunk_and_has_a_number_of_its_own() {
+        let geometry = geometry(&[1, 512, 513, 40_000]);
+        let mut seen = Vec::new();
+        for chunk in (0..geometry.chunks()).map(|number| geometry.chunk(number)) {
+            let (number, slice) = geometry.slice_of(chunk.block, chunk.first);
+            assert!(slice.block == chunk.block && slice.first <= chunk.first && chunk.end <= slice.end);
+            assert!(slice.first.is_multiple_of(64), "sources re-arm whole words");
+            if seen.last() != Some(&(number, slice)) {
+                seen.push((number, slice));
+            }
+        }
+        let numbers: Vec<u64> = seen.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, (0..geometry.slices()).collect::<Vec<_>>());
+    }
+}

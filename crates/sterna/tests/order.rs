@@ -1,0 +1,235 @@
+//! Passes by themselves: who takes which page when, and what is re-armed before.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sterna::order::{LaneCursor, PageRun, Pass, PassQueue, Taken};
+use sterna::ram::dirty::SoftwareLog;
+use sterna::ram::{
+    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
+};
+
+/// Pages of a slice that is re-armed at once (`order::geometry`).
+const SLICE_PAGES: u64 = 16 * 1024;
+
+/// Three blocks: two slices and a bit, less than a chunk, one chunk and a bit. None is populated.
+fn ram() -> GuestRam {
+    let block = |name: &str, pages: u64| {
+        RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("a block")
+    };
+    GuestRam::new(vec![block("a", 2 * SLICE_PAGES + 77), block("b", 3), block("c", 600)]).unwrap()
+}
+
+/// Remembers what was re-armed, and how long that takes.
+#[derive(Default)]
+struct Recorder {
+    calls: Mutex<Vec<(usize, u64, u64)>>,
+    /// Pages re-armed so far, over all calls that have returned.
+    done: Mutex<Vec<(usize, u64, u64)>>,
+    slow: bool,
+    fails: bool,
+}
+
+impl DirtySource for Recorder {
+    fn start(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+    fn stop(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+    fn harvest(&self, _: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        Ok(Harvest::default())
+    }
+    fn rearm(&self, block: usize, first: u64, count: u64, _: &PageBitmap) -> Result<(), DirtyError> {
+        self.calls.lock().unwrap().push((block, first, count));
+        if self.fails {
+            return Err(DirtyError::NotStarted { origin: "recorder" });
+        }
+        if self.slow {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.done.lock().unwrap().push((block, first, count));
+        Ok(())
+    }
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+}
+
+impl Recorder {
+    fn covers(&self, run: PageRun) -> bool {
+        let done = self.done.lock().unwrap();
+        done.iter().any(|&(block, first, count)| {
+            block == run.block && first <= run.first && run.end() <= first + count
+        })
+    }
+}
+
+fn take_all(pass: &Pass, ram: &GuestRam, dirty: &dyn DirtySource, most: u64) -> Vec<Taken> {
+    let mut at = LaneCursor::default();
+    std::iter::from_fn(|| pass.take(&mut at, most, ram, dirty).expect("taking")).collect()
+}
+
+/// Every `step`th page of every block.
+fn some(ram: &GuestRam, step: usize) -> DirtyBitmaps {
+    let bits = DirtyBitmaps::new(ram);
+    for (index, block) in ram.blocks().iter().enumerate() {
+        (0..block.pages()).step_by(step).for_each(|page| drop(bits.block(index).set(page)));
+    }
+    bits
+}
+
+#[test]
+fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
+    let ram = ram();
+    for step in [1, 2, 5, 511] {
+        let pages = some(&ram, step).count();
+        let pass = Pass::new(1, &ram, some(&ram, step), false, None);
+        let taken = DirtyBitmaps::new(&ram);
+        let total = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for lane in 0..8 {
+                let (pass, ram, taken, total) = (&pass, &ram, &taken, &total);
+                scope.spawn(move || {
+                    for Taken { run, absent } in take_all(pass, ram, &Recorder::default(), 1 + lane * 40) {
+                        assert!(run.count > 0 && !absent);
+                        let new = taken.block(run.block).set_range(run.first, run.count);
+                        assert_eq!(new, run.count, "pages of {run:?} were taken twice");
+                        total.fetch_add(run.count, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let wanted = some(&ram, step);
+        assert_eq!(total.into_inner(), pages);
+        assert_eq!(taken.or_from(&wanted), 0, "pages were left out");
+        assert_eq!(pass.left(), 0);
+        assert!(pass.is_rearmed());
+    }
+}
+
+#[test]
+fn lane_takes_no_more_than_it_asked_for() {
+    let ram = ram();
+    let pass = Pass::new(1, &ram, some(&ram, 1), false, None);
+    for Taken { run, .. } in take_all(&pass, &ram, &Recorder::default(), 128) {
+        assert!(run.count <= 128, "{run:?}");
+    }
+}
+
+#[test]
+fn slice_is_rearmed_once_and_whole_before_any_lane_reads_from_it() {
+    let ram = ram();
+    let dirty = Recorder { slow: true, ..Recorder::default() };
+    let pass = Pass::new(1, &ram, some(&ram, 3), false, None);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut at = LaneCursor::default();
+                while let Some(taken) = pass.take(&mut at, 128, &ram, &dirty).expect("taking") {
+                    assert!(dirty.covers(taken.run), "{taken:?} was given out before it was re-armed");
+                }
+            });
+        }
+    });
+    let mut calls = dirty.calls.into_inner().unwrap();
+    calls.sort_unstable();
+    assert_eq!(
+        calls,
+        [
+            (0, 0, SLICE_PAGES),
+            (0, SLICE_PAGES, SLICE_PAGES),
+            (0, 2 * SLICE_PAGES, 77),
+            (1, 0, 3),
+            (2, 0, 600)
+        ]
+    );
+}
+
+#[test]
+fn slice_without_a_page_of_the_pass_is_not_rearmed() {
+    let ram = ram();
+    let bits = DirtyBitmaps::new(&ram);
+    bits.block(0).set(SLICE_PAGES + 5);
+    let dirty = Recorder::default();
+    let pass = Pass::new(1, &ram, bits, false, None);
+    let taken = take_all(&pass, &ram, &dirty, 128);
+    assert_eq!(taken.len(), 1);
+    assert_eq!(*dirty.calls.lock().unwrap(), [(0, SLICE_PAGES, SLICE_PAGES)]);
+    assert!(pass.is_rearmed());
+}
+
+#[test]
+fn write_between_harvest_and_rearming_is_kept_for_the_next_pass() {
+    let ram = ram();
+    let log = SoftwareLog::new(&ram);
+    log.start().unwrap();
+    log.mark(2, 10);
+    let harvested = DirtyBitmaps::new(&ram);
+    log.harvest(&harvested).unwrap();
+    // Not harvested, and in the same slice: must not be cleared when the pass re-arms.
+    log.mark(2, 11);
+    let pass = Pass::new(1, &ram, harvested, false, None);
+    let taken = take_all(&pass, &ram, &log, 128);
+    assert_eq!(taken, [Taken { run: PageRun { block: 2, first: 10, count: 1 }, absent: false }]);
+    let next = DirtyBitmaps::new(&ram);
+    log.harvest(&next).unwrap();
+    assert_eq!(next.count(), 1);
+    assert!(next.block(2).get(11));
+}
+
+#[test]
+fn failed_rearming_gives_out_no_page_to_any_lane() {
+    let ram = ram();
+    let dirty = Recorder { fails: true, ..Recorder::default() };
+    let pass = Pass::new(1, &ram, some(&ram, 1), false, None);
+    for _ in 0..2 {
+        let error = pass.take(&mut LaneCursor::default(), 128, &ram, &dirty).unwrap_err();
+        assert!(error.to_string().contains("recorder"), "{error}");
+    }
+}
+
+#[test]
+fn absent_pages_are_given_out_apart_from_populated_ones() {
+    let ram = ram();
+    let populated = [(0, 0), (0, 3), (0, 4), (0, SLICE_PAGES), (0, 2 * SLICE_PAGES + 76), (2, 599)];
+    for (block, page) in populated {
+        ram.block(block).write(page * PAGE_SIZE as u64, &[1]).unwrap();
+    }
+    let pass = Pass::new(1, &ram, some(&ram, 1), true, None);
+    let taken = take_all(&pass, &ram, &Recorder::default(), 128);
+    let mut present = Vec::new();
+    let mut absent = 0;
+    for Taken { run, absent: is_absent } in taken {
+        if is_absent {
+            absent += run.count;
+        } else {
+            present.extend((run.first..run.end()).map(|page| (run.block, page)));
+        }
+    }
+    // A kernel may populate around a write; what was written must be among them, and nothing is lost.
+    assert!(populated.iter().all(|place| present.contains(place)), "{present:?}");
+    assert_eq!(absent + present.len() as u64, ram.total_bytes() / PAGE_SIZE as u64);
+    assert!(present.len() < 5000, "{} pages count as populated", present.len());
+    assert_eq!(pass.left(), 0);
+}
+
+#[test]
+fn queue_gives_passes_in_order_and_ends() {
+    let ram = ram();
+    let queue = PassQueue::default();
+    let pass = |number| std::sync::Arc::new(Pass::new(number, &ram, some(&ram, 99), false, None));
+    queue.publish(pass(1));
+    queue.publish(pass(2));
+    assert_eq!(queue.next(0, false).unwrap().number(), 1);
+    assert_eq!(queue.next(1, false).unwrap().number(), 2);
+    std::thread::scope(|scope| {
+        let behind = scope.spawn(|| queue.next(1, true).map(|pass| pass.number()));
+        queue.flushed(1);
+        assert_eq!(behind.join().unwrap(), Some(2));
+        let waiting = scope.spawn(|| queue.next(2, false).map(|pass| pass.number()));
+        queue.end();
+        assert_eq!(waiting.join().unwrap(), None);
+    });
+}
