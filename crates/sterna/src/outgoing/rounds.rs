@@ -238,6 +238,9 @@ impl Control {
         let mut figures = lock(&self.shared.figures);
         figures.observe(counts);
         let (now, open) = (figures.clock(), &rounds.round);
+        // What its harvest found is the next pass already, or waits for more.
+        let is_followed = rounds.pass.number() > pass.number();
+        let found = if is_followed { rounds.pass.pages() } else { rounds.next.count() };
         let took = now - open.began;
         let throttled = figures.throttled_between(open.counts, counts);
         figures.rounds.push(Round {
@@ -249,7 +252,7 @@ impl Control {
             moving: took.saturating_sub(throttled),
             sync: open.sync,
             throttled,
-            dirtied_pages: rounds.next.count(),
+            dirtied_pages: found,
             stopped: open.stopped,
         });
         let stopped = figures.at_stop.is_some();
