@@ -75,7 +75,9 @@ fn take_all(pass: &Pass, ram: &GuestRam, dirty: &dyn DirtySource, most: u64) -> 
 fn some(ram: &GuestRam, step: usize) -> DirtyBitmaps {
     let bits = DirtyBitmaps::new(ram);
     for (index, block) in ram.blocks().iter().enumerate() {
-        (0..block.pages()).step_by(step).for_each(|page| drop(bits.block(index).set(page)));
+        (0..block.pages()).step_by(step).for_each(|page| {
+            bits.block(index).set(page);
+        });
     }
     bits
 }
