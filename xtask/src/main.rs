@@ -30,7 +30,7 @@ usage: cargo xtask COMMAND
   test [PART…]                  everything that must pass; --list names the parts
   check                         formatting, lints, licences, layers, rules for sources
   fuzz [TARGET…] [--seconds N]  each fuzz target (or those named) for N seconds (default 60)
-  soak [--count N]              N migrations cancelled, cut or killed (default 1000)
+  soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|e2e] [-- ARGS]   the benches (default: both)
   lab                           tests that need real KVM, inside a VM that has it
   demo-loop N [-- ARGS]         N demo migrations in a row, every one checked

@@ -9,22 +9,27 @@ use crate::workspace::Metadata;
 /// What the issue asks for.
 const FULL: u64 = 1000;
 
-/// `cargo xtask soak [--count N]`.
+/// `cargo xtask soak [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    let count = match arguments {
-        [] => FULL,
-        [option, count] if option == "--count" => {
-            count.parse().map_err(|_| Failure::Usage(format!("`{count}` is no count")))?
+    let (mut count, mut seed) = (FULL, None);
+    for pair in arguments.chunks(2) {
+        let [option, number] = pair else {
+            return Err(Failure::Usage(format!("`{}` needs a number", pair[0])));
+        };
+        let number = number.parse().map_err(|_| Failure::Usage(format!("`{number}` is no number")))?;
+        match option.as_str() {
+            "--count" => count = number,
+            "--seed" => seed = Some(number),
+            _ => return Err(Failure::Usage("soak takes `--count N` and `--seed S`".into())),
         }
-        _ => return Err(Failure::Usage("soak takes only `--count N`".into())),
-    };
+    }
     let mut parts = Parts::default();
-    parts.part("soak", || run(count, true));
+    parts.part("soak", || run(count, seed, true));
     parts.finish()
 }
 
 /// Runs `count` disturbed migrations, in the profile of the tests unless `release`.
-pub fn run(count: u64, release: bool) -> Result<Outcome> {
+pub fn run(count: u64, seed: Option<u64>, release: bool) -> Result<Outcome> {
     let Some(target) = Metadata::of_members(None)?.target("soak") else {
         return Ok(Outcome::Skipped("no target is called `soak`".into()));
     };
@@ -38,5 +43,8 @@ pub fn run(count: u64, release: bool) -> Result<Outcome> {
         command.arg("--release");
     }
     command.args(["--", "--count", &count.to_string()]);
+    if let Some(seed) = seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
     process::run(&mut command).map(|()| Outcome::Passed)
 }

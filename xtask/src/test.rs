@@ -31,7 +31,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     quick(&mut parts);
     let mut skipped = Vec::new();
     parts.part("tests", || tests(&mut skipped));
-    parts.part("soak", || soak::run(SOAK_SAMPLE, false));
+    parts.part("soak", || soak::run(SOAK_SAMPLE, None, false));
     parts.part("demo", || demo::run(DEMO_SAMPLE, &[], false));
     parts.part("fuzz", || fuzz::run(&[], FUZZ_EACH));
     parts.part("lab", lab::run);

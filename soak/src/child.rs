@@ -1,0 +1,172 @@
+//! A side in a process of its own, so that it can be killed.
+//!
+//! Commands come on its standard input, one a line; `reached` and `listening ADDRESS` go out. When its
+//! input ends it ends, so that nothing outlives the soak.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sterna::{Address, Incoming, Migration, SourceVm, TargetVm};
+use sterna_guests::ProcessGuest;
+
+use crate::ledger::Ledger;
+use crate::schedule::Case;
+use crate::settings::Settings;
+use crate::stage::Stage;
+use crate::staged::Staged;
+use crate::stop::{Side, Stop};
+
+/// The first argument of a child.
+pub const ROLE: &str = "--child";
+
+/// A child as its parent sees it.
+pub struct Process {
+    child: Mutex<Child>,
+    input: Mutex<ChildStdin>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts `program` as `side` of `case`. Stops that it reaches count on `stage`. For a destination,
+    /// also gives where it listens.
+    pub fn spawn(
+        program: &Path,
+        case: &Case,
+        side: Side,
+        to: Option<&Address>,
+        stage: &Arc<Stage>,
+    ) -> Result<(Self, Option<Address>), String> {
+        let mut command = Command::new(program);
+        command.args([ROLE, case.stop.label(), &case.seed.to_string()]);
+        command.args(to.map(ToString::to_string));
+        // A group of its own: Ctrl-C is for the parent, which ends its children.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().map_err(|error| format!("a child: {error}"))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a child without pipes".into());
+        };
+        let (listening, heard) = channel();
+        let stage = Arc::clone(stage);
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                match line.split_once(' ') {
+                    Some(("listening", address)) => drop(listening.send(address.to_owned())),
+                    _ if line == "reached" => stage.reached_elsewhere(),
+                    _ => tracing::warn!(line, "a child says"),
+                }
+            }
+        });
+        let process = Self { child: Mutex::new(child), input: Mutex::new(input), reader: Some(reader) };
+        let address = (side == Side::Destination).then(|| address_from(&heard)).transpose()?;
+        Ok((process, address))
+    }
+
+    /// Lets it go on from its stop.
+    pub fn release(&self) {
+        self.say("go");
+    }
+
+    /// Cancels its migration.
+    pub fn cancel(&self) {
+        self.say("cancel");
+    }
+
+    /// Kills it and waits until the kernel has taken everything back.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    fn say(&self, what: &str) {
+        // One that was killed hears nothing.
+        let _ = writeln!(self.input.lock().unwrap_or_else(PoisonError::into_inner), "{what}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(reader) = self.reader.take() {
+            drop(reader.join());
+        }
+    }
+}
+
+fn address_from(heard: &Receiver<String>) -> Result<Address, String> {
+    let text = heard
+        .recv_timeout(Duration::from_secs(20))
+        .map_err(|_| "the destination's process never listened")?;
+    text.parse().map_err(|error| format!("{text:?}: {error}"))
+}
+
+/// What a child does. `arguments` follow [`ROLE`].
+///
+/// # Errors
+/// Why it cannot take part.
+pub fn main(arguments: &[String]) -> Result<(), String> {
+    let [stop, seed, rest @ ..] = arguments else { return Err("a child needs a stop and a seed".into()) };
+    let stop = Stop::of_label(stop).ok_or_else(|| format!("there is no stop {stop:?}"))?;
+    let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
+    let settings = Settings::new(seed, stop);
+    let side = if rest.is_empty() { Side::Destination } else { Side::Source };
+    let wanted = stop.prelude().map(|(before, _)| before).into_iter().chain([stop]);
+    let stage = Arc::new(Stage::new(wanted.filter(|stop| stop.side() == side)));
+    let ledger = Arc::new(Ledger::with_owner(side));
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+
+    let mut migration = None;
+    let mut incoming = None;
+    if let [to] = rest {
+        let to: Address = to.parse().map_err(|error| format!("{to:?}: {error}"))?;
+        let guest = ProcessGuest::boot(settings.guest).map_err(|error| text(&error))?;
+        guest.cont().map_err(|error| text(&error))?;
+        let vm = Staged::new(guest, Arc::clone(&stage), ledger, side);
+        let (observer, vm) = (vm.observer(), vm as Arc<dyn SourceVm>);
+        let started = Migration::start(vm, &to, settings.params, settings.capabilities, observer);
+        migration = Some(started.map_err(|error| text(&error))?);
+    } else {
+        let guest = ProcessGuest::waiting(settings.guest).map_err(|error| text(&error))?;
+        let vm = Staged::new(guest, Arc::clone(&stage), ledger, side);
+        let (observer, vm) = (vm.observer(), vm as Arc<dyn TargetVm>);
+        let any = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+        let listening = Incoming::listen(vm, &any, settings.params, settings.capabilities, observer);
+        let listening = listening.map_err(|error| text(&error))?;
+        say(&format!("listening {}", listening.address()));
+        incoming = Some(listening);
+    }
+
+    let telling = Arc::clone(&stage);
+    std::thread::spawn(move || {
+        for times in 1.. {
+            if !telling.wait_reached(Duration::from_secs(3600)) {
+                return;
+            }
+            say("reached");
+            telling.wait_released(times);
+        }
+    });
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match (line.as_str(), &migration) {
+            ("go", _) => stage.release(),
+            ("cancel", Some(migration)) => {
+                migration.cancel().map_err(|refusal| format!("cancelling a child: {refusal}"))?;
+            }
+            _ => return Err(format!("what is {line:?}?")),
+        }
+    }
+    drop(incoming);
+    Ok(())
+}
+
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    let _ = writeln!(output, "{line}");
+    let _ = output.flush();
+}

@@ -1,0 +1,169 @@
+//! What must be true of a case, whatever the blow: one side may run the guest, its memory is whole, and it
+//! migrates again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::outgoing::Refusal;
+use sterna::{Arrival, Outcome, RunState, SourceVm};
+use sterna_guests::ProcessGuest;
+
+use crate::case::{Play, is_back, listen, start};
+use crate::ledger::Ledger;
+use crate::schedule::Blow;
+use crate::settings::Settings;
+use crate::stage::Stage;
+use crate::staged::Staged;
+use crate::stop::{Side, Stop};
+
+type Judgement = Result<(), String>;
+
+/// What the source answered to a cancel at `stop`.
+pub(crate) fn cancelled(stop: Stop, answer: Result<(), Refusal>) -> Judgement {
+    let right = match (stop, &answer) {
+        (Stop::Undecided, answer) => matches!(answer, Err(Refusal::CancelUndecided)),
+        (stop, answer) if stop.is_acknowledged() => matches!(answer, Err(Refusal::NothingToCancel { .. })),
+        (stop, answer) if stop.is_committed() => matches!(answer, Err(Refusal::CancelAfterCommit { .. })),
+        (_, answer) => answer.is_ok(),
+    };
+    if right { Ok(()) } else { Err(format!("cancel was answered with {answer:?}")) }
+}
+
+/// What the destination answered to being given up at `stop`.
+pub(crate) fn abandoned<E: std::fmt::Debug>(stop: Stop, answer: Result<(), E>) -> Judgement {
+    // From EOF on the guest is its. While it undoes, it may have failed already.
+    if answer.is_err() == stop.is_handed_over() || stop.is_undoing() {
+        Ok(())
+    } else {
+        Err(format!("giving it up was answered with {answer:?}"))
+    }
+}
+
+/// Judges a case that has settled.
+pub(crate) fn judge(play: &Play) -> Judgement {
+    let violations = play.ledger.violations();
+    if !violations.is_empty() {
+        return Err(violations.join("; "));
+    }
+    let source =
+        play.source.here().map(|(vm, migration)| (vm, migration.outcome(), migration.may_guest_run()));
+    let target = play.target.here().map(|(vm, incoming)| (vm, incoming.arrival()));
+    let source_runs = match &source {
+        Some((vm, Some(outcome), may_run)) => Some(at_source(vm, outcome, *may_run)?),
+        Some((_, None, _)) => return Err("the source's migration has not ended".into()),
+        None => None,
+    };
+    let target_runs = match &target {
+        Some((vm, Some(arrival))) => Some(at_target(vm, arrival)?),
+        Some((_, None)) => return Err("the incoming migration has not ended".into()),
+        None => None,
+    };
+    let expected = expected(play);
+    if (source_runs, target_runs) != expected {
+        return Err(format!(
+            "the guest runs (at the source, at the destination): {:?}, not {expected:?}",
+            (source_runs, target_runs)
+        ));
+    }
+    let owner = match (&source, &target, source_runs, target_runs) {
+        (Some((vm, ..)), _, Some(true), _) => Some((*vm, Side::Source)),
+        (_, Some((vm, _)), _, Some(true)) => Some((*vm, Side::Destination)),
+        _ => None,
+    };
+    let (holder, both_here) = (play.ledger.holder(), source.is_some() && target.is_some());
+    if let Some((_, side)) = owner.filter(|(_, side)| both_here && holder != Some(*side)) {
+        return Err(format!("{side:?} runs the guest and {holder:?} holds its lease"));
+    }
+    if let Some((vm, side)) = owner {
+        whole(&vm.guest).map_err(|error| format!("at {side:?}: {error}"))?;
+    }
+    // A destination that failed waits again; one that has the guest does not.
+    let again = target.as_ref().filter(|_| target_runs == Some(false)).map(|(vm, _)| *vm);
+    next_migration(play, owner.map(|(vm, _)| vm), again)
+        .map_err(|error| format!("the next migration: {error}"))
+}
+
+/// Whether the guest runs at the source.
+fn at_source(vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, String> {
+    let runs = vm.run_state() == RunState::Running;
+    let should = match outcome {
+        Outcome::Completed => false,
+        outcome if is_back(outcome) => true,
+        other => return Err(format!("the guest did not come back: {other:?}")),
+    };
+    if runs != should || may_run != should {
+        return Err(format!("after {outcome:?} the source's guest runs: {runs}, may run: {may_run}"));
+    }
+    Ok(runs)
+}
+
+/// Whether the guest runs at the destination.
+fn at_target(vm: &Staged, arrival: &Arrival) -> Result<bool, String> {
+    let runs = vm.run_state() == RunState::Running;
+    match arrival {
+        Arrival::Completed(RunState::Running) if runs => Ok(true),
+        Arrival::Failed(_) if !runs && !vm.guest.has_guest() => Ok(false),
+        other => Err(format!("after {other:?} the destination's guest runs: {runs}")),
+    }
+}
+
+/// Where the guest must run now: at the source, at the destination; `None` for a side that was killed.
+fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
+    let stop = play.case.stop;
+    // The source gives the guest up only to a destination that has read EOF.
+    let arrives = match play.case.blow {
+        // Refused from the commit on; the migration goes through.
+        Blow::Cancel => stop.is_committed(),
+        // There is no connection yet that could be cut.
+        Blow::Cut if stop == Stop::Setup => true,
+        _ => stop.is_handed_over(),
+    };
+    match play.case.blow {
+        Blow::KillSource => (None, Some(arrives)),
+        // Killed with the guest. What the source knows is that it was given up, or it asks in vain and an
+        // operator decides.
+        Blow::KillDestination => (Some(!stop.is_acknowledged()), None),
+        _ => (Some(!arrives), Some(arrives)),
+    }
+}
+
+/// The guest lives, and its memory is one consistent cut.
+fn whole(guest: &ProcessGuest) -> Judgement {
+    if !guest.wait_progress(1, Duration::from_secs(20)) {
+        return Err("the guest stands still".into());
+    }
+    guest.pause().map_err(|error| error.to_string())?;
+    let verdict = guest.check().map_err(|error| error.to_string())?;
+    if !verdict.is_consistent() {
+        return Err(verdict.to_string());
+    }
+    guest.cont().map_err(|error| error.to_string())
+}
+
+/// Migrates `owner`'s guest (a new one, if nobody is left) to `again`, or to a new place.
+fn next_migration(play: &Play, owner: Option<&Arc<Staged>>, again: Option<&Arc<Staged>>) -> Judgement {
+    let settings = Settings::new(play.case.seed, Stop::Setup);
+    let (stage, ledger) = (Arc::new(Stage::default()), Arc::new(Ledger::with_owner(Side::Source)));
+    let staged = |guest, side| Staged::new(guest, Arc::clone(&stage), Arc::clone(&ledger), side);
+    let source = match owner {
+        Some(vm) => Arc::clone(&vm.guest),
+        None => {
+            let guest = ProcessGuest::boot(settings.guest.clone()).map_err(|error| error.to_string())?;
+            guest.cont().map_err(|error| error.to_string())?;
+            guest
+        }
+    };
+    let target = match again {
+        Some(vm) => Arc::clone(&vm.guest),
+        None => ProcessGuest::waiting(settings.guest.clone()).map_err(|error| error.to_string())?,
+    };
+    let (source, target) = (staged(source, Side::Source), staged(target, Side::Destination));
+    let incoming = listen(&target, &settings)?;
+    let migration = start(&source, &incoming.address(), &settings)?;
+    match (migration.wait(), incoming.wait()) {
+        (Outcome::Completed, Arrival::Completed(RunState::Running)) => whole(&target.guest),
+        (outcome, arrival) => Err(format!("source {outcome:?}, destination {arrival:?}")),
+    }?;
+    let violations = ledger.violations();
+    if violations.is_empty() { Ok(()) } else { Err(violations.join("; ")) }
+}

@@ -1,0 +1,64 @@
+//! What a migration may leave behind in its process: nothing.
+
+use std::time::{Duration, Instant};
+
+/// Descriptors, threads and resident memory of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Belongings {
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl Belongings {
+    /// Those of now.
+    pub fn now() -> Self {
+        let count = |path| std::fs::read_dir(path).map_or(0, |entries| entries.count());
+        Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task") }
+    }
+
+    /// Waits until there are no more of them than at `self`: threads that were told to end take a moment.
+    ///
+    /// # Errors
+    /// What is still there after `limit`.
+    pub fn wait_restored(self, limit: Duration) -> Result<(), String> {
+        let until = Instant::now() + limit;
+        loop {
+            let now = Self::now();
+            if now.descriptors <= self.descriptors && now.threads <= self.threads {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                let names = |path: &str, of: fn(&std::path::Path) -> String| {
+                    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+                    entries.map(|entry| of(&entry.path())).collect::<Vec<_>>().join(", ")
+                };
+                let link = |path: &std::path::Path| {
+                    std::fs::read_link(path).unwrap_or_default().display().to_string()
+                };
+                let comm = |path: &std::path::Path| {
+                    std::fs::read_to_string(path.join("comm")).unwrap_or_default().trim().to_owned()
+                };
+                return Err(format!(
+                    "left behind: {} descriptors, before {} ({}); {} threads, before {} ({})",
+                    now.descriptors,
+                    self.descriptors,
+                    names("/proc/self/fd", link),
+                    now.threads,
+                    self.threads,
+                    names("/proc/self/task", comm),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Resident memory of this process, bytes.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kilobytes.unwrap_or(0) << 10
+}

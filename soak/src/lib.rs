@@ -1,0 +1,83 @@
+//! The soak: migrations that are cancelled, cut off or killed in every state, and what they leave behind.
+//!
+//! A case is a [`Stop`] and a [`Blow`]. Two VMs of the process guest migrate over a network that is a
+//! proxy of this process. Whatever the engine calls (observers, hooks, devices, the dirty log) passes a
+//! [`stage`], where the migration stands still in a known state of both handover machines; there the blow
+//! falls. A side that is to be killed lives in a process of its own ([`child`]).
+//!
+//! Each case is judged ([`judge`]): exactly one side may run the guest (a killed one is gone; an undecided
+//! one runs it nowhere until it is told), its memory is one consistent cut, its lease is where it runs,
+//! cancels after the commit were refused, the next migration works, and no descriptor or thread is left.
+//! Over all cases resident memory must not grow.
+#![forbid(unsafe_code)]
+
+mod case;
+pub mod child;
+mod judge;
+mod leaks;
+mod ledger;
+mod network;
+mod report;
+pub mod round_trips;
+mod schedule;
+mod settings;
+pub mod stage;
+mod staged;
+mod stop;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+pub use report::Report;
+pub use schedule::{Blow, Case, schedule};
+pub use stop::Stop;
+
+/// The most that resident memory may grow after the first tenth of the cases, bytes.
+pub const DRIFT_BYTES: u64 = 24 << 20;
+
+/// A soak to be run.
+pub struct Soak {
+    /// The program that plays sides that are killed: this crate's binary.
+    pub program: PathBuf,
+    /// The cases.
+    pub cases: Vec<Case>,
+    /// Ends the soak after the running case.
+    pub interrupted: Arc<AtomicBool>,
+}
+
+impl Soak {
+    /// Plays every case, one after the other; `tell` hears of each.
+    pub fn run(&self, mut tell: impl FnMut(&Case, &Result<(), String>)) -> Report {
+        let mut report = Report::default();
+        // What a process opens once and keeps (/proc/self/pagemap) is open before anything is counted.
+        if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
+            tracing::error!(why, "a migration that nobody disturbs");
+        }
+        let began = Instant::now();
+        let early = self.cases.len().div_ceil(10) as u64;
+        for case in &self.cases {
+            let result = case::run(*case, &self.program);
+            if self.interrupted.load(Ordering::SeqCst) {
+                report.interrupted = true;
+                break;
+            }
+            tell(case, &result);
+            report.add(*case, result);
+            if report.played == early {
+                report.resident_bytes.0 = leaks::resident_bytes();
+            }
+        }
+        report.took = began.elapsed();
+        report.resident_bytes.1 = leaks::resident_bytes();
+        report
+    }
+}
+
+impl Report {
+    /// Whether memory was left behind.
+    pub fn has_grown(&self) -> bool {
+        self.resident_bytes.1 > self.resident_bytes.0 + DRIFT_BYTES
+    }
+}

@@ -1,0 +1,137 @@
+//! `soak [--count N] [--seed S]`: N migrations cancelled, cut or killed in every state.
+//! `soak --round-trips N [--seed S]`: N migrations of a guest at full speed, each one checked.
+//! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use sterna_soak::{Blow, Case, Soak, Stop, child, round_trips, schedule};
+
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --only STOP BLOW] [--seed S]";
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == child::ROLE) {
+        return exit(child::main(rest).map(|()| true));
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // The second time it ends at once.
+        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
+        if let Err(error) =
+            at_once.and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
+        {
+            eprintln!("soak: signal {signal}: {error}");
+        }
+    }
+    exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
+}
+
+fn exit(done: Result<bool, String>) -> ExitCode {
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("soak: {why}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// What the user wants.
+struct Wish {
+    seed: u64,
+    what: What,
+}
+
+enum What {
+    Cases(u64),
+    RoundTrips(u64),
+    Only(Stop, Blow),
+}
+
+impl Wish {
+    fn parse(arguments: &[String]) -> Result<Self, String> {
+        let number = |text: Option<&String>| {
+            let text = text.ok_or(USAGE)?;
+            text.parse::<u64>().map_err(|_| format!("`{text}` is no number"))
+        };
+        let environment = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok());
+        let mut wish = Self { seed: environment.unwrap_or_else(random_seed), what: What::Cases(1000) };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--count" => wish.what = What::Cases(number(rest.next())?),
+                "--round-trips" => wish.what = What::RoundTrips(number(rest.next())?),
+                "--seed" => wish.seed = number(rest.next())?,
+                "--only" => {
+                    let stop = rest.next().and_then(|label| Stop::of_label(label));
+                    let blow = rest.next().and_then(|l| Blow::ALL.into_iter().find(|blow| blow.label() == l));
+                    wish.what = What::Only(stop.ok_or(USAGE)?, blow.ok_or(USAGE)?);
+                }
+                _ => return Err(USAGE.into()),
+            }
+        }
+        Ok(wish)
+    }
+
+    fn fulfil(self, interrupted: Arc<AtomicBool>) -> Result<bool, String> {
+        let seed = self.seed;
+        println!("seed {seed}");
+        let cases = match self.what {
+            What::RoundTrips(count) => return Ok(trips(count, seed)),
+            What::Cases(count) => schedule(count, seed),
+            What::Only(stop, blow) => vec![Case { number: 0, stop, blow, seed }],
+        };
+        let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
+        let count = cases.len();
+        let soak = Soak { program, cases, interrupted };
+        let mut began = std::time::Instant::now();
+        let report = soak.run(|case, result| {
+            if let Err(why) = result {
+                let (stop, blow) = (case.stop.label(), case.blow.label());
+                eprintln!("FAILED case {}: --only {stop} {blow} --seed {}: {why}", case.number, case.seed);
+            }
+            tracing::info!(?case, took = ?began.elapsed(), "done");
+            began = std::time::Instant::now();
+            if (case.number + 1).is_multiple_of(100) {
+                eprintln!("{} of {count}", case.number + 1);
+            }
+        });
+        println!("{report}");
+        if report.has_grown() {
+            eprintln!("soak: resident memory has grown");
+        }
+        Ok(report.failures.is_empty() && !report.has_grown() && !report.interrupted)
+    }
+}
+
+fn trips(count: u64, seed: u64) -> bool {
+    let done = round_trips::run(count, seed, |number, figures| {
+        if number.is_multiple_of(20) {
+            eprintln!("{number} of {count}: {figures:?}");
+        }
+    });
+    match done {
+        Ok(figures) => {
+            println!("{figures:?}");
+            println!("{} passed, 0 failed", figures.migrations);
+            true
+        }
+        Err(why) => {
+            eprintln!("soak: {why}");
+            println!("0 passed, 1 failed");
+            false
+        }
+    }
+}
+
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}

@@ -1,0 +1,152 @@
+//! The network between the two sides: a proxy whose connections can be cut, and which can be down.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use sterna::Address;
+
+use crate::stage::Stage;
+use crate::stop::Stop;
+
+/// Forwards connections until it is dropped.
+pub struct Network {
+    inner: Arc<Inner>,
+    port: u16,
+    listener: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    to: Address,
+    stage: Arc<Stage>,
+    down: AtomicBool,
+    closing: AtomicBool,
+    accepted: AtomicUsize,
+    sockets: Mutex<Vec<TcpStream>>,
+    pumps: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Network {
+    /// A network behind whose address lies `to`.
+    pub fn new(to: Address, stage: Arc<Stage>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let inner = Arc::new(Inner {
+            to,
+            stage,
+            down: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            accepted: AtomicUsize::new(0),
+            sockets: Mutex::default(),
+            pumps: Mutex::default(),
+        });
+        let accepting = Arc::clone(&inner);
+        let listener = std::thread::spawn(move || accepting.accept(&listener));
+        Ok(Self { inner, port, listener: Some(listener) })
+    }
+
+    /// Where the source connects.
+    pub fn address(&self) -> Address {
+        Address::Tcp { host: "127.0.0.1".into(), port: self.port }
+    }
+
+    /// Cuts every connection; what is under way is lost. With `down`, new ones are cut at once.
+    pub fn cut(&self, down: bool) {
+        self.inner.down.store(down, Ordering::SeqCst);
+        self.inner.cut();
+    }
+
+    /// New connections are possible again.
+    pub fn heal(&self) {
+        self.inner.down.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.inner.closing.store(true, Ordering::SeqCst);
+        // Wakes the listener.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+        if let Some(listener) = self.listener.take() {
+            drop(listener.join());
+        }
+        self.inner.cut();
+        for pump in lock(&self.inner.pumps).drain(..) {
+            drop(pump.join());
+        }
+    }
+}
+
+impl Inner {
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for connection in listener.incoming() {
+            if self.closing.load(Ordering::SeqCst) {
+                return;
+            }
+            let Ok(from) = connection else { continue };
+            if self.down.load(Ordering::SeqCst) {
+                continue;
+            }
+            if let Err(error) = self.connect(from) {
+                tracing::debug!(%error, "the network cannot reach the destination");
+            }
+        }
+    }
+
+    fn connect(self: &Arc<Self>, from: TcpStream) -> std::io::Result<()> {
+        let Address::Tcp { host, port } = &self.to else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        let to = TcpStream::connect((host.as_str(), *port))?;
+        from.set_nodelay(true)?;
+        to.set_nodelay(true)?;
+        let first = self.accepted.fetch_add(1, Ordering::SeqCst) == 0;
+        let mut sockets = lock(&self.sockets);
+        sockets.push(from.try_clone()?);
+        sockets.push(to.try_clone()?);
+        drop(sockets);
+        let (back_from, back_to) = (to.try_clone()?, from.try_clone()?);
+        let (there, back) = (Arc::clone(self), Arc::clone(self));
+        let mut pumps = lock(&self.pumps);
+        pumps.push(std::thread::spawn(move || there.pump(from, to, None)));
+        pumps.push(std::thread::spawn(move || {
+            back.pump(back_from, back_to, first.then_some(Stop::Identifying))
+        }));
+        Ok(())
+    }
+
+    /// Forwards bytes; the first of them pass `stop`.
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream, mut stop: Option<Stop>) {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let read = from.read(&mut bytes);
+            if let Some(stop) = stop.take() {
+                self.stage.at(stop);
+            }
+            match read {
+                Ok(0) => {
+                    let _ = to.shutdown(Shutdown::Write);
+                    return;
+                }
+                Ok(read) if to.write_all(&bytes[..read]).is_ok() => {}
+                _ => {
+                    let _ = to.shutdown(Shutdown::Both);
+                    let _ = from.shutdown(Shutdown::Both);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn cut(&self) {
+        for socket in lock(&self.sockets).drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

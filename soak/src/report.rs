@@ -1,0 +1,89 @@
+//! What came of all cases: how often each state was hit by what, and what failed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use crate::schedule::{Blow, Case};
+use crate::stop::Stop;
+
+/// A soak's result.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Cases by stop and blow.
+    hits: BTreeMap<(Stop, Blow), u64>,
+    /// Cases that failed, and why.
+    pub failures: Vec<(Case, String)>,
+    /// Cases that were played.
+    pub played: u64,
+    /// From the first case to the last.
+    pub took: Duration,
+    /// Resident memory after the first tenth of the cases and at the end, bytes.
+    pub resident_bytes: (u64, u64),
+    /// Ctrl-C came.
+    pub interrupted: bool,
+}
+
+impl Report {
+    /// Notes a case.
+    pub fn add(&mut self, case: Case, result: Result<(), String>) {
+        self.played += 1;
+        *self.hits.entry((case.stop, case.blow)).or_default() += 1;
+        if let Err(why) = result {
+            self.failures.push((case, why));
+        }
+    }
+
+    /// Cases that passed.
+    pub fn passed(&self) -> u64 {
+        self.played - self.failures.len() as u64
+    }
+
+    /// How often each state was hit: the source's, then the destination's.
+    pub fn states(&self) -> [BTreeMap<&'static str, u64>; 2] {
+        [0, 1].map(|side| {
+            let mut states = BTreeMap::new();
+            for (&(stop, _), &count) in &self.hits {
+                let (source, destination) = stop.states();
+                *states.entry(if side == 0 { source } else { destination }).or_default() += count;
+            }
+            states.remove("-");
+            states
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:16} {:14} {:12}", "stop", "source", "destination")?;
+        for blow in Blow::ALL {
+            write!(f, " {:>8}", blow.label())?;
+        }
+        writeln!(f, " {:>6}", "all")?;
+        for &stop in Stop::ALL {
+            let (source, destination) = stop.states();
+            write!(f, "{:16} {source:14} {destination:12}", stop.label())?;
+            let hits = Blow::ALL.map(|blow| self.hits.get(&(stop, blow)).copied().unwrap_or(0));
+            for hits in hits {
+                write!(f, " {hits:>8}")?;
+            }
+            writeln!(f, " {:>6}", hits.iter().sum::<u64>())?;
+        }
+        for (side, states) in ["source", "destination"].iter().zip(self.states()) {
+            let states: Vec<_> = states.iter().map(|(state, count)| format!("{state} {count}")).collect();
+            writeln!(f, "states of the {side}: {}", states.join(", "))?;
+        }
+        let (early, late) = self.resident_bytes;
+        writeln!(f, "resident memory: {} MiB early, {} MiB at the end", early >> 20, late >> 20)?;
+        if self.interrupted {
+            writeln!(f, "interrupted")?;
+        }
+        write!(
+            f,
+            "{} passed, {} failed ({:.1} s)",
+            self.passed(),
+            self.failures.len(),
+            self.took.as_secs_f64()
+        )
+    }
+}

@@ -1,0 +1,103 @@
+//! A guest that writes as fast as it can goes there and back, again and again, and is checked each time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm};
+use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
+use sterna_guests::{Fill, Pattern, ProcessGuest};
+
+use crate::schedule::Random;
+
+/// What the migrations had in common.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Migrations that were checked and whole.
+    pub migrations: u64,
+    /// Steps that the guest took in all.
+    pub steps: u64,
+    /// Rounds in all.
+    pub rounds: u64,
+    /// Bytes moved in all.
+    pub bytes: u64,
+    /// The longest pause.
+    pub longest_downtime: Duration,
+}
+
+/// Migrates a guest at full speed `count` times; `seed` decides about lanes, patterns and tracking.
+///
+/// # Errors
+/// What was wrong with which migration.
+pub fn run(count: u64, seed: u64, mut tell: impl FnMut(u64, &Figures)) -> Result<Figures, String> {
+    let mut random = Random::new(seed);
+    let mut config = config(seed);
+    let mut here = ProcessGuest::boot(config.clone()).map_err(|error| error.to_string())?;
+    here.cont().map_err(|error| error.to_string())?;
+    let mut figures = Figures::default();
+    for number in 1..=count {
+        let tracking = Tracking::available();
+        config.tracking = tracking[random.below(tracking.len() as u64) as usize];
+        let there = ProcessGuest::waiting(config.clone()).map_err(|error| error.to_string())?;
+        let lanes = random.below(5) as u8;
+        once(&here, &there, lanes, &mut figures).map_err(|error| {
+            format!("migration {number} of {count} over {lanes} lanes, seed {seed}: {error}")
+        })?;
+        figures.migrations += 1;
+        figures.steps = there.progress().total_steps();
+        tell(number, &figures);
+        let pattern = [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed];
+        there.set_pattern(pattern[random.below(4) as usize], None).map_err(|error| error.to_string())?;
+        there.cont().map_err(|error| error.to_string())?;
+        here = there;
+    }
+    Ok(figures)
+}
+
+fn config(seed: u64) -> ProcessConfig {
+    ProcessConfig {
+        blocks: vec![("ram.low".into(), 24 << 20), ("ram.high".into(), 8 << 20)],
+        pattern: Pattern::Mixed,
+        stop_point: StopPoint::MidPage,
+        fill: Fill::Random(seed),
+        rate: 0,
+        seed,
+        ..ProcessConfig::default()
+    }
+}
+
+fn once(
+    here: &Arc<ProcessGuest>,
+    there: &Arc<ProcessGuest>,
+    lanes: u8,
+    figures: &mut Figures,
+) -> Result<(), String> {
+    let params = Parameters {
+        max_bandwidth_bytes: 0,
+        multifd_channels: lanes.max(1),
+        // No link outruns a guest that writes at the speed of memory; several rounds go by all the same.
+        downtime_limit: Duration::from_secs(2),
+        ..Parameters::default()
+    };
+    let capabilities = Capabilities { multifd: lanes > 0, ..Capabilities::default() };
+    let any = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+    let target = Arc::clone(there) as Arc<dyn TargetVm>;
+    let incoming = Incoming::listen(target, &any, params.clone(), capabilities, Arc::new(()))
+        .map_err(|error| error.to_string())?;
+    let source = Arc::clone(here) as Arc<dyn SourceVm>;
+    let migration = Migration::start(source, &incoming.address(), params, capabilities, Arc::new(()))
+        .map_err(|error| error.to_string())?;
+    match (migration.wait(), incoming.wait()) {
+        (Outcome::Completed, Arrival::Completed(_)) => {}
+        (outcome, arrival) => return Err(format!("source {outcome:?}, destination {arrival:?}")),
+    }
+    if !there.wait_progress(1, Duration::from_secs(20)) {
+        return Err("the guest stands still".into());
+    }
+    there.pause().map_err(|error| error.to_string())?;
+    let verdict = there.check().map_err(|error| error.to_string())?;
+    let statistics = migration.statistics();
+    figures.rounds += statistics.rounds_begun;
+    figures.bytes += statistics.transferred_bytes;
+    figures.longest_downtime = figures.longest_downtime.max(statistics.downtime.unwrap_or_default());
+    if verdict.is_consistent() { Ok(()) } else { Err(verdict.to_string()) }
+}

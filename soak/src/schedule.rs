@@ -1,0 +1,141 @@
+//! Which case comes when: every stop as often as its weight says, every blow at every stop in turn.
+
+use crate::stop::Stop;
+
+/// What is done to a migration that stands at a stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Blow {
+    /// Cancelled at the source.
+    Cancel,
+    /// Given up at the destination.
+    Abandon,
+    /// Every connection is cut; new ones are possible at once.
+    Cut,
+    /// Every connection is cut and the network stays down until both sides have settled.
+    Outage,
+    /// The source's process is killed.
+    KillSource,
+    /// The destination's process is killed.
+    KillDestination,
+}
+
+impl Blow {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Cancel, Self::Abandon, Self::Cut, Self::Outage, Self::KillSource, Self::KillDestination];
+
+    /// For tables.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Cancel => "cancel",
+            Self::Abandon => "abandon",
+            Self::Cut => "cut",
+            Self::Outage => "outage",
+            Self::KillSource => "kill-src",
+            Self::KillDestination => "kill-dst",
+        }
+    }
+}
+
+/// One disturbed migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Case {
+    /// From 0.
+    pub number: u64,
+    /// Where it is disturbed.
+    pub stop: Stop,
+    /// How.
+    pub blow: Blow,
+    /// Decides what is left to chance: lanes, tracking, stop point.
+    pub seed: u64,
+}
+
+/// `count` cases in an order that `seed` decides.
+pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
+    let mut stops = Vec::new();
+    for &stop in Stop::ALL {
+        // Rounded up, so that no state falls short.
+        let times = (u64::from(stop.weight()) * count).div_ceil(1000).max(1);
+        stops.extend((0..times).map(|nth| (stop, Blow::ALL[((nth + stop as u64) % 6) as usize])));
+    }
+    let mut random = Random::new(seed);
+    for i in (1..stops.len()).rev() {
+        stops.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    // A small count takes each stop before it takes one twice.
+    let mut seen = std::collections::HashMap::new();
+    let mut order: Vec<_> = stops
+        .into_iter()
+        .map(|pair| {
+            let times = seen.entry(pair.0).or_insert(0u32);
+            *times += 1;
+            (*times, pair)
+        })
+        .collect();
+    if count < 500 {
+        order.sort_by_key(|(times, _)| *times);
+    }
+    let mut cases: Vec<Case> = order
+        .into_iter()
+        .map(|(_, (stop, blow))| Case { number: 0, stop, blow, seed: random.next() })
+        .collect();
+    cases.truncate(count.max(1) as usize);
+    cases.iter_mut().zip(0..).for_each(|(case, number)| case.number = number);
+    cases
+}
+
+/// SplitMix64: small, and the same everywhere.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence that belongs to `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousand_cases_are_exactly_the_weights() {
+        let cases = schedule(1000, 3);
+        assert_eq!(cases.len(), 1000);
+        for &stop in Stop::ALL {
+            let hits = cases.iter().filter(|case| case.stop == stop).count();
+            assert_eq!(hits, stop.weight() as usize, "{stop:?}");
+        }
+    }
+
+    #[test]
+    fn every_blow_falls_at_every_stop_in_a_thousand() {
+        let cases = schedule(1000, 4);
+        for &stop in Stop::ALL {
+            for blow in Blow::ALL {
+                assert!(cases.iter().any(|case| (case.stop, case.blow) == (stop, blow)), "{stop:?} {blow:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_sample_comes_to_every_stop() {
+        let cases = schedule(Stop::ALL.len() as u64, 5);
+        assert!(Stop::ALL.iter().all(|stop| cases.iter().any(|case| case.stop == *stop)));
+    }
+}

@@ -1,0 +1,66 @@
+//! What a case leaves to chance, the same in every process that takes part.
+
+use std::time::Duration;
+
+use sterna::{Capabilities, Parameters, WaitLimits};
+use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
+use sterna_guests::{Fill, Pattern};
+
+use crate::schedule::Random;
+use crate::stop::Stop;
+
+/// Short where a case may have to wait one out.
+const LIMITS: WaitLimits = WaitLimits {
+    setup: Duration::from_secs(10),
+    stall: Duration::from_secs(10),
+    prepare: Duration::from_secs(10),
+    acknowledge: Duration::from_secs(10),
+    ask_interval: Duration::from_millis(5),
+};
+
+/// Guest, parameters and capabilities of a case.
+pub struct Settings {
+    /// Of both sides.
+    pub guest: ProcessConfig,
+    /// Of both sides.
+    pub params: Parameters,
+    /// Of both sides.
+    pub capabilities: Capabilities,
+    /// Whether an undecided migration is ended by an operator rather than by the destination's answer.
+    pub operator_decides: bool,
+}
+
+impl Settings {
+    /// Those of a case with `seed` that is disturbed at `stop`.
+    pub fn new(seed: u64, stop: Stop) -> Self {
+        let mut random = Random::new(seed);
+        let tracking = Tracking::available();
+        let lanes = [0, 1, 2, 3][random.below(4) as usize];
+        let guest = ProcessConfig {
+            blocks: vec![("ram.low".into(), 6 << 20), ("ram.high".into(), (2 + random.below(8)) << 20)],
+            tracking: tracking[random.below(tracking.len() as u64) as usize],
+            stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.below(2) as usize],
+            pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
+                [random.below(4) as usize],
+            fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.below(3) as usize],
+            workers: 1 + random.below(3) as usize,
+            rate: 3_000,
+            seed,
+            ..ProcessConfig::default()
+        };
+        let params = Parameters {
+            max_bandwidth_bytes: 0,
+            // A third pass must come: nothing fits until it has.
+            downtime_limit: if stop == Stop::LaterPass { Duration::ZERO } else { Duration::from_secs(1) },
+            multifd_channels: lanes.max(1),
+            limits: LIMITS,
+            ..Parameters::default()
+        };
+        let capabilities = Capabilities {
+            multifd: lanes > 0,
+            pause_before_switchover: stop == Stop::PreSwitchover,
+            ..Capabilities::default()
+        };
+        Self { guest, params, capabilities, operator_decides: random.below(2) == 0 }
+    }
+}

@@ -1,0 +1,266 @@
+//! A process guest whose every call from the engine passes the [`Stage`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap};
+use sterna::{Device, Event, Hook, Observer, RunState, SourceVm, Status, SwitchoverStep, TargetVm, VmError};
+use sterna_guests::ProcessGuest;
+
+use crate::ledger::Ledger;
+use crate::stage::Stage;
+use crate::stop::{Side, Stop};
+
+/// One side's VM.
+pub struct Staged {
+    /// The guest, or the place for one.
+    pub guest: Arc<ProcessGuest>,
+    stage: Arc<Stage>,
+    ledger: Arc<Ledger>,
+    side: Side,
+    dirty: StagedDirty,
+}
+
+impl Staged {
+    /// `guest` as `side`'s VM.
+    pub fn new(guest: Arc<ProcessGuest>, stage: Arc<Stage>, ledger: Arc<Ledger>, side: Side) -> Arc<Self> {
+        let dirty = StagedDirty { guest: Arc::clone(&guest), stage: Arc::clone(&stage) };
+        Arc::new(Self { guest, stage, ledger, side, dirty })
+    }
+
+    /// An observer that stops where events say that a stop is passed.
+    pub fn observer(&self) -> Arc<dyn Observer> {
+        let (stage, side) = (Arc::clone(&self.stage), self.side);
+        Arc::new(move |event: &Event| {
+            if let Some(stop) = stop_of(event, side) {
+                stage.at(stop);
+            }
+        })
+    }
+
+    fn staged_devices(&self, of_guest: Vec<Arc<dyn Device>>) -> Vec<Arc<dyn Device>> {
+        let marker: Arc<dyn Device> = Arc::new(Marker(Arc::clone(&self.stage)));
+        of_guest.into_iter().chain([marker]).collect()
+    }
+
+    fn lease(&self) -> Vec<Arc<dyn Hook>> {
+        vec![Arc::new(Lease {
+            stage: Arc::clone(&self.stage),
+            ledger: Arc::clone(&self.ledger),
+            side: self.side,
+        })]
+    }
+}
+
+fn stop_of(event: &Event, side: Side) -> Option<Stop> {
+    Some(match (side, event) {
+        (Side::Source, Event::Status(Status::Setup)) => Stop::Setup,
+        (Side::Source, Event::Pass(1)) => Stop::FirstPass,
+        (Side::Source, Event::Pass(3)) => Stop::LaterPass,
+        (Side::Source, Event::Status(Status::PreSwitchover)) => Stop::PreSwitchover,
+        (Side::Source, Event::SwitchoverStep { step, .. }) => stop_of_step(*step),
+        (Side::Source, Event::Committed) => Stop::AfterCommit,
+        (Side::Source, Event::Status(Status::Undecided)) => Stop::Undecided,
+        (Side::Destination, Event::Status(Status::Setup)) => Stop::Arrival,
+        (Side::Destination, Event::Prepared) => Stop::BeforeCommit,
+        _ => return None,
+    })
+}
+
+fn stop_of_step(step: SwitchoverStep) -> Stop {
+    match step {
+        SwitchoverStep::Stop => Stop::StepStop,
+        SwitchoverStep::ReleaseHooks => Stop::StepRelease,
+        SwitchoverStep::LastSync => Stop::LastSync,
+        SwitchoverStep::LastPages => Stop::LastPages,
+        SwitchoverStep::Devices => Stop::StepDevices,
+        SwitchoverStep::Prepare => Stop::StepPrepare,
+        SwitchoverStep::Start => Stop::StepStart,
+    }
+}
+
+fn thread_is(name: &str) -> bool {
+    std::thread::current().name().is_some_and(|own| own.starts_with(name))
+}
+
+impl SourceVm for Staged {
+    fn machine_type(&self) -> String {
+        SourceVm::machine_type(&*self.guest)
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(&*self.guest)
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        &self.dirty
+    }
+    fn run_state(&self) -> RunState {
+        self.guest.run_state()
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::Stopping);
+        self.guest.stop()?;
+        self.ledger.stopped(self.side);
+        Ok(())
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        self.ledger.starts(self.side);
+        self.guest.resume()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.staged_devices(SourceVm::devices(&*self.guest))
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        SourceVm::compatibility(&*self.guest)
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.lease()
+    }
+}
+
+impl TargetVm for Staged {
+    fn machine_type(&self) -> String {
+        TargetVm::machine_type(&*self.guest)
+    }
+    fn ram(&self) -> &GuestRam {
+        TargetVm::ram(&*self.guest)
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        // The control thread asks once: when it looks whether all came.
+        if thread_is("incoming") {
+            self.stage.at(Stop::Completing);
+        }
+        self.staged_devices(TargetVm::devices(&*self.guest))
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        let device = TargetVm::compatibility(&*self.guest)?;
+        Some(Arc::new(Compared { device, stage: Arc::clone(&self.stage) }))
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.lease()
+    }
+    fn start(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::AwaitingAck);
+        self.ledger.starts(self.side);
+        self.guest.start()
+    }
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        self.guest.take_over_paused()
+    }
+    fn reset(&self) {
+        self.guest.reset();
+    }
+}
+
+struct StagedDirty {
+    guest: Arc<ProcessGuest>,
+    stage: Arc<Stage>,
+}
+
+impl DirtySource for StagedDirty {
+    fn start(&self) -> Result<(), DirtyError> {
+        self.guest.dirty_source().start()
+    }
+    fn stop(&self) -> Result<(), DirtyError> {
+        self.stage.at(Stop::AfterShut);
+        self.guest.dirty_source().stop()
+    }
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        // There is a further pass only if something was written.
+        if self.stage.wants(Stop::LaterPass) && self.guest.run_state() == RunState::Running {
+            self.guest.wait_progress(1, Duration::from_secs(5));
+        }
+        self.guest.dirty_source().harvest(into)
+    }
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        if thread_is("lane") {
+            self.stage.at(Stop::Lane);
+        }
+        self.guest.dirty_source().rearm(block, first, count, harvested)
+    }
+    fn initially_set(&self) -> bool {
+        self.guest.dirty_source().initially_set()
+    }
+    fn name(&self) -> &'static str {
+        self.guest.dirty_source().name()
+    }
+}
+
+/// A device whose only state is that it was saved and loaded.
+struct Marker(Arc<Stage>);
+
+impl Device for Marker {
+    fn name(&self) -> String {
+        "soak-marker".into()
+    }
+    fn version(&self) -> u32 {
+        1
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        self.0.at(Stop::Devices);
+        Ok(b"marker".to_vec())
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        self.0.at(Stop::LoadingDevices);
+        match body {
+            b"marker" => Ok(()),
+            other => Err(VmError::new("load soak-marker", format!("its state is {other:?}"))),
+        }
+    }
+}
+
+/// The guest's compatibility record.
+struct Compared {
+    device: Arc<dyn Device>,
+    stage: Arc<Stage>,
+}
+
+impl Device for Compared {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+    fn version(&self) -> u32 {
+        self.device.version()
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        self.device.save()
+    }
+    fn load(&self, version: u32, body: &[u8]) -> Result<(), VmError> {
+        self.stage.at(Stop::Comparing);
+        self.device.load(version, body)
+    }
+}
+
+/// What only one side may hold.
+struct Lease {
+    stage: Arc<Stage>,
+    ledger: Arc<Ledger>,
+    side: Side,
+}
+
+impl Hook for Lease {
+    fn name(&self) -> String {
+        "lease".into()
+    }
+    fn release(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::Releasing);
+        self.ledger.release(self.side);
+        Ok(())
+    }
+    fn take_back(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::Cancelling);
+        self.stage.at(Stop::Failing);
+        self.ledger.acquire(self.side)
+    }
+    fn acquire(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::Acquiring);
+        self.ledger.acquire(self.side)
+    }
+    fn give_back(&self) {
+        self.stage.at(Stop::GivingBack);
+        self.ledger.release(self.side);
+    }
+    fn announce(&self) -> Result<(), VmError> {
+        self.stage.at(Stop::BeforeShut);
+        Ok(())
+    }
+}

@@ -1,0 +1,26 @@
+//! A sample of the soak; `cargo xtask soak` is the whole. One test in this binary: it counts what the
+//! process has.
+#![allow(clippy::print_stdout, reason = "a randomised test says its seed")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use sterna_soak::{Soak, Stop, schedule};
+
+#[test]
+fn migrations_disturbed_at_every_stop_leave_one_guest_and_nothing_behind() {
+    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
+    println!("STERNA_SEED={seed}");
+    let cases = schedule(80, seed);
+    assert!(Stop::ALL.iter().all(|stop| cases.iter().any(|case| case.stop == *stop)));
+    let soak = Soak {
+        program: env!("CARGO_BIN_EXE_soak").into(),
+        cases,
+        interrupted: Arc::new(AtomicBool::new(false)),
+    };
+
+    let report = soak.run(|_, _| {});
+
+    assert!(report.failures.is_empty(), "{report}\n{:#?}", report.failures);
+    assert_eq!(report.passed(), 80);
+}
