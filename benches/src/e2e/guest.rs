@@ -7,11 +7,11 @@ use sterna::{
     Statistics, TargetVm,
 };
 use sterna_guests::model::{Fill as GuestFill, Pattern};
-use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_ram::{Backing, GuestRam, RamBlock};
 
 use crate::sample::{Sample, time};
-use crate::{Args, Codec, Dirty, Fill};
+use crate::{Args, Codec, Dirty, Fill, Memory};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -31,13 +31,16 @@ impl Pair {
         }
         let blocks = config.blocks.iter();
         let blocks = blocks
-            .map(|(name, bytes)| RamBlock::new(name.as_str(), *bytes, Backing::Memfd))
+            .map(|(name, bytes)| RamBlock::new(name.as_str(), *bytes, config.backing))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self { here, there: GuestRam::new(blocks)?, config })
     }
 
     pub fn source_ram(&self) -> &GuestRam {
-        // The source's RAM is of the same content and shape before and after; the guest stays at `here`.
+        SourceVm::ram(self.here.as_ref())
+    }
+
+    pub fn target_ram(&self) -> &GuestRam {
         &self.there
     }
 
@@ -86,6 +89,12 @@ fn populate(ram: &GuestRam) -> Result<(), Failure> {
 fn config(args: &Args) -> ProcessConfig {
     ProcessConfig {
         blocks: vec![("ram.low".to_owned(), args.ram << 20)],
+        backing: match args.backing {
+            Memory::Memfd => Backing::Memfd,
+            Memory::Anonymous => Backing::Anonymous,
+        },
+        // An idle guest's writes need no tracking that costs: KVM's log, too, is all but free there.
+        tracking: if args.dirty == 0 { Tracking::Software } else { Tracking::Automatic },
         rate: args.dirty,
         pattern: match args.pattern {
             Dirty::Sequential => Pattern::Sequential,

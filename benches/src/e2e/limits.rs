@@ -1,10 +1,13 @@
-//! What the machine can do: a plain copy over loopback, a plain scan for zero pages.
+//! What the machine can do: plain copies over loopback, a plain scan for zero pages.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
-use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna::Address;
+use sterna_ram::{GuestRam, PAGE_SIZE, RamSlice};
+use sterna_transport::{CancelFlag, Channel, IoPart, Listener, TransportError};
 
 use crate::sample::{Sample, time};
 
@@ -61,6 +64,37 @@ fn send(to: &mut TcpStream, from: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Copies RAM to RAM, 512 KiB at a time, and nothing else.
+pub fn plain_copy(from: &GuestRam, to: &GuestRam, sockets: usize) -> Result<Sample, TransportError> {
+    let listener = Listener::bind(&Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 })?;
+    let (limit, never) = (Duration::from_secs(10), CancelFlag::new());
+    time(from.total_bytes(), || {
+        thread::scope(|scope| {
+            let mut workers = Vec::new();
+            for socket in 0..sockets {
+                let sender = Channel::connect(&listener.local_address(), limit, &never)?;
+                let receiver = listener.accept(Some(limit), &never)?;
+                workers.push(scope.spawn(move || {
+                    windows(from, socket, sockets).try_for_each(|w| sender.write_parts(&[IoPart::Ram(w)]))
+                }));
+                workers.push(scope.spawn(move || {
+                    windows(to, socket, sockets).try_for_each(|w| receiver.read_into_ram(&[w]))
+                }));
+            }
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
+        })
+    })
+}
+
+/// Every `sockets`th window of 512 KiB, from number `socket` on.
+fn windows(ram: &GuestRam, socket: usize, sockets: usize) -> impl Iterator<Item = RamSlice<'_>> {
+    let bytes = ram.block(0).len_bytes();
+    (0..bytes / WRITE_BYTES as u64)
+        .skip(socket)
+        .step_by(sockets)
+        .filter_map(|n| ram.block(0).slice(n * WRITE_BYTES as u64, WRITE_BYTES).ok())
 }
 
 /// Looks at every page with `threads` threads, as lanes do.

@@ -56,7 +56,7 @@ impl fmt::Display for Series {
         let most = speeds.iter().copied().fold(0.0, f64::max);
         write!(
             f,
-            "{:<11} {:>6.2} GB/s ({least:.2} to {most:.2}), {:.2} CPU s/GiB",
+            "{:<12} {:>6.2} GB/s ({least:.2} to {most:.2}), {:.2} CPU s/GiB",
             self.name,
             median(speeds),
             median(self.samples.iter().map(cpu_per_gib).collect())
