@@ -78,6 +78,7 @@ impl Soak {
 impl Report {
     /// Whether memory was left behind.
     pub fn has_grown(&self) -> bool {
-        self.resident_bytes.1 > self.resident_bytes.0 + DRIFT_BYTES
+        let (early, late) = self.resident_bytes;
+        early > 0 && late > early + DRIFT_BYTES
     }
 }

@@ -12,17 +12,24 @@ use sterna_soak::{Blow, Case, Soak, Stop, child, round_trips, schedule};
 
 const USAGE: &str = "usage: soak [--count N | --round-trips N | --only STOP BLOW] [--seed S]";
 
+/// What a shell expects of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == child::ROLE) {
-        return exit(child::main(rest).map(|()| true));
+        return exit(child::main(rest).map(|()| ExitCode::SUCCESS));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // The second time it ends at once.
-        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
+        let at_once = signal_hook::flag::register_conditional_shutdown(
+            signal,
+            INTERRUPTED.into(),
+            Arc::clone(&interrupted),
+        );
         if let Err(error) =
             at_once.and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
         {
@@ -32,15 +39,15 @@ fn main() -> ExitCode {
     exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
 }
 
-fn exit(done: Result<bool, String>) -> ExitCode {
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(why) => {
-            eprintln!("soak: {why}");
-            ExitCode::from(2)
-        }
-    }
+fn exit(done: Result<ExitCode, String>) -> ExitCode {
+    done.unwrap_or_else(|why| {
+        eprintln!("soak: {why}");
+        ExitCode::from(2)
+    })
+}
+
+fn passed(all: bool) -> ExitCode {
+    if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What the user wants.
@@ -80,11 +87,11 @@ impl Wish {
         Ok(wish)
     }
 
-    fn fulfil(self, interrupted: Arc<AtomicBool>) -> Result<bool, String> {
+    fn fulfil(self, interrupted: Arc<AtomicBool>) -> Result<ExitCode, String> {
         let seed = self.seed;
         println!("seed {seed}");
         let cases = match self.what {
-            What::RoundTrips(count) => return Ok(trips(count, seed)),
+            What::RoundTrips(count) => return Ok(passed(trips(count, seed))),
             What::Cases(count) => schedule(count, seed),
             What::Only(stop, blow) => vec![Case { number: 0, stop, blow, seed }],
         };
@@ -107,7 +114,10 @@ impl Wish {
         if report.has_grown() {
             eprintln!("soak: resident memory has grown");
         }
-        Ok(report.failures.is_empty() && !report.has_grown() && !report.interrupted)
+        if report.interrupted {
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+        Ok(passed(report.failures.is_empty() && !report.has_grown()))
     }
 }
 

@@ -23,4 +23,5 @@ fn migrations_disturbed_at_every_stop_leave_one_guest_and_nothing_behind() {
 
     assert!(report.failures.is_empty(), "{report}\n{:#?}", report.failures);
     assert_eq!(report.passed(), 80);
+    assert!(!report.has_grown(), "{report}");
 }
