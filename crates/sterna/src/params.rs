@@ -80,7 +80,8 @@ pub struct WaitLimits {
     pub setup: Duration,
     /// No byte moved on a channel although one side waits for it.
     pub stall: Duration,
-    /// The answer to *prepare*: the destination loads its devices meanwhile.
+    /// The answer to *prepare*: the destination loads its devices meanwhile. At the destination also from
+    /// that answer until the commit; after it the guest is given up for good.
     pub prepare: Duration,
     /// The acknowledgement after the commit.
     pub acknowledge: Duration,

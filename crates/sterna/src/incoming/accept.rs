@@ -26,6 +26,9 @@ const GREETINGS: usize = 300;
 /// How long a connection has for its first bytes.
 const GREETING: Duration = Duration::from_secs(10);
 
+/// Between two attempts to accept when the system refuses.
+const RETRY: Duration = Duration::from_millis(200);
+
 /// Starts the listener thread.
 pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
     let shared = Arc::clone(shared);
@@ -42,6 +45,11 @@ fn listen(shared: &Arc<Shared>) {
             }
             Ok(channel) => warn(shared, &format!("{}: too many connections at once", channel.peer())),
             Err(TransportError::Cancelled { .. }) => break,
+            // Out of descriptors or memory for a moment: a question may still come later.
+            Err(TransportError::System { source, .. }) if source.raw_os_error().is_some() => {
+                warn(shared, &format!("cannot accept a connection now: {source}"));
+                std::thread::sleep(RETRY);
+            }
             Err(error) => {
                 // An inherited, connected descriptor gives one channel and then no more.
                 tracing::debug!(%error, "listener");
@@ -54,10 +62,18 @@ fn listen(shared: &Arc<Shared>) {
 
 fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {
     greetings.fetch_add(1, Ordering::AcqRel);
+    let channel = Arc::new(channel);
+    lock(&shared.greeting).push(Arc::clone(&channel));
+    // Dropped meanwhile: nobody would end it.
+    if shared.closing.is_cancelled() {
+        channel.shutdown();
+    }
     let (shared, greetings) = (Arc::clone(shared), Arc::clone(greetings));
     let greeter = std::thread::Builder::new().name("greeter".to_owned());
     let spawned = greeter.spawn(move || {
-        if let Err(error) = sort(&shared, channel) {
+        let sorted = sort(&shared, &channel);
+        lock(&shared.greeting).retain(|other| !Arc::ptr_eq(other, &channel));
+        if let Err(error) = sorted {
             warn(&shared, &format!("connection turned away: {error}"));
         }
         greetings.fetch_sub(1, Ordering::AcqRel);
@@ -68,11 +84,11 @@ fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {
 }
 
 /// Finds out what a connection is for. An error turns it away and leaves the migration alone.
-fn sort(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError> {
+fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
     channel.set_stall_limit(Some(GREETING.min(shared.params.limits.setup)));
     let magic = channel.peek(4)?;
     if magic == StatusQuestion::MAGIC {
-        return answer(shared, &channel);
+        return answer(shared, channel);
     }
     if magic == MAIN_MAGIC {
         adopt(
@@ -98,7 +114,7 @@ fn sort(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError> {
     })
 }
 
-fn multifd(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError> {
+fn multifd(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
     let expected = lock(&shared.channels).multifd.len();
     if expected == 0 {
         shared.begin();
@@ -111,15 +127,24 @@ fn multifd(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError>
     let mut bytes = [0; InitialPacket::BYTES];
     channel.read_exact(&mut bytes)?;
     let name = format!("multifd connection from {}", channel.peer());
-    let hello = InitialPacket::decode(&bytes).map_err(MigrationError::wire(&name))?;
-    let Some((hello, _)) = hello else {
-        return Err(MigrationError::Internal("an initial packet of full length is incomplete".to_owned()));
+    let uuid = shared.vm.uuid().unwrap_or_default();
+    let checked = InitialPacket::decode(&bytes).and_then(|hello| match hello {
+        Some((hello, _)) => hello.check(&uuid, expected).map(|()| Some(hello)),
+        None => Ok(None),
+    });
+    let hello = match checked {
+        Ok(Some(hello)) => hello,
+        Ok(None) => {
+            let what = "an initial packet of full length is incomplete";
+            return Err(MigrationError::Internal(what.to_owned()));
+        }
+        // With these first bytes it is no port scanner's: loud, or the source would wait for us.
+        Err(error) => {
+            shared.begin();
+            shared.fail(MigrationError::wire(&name)(error));
+            return Ok(());
+        }
     };
-    if let Err(error) = hello.check(&shared.vm.uuid().unwrap_or_default(), expected) {
-        shared.begin();
-        shared.fail(MigrationError::wire(&name)(error));
-        return Ok(());
-    }
     adopt(
         shared,
         |channels, channel| {
@@ -139,7 +164,7 @@ fn multifd(shared: &Arc<Shared>, channel: Channel) -> Result<(), MigrationError>
 fn adopt(
     shared: &Arc<Shared>,
     place: impl FnOnce(&mut super::shared::Channels, Arc<Channel>) -> Result<(), String>,
-    channel: Channel,
+    channel: &Arc<Channel>,
 ) {
     channel.set_stall_limit(Some(shared.params.limits.stall));
     let mut channels = lock(&shared.channels);
@@ -154,7 +179,7 @@ fn adopt(
         return;
     }
     shared.begin();
-    let placed = place(&mut channels, Arc::new(channel));
+    let placed = place(&mut channels, Arc::clone(channel));
     let all = channels.main.is_some() && channels.multifd.iter().all(Option::is_some);
     if let Err(what) = placed {
         drop(channels);

@@ -29,6 +29,8 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
                 shared: Arc::clone(&shared),
                 threads: Vec::new(),
                 acquired: Vec::new(),
+                taken_over: false,
+                missing: String::new(),
                 last_status: None,
             };
             control.run(driver);
@@ -42,6 +44,10 @@ struct Control {
     threads: Vec<JoinHandle<()>>,
     /// Hooks that are held, in the order of acquisition.
     acquired: Vec<Arc<dyn Hook>>,
+    /// The VM was told to take the guest over without starting it.
+    taken_over: bool,
+    /// Channels that had not come when it failed.
+    missing: String,
     last_status: Option<Status>,
 }
 
@@ -93,11 +99,13 @@ impl Control {
             Action::AcquireHooks => self.acquire_hooks(),
             Action::SendPong => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
             Action::StartGuest => self.start_guest(),
-            Action::AnnounceNetwork => self.announce(),
+            Action::AnnounceNetwork => {
+                self.take_over_if_paused(driver);
+                self.announce();
+            }
             Action::SendShut(code) => {
-                let paused = driver.look(Destination::state) == State::Paused;
-                if code == 0 && paused {
-                    self.take_over_paused();
+                if code == 0 {
+                    self.take_over_if_paused(driver);
                 }
                 self.send(&ReturnMessage::Shut(code));
             }
@@ -127,7 +135,7 @@ impl Control {
                 what: "the stream ended before RAM's END section".to_owned(),
             });
         }
-        match devices {
+        match self.shared.rounds.complete().and(devices) {
             // A source without a global state (none of QEMU 11's machine types) runs its guest.
             Ok(()) => self.shared.report(Fed::LoadComplete { run: run.unwrap_or(true) }),
             Err(error) => self.shared.fail(error),
@@ -158,7 +166,12 @@ impl Control {
         }
     }
 
-    fn take_over_paused(&mut self) {
+    /// Once, and before anybody is told that it is done; without a return path nobody is.
+    fn take_over_if_paused(&mut self, driver: &Driver<Destination>) {
+        if self.taken_over || driver.look(Destination::state) != State::Paused {
+            return;
+        }
+        self.taken_over = true;
         if let Err(error) = self.shared.vm.take_over_paused() {
             self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
         }
@@ -198,6 +211,7 @@ impl Control {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         let channels = lock(&self.shared.channels);
+        self.missing = channels.missing();
         for channel in channels.multifd.iter().flatten() {
             channel.shutdown();
         }
@@ -250,27 +264,32 @@ impl Control {
                 if hooks_left_held {
                     self.shared.tell(&Event::Warning("some hooks could not be given back".to_owned()));
                 }
-                self.shared.note_error(explain(cause));
-                Arrival::Failed(self.shared.error().unwrap_or_else(|| explain(cause)))
+                self.shared.note_error(self.explain(cause));
+                Arrival::Failed(self.shared.error().unwrap_or_else(|| self.explain(cause)))
             }
         };
         self.shared.end(arrival);
     }
-}
 
-/// The machine's cause in words, where no thread has a better one.
-fn explain(cause: Cause) -> MigrationError {
-    match cause {
-        Cause::TimedOut(state) => {
-            MigrationError::Limit { what: format!("the end of {state:?}"), after: Duration::ZERO }
-        }
-        Cause::Abandoned => MigrationError::Cancelled,
-        Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
-        Cause::PeerMisbehaved => {
-            MigrationError::PeerMisbehaved { what: "an element came at a time when it must not".to_owned() }
-        }
-        Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
-            MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+    /// The machine's cause in words, where no thread has a better one.
+    fn explain(&self, cause: Cause) -> MigrationError {
+        let limits = &self.shared.params.limits;
+        match cause {
+            Cause::TimedOut(State::Setup) => MigrationError::Limit {
+                what: format!("all channels; {} did not come: set multifd-channels alike", self.missing),
+                after: limits.setup,
+            },
+            Cause::TimedOut(state) => {
+                MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
+            }
+            Cause::Abandoned => MigrationError::Cancelled,
+            Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
+            Cause::PeerMisbehaved => MigrationError::PeerMisbehaved {
+                what: "an element came at a time when it must not".to_owned(),
+            },
+            Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
+                MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+            }
         }
     }
 }

@@ -30,6 +30,8 @@ struct State {
     flushes: u64,
     /// Packets over all lanes: whether anything moves at all.
     packets: u64,
+    /// Of these, up to the last flush.
+    flushed_packets: u64,
     stopped: bool,
 }
 
@@ -40,6 +42,7 @@ impl Rounds {
             ended: vec![false; lanes],
             flushes: 0,
             packets: 0,
+            flushed_packets: 0,
             stopped: false,
         };
         Self {
@@ -129,8 +132,25 @@ impl Rounds {
         // Every lane stands at its SYNC and waits for us: nobody looks at the bits meanwhile.
         self.seen.clear_all();
         state.flushes = due;
+        state.flushed_packets = state.packets;
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// The stream has ended: nothing may have come behind the last flush, since nobody waited for it.
+    pub fn complete(&self) -> Result<(), MigrationError> {
+        let state = self.lock();
+        if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(MigrationError::PeerMisbehaved {
+            what: format!(
+                "{} multifd packets (SYNC or pages) came behind MULTIFD_FLUSH number {}, the last one \
+                 (specs/stream.md §3.5)",
+                state.packets - state.flushed_packets,
+                state.flushes
+            ),
+        })
     }
 
     /// Nobody waits any more.

@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub closing: CancelFlag,
     /// Lanes and loader are to stop: what they find from now on is no news.
     pub stopping: AtomicBool,
+    /// Connections that have not said yet what they are for.
+    pub greeting: Mutex<Vec<Arc<Channel>>>,
     /// Channels that came so far.
     pub channels: Mutex<Channels>,
     /// Whole messages of the return path are written under it.
@@ -68,6 +70,16 @@ pub(super) struct Loaded {
     pub devices: Vec<(String, u32)>,
 }
 
+impl Channels {
+    /// Names those that did not come; empty if all are there.
+    pub fn missing(&self) -> String {
+        let main = self.main.is_none().then(|| "the main channel".to_owned());
+        let lanes = self.multifd.iter().enumerate().filter(|(_, lane)| lane.is_none());
+        let names = main.into_iter().chain(lanes.map(|(id, _)| format!("multifd channel {id}")));
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl Shared {
     pub fn new(
         vm: Arc<dyn TargetVm>,
@@ -86,6 +98,7 @@ impl Shared {
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
+            greeting: Mutex::default(),
             channels: Mutex::new(channels),
             returning: Mutex::new(()),
             loaded: Mutex::default(),
@@ -258,6 +271,9 @@ impl Shared {
             self.end(Arrival::Failed(MigrationError::Cancelled));
         }
         self.closing.cancel();
+        for channel in lock(&self.greeting).iter() {
+            channel.shutdown();
+        }
         self.changed.notify_all();
     }
 

@@ -17,6 +17,7 @@ use super::shared::{Shared, lock};
 use super::{Outcome, ask, returns, setup};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
+use crate::params::WaitLimits;
 use crate::vm::RunState;
 
 /// How often an idle control thread looks up.
@@ -321,8 +322,9 @@ impl Control {
             End::Cancelled if !held => Outcome::Cancelled,
             End::Cancelled => Outcome::Failed { error: MigrationError::Cancelled, held },
             End::Failed(cause) => {
-                self.shared.note_error(explain(cause));
-                let error = self.shared.error().unwrap_or_else(|| explain(cause));
+                let limits = self.shared.params().limits;
+                self.shared.note_error(explain(cause, &limits));
+                let error = self.shared.error().unwrap_or_else(|| explain(cause, &limits));
                 Outcome::Failed { error, held }
             }
         };
@@ -367,10 +369,11 @@ impl Control {
 }
 
 /// The machine's cause in words, where no thread has a better one.
-fn explain(cause: Cause) -> MigrationError {
+fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
     match cause {
         Cause::TimedOut(state) => {
-            MigrationError::Limit { what: format!("the end of {state:?}"), after: Duration::ZERO }
+            let what = format!("the end of {state:?}");
+            MigrationError::Limit { what, after: super::limit_of(state, limits) }
         }
         Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
         Cause::DestinationNever => MigrationError::Transport(

@@ -227,9 +227,27 @@ pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
     sterna_proto::Limits {
         setup: limits.setup,
         prepare: limits.prepare,
+        commit: limits.stall,
         acknowledge: limits.acknowledge,
         ask_interval: limits.ask_interval,
+        // The destination's waits mirror the source's: it has given up when the source tries again.
+        load: limits.prepare,
+        prepared: limits.prepare,
+        reacquire: limits.prepare.saturating_mul(3) / 2,
         ..sterna_proto::Limits::default()
+    }
+}
+
+/// How long `state` may last.
+fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration {
+    let limits = machine_limits(limits);
+    match state {
+        State::Setup | State::Identifying | State::Comparing => limits.setup,
+        State::Stopping | State::Releasing => limits.stop,
+        State::Switchover => limits.switchover,
+        State::Preparing => limits.prepare,
+        State::Committing => limits.commit,
+        _ => limits.acknowledge,
     }
 }
 

@@ -42,9 +42,10 @@ impl Census {
         }
         for entry in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
             let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            // Threads of the test runner carry the names of tests; the engine's have no underscore.
-            if !comm.contains('_') && !comm.is_empty() {
-                census.threads.insert(name(&entry), comm.trim().to_owned());
+            // Threads of the test runner carry the names of tests, cut to 15 bytes; the engine's are shorter.
+            let comm = comm.trim();
+            if !comm.contains('_') && !comm.is_empty() && comm.len() < 15 {
+                census.threads.insert(name(&entry), comm.to_owned());
             }
         }
         census

@@ -47,6 +47,7 @@ struct Shared {
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ends: Mutex<bool>,
+    multifd: Mutex<bool>,
 }
 
 impl HandMade {
@@ -61,6 +62,7 @@ impl HandMade {
             sockets: Mutex::default(),
             threads: Mutex::default(),
             ends: Mutex::new(false),
+            multifd: Mutex::new(true),
         });
         let accepting = Arc::clone(&shared);
         let acceptor = spawn(move || accept(&accepting, &listener));
@@ -75,6 +77,12 @@ impl HandMade {
     /// As QEMU, except where `otherwise` has an answer.
     pub fn except(mut otherwise: impl FnMut(Seen) -> Option<Reply> + Send + 'static) -> Self {
         Self::new(Box::new(move |read| otherwise(read).unwrap_or_else(|| qemu(read))))
+    }
+
+    /// Pages come on the main channel.
+    pub fn without_multifd(self) -> Self {
+        *self.shared.multifd.lock().unwrap() = false;
+        self
     }
 
     pub fn address(&self) -> Address {
@@ -134,7 +142,8 @@ impl Drop for HandMade {
         }
         let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap());
         for thread in threads {
-            thread.join().unwrap();
+            let done = thread.join();
+            assert!(done.is_ok() || std::thread::panicking(), "the destination made by hand panicked");
         }
     }
 }
@@ -179,8 +188,9 @@ fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
         "globalstate" => BodyKind::FixedLength(104),
         _ => BodyKind::LengthPrefixed,
     };
-    let multifd = Expectations { multifd: true, ..Expectations::default() };
-    let mut decoder = MainDecoder::new(Box::new(knowledge), multifd);
+    let multifd = *shared.multifd.lock().unwrap();
+    let mut decoder =
+        MainDecoder::new(Box::new(knowledge), Expectations { multifd, ..Expectations::default() });
     let mut buffer = first.to_vec();
     shared.main.lock().unwrap().extend_from_slice(&first);
     loop {

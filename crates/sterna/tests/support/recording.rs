@@ -107,6 +107,17 @@ impl Sent {
         }));
     }
 
+    /// The second half when whoever can read the first has read it.
+    pub fn channel_in_two(&mut self, to: &Address, bytes: Vec<u8>, half: usize) {
+        let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
+        self.sockets.push(socket.try_clone().unwrap());
+        self.threads.push(spawn(move || {
+            let _ = socket.write_all(&bytes[..half]);
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            let _ = socket.write_all(&bytes[half..]);
+        }));
+    }
+
     /// What came back on the first connection until its end.
     pub fn returned(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
