@@ -58,7 +58,8 @@ pub trait SourceVm: Send + Sync {
     fn resume(&self) -> Result<(), VmError>;
     /// Devices in save order; the destination loads them in the order of the stream.
     fn devices(&self) -> Vec<Arc<dyn Device>>;
-    /// A record that the destination must accept before any RAM moves (CPUID, TSC frequency).
+    /// A record that the destination must accept before any RAM moves (CPUID, TSC frequency). Its section's
+    /// name is the engine's (specs/extension.md §3), its version its own.
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         None
     }

@@ -1,4 +1,4 @@
-//! Section `sterna/compat`, version 1: what must be equal on both sides, sent before any RAM.
+//! Section `sterna/compatibility`, version 1: what must be equal on both sides, sent before any RAM.
 //!
 //! | field | what |
 //! | --- | --- |
@@ -26,7 +26,7 @@ pub(crate) struct Compatibility(pub(crate) Arc<Shared>);
 
 impl Device for Compatibility {
     fn name(&self) -> String {
-        "sterna/compat".into()
+        "sterna/compatibility".into()
     }
 
     fn version(&self) -> u32 {

@@ -21,10 +21,9 @@ pub const COMPATIBILITY_PING: u32 = 0x5354_4e04;
 /// Sent while nothing else is, so that a limit on silence does not strike (§5).
 pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
 
-/// Section with the compatibility record (§3); its body is framed by a u32 length.
+/// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
+/// length.
 pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";
-/// Version of that section.
-pub const COMPATIBILITY_VERSION: u32 = 1;
 
 /// What a destination can do beyond QEMU's format: 16 bits (§1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -202,11 +202,11 @@ impl<'a> Loader<'a> {
             });
         }
         if let Err(error) = device.load(version, body) {
-            let compares = self.shared.vm.compatibility().is_some_and(|record| record.name() == name);
             // A record that is refused says how the machines differ; a device that cannot load is broken here.
-            return Err(match compares {
-                true => MigrationError::PeerIncompatible { what: error.to_string() },
-                false => error.into(),
+            return Err(if name == extension::COMPATIBILITY_SECTION {
+                MigrationError::PeerIncompatible { what: error.to_string() }
+            } else {
+                error.into()
             });
         }
         lock(&self.shared.loaded).devices.push((name.to_owned(), instance));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sterna_wire::extension::Handover;
+use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
 use sterna_wire::main::{BodyKind, Expectations, SectionKind, SectionKnowledge};
 
@@ -13,22 +13,25 @@ use crate::vm::{Device, TargetVm};
 /// What this side knows of the sections that may come.
 pub(super) struct Sections {
     devices: Vec<Arc<dyn Device>>,
+    compatibility: Option<Arc<dyn Device>>,
 }
 
 impl Sections {
     pub fn new(vm: &dyn TargetVm) -> Self {
-        let mut devices = vm.devices();
-        devices.extend(vm.compatibility());
-        Self { devices }
+        Self { devices: vm.devices(), compatibility: vm.compatibility() }
     }
 
     pub fn find(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
+        if name == COMPATIBILITY_SECTION {
+            return self.compatibility.as_ref();
+        }
         self.devices.iter().find(|device| device.name() == name && device.instance() == instance)
     }
 
     /// The most bytes that all bodies together may have.
     fn most_bytes(&self) -> u64 {
-        let bodies: usize = self.devices.iter().map(|device| device.body_limit()).sum();
+        let bodies: usize =
+            self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
         (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES) as u64
     }
 }

@@ -186,8 +186,7 @@ impl Control {
             return Err(MigrationError::Internal("there is no compatibility record".to_owned()));
         };
         let body = record.save()?;
-        let name = record.name();
-        let header = (name.as_str(), record.instance(), record.version());
+        let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
         self.with_main(|stream| stream.full_section(header, &body, true))?;
         self.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
     }
