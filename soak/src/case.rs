@@ -68,7 +68,10 @@ pub fn run(case: Case, program: &Path) -> Result<(), String> {
 
 impl Play {
     fn new(case: Case, program: &Path) -> Result<Self, String> {
-        let settings = Settings::new(case.seed, case.stop);
+        let mut settings = Settings::new(case.seed, case.stop);
+        if case.blow == Blow::Silence {
+            settings = settings.impatient();
+        }
         let wanted = case.stop.prelude().map(|(before, _)| before).into_iter().chain([case.stop]);
         let stage = Arc::new(Stage::new(wanted));
         let ledger = match case.blow {
@@ -141,6 +144,10 @@ impl Play {
             }
             (Blow::Outage, ..) => {
                 self.cut(true);
+                Ok(())
+            }
+            (Blow::Silence, ..) => {
+                self.network.silence();
                 Ok(())
             }
             (Blow::KillSource, Actor::Away(process), _)

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use report::Report;
-pub use schedule::{Blow, Case, schedule};
+pub use schedule::{Blow, Case, schedule, silences};
 pub use stop::Stop;
 
 /// The most that resident memory may grow after the first tenth of the cases, bytes.

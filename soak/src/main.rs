@@ -1,5 +1,6 @@
 //! `soak [--count N] [--seed S]`: N migrations cancelled, cut or killed in every state.
 //! `soak --round-trips N [--seed S]`: N migrations of a guest at full speed, each one checked.
+//! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
@@ -8,9 +9,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use sterna_soak::{Blow, Case, Soak, Stop, child, round_trips, schedule};
+use sterna_soak::{Blow, Case, Soak, Stop, child, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --only STOP BLOW] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -59,6 +60,7 @@ struct Wish {
 enum What {
     Cases(u64),
     RoundTrips(u64),
+    Silence,
     Only(Stop, Blow),
 }
 
@@ -75,10 +77,13 @@ impl Wish {
             match argument.as_str() {
                 "--count" => wish.what = What::Cases(number(rest.next())?),
                 "--round-trips" => wish.what = What::RoundTrips(number(rest.next())?),
+                "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
                     let stop = rest.next().and_then(|label| Stop::of_label(label));
-                    let blow = rest.next().and_then(|l| Blow::ALL.into_iter().find(|blow| blow.label() == l));
+                    let blow = rest.next().and_then(|l| {
+                        Blow::ALL.into_iter().chain([Blow::Silence]).find(|blow| blow.label() == l)
+                    });
                     wish.what = What::Only(stop.ok_or(USAGE)?, blow.ok_or(USAGE)?);
                 }
                 _ => return Err(USAGE.into()),
@@ -93,6 +98,7 @@ impl Wish {
         let cases = match self.what {
             What::RoundTrips(count) => return Ok(passed(trips(count, seed))),
             What::Cases(count) => schedule(count, seed),
+            What::Silence => silences(seed),
             What::Only(stop, blow) => vec![Case { number: 0, stop, blow, seed }],
         };
         let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;

@@ -22,6 +22,7 @@ struct Inner {
     to: Address,
     stage: Arc<Stage>,
     down: AtomicBool,
+    silent: AtomicBool,
     closing: AtomicBool,
     accepted: AtomicUsize,
     sockets: Mutex<Vec<TcpStream>>,
@@ -37,6 +38,7 @@ impl Network {
             to,
             stage,
             down: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             sockets: Mutex::default(),
@@ -58,8 +60,17 @@ impl Network {
         self.inner.cut();
     }
 
-    /// New connections are possible again.
+    /// Swallows every byte from now on, on new connections too, and closes nothing.
+    pub fn silence(&self) {
+        self.inner.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// New connections are possible again, and carry bytes.
     pub fn heal(&self) {
+        if self.inner.silent.load(Ordering::SeqCst) {
+            self.inner.cut();
+        }
+        self.inner.silent.store(false, Ordering::SeqCst);
         self.inner.down.store(false, Ordering::SeqCst);
     }
 }
@@ -126,6 +137,9 @@ impl Inner {
                 self.stage.at(stop);
             }
             match read {
+                // The end of a connection is no more seen than its bytes.
+                Ok(0) if self.silent.load(Ordering::SeqCst) => return,
+                Ok(_) if self.silent.load(Ordering::SeqCst) => {}
                 Ok(0) => {
                     let _ = to.shutdown(Shutdown::Write);
                     return;

@@ -56,15 +56,20 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:16} {:14} {:12}", "stop", "source", "destination")?;
-        for blow in Blow::ALL {
+        let blows: Vec<Blow> = match self.hits.keys().any(|(_, blow)| *blow == Blow::Silence) {
+            true => vec![Blow::Silence],
+            false => Blow::ALL.to_vec(),
+        };
+        for blow in &blows {
             write!(f, " {:>8}", blow.label())?;
         }
         writeln!(f, " {:>6}", "all")?;
         for &stop in Stop::ALL {
             let (source, destination) = stop.states();
             write!(f, "{:16} {source:14} {destination:12}", stop.label())?;
-            let hits = Blow::ALL.map(|blow| self.hits.get(&(stop, blow)).copied().unwrap_or(0));
-            for hits in hits {
+            let hits: Vec<u64> =
+                blows.iter().map(|&blow| self.hits.get(&(stop, blow)).copied().unwrap_or(0)).collect();
+            for hits in &hits {
                 write!(f, " {hits:>8}")?;
             }
             writeln!(f, " {:>6}", hits.iter().sum::<u64>())?;

@@ -17,10 +17,13 @@ pub enum Blow {
     KillSource,
     /// The destination's process is killed.
     KillDestination,
+    /// The network swallows every byte and closes nothing: only limits end the wait. Takes seconds, so not
+    /// among [`Blow::ALL`].
+    Silence,
 }
 
 impl Blow {
-    /// All of them.
+    /// Those of a soak.
     pub const ALL: [Self; 6] =
         [Self::Cancel, Self::Abandon, Self::Cut, Self::Outage, Self::KillSource, Self::KillDestination];
 
@@ -33,6 +36,7 @@ impl Blow {
             Self::Outage => "outage",
             Self::KillSource => "kill-src",
             Self::KillDestination => "kill-dst",
+            Self::Silence => "silence",
         }
     }
 }
@@ -82,6 +86,13 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
     cases.truncate(count.max(1) as usize);
     cases.iter_mut().zip(0..).for_each(|(case, number)| case.number = number);
     cases
+}
+
+/// Silence at every stop.
+pub fn silences(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let case = |(&stop, number)| Case { number, stop, blow: Blow::Silence, seed: random.next() };
+    Stop::ALL.iter().zip(0..).map(case).collect()
 }
 
 /// SplitMix64: small, and the same everywhere.

@@ -30,7 +30,22 @@ pub struct Settings {
     pub operator_decides: bool,
 }
 
+/// What a case of silence waits out.
+const SHORT_LIMITS: WaitLimits = WaitLimits {
+    setup: Duration::from_millis(800),
+    stall: Duration::from_millis(400),
+    prepare: Duration::from_millis(600),
+    acknowledge: Duration::from_millis(400),
+    ..LIMITS
+};
+
 impl Settings {
+    /// The same with limits that a test can wait for.
+    pub fn impatient(mut self) -> Self {
+        self.params.limits = SHORT_LIMITS;
+        self
+    }
+
     /// Those of a case with `seed` that is disturbed at `stop`.
     pub fn new(seed: u64, stop: Stop) -> Self {
         let mut random = Random::new(seed);

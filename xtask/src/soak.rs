@@ -25,11 +25,16 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     }
     let mut parts = Parts::default();
     parts.part("soak", || run(count, seed, true));
+    parts.part("silence", || play(&["--silence".to_owned()], seed, true));
     parts.finish()
 }
 
 /// Runs `count` disturbed migrations, in the profile of the tests unless `release`.
 pub fn run(count: u64, seed: Option<u64>, release: bool) -> Result<Outcome> {
+    play(&["--count".to_owned(), count.to_string()], seed, release)
+}
+
+fn play(arguments: &[String], seed: Option<u64>, release: bool) -> Result<Outcome> {
     let Some(target) = Metadata::of_members(None)?.target("soak") else {
         return Ok(Outcome::Skipped("no target is called `soak`".into()));
     };
@@ -42,7 +47,7 @@ pub fn run(count: u64, seed: Option<u64>, release: bool) -> Result<Outcome> {
     if release {
         command.arg("--release");
     }
-    command.args(["--", "--count", &count.to_string()]);
+    command.arg("--").args(arguments);
     if let Some(seed) = seed {
         command.args(["--seed", &seed.to_string()]);
     }
