@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::outgoing::Refusal;
-use sterna::{Arrival, Outcome, RunState, SourceVm};
+use sterna::ram::DirtyBitmaps;
+use sterna::{Arrival, Outcome, RunState, SourceVm, TargetVm};
 use sterna_guests::ProcessGuest;
+use sterna_guests::checker::CheckError;
 
 use crate::case::{Play, is_back, listen, start};
 use crate::ledger::Ledger;
@@ -94,6 +96,10 @@ fn at_source(vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, Stri
     if runs != should || may_run != should {
         return Err(format!("after {outcome:?} the source's guest runs: {runs}, may run: {may_run}"));
     }
+    let ram = SourceVm::ram(vm);
+    if vm.guest.dirty_source().harvest(&DirtyBitmaps::new(ram)).is_ok() {
+        return Err(format!("after {outcome:?} the source's writes are still tracked"));
+    }
     Ok(runs)
 }
 
@@ -102,9 +108,23 @@ fn at_target(vm: &Staged, arrival: &Arrival) -> Result<bool, String> {
     let runs = vm.run_state() == RunState::Running;
     match arrival {
         Arrival::Completed(RunState::Running) if runs => Ok(true),
-        Arrival::Failed(_) if !runs && !vm.guest.has_guest() => Ok(false),
+        Arrival::Failed(_) if !runs && !vm.guest.has_guest() => forgotten(vm).map(|()| false),
         other => Err(format!("after {other:?} the destination's guest runs: {runs}")),
     }
+}
+
+/// A destination that failed has neither the guest's state nor its memory.
+fn forgotten(vm: &Staged) -> Judgement {
+    if !matches!(vm.guest.cut(), Err(CheckError::NoGuest)) {
+        return Err("the destination failed and still has the guest's state".into());
+    }
+    for block in TargetVm::ram(vm).blocks() {
+        let left = block.resident_bytes().map_err(|error| error.to_string())?;
+        if left > 0 {
+            return Err(format!("the destination failed and keeps {left} bytes of {:?}", block.name()));
+        }
+    }
+    Ok(())
 }
 
 /// Where the guest must run now: at the source, at the destination; `None` for a side that was killed.
