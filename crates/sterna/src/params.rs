@@ -83,7 +83,7 @@ pub struct WaitLimits {
     /// The answer to *prepare*: the destination loads its devices meanwhile. At the destination also from
     /// that answer until the commit; after it the guest is given up for good.
     pub prepare: Duration,
-    /// The acknowledgement after the commit.
+    /// The acknowledgement after the commit, and the answer to a question for it.
     pub acknowledge: Duration,
     /// Between two questions to a destination whose acknowledgement was lost.
     pub ask_interval: Duration,

@@ -215,3 +215,25 @@ fn destination_dropped_before_the_commit_fails_it() {
         assert_next_works(&source, &target);
     });
 }
+
+#[test]
+fn decision_does_not_wait_for_a_question_that_hangs() {
+    case("question hangs", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        peer.hangs();
+        let (mut params, capabilities) = settings();
+        params.limits.acknowledge = std::time::Duration::from_secs(600);
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
+        support::eventually("a question", || peer.questions() > 0);
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::SourceRuns).expect("undecided");
+        support::eventually("the end", || migration.outcome().is_some());
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}

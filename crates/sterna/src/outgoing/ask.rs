@@ -1,21 +1,56 @@
 //! After a lost acknowledgement: what became of the migration? (specs/extension.md §6)
 
+use std::sync::{Arc, Mutex};
+
 use sterna_proto::Status;
-use sterna_transport::Channel;
+use sterna_proto::source::{Source, State};
+use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
-use super::shared::Shared;
+use super::shared::{Shared, lock};
 use crate::error::MigrationError;
 
 const CHANNEL: &str = "status question";
 
-/// Asks the destination over a connection of its own.
+/// Asks the destination over a connection of its own. Ends early when an operator decides meanwhile.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    let limit = sterna_proto::Limits::default().ask;
     // Not the migration's own flag: that one is cancelled, since its channels are given up.
-    let cancel = sterna_transport::CancelFlag::new();
-    let channel = Channel::connect(&shared.to, limit, &cancel)?;
+    let question = Asking::default();
+    *lock(&shared.asking) = Some(question.clone());
+    // Decided before it could be ended: then it need not begin.
+    if shared.driver.look(Source::state) != State::Undecided {
+        return Err(MigrationError::Cancelled);
+    }
+    let answer = ask(shared, &question);
+    *lock(&shared.asking) = None;
+    answer
+}
+
+/// A question that is being asked.
+#[derive(Clone, Default)]
+pub(super) struct Asking {
+    connecting: CancelFlag,
+    channel: Arc<Mutex<Option<Arc<Channel>>>>,
+}
+
+impl Asking {
+    /// Ends it, from any thread.
+    pub fn stop(&self) {
+        self.connecting.cancel();
+        if let Some(channel) = &*lock(&self.channel) {
+            channel.shutdown();
+        }
+    }
+}
+
+fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
+    let limit = super::machine_limits(&shared.params().limits).ask;
+    let channel = Arc::new(Channel::connect(&shared.to, limit, &asking.connecting)?);
     channel.set_stall_limit(Some(limit));
+    *lock(&asking.channel) = Some(Arc::clone(&channel));
+    if asking.connecting.is_cancelled() {
+        channel.shutdown();
+    }
     let mut question = Vec::new();
     StatusQuestion { migration_id: shared.migration_id }.encode(&mut question);
     channel.write_all(&question)?;

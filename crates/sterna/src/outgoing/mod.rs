@@ -149,7 +149,11 @@ impl Migration {
     /// # Errors
     /// [`Refusal`] unless the status is [`Status::Undecided`].
     pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
-        self.shared.feed(Fed::OperatorDecides(decision))
+        self.shared.feed(Fed::OperatorDecides(decision))?;
+        if let Some(asking) = &*lock(&self.shared.asking) {
+            asking.stop();
+        }
+        Ok(())
     }
 
     /// Tries again to bring back a guest that is held stopped because that failed before.
@@ -229,6 +233,7 @@ pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
         prepare: limits.prepare,
         commit: limits.stall,
         acknowledge: limits.acknowledge,
+        ask: limits.acknowledge,
         ask_interval: limits.ask_interval,
         // The destination's waits mirror the source's: it has given up when the source tries again.
         load: limits.prepare,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
+use super::ask::Asking;
 use super::counters::Counters;
 use super::figures::Figures;
 use super::lane::Lanes;
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub connecting: CancelFlag,
     /// Hooks that are released, in that order.
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
+    /// The question to a destination whose acknowledgement was lost.
+    pub asking: Mutex<Option<Asking>>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
@@ -62,6 +65,7 @@ impl Shared {
             migration_id: random_id(),
             connecting: CancelFlag::new(),
             released: Mutex::default(),
+            asking: Mutex::default(),
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),

@@ -43,6 +43,8 @@ struct Shared {
     /// What it answers to the status question; None: closes.
     answer: Mutex<Option<u32>>,
     questions: Mutex<u32>,
+    /// Questions are read and not answered.
+    hangs: Mutex<bool>,
     main: Mutex<Vec<u8>>,
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -58,6 +60,7 @@ impl HandMade {
             script: Mutex::new(script),
             answer: Mutex::new(None),
             questions: Mutex::new(0),
+            hangs: Mutex::new(false),
             main: Mutex::default(),
             sockets: Mutex::default(),
             threads: Mutex::default(),
@@ -96,6 +99,11 @@ impl HandMade {
 
     pub fn answers(&self, status: Option<u32>) {
         *self.shared.answer.lock().unwrap() = status;
+    }
+
+    /// From now on questions are read and not answered.
+    pub fn hangs(&self) {
+        *self.shared.hangs.lock().unwrap() = true;
     }
 
     pub fn questions(&self) -> u32 {
@@ -170,6 +178,10 @@ fn serve(shared: &Shared, mut socket: TcpStream) {
             let mut rest = [0; 20];
             let _ = socket.read_exact(&mut rest);
             *shared.questions.lock().unwrap() += 1;
+            if *shared.hangs.lock().unwrap() {
+                let _ = socket.read(&mut [0]);
+                return;
+            }
             if let Some(status) = *shared.answer.lock().unwrap() {
                 let _ = socket.write_all(b"STNQ\x00\x00\x00\x01");
                 let _ = socket.write_all(&status.to_be_bytes());
