@@ -100,7 +100,8 @@ fn port_scanner_and_silent_connections_do_not_disturb() {
         for greeting in [&b"GET / HTTP/1.0\r\n\r\n"[..], b"SSH-2.0-x\r\n", b"\0\0\0\0", b"Q", b""] {
             let mut scanner = connect(&incoming);
             scanner.write_all(greeting).unwrap();
-            scanner.shutdown(std::net::Shutdown::Write).unwrap();
+            // It may have been turned away by now.
+            let _ = scanner.shutdown(std::net::Shutdown::Write);
             let mut answer = Vec::new();
             let _ = scanner.read_to_end(&mut answer);
             assert_eq!(answer, b"");
