@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna"],
     &["sterna-qmp"],
     &["sterna-vmm", "sterna-guests"],
-    &["sterna-cli"],
+    &["sterna-cli", "minimal-vmm"],
     &["sterna-benches", "sterna-interop", "sterna-soak"],
 ];
 

@@ -97,8 +97,11 @@ pub trait TargetVm: Send + Sync {
     }
     /// Starts the guest from the loaded state. An error means: it did not run and never will.
     fn start(&self) -> Result<(), VmError>;
-    /// Takes the loaded state over without starting: the source's guest was paused.
-    fn take_over_paused(&self) -> Result<(), VmError>;
+    /// Takes the loaded state over without starting: the source's guest was paused. Nothing is left to do
+    /// where [`Device::load`] has done it all.
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        Ok(())
+    }
     /// Forgets all state that was loaded, so that another migration may come. The engine discards RAM itself.
     fn reset(&self);
 }
@@ -111,8 +114,10 @@ pub trait Device: Send + Sync {
     fn instance(&self) -> u32 {
         0
     }
-    /// The version of the body that [`Device::save`] writes.
-    fn version(&self) -> u32;
+    /// The version of the body that [`Device::save`] writes. Count it up when the body changes.
+    fn version(&self) -> u32 {
+        1
+    }
     /// The oldest version that [`Device::load`] takes.
     fn oldest_version(&self) -> u32 {
         1
@@ -122,6 +127,16 @@ pub trait Device: Send + Sync {
     /// Takes over the state that [`Device::save`] wrote on the other side. `body` is the peer's and may be
     /// anything: check it. Must not start anything; [`TargetVm::start`] follows.
     fn load(&self, version: u32, body: &[u8]) -> Result<(), VmError>;
+    /// With `switchover-ack`: whether the switchover must wait until this device is ready at the destination.
+    /// The same on both sides.
+    fn asks_switchover_ack(&self) -> bool {
+        false
+    }
+    /// At the destination, for a device that asks: whether it is ready. Looked at during precopy, after every
+    /// section of RAM; once true it stays so.
+    fn is_ready_for_switchover(&self) -> bool {
+        true
+    }
     /// The most bytes that a body may have; a longer one is refused before it is read.
     fn body_limit(&self) -> usize {
         16 << 20

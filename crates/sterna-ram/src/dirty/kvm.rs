@@ -69,7 +69,7 @@ const _: () = assert!(
 );
 
 /// A memory slot of the VM and the part of guest RAM that it maps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvmSlot {
     /// The slot's number (with the address space in its upper half, as KVM has it).
     pub slot: u32,
