@@ -15,6 +15,7 @@ use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Command, MainDecoder, MainItem, Step};
 use sterna_wire::return_path::ReturnMessage;
 
+use super::acks::Acks;
 use super::reader::Reader;
 use super::sections::{Sections, expectations};
 use super::shared::{Shared, lock};
@@ -38,6 +39,7 @@ struct Loader<'a> {
     reader: Reader,
     decoder: MainDecoder,
     sections: Sections,
+    acks: Acks,
 }
 
 impl<'a> Loader<'a> {
@@ -48,6 +50,7 @@ impl<'a> Loader<'a> {
             reader: Reader::new(Arc::clone(channel)),
             decoder: MainDecoder::new(knowledge, expectations(shared)),
             sections: Sections::new(shared.vm.as_ref()),
+            acks: Acks::new(shared.vm.as_ref(), &shared.capabilities),
         }
     }
 
@@ -105,7 +108,8 @@ impl<'a> Loader<'a> {
             MainItem::MultifdFlush => self.shared.rounds.flush(self.shared.params.limits.stall),
             MainItem::RamEnd { kind } => {
                 lock(&self.shared.loaded).ram |= kind == sterna_wire::main::SectionKind::End;
-                Ok(())
+                let due = self.acks.at_section();
+                self.acknowledge(due)
             }
             MainItem::Section { name, instance, version, body, .. } => {
                 self.section(&name, instance, version, &body)
@@ -124,14 +128,12 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn command(&self, command: Command) -> Result<(), MigrationError> {
+    fn command(&mut self, command: Command) -> Result<(), MigrationError> {
         match command {
             Command::OpenReturnPath => {
                 self.shared.report(Fed::ReturnPathOpened);
-                let acknowledges = self.shared.capabilities.switchover_ack
-                    && crate::machine_type::acknowledges_in_old_form(&self.shared.vm.machine_type());
-                // No device here wants to delay the switchover, so the one that is due goes out at once (§5.3).
-                if acknowledges { self.shared.say(&ReturnMessage::SwitchoverAck) } else { Ok(()) }
+                let due = self.acks.at_opening();
+                self.acknowledge(due)
             }
             Command::Ping(extension::PREPARE_PING) => {
                 self.shared.report(Fed::PrepareRead);
@@ -149,6 +151,10 @@ impl<'a> Loader<'a> {
                 what: format!("the source sent {other:?}, which belongs to postcopy: switch it off there"),
             }),
         }
+    }
+
+    fn acknowledge(&self, due: usize) -> Result<(), MigrationError> {
+        (0..due).try_for_each(|_| self.shared.say(&ReturnMessage::SwitchoverAck))
     }
 
     fn page(&mut self, run: PageRun) -> Result<(), MigrationError> {

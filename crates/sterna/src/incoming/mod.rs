@@ -7,6 +7,7 @@
 //! ([`lane`]), in step with the main channel's flushes ([`rounds`]).
 
 mod accept;
+mod acks;
 mod control;
 mod lane;
 mod loader;

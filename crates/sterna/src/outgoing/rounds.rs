@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{Event as Fed, Refusal, Source};
+use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 use sterna_wire::ram::{BlockEntry, BlockList};
 
@@ -16,8 +16,8 @@ use super::control::Control;
 use super::counters::Counts;
 use super::figures::per_second;
 use super::multifd_lane::MultifdShared;
-use super::setup;
 use super::shared::lock;
+use super::{ack_form, setup};
 use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -59,6 +59,7 @@ impl Control {
     /// Performs `StartPrecopy`: returns when the machine wants something else done.
     pub(super) fn precopy(&mut self) -> Result<(), MigrationError> {
         self.introduce_peer();
+        self.count_acknowledgements();
         let multifd = setup::start_lanes(self)?;
         let shared = Arc::clone(&self.shared);
         if !self.until(|| shared.lanes.are_through(0).then_some(())) {
@@ -91,6 +92,16 @@ impl Control {
         });
         self.enter_pass();
         self.go_round()
+    }
+
+    /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
+    fn count_acknowledgements(&self) {
+        let vm = &self.shared.vm;
+        if ack_form(&self.shared.capabilities, &vm.machine_type()) == SwitchoverAck::Modern {
+            for _ in vm.devices().iter().filter(|device| device.asks_switchover_ack()) {
+                self.shared.report(Fed::DeviceAsksAck);
+            }
+        }
     }
 
     /// Says what the peer turned out to be; without a return path nobody knows.
