@@ -266,13 +266,14 @@ impl MigrationControl {
             lock(&self.state).autostart = false;
             return Ok(());
         }
-        self.refuse_during_switchover()?;
-        let ran = self.vm.run_state() == RunState::Running;
-        self.vm.pause().map_err(|error| QmpError::generic(error.to_string()))?;
-        if ran {
-            self.relay.bus.emit("STOP", None);
-        }
-        Ok(())
+        self.while_guest_is_free(|_| {
+            let ran = self.vm.run_state() == RunState::Running;
+            self.vm.pause().map_err(|error| QmpError::generic(error.to_string()))?;
+            if ran {
+                self.relay.bus.emit("STOP", None);
+            }
+            Ok(())
+        })
     }
 
     /// `cont`. While the guest is still on its way, it will run when it has come.
@@ -294,14 +295,15 @@ impl MigrationControl {
         {
             return outgoing.retry().map_err(QmpError::generic);
         }
-        self.refuse_during_switchover()?;
-        let ran = self.vm.run_state() == RunState::Running;
-        self.vm.cont().map_err(|error| QmpError::generic(error.to_string()))?;
-        lock(&self.state).prelaunch = false;
-        if !ran {
-            self.relay.bus.emit("RESUME", None);
-        }
-        Ok(())
+        self.while_guest_is_free(|state| {
+            let ran = self.vm.run_state() == RunState::Running;
+            self.vm.cont().map_err(|error| QmpError::generic(error.to_string()))?;
+            state.prelaunch = false;
+            if !ran {
+                self.relay.bus.emit("RESUME", None);
+            }
+            Ok(())
+        })
     }
 
     /// `quit`, apart from asking the VMM to go: that is for after the answer.
@@ -309,24 +311,20 @@ impl MigrationControl {
         self.relay.bus.emit("SHUTDOWN", Some(json!({"guest": false, "reason": "host-qmp-quit"})));
     }
 
-    /// The guest belongs to a migration from the stop for its switchover on.
-    fn refuse_during_switchover(&self) -> Result<(), QmpError> {
-        let Some(outgoing) = self.outgoing().filter(|outgoing| !outgoing.may_guest_run()) else {
-            return Ok(());
-        };
-        let what_to_do = match outgoing.status() {
-            Status::PreSwitchover => {
-                "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here"
-            }
-            Status::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
-            Status::Completed => {
-                "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
-                 guest back from there"
-            }
-            Status::Failed => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
-            _ => "wait until 'query-migrate' shows its end",
-        };
-        Err(QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}")))
+    /// Runs `act` wholly before or wholly after a migration's switchover; refuses it during and behind one.
+    /// The state stays locked, so that no migration begins meanwhile that nobody asked.
+    fn while_guest_is_free(
+        &self,
+        mut act: impl FnMut(&mut State) -> Result<(), QmpError>,
+    ) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        let Some(outgoing) = state.outgoing.clone() else { return act(&mut state) };
+        let mut result = Ok(());
+        if outgoing.while_guest_is_free(&mut || result = act(&mut state)) {
+            result
+        } else {
+            Err(in_switchover(&*outgoing))
+        }
     }
 
     fn handles(&self) -> Handles {
@@ -382,6 +380,21 @@ impl State {
         };
         Err(QmpError::generic(refusal))
     }
+}
+
+/// The guest belongs to a migration from the stop for its switchover on.
+fn in_switchover(outgoing: &dyn Outgoing) -> QmpError {
+    let what_to_do = match outgoing.status() {
+        Status::PreSwitchover => "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here",
+        Status::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
+        Status::Completed => {
+            "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
+             guest back from there"
+        }
+        Status::Failed => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
+        _ => "wait until 'query-migrate' shows its end",
+    };
+    QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}"))
 }
 
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \

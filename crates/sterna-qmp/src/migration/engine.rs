@@ -53,6 +53,9 @@ pub trait Outgoing: Send + Sync {
     fn set_live(&self, parameters: &Parameters);
     /// Whether the guest here may run or stop at an operator's wish: not in the switchover, not once it left.
     fn may_guest_run(&self) -> bool;
+    /// Runs `act` if [`Outgoing::may_guest_run`], and keeps the switchover from taking the guest until it
+    /// has returned; false, without running it, if not.
+    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool;
     /// Brings back a guest that is held stopped since bringing it back had failed.
     fn retry(&self) -> Result<(), String>;
     /// Ends an undecided handover.

@@ -68,6 +68,10 @@ impl Outgoing for Migration {
         Migration::may_guest_run(self)
     }
 
+    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool {
+        Migration::while_guest_is_free(self, act).is_some()
+    }
+
     fn retry(&self) -> Result<(), String> {
         Migration::retry(self).map_err(sentence)
     }

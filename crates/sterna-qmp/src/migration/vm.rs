@@ -4,9 +4,10 @@ use sterna::{SourceVm, TargetVm, VmError};
 
 /// A virtual machine behind a monitor.
 pub trait MonitoredVm: SourceVm + TargetVm {
-    /// Stops the guest on an operator's word (`stop`). Idempotent.
+    /// Stops the guest on an operator's word (`stop`). Idempotent. As [`MonitoredVm::cont`], it is called while
+    /// a migration is kept from taking the guest, so it must be short and ask no migration anything.
     fn pause(&self) -> Result<(), VmError>;
-    /// Lets the guest run (`cont`). Idempotent.
+    /// Lets the guest run (`cont`). Idempotent; short, as [`MonitoredVm::pause`].
     fn cont(&self) -> Result<(), VmError>;
     /// Ends the VMM (`quit`): asks for it and returns; the answer to the client is out already.
     fn quit(&self);

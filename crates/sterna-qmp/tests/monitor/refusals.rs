@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use sterna::{Address, Status};
+use sterna::{Address, RunState, SourceVm, Status};
 use sterna_qmp::migration::{GuestAt, from_channels, from_uri};
 
 use crate::support::{ClientExt, FakeVm, Monitor};
@@ -194,6 +194,29 @@ fn stop_and_cont_in_the_switchover_are_refused() {
     monitor.engine.outgoing().set(Status::Active);
     client.ok("stop", Value::Null);
     client.ok("cont", Value::Null);
+}
+
+#[test]
+fn cont_that_meets_the_switchover_is_over_before_the_guest_is_stopped() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    client.ok("migrate", to_somewhere());
+    let (migration, vm) = (monitor.engine.outgoing(), monitor.vm.clone());
+    let (began, begins) = std::sync::mpsc::channel();
+    *monitor.vm.at_cont.lock().unwrap() = Some(Box::new(move || {
+        // The switchover comes in the middle of it, and has time enough to stop the guest.
+        began.send(()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }));
+    let switchover = std::thread::spawn(move || {
+        begins.recv().unwrap();
+        migration.set(Status::Device);
+        vm.set_running(false);
+    });
+    client.ok("cont", Value::Null);
+    switchover.join().unwrap();
+    assert_eq!(client.ok("query-status", Value::Null)["status"], "finish-migrate");
+    assert_eq!(monitor.vm.run_state(), RunState::Paused, "it runs behind the commit");
+    client.refused("cont", Value::Null);
 }
 
 #[test]

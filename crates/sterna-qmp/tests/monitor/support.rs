@@ -22,6 +22,8 @@ pub struct FakeVm {
     running: Mutex<bool>,
     has_guest: Mutex<bool>,
     pub quits: Mutex<u32>,
+    /// Called once at the beginning of the next `cont`.
+    pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl FakeVm {
@@ -34,6 +36,7 @@ impl FakeVm {
             running: Mutex::new(running),
             has_guest: Mutex::new(has_guest),
             quits: Mutex::new(0),
+            at_cont: Mutex::default(),
         })
     }
 
@@ -106,6 +109,10 @@ impl MonitoredVm for FakeVm {
         Ok(())
     }
     fn cont(&self) -> Result<(), VmError> {
+        let first = self.at_cont.lock().unwrap().take();
+        if let Some(first) = first {
+            first();
+        }
         self.set_running(true);
         Ok(())
     }
@@ -162,6 +169,11 @@ impl FakeMigration {
 
     pub fn tell(&self, event: &Event) {
         self.observer.event(event);
+    }
+
+    fn is_guest_free(&self, status: Status) -> bool {
+        let moving = matches!(status, Status::PreSwitchover | Status::Device | Status::Undecided);
+        !moving && status != Status::Completed && !*self.held.lock().unwrap()
     }
 }
 
@@ -261,9 +273,15 @@ impl Outgoing for FakeMigration {
         *self.parameters.lock().unwrap() = parameters.clone();
     }
     fn may_guest_run(&self) -> bool {
-        let status = *self.status.lock().unwrap();
-        let moving = matches!(status, Status::PreSwitchover | Status::Device | Status::Undecided);
-        !moving && status != Status::Completed && !*self.held.lock().unwrap()
+        self.is_guest_free(*self.status.lock().unwrap())
+    }
+    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool {
+        let status = self.status.lock().unwrap();
+        let free = self.is_guest_free(*status);
+        if free {
+            act();
+        }
+        free
     }
     fn retry(&self) -> Result<(), String> {
         *self.held.lock().unwrap() = false;

@@ -170,6 +170,18 @@ impl Migration {
         self.shared.driver.look(Source::may_guest_run)
     }
 
+    /// Runs `act`, an operator's `cont` or `stop`, if the guest is free to run or stop at an operator's
+    /// wish ([`Migration::may_guest_run`]); `None`, without running it, if it is not.
+    ///
+    /// The two cannot be torn apart: the switchover asks for the guest only after `act` has returned, and
+    /// no `act` begins once it has asked, until the guest is the operator's again. A VMM that looks first
+    /// and acts then could let the guest run while the destination runs it too. The migration makes no
+    /// progress meanwhile; `act` must be short and must not call back into this migration.
+    pub fn while_guest_is_free<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        // Under the machine's lock: it can ask for the guest (`StopGuest`) before or behind, not meanwhile.
+        self.shared.driver.look(|machine| machine.may_guest_run().then(act))
+    }
+
     /// How it ended, if it has.
     pub fn outcome(&self) -> Option<Outcome> {
         self.shared.outcome()
