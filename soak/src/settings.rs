@@ -13,6 +13,7 @@ use crate::stop::Stop;
 const LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_secs(10),
     stall: Duration::from_secs(10),
+    switchover: Duration::from_secs(10),
     prepare: Duration::from_secs(10),
     acknowledge: Duration::from_secs(10),
     ask_interval: Duration::from_millis(5),
@@ -34,6 +35,7 @@ pub struct Settings {
 const SHORT_LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_millis(800),
     stall: Duration::from_millis(400),
+    switchover: Duration::from_secs(10),
     prepare: Duration::from_millis(600),
     acknowledge: Duration::from_millis(400),
     ..LIMITS

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{RamBlock, RamError};
 
@@ -9,6 +10,20 @@ use crate::{RamBlock, RamError};
 #[derive(Debug, Clone)]
 pub struct GuestRam {
     blocks: Arc<[RamBlock]>,
+    is_tracked: Arc<AtomicBool>,
+}
+
+/// The right to track the writes of a guest, which only one may have: whoever harvests takes bits that
+/// another would miss. Given back when dropped.
+#[derive(Debug)]
+pub struct TrackingClaim {
+    is_tracked: Arc<AtomicBool>,
+}
+
+impl Drop for TrackingClaim {
+    fn drop(&mut self) {
+        self.is_tracked.store(false, Ordering::Release);
+    }
 }
 
 impl GuestRam {
@@ -23,7 +38,13 @@ impl GuestRam {
                 return Err(RamError::DuplicateName { name: block.name().to_owned() });
             }
         }
-        Ok(GuestRam { blocks: blocks.into() })
+        Ok(GuestRam { blocks: blocks.into(), is_tracked: Arc::default() })
+    }
+
+    /// The right to track this guest's writes; `None` while somebody has it.
+    pub fn claim_tracking(&self) -> Option<TrackingClaim> {
+        let free = !self.is_tracked.swap(true, Ordering::AcqRel);
+        free.then(|| TrackingClaim { is_tracked: Arc::clone(&self.is_tracked) })
     }
 
     /// The blocks.

@@ -31,7 +31,7 @@ pub use bitmap::{PageBitmap, Run};
 pub use block::RamBlock;
 pub use dirty::{DirtyBitmaps, DirtySource, Harvest};
 pub use error::{DirtyError, RamError};
-pub use guest::GuestRam;
+pub use guest::{GuestRam, TrackingClaim};
 pub use mapping::Backing;
 pub use slice::RamSlice;
 

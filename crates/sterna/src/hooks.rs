@@ -19,7 +19,8 @@ pub trait Hook: Send + Sync {
     fn take_back(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// Destination, all loaded, before prepare is answered. On error the migration fails; the source runs on.
+    /// Destination, all loaded, before prepare is answered. On error nothing of it may be held, and the
+    /// migration fails; the source runs on.
     fn acquire(&self) -> Result<(), VmError> {
         Ok(())
     }

@@ -80,6 +80,8 @@ pub struct WaitLimits {
     pub setup: Duration,
     /// No byte moved on a channel although one side waits for it.
     pub stall: Duration,
+    /// Sending the last pages and devices, guest stopped; or four times the downtime limit, if that is more.
+    pub switchover: Duration,
     /// The answer to *prepare*: the destination loads its devices meanwhile. At the destination also from
     /// that answer until the commit; after it the guest is given up for good.
     pub prepare: Duration,
@@ -94,6 +96,7 @@ impl Default for WaitLimits {
         Self {
             setup: Duration::from_secs(30),
             stall: Duration::from_secs(30),
+            switchover: Duration::from_secs(60),
             prepare: Duration::from_secs(60),
             acknowledge: Duration::from_secs(30),
             ask_interval: Duration::from_secs(2),

@@ -49,7 +49,7 @@ pub struct Statistics {
     pub pages_per_second: u64,
     /// Rounds begun (`dirty-sync-count`).
     pub rounds_begun: u64,
-    /// Every finished round.
+    /// Every finished round; of more than a few thousand, neighbours are told as one.
     pub rounds: Vec<Round>,
     /// About ten a second: for timelines.
     pub samples: Vec<Sample>,

@@ -41,7 +41,7 @@ pub enum RunState {
 pub trait SourceVm: Send + Sync {
     /// The machine type's name as it stands in the configuration (specs/stream.md §1.2).
     fn machine_type(&self) -> String;
-    /// The VM's UUID, compared by the peer on every multifd channel.
+    /// The VM's UUID. The peer compares it on every multifd channel; without multifd it is not sent.
     fn uuid(&self) -> Option<[u8; 16]> {
         None
     }

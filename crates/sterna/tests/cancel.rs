@@ -91,6 +91,26 @@ fn kinds(channels: u8) -> Vec<String> {
 }
 
 #[test]
+fn second_migration_of_a_guest_is_refused_until_the_first_has_ended() {
+    case("twice", || {
+        let (source, target) = vms();
+        let mut params = common::parameters();
+        params.max_bandwidth_bytes = 1 << 20;
+        let capabilities = Capabilities::default();
+        let incoming = vm::listen(&target, &params, capabilities);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        let vm: Arc<dyn sterna::SourceVm> = Arc::clone(&source) as _;
+        let again =
+            Migration::start(vm, &incoming.address(), params.clone(), capabilities, Arc::new(())).map(drop);
+        assert!(matches!(again, Err(sterna::StartError::Settings(_))), "{again:?}");
+        migration.cancel().expect("cancelling");
+        migration.wait();
+        incoming.wait();
+        assert_next_works(&source, &target);
+    });
+}
+
+#[test]
 fn cancel_at_each_event_leaves_the_guest_or_is_refused() {
     for channels in [0, 2] {
         let kinds = case("a whole migration", || kinds(channels));

@@ -177,9 +177,11 @@ impl Destination {
 
     fn started(&mut self, now: Duration) -> Step {
         self.enter(now, S::Running);
-        let mut actions = vec![A::AnnounceNetwork];
-        if !self.committed {
-            actions.extend(self.say_committed());
+        // The source waits for SHUT; who announces may take its time.
+        let was_committed = self.committed;
+        let mut actions = self.say_committed();
+        actions.push(A::AnnounceNetwork);
+        if !was_committed {
             actions.push(A::CloseChannels);
         }
         actions.push(A::Finish(Outcome::Running));

@@ -266,6 +266,7 @@ impl ParameterSet {
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),
+                switchover: WaitLimits::default().switchover,
                 prepare: milliseconds("x-sterna-prepare-limit"),
                 acknowledge: milliseconds("x-sterna-acknowledge-limit"),
                 ..WaitLimits::default()

@@ -177,6 +177,7 @@ fn every_parameter_reaches_the_engine() {
         limits: sterna::WaitLimits {
             setup: Duration::from_millis(101),
             stall: Duration::from_millis(102),
+            switchover: sterna::WaitLimits::default().switchover,
             prepare: Duration::from_millis(103),
             acknowledge: Duration::from_millis(104),
             ..sterna::WaitLimits::default()

@@ -5,9 +5,6 @@ use zstd::stream::raw::{Decoder as RawDecoder, Encoder as RawEncoder, InBuffer, 
 use super::{Decoder, Encoder, corrupt};
 use crate::error::MigrationError;
 
-/// The largest window that is accepted: 128 MiB, as levels up to 20 need.
-const WINDOW_LOG_MAX: u32 = 27;
-
 pub(super) struct ZstdEncoder(RawEncoder<'static>);
 
 impl ZstdEncoder {
@@ -41,7 +38,7 @@ pub(super) struct ZstdDecoder(RawDecoder<'static>);
 impl ZstdDecoder {
     pub fn new() -> Result<Self, MigrationError> {
         let mut decoder = RawDecoder::new().map_err(ours)?;
-        let limit = zstd::zstd_safe::DParameter::WindowLogMax(WINDOW_LOG_MAX);
+        let limit = zstd::zstd_safe::DParameter::WindowLogMax(sterna_wire::limits::ZSTD_WINDOW_LOG);
         decoder.set_parameter(limit).map_err(ours)?;
         Ok(Self(decoder))
     }

@@ -178,7 +178,9 @@ fn adopt(
         }
         return;
     }
-    shared.begin();
+    if shared.begin().is_none() {
+        return;
+    }
     let placed = place(&mut channels, Arc::clone(channel));
     let all = channels.main.is_some() && channels.multifd.iter().all(Option::is_some);
     if let Err(what) = placed {

@@ -19,6 +19,8 @@ use crate::hooks::Hook;
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a source may be silent between EOF and the end of the description, or its closing.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Starts the control thread; it waits for the first channel.
 pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
@@ -57,7 +59,12 @@ impl Control {
         loop {
             self.shared.tell_passed(driver, &mut self.last_status);
             self.start_loading(driver);
-            let Some(action) = driver.next_action(PATIENCE) else { continue };
+            let Some(action) = driver.next_action(PATIENCE) else {
+                if self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held {
+                    return;
+                }
+                continue;
+            };
             self.shared.tell_passed(driver, &mut self.last_status);
             tracing::debug!(?action, "destination");
             if let Action::Finish(outcome) = action {
@@ -230,7 +237,27 @@ impl Control {
         }
     }
 
+    /// Lets the source finish: it may still be writing the description behind EOF, and closing on bytes that
+    /// nobody has read would break its connection before it has read SHUT.
+    fn hear_the_source_out(&mut self) {
+        let channels = lock(&self.shared.channels);
+        for channel in channels.multifd.iter().flatten() {
+            channel.shutdown();
+        }
+        if let Some(main) = &channels.main {
+            main.set_stall_limit(Some(LAST_WORDS));
+            // Fails only if the connection is gone already.
+            let _ = main.finish_writing();
+        }
+        drop(channels);
+        self.shared.rounds.stop();
+        self.join();
+    }
+
     fn close_channels(&mut self) {
+        if !self.shared.stopping.load(Ordering::Acquire) {
+            self.hear_the_source_out();
+        }
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         let mut channels = lock(&self.shared.channels);
@@ -269,6 +296,8 @@ impl Control {
             }
         };
         self.shared.end(arrival);
+        let status = self.shared.status();
+        self.shared.tell_status(status, &mut self.last_status);
     }
 
     /// The machine's cause in words, where no thread has a better one.

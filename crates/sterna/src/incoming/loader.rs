@@ -40,6 +40,8 @@ struct Loader<'a> {
     decoder: MainDecoder,
     sections: Sections,
     acks: Acks,
+    /// The source sent a handover section.
+    is_sterna: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -51,6 +53,7 @@ impl<'a> Loader<'a> {
             decoder: MainDecoder::new(knowledge, expectations(shared)),
             sections: Sections::new(shared.vm.as_ref()),
             acks: Acks::new(shared.vm.as_ref(), &shared.capabilities),
+            is_sterna: false,
         }
     }
 
@@ -88,8 +91,12 @@ impl<'a> Loader<'a> {
         if self.shared.stopping.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.decoder.end_of_file(self.reader.bytes().len()).map_err(MigrationError::wire(CHANNEL))?;
-        Ok(())
+        // Nobody did wrong as far as this side can tell: the source died, or cancelled (specs/stream.md §5.2).
+        self.decoder.end_of_file(self.reader.bytes().len()).map_err(|error| {
+            let text =
+                format!("the source closed the main channel early: {}, byte {}", error.message, error.offset);
+            MigrationError::Transport(text, None)
+        })
     }
 
     fn take(&mut self, item: MainItem) -> Result<(), MigrationError> {
@@ -121,10 +128,8 @@ impl<'a> Loader<'a> {
             MainItem::MappedBlock { .. } => {
                 Err(MigrationError::Internal("a mapped block on a socket".to_owned()))
             }
-            MainItem::Header
-            | MainItem::Configuration(_)
-            | MainItem::RamStart(_)
-            | MainItem::VmDescription(_) => Ok(()),
+            MainItem::RamStart(_) => self.demand_compatibility(),
+            MainItem::Header | MainItem::Configuration(_) | MainItem::VmDescription(_) => Ok(()),
         }
     }
 
@@ -153,12 +158,38 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Before any RAM moves the machines must have been compared. Only a Sterna that hears our answers can
+    /// have sent its record; with any other source the operator is told that nobody compared.
+    fn demand_compatibility(&self) -> Result<(), MigrationError> {
+        let compared = |came: &(String, u32)| came.0 == extension::COMPATIBILITY_SECTION;
+        if self.shared.vm.compatibility().is_none() || lock(&self.shared.loaded).devices.iter().any(compared)
+        {
+            return Ok(());
+        }
+        if self.is_sterna {
+            return Err(MigrationError::PeerIncompatible {
+                what: "the source sent no compatibility record, and this machine compares before any RAM \
+                       moves: migrate from a machine of the same kind"
+                    .to_owned(),
+            });
+        }
+        self.shared.tell(&Event::Warning(
+            "the source sent no compatibility record (it is no Sterna, or its return-path is off): CPUID and \
+             TSC were not compared"
+                .to_owned(),
+        ));
+        Ok(())
+    }
+
     fn acknowledge(&self, due: usize) -> Result<(), MigrationError> {
         (0..due).try_for_each(|_| self.shared.say(&ReturnMessage::SwitchoverAck))
     }
 
     fn page(&mut self, run: PageRun) -> Result<(), MigrationError> {
         let shared = self.shared;
+        if shared.capabilities.multifd {
+            shared.rounds.enter(run)?;
+        }
         let place = shared.sink.prepare(run)?;
         if !self.reader.fill_ram(place)? {
             return Err(MigrationError::Transport(
@@ -183,9 +214,10 @@ impl<'a> Loader<'a> {
         self.shared.sink.commit(run)
     }
 
-    fn section(&self, name: &str, instance: u32, version: u32, body: &[u8]) -> Result<(), MigrationError> {
+    fn section(&mut self, name: &str, instance: u32, version: u32, body: &[u8]) -> Result<(), MigrationError> {
         if name == Handover::SECTION_NAME {
             let handover = Handover::decode(body).map_err(MigrationError::wire(CHANNEL))?;
+            self.is_sterna = true;
             self.shared.tell(&Event::Peer { sterna: true, features: Features::HANDOVER.0 });
             self.shared.report(Fed::HandoverIdRead(MigrationId(handover.migration_id)));
             return Ok(());

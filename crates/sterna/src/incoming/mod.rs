@@ -32,7 +32,7 @@ use crate::vm::{RunState, TargetVm};
 use shared::Shared;
 
 /// An incoming migration. Cloning gives another handle; when the last one is dropped, the address is
-/// given up and a migration that is not committed fails.
+/// given up and a migration that is not committed fails. A guest that is held stays loaded in its VM.
 ///
 /// Keep it after success: a source that lost the acknowledgement asks here what became of the guest.
 #[derive(Clone)]

@@ -116,8 +116,14 @@ impl Shared {
         }
     }
 
-    /// The machine; made now if there is none, since a first channel has come.
-    pub fn begin(&self) -> &Driver<Destination> {
+    /// The machine; made now if there is none, since a first channel has come. `None` when the migration was
+    /// given up before.
+    pub fn begin(&self) -> Option<&Driver<Destination>> {
+        // One decision with `end_before_it_began`: whoever holds this lock comes first.
+        let arrival = lock(&self.arrival);
+        if arrival.is_some() && self.driver.get().is_none() {
+            return None;
+        }
         let driver = self.driver.get_or_init(|| {
             let config = Config {
                 autostart: true,
@@ -126,8 +132,22 @@ impl Shared {
             };
             Driver::new(Destination::new(config, Duration::ZERO))
         });
+        drop(arrival);
         self.changed.notify_all();
-        driver
+        Some(driver)
+    }
+
+    /// Ends a migration of which no channel has come. False: one has.
+    fn end_before_it_began(&self) -> bool {
+        let mut arrival = lock(&self.arrival);
+        if self.driver.get().is_some() {
+            return false;
+        }
+        arrival.get_or_insert(Arrival::Failed(MigrationError::Cancelled));
+        drop(arrival);
+        self.note_error(MigrationError::Cancelled);
+        self.changed.notify_all();
+        true
     }
 
     pub fn driver(&self) -> Option<&Driver<Destination>> {
@@ -219,17 +239,21 @@ impl Shared {
                 State::Committed => self.tell(&Event::Committed),
                 _ => {}
             }
-            let status = status_of(state);
-            if *last != Some(status) {
-                *last = Some(status);
-                self.tell(&Event::Status(status));
-            }
+            self.tell_status(unfinished(state), last);
+        }
+    }
+
+    pub fn tell_status(&self, status: Status, last: &mut Option<Status>) {
+        if *last != Some(status) {
+            *last = Some(status);
+            self.tell(&Event::Status(status));
         }
     }
 
     pub fn status(&self) -> Status {
         match (self.driver(), &*lock(&self.arrival)) {
-            (Some(driver), _) => status_of(driver.look(Destination::state)),
+            (Some(driver), Some(_)) => status_of(driver.look(Destination::state)),
+            (Some(driver), None) => unfinished(driver.look(Destination::state)),
             (None, Some(_)) => Status::Failed,
             (None, None) => Status::Setup,
         }
@@ -250,27 +274,22 @@ impl Shared {
 
     /// An operator gives it up, before or after the first channel has come.
     pub fn abandon(&self) -> Result<(), Refusal> {
-        match self.driver() {
-            Some(driver) => {
-                self.note_error(MigrationError::Cancelled);
-                driver.feed(Fed::Abandon).map(drop)
-            }
-            None => {
-                self.end(Arrival::Failed(MigrationError::Cancelled));
-                Ok(())
-            }
+        if self.end_before_it_began() {
+            return Ok(());
         }
+        // A refused one must not hide what else is wrong.
+        self.feed(Fed::Abandon).map(|()| self.note_error(MigrationError::Cancelled))
     }
 
     /// The last handle is gone.
     pub fn close(&self) {
-        if let Some(driver) = self.driver() {
-            // Refused when all is over, and that is well.
-            let _ = driver.feed(Fed::Abandon);
-        } else {
-            self.end(Arrival::Failed(MigrationError::Cancelled));
-        }
         self.closing.cancel();
+        // A held guest may be the only copy: it stays loaded, for the VMM to start. Refused when all is over,
+        // and that is well.
+        let is_held = |driver: &Driver<Destination>| driver.look(Destination::state) == State::Held;
+        if !self.end_before_it_began() && !self.driver().is_some_and(is_held) {
+            let _ = self.feed(Fed::Abandon);
+        }
         for channel in lock(&self.greeting).iter() {
             channel.shutdown();
         }
@@ -294,6 +313,16 @@ impl Shared {
             }
             arrival = self.changed.wait(arrival).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// What is told of a state as long as its actions are not all performed: a failed destination still has to
+/// be undone, and until then must not look free.
+fn unfinished(state: State) -> Status {
+    match state {
+        State::Failed => Status::Failing,
+        State::Running | State::Paused => Status::Active,
+        state => status_of(state),
     }
 }
 

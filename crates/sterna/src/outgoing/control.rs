@@ -327,6 +327,7 @@ impl Control {
                 Outcome::Failed { error, held }
             }
         };
+        *lock(&self.shared.claim) = None;
         self.shared.end(ended);
     }
 

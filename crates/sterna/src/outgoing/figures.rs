@@ -11,6 +11,9 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
 const SAMPLES: usize = 50_000;
 
+/// Rounds kept apart.
+const ROUNDS: usize = 4096;
+
 pub(super) struct Figures {
     began: Instant,
     status: Status,
@@ -26,7 +29,7 @@ pub(super) struct Figures {
     pub left_bytes: u64,
     pub dirty_pages_per_second: u64,
     pub rounds_begun: u64,
-    pub rounds: Vec<Round>,
+    rounds: Vec<Round>,
     pub peer_is_sterna: Option<bool>,
     channels: u32,
     /// When the destination said that it has the guest.
@@ -121,6 +124,14 @@ impl Figures {
         self.sample(counts);
     }
 
+    /// Keeps a finished round. When there are very many, neighbours are told as one.
+    pub fn push_round(&mut self, round: Round) {
+        if self.rounds.len() >= ROUNDS {
+            self.rounds = self.rounds.chunks(2).map(joined).collect();
+        }
+        self.rounds.push(round);
+    }
+
     /// How much of a span the bandwidth limit held all lanes back, on average.
     pub fn throttled_between(&self, before: Counts, after: Counts) -> Duration {
         (after.throttled - before.throttled) / self.channels.max(1)
@@ -171,6 +182,26 @@ impl Figures {
             dirty_pages_per_second: self.dirty_pages_per_second,
         });
     }
+}
+
+/// One round that stands for several in a row.
+fn joined(rounds: &[Round]) -> Round {
+    let mut all = rounds[0];
+    for next in &rounds[1..] {
+        all = Round {
+            number: next.number,
+            took: all.took + next.took,
+            pages: all.pages + next.pages,
+            bytes: all.bytes + next.bytes,
+            moving: all.moving + next.moving,
+            sync: all.sync + next.sync,
+            throttled: all.throttled + next.throttled,
+            dirtied_pages: next.dirtied_pages,
+            stopped: next.stopped,
+            began: all.began,
+        };
+    }
+    all
 }
 
 /// `count` in `time`, per second.

@@ -30,7 +30,11 @@ impl Limiter {
 
     /// Changes the limit, for lanes that wait too.
     pub fn set(&self, bytes_per_second: u64) {
-        self.lock().budget = budget(bytes_per_second);
+        let mut state = self.lock();
+        // What went out under another limit, or under none, is no debt under this one.
+        *state =
+            State { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: state.open };
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -107,6 +111,14 @@ mod tests {
             limiter.open();
             waiting.join().unwrap();
         });
+    }
+
+    #[test]
+    fn limit_set_after_none_starts_without_debt() {
+        let limiter = Limiter::new(0);
+        limiter.take(1 << 50);
+        limiter.set(10_000_000);
+        assert_eq!(limiter.take(1), Duration::ZERO);
     }
 
     #[test]

@@ -201,15 +201,24 @@ impl Migration {
         violated: Option<Clause>,
     ) -> Result<Self, StartError> {
         check(&params, &capabilities)?;
+        let Some(claim) = vm.ram().claim_tracking() else {
+            return Err(StartError::Settings(
+                "this VM is being migrated already: cancel that migration, or wait for its end".to_owned(),
+            ));
+        };
         let config = Config {
             return_path: capabilities.return_path,
             compatibility: vm.compatibility().is_some(),
             pause_before_switchover: capabilities.pause_before_switchover,
             switchover_ack: ack_form(&capabilities, &vm.machine_type()),
-            limits: machine_limits(&params.limits),
+            limits: sterna_proto::Limits {
+                switchover: params.limits.switchover.max(params.downtime_limit.saturating_mul(4)),
+                ..machine_limits(&params.limits)
+            },
         };
         let source = Source::new(config, std::time::Duration::ZERO);
         let shared = Shared::new(vm, to.clone(), params, capabilities, observer, source, violated);
+        *lock(&shared.claim) = Some(claim);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;
         Ok(Self { shared })
@@ -242,6 +251,7 @@ pub(crate) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> Switc
 pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
     sterna_proto::Limits {
         setup: limits.setup,
+        switchover: limits.switchover,
         prepare: limits.prepare,
         commit: limits.stall,
         acknowledge: limits.acknowledge,

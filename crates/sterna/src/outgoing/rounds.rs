@@ -254,7 +254,7 @@ impl Control {
         let found = if is_followed { rounds.pass.pages() } else { rounds.next.count() };
         let took = now - open.began;
         let throttled = figures.throttled_between(open.counts, counts);
-        figures.rounds.push(Round {
+        figures.push_round(Round {
             number: pass.number(),
             began: open.began,
             took,

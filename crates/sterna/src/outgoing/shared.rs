@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
+use sterna_ram::TrackingClaim;
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::ask::Asking;
@@ -34,6 +35,8 @@ pub(super) struct Shared {
     pub migration_id: [u8; 16],
     pub violated: Option<Clause>,
     pub connecting: CancelFlag,
+    /// Held as long as this migration may touch the dirty log.
+    pub claim: Mutex<Option<TrackingClaim>>,
     /// Hooks that are released, in that order.
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
@@ -64,6 +67,7 @@ impl Shared {
             lanes: Lanes::new(lanes),
             migration_id: random_id(),
             connecting: CancelFlag::new(),
+            claim: Mutex::default(),
             released: Mutex::default(),
             asking: Mutex::default(),
             channels: Mutex::default(),

@@ -14,6 +14,7 @@ use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 pub const LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_secs(10),
     stall: Duration::from_secs(5),
+    switchover: Duration::from_secs(10),
     prepare: Duration::from_secs(10),
     acknowledge: Duration::from_secs(5),
     ask_interval: Duration::from_millis(50),

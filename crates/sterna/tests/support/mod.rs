@@ -26,6 +26,7 @@ use crate::common;
 pub const SHORT: WaitLimits = WaitLimits {
     setup: Duration::from_millis(400),
     stall: Duration::from_millis(400),
+    switchover: Duration::from_secs(10),
     prepare: Duration::from_millis(400),
     acknowledge: Duration::from_millis(400),
     ask_interval: Duration::from_millis(50),
