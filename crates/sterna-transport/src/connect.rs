@@ -20,13 +20,17 @@ pub(crate) fn connect(
     cancel: &CancelFlag,
 ) -> Result<Channel, TransportError> {
     let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
+    if let Address::Fd(name) = address {
+        // Taken even if it is too late, so that it is closed: nobody else owns it.
+        let socket = take_descriptor(name).map_err(|error| attempt.failed(error))?;
+        attempt.check()?;
+        return Channel::adopt(socket, address.to_string());
+    }
     attempt.check()?;
     match address {
         Address::Tcp { host, port } => attempt.tcp(host, *port),
         Address::Unix(path) => attempt.unix(path),
-        Address::Fd(name) => {
-            Channel::adopt(take_descriptor(name).map_err(|error| attempt.failed(error))?, address.to_string())
-        }
+        Address::Fd(_) => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
     }
 }
 

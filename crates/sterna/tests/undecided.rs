@@ -62,6 +62,51 @@ fn lost_refusal_is_asked_for_and_the_source_resumes() {
     });
 }
 
+#[test]
+fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+    case("question over fd", || {
+        let (source, target) = vms();
+        let (params, capabilities) = (common::parameters(), Capabilities::default());
+        let incoming = vm::listen(&target, &params, capabilities);
+        let filter = at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut);
+        let proxy = Proxy::new(&incoming.address(), filter);
+        let socket = std::net::TcpStream::connect(("127.0.0.1", support::port(&proxy.address()))).unwrap();
+        let number = socket.into_raw_fd();
+        let to = sterna::Address::Fd(number.to_string());
+        let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        // The first number that is free: it comes to this one once the migration has let go of it.
+        let mut others = Vec::new();
+        support::eventually("the number is free", || {
+            let pair = std::os::unix::net::UnixStream::pair().unwrap();
+            let found = pair.0.as_raw_fd() == number || pair.1.as_raw_fd() == number;
+            others.push(pair);
+            found
+        });
+        until_status(&migration, Status::Undecided);
+        std::thread::sleep(params.limits.ask_interval * 4);
+        for (mut one, mut other) in others.drain(..) {
+            one.write_all(b"?").expect("a stranger's connection was closed");
+            other.read_exact(&mut [0]).expect("a stranger's connection was closed");
+        }
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::DestinationRuns).expect("undecided");
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    });
+}
+
+#[test]
+fn multifd_over_one_inherited_descriptor_is_refused_at_the_start() {
+    let (source, _) = vms();
+    let (params, capabilities) = settings();
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let to = sterna::Address::Fd(std::os::fd::AsRawFd::as_raw_fd(&ours).to_string());
+    let refused = Migration::start(source, &to, params, capabilities, Arc::new(())).err();
+    assert!(refused.is_some_and(|why| why.to_string().contains("multifd")), "one descriptor, two channels");
+    assert!(ours.peer_addr().is_ok(), "left to its owner");
+}
+
 /// Undecided for good: the destination cannot be reached any more.
 fn unreachable(decision: Option<Decision>) {
     let (source, target) = vms();

@@ -1,6 +1,6 @@
 //! One VM's migrations: what operators have set, what runs, and which command is refused when.
 
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -91,9 +91,10 @@ impl MigrationControl {
         state.may_migrate(self.vm.has_guest(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let (parameters, capabilities) = (state.parameters.to_engine(), state.capabilities.to_engine(true));
-        let started =
-            self.engine.start_outgoing(vm, &by_number(to, fd), parameters, capabilities, self.relay.clone());
-        state.outgoing = Some(started.map_err(QmpError::generic)?);
+        let started = by_number(to, fd, |to| {
+            self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone())
+        });
+        state.outgoing = Some(started?);
         Ok(())
     }
 
@@ -116,9 +117,9 @@ impl MigrationControl {
         // What listened before has ended; let go of its address first.
         state.incoming = None;
         *lock(&self.relay.incoming) = None;
-        let started =
-            self.engine.start_incoming(vm, &by_number(at, fd), parameters, capabilities, self.relay.clone());
-        let incoming = started.map_err(QmpError::generic)?;
+        let incoming = by_number(at, fd, |at| {
+            self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone())
+        })?;
         *lock(&self.relay.incoming) = Some(incoming.clone());
         state.incoming = Some(incoming);
         Ok(())
@@ -400,9 +401,30 @@ fn in_switchover(outgoing: &dyn Outgoing) -> QmpError {
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
      descriptor is one channel";
 
-/// `address`, or the number of `fd`, whose owner is from now on whoever uses that address.
-fn by_number(address: &Address, fd: Option<OwnedFd>) -> Address {
-    fd.map_or_else(|| address.clone(), |fd| Address::Fd(fd.into_raw_fd().to_string()))
+/// Starts with `address`, or with the number of `fd`, which is the engine's from a start that succeeds on.
+///
+/// A start that is refused leaves it to us, unless the engine had taken it already: then its number may be
+/// another's by now, and only what is still the same socket is closed.
+fn by_number<T>(
+    address: &Address,
+    fd: Option<OwnedFd>,
+    start: impl FnOnce(&Address) -> Result<T, String>,
+) -> Result<T, QmpError> {
+    let Some(fd) = fd else { return start(address).map_err(QmpError::generic) };
+    let same =
+        fd.try_clone().map_err(|error| QmpError::generic(format!("cannot keep the socket: {error}")))?;
+    let started = start(&Address::Fd(fd.as_raw_fd().to_string()));
+    if started.is_err() && inode(&fd).is_some_and(|number| Some(number) == inode(&same)) {
+        drop(fd);
+    } else {
+        let _ = fd.into_raw_fd();
+    }
+    started.map_err(QmpError::generic)
+}
+
+/// What tells sockets apart.
+fn inode(fd: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Whether a destination still listens, loads, or holds its guest.

@@ -1,14 +1,16 @@
 //! Commands in the wrong moment, and addresses that cannot be: refusals that say what to do.
 
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use sterna::{Address, RunState, SourceVm, Status};
 use sterna_qmp::migration::{GuestAt, from_channels, from_uri};
 
-use crate::support::{ClientExt, FakeVm, Monitor};
+use crate::support::{ClientExt, FakeVm, LIMIT, Monitor};
 
 const SOMEWHERE: &str = "tcp:127.0.0.1:1";
 
@@ -322,4 +324,19 @@ fn getfd_names_a_passed_socket_for_one_migration() {
     client.send_fd("file", file.as_fd()).unwrap();
     assert!(client.refused("migrate", json!({"uri": "fd:file"})).contains("no socket"));
     client.refused("getfd", json!({"fdname": "1abc"}));
+}
+
+#[test]
+fn socket_of_a_refused_start_is_closed() {
+    for (monitor, command) in [(Monitor::running(), "migrate"), (Monitor::waiting(true), "migrate-incoming")]
+    {
+        let (monitor, mut client) = monitor.client_of();
+        *monitor.engine.refuses.lock().unwrap() = true;
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        client.send_fd("mig", ours.as_fd()).unwrap();
+        drop(ours);
+        assert!(client.refused(command, json!({"uri": "fd:mig"})).contains("told to refuse"));
+        theirs.set_read_timeout(Some(LIMIT)).unwrap();
+        assert_eq!(theirs.read(&mut [0]).expect("it is still open"), 0);
+    }
 }

@@ -135,6 +135,8 @@ impl MonitoredVm for FakeVm {
 pub struct FakeEngine {
     pub outgoing: Mutex<Option<Arc<FakeMigration>>>,
     pub incoming: Mutex<Option<Arc<FakeMigration>>>,
+    /// Starts nothing, of either direction.
+    pub refuses: Mutex<bool>,
 }
 
 pub struct FakeMigration {
@@ -206,6 +208,9 @@ impl Engine for FakeEngine {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, String> {
+        if *self.refuses.lock().unwrap() {
+            return Err("told to refuse".into());
+        }
         let migration = migration(None, to, parameters, capabilities, observer);
         *self.outgoing.lock().unwrap() = Some(migration.clone());
         Ok(migration)
@@ -219,6 +224,9 @@ impl Engine for FakeEngine {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, String> {
+        if *self.refuses.lock().unwrap() {
+            return Err("told to refuse".into());
+        }
         let migration = migration(Some(vm), at, parameters, capabilities, observer);
         *self.incoming.lock().unwrap() = Some(migration.clone());
         Ok(migration)

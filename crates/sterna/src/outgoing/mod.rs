@@ -74,7 +74,8 @@ impl Migration {
     /// The guest runs on until the switchover, and runs on for good if anything fails before the commit.
     ///
     /// # Errors
-    /// [`StartError::Settings`] for parameters that do not go together.
+    /// [`StartError::Settings`] for parameters that do not go together, or with `to`. A descriptor that `to`
+    /// names is left to its owner then; else the migration takes it over.
     pub fn start(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -200,7 +201,7 @@ impl Migration {
         observer: Arc<dyn Observer>,
         violated: Option<Clause>,
     ) -> Result<Self, StartError> {
-        check(&params, &capabilities)?;
+        check(to, &params, &capabilities)?;
         let Some(claim) = vm.ram().claim_tracking() else {
             return Err(StartError::Settings(
                 "this VM is being migrated already: cancel that migration, or wait for its end".to_owned(),
@@ -225,10 +226,13 @@ impl Migration {
     }
 }
 
-fn check(params: &Parameters, capabilities: &Capabilities) -> Result<(), StartError> {
+fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Result<(), StartError> {
     let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
     if capabilities.multifd && params.multifd_channels == 0 {
         return refuse("multifd-channels is 0: give 1 to 255, or switch multifd off");
+    }
+    if capabilities.multifd && matches!(to, Address::Fd(_)) {
+        return refuse("an inherited descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:");
     }
     if capabilities.switchover_ack && !capabilities.return_path {
         return refuse("switchover-ack needs return-path: the acknowledgement comes on it");
