@@ -292,7 +292,10 @@ impl Control {
                     self.shared.tell(&Event::Warning("some hooks could not be given back".to_owned()));
                 }
                 self.shared.note_error(self.explain(cause));
-                Arrival::Failed(self.shared.error().unwrap_or_else(|| self.explain(cause)))
+                let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
+                // The source only hears that it failed: why is to be found here.
+                tracing::warn!("incoming migration failed: {error}");
+                Arrival::Failed(error)
             }
         };
         self.shared.end(arrival);

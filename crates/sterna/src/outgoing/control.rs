@@ -324,6 +324,7 @@ impl Control {
                 let limits = self.shared.params().limits;
                 self.shared.note_error(explain(cause, &limits));
                 let error = self.shared.error().unwrap_or_else(|| explain(cause, &limits));
+                tracing::warn!("migration failed: {error}");
                 Outcome::Failed { error, held }
             }
         };
