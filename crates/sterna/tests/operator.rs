@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::{RunState, SourceVm};
+use sterna::{Address, Incoming, RunState, SourceVm, TargetVm};
 use support::{case, vm, vms};
 
 #[test]
@@ -29,5 +29,59 @@ fn cont_that_began_before_the_switchover_ends_before_it() {
         assert_eq!(source.run_state(), RunState::Paused, "it runs twice");
         assert_eq!(migration.while_guest_is_free(|| source.guest.cont()).map(drop), None);
         assert_eq!(source.run_state(), RunState::Paused);
+    });
+}
+
+#[test]
+fn address_is_free_as_soon_as_the_last_handle_is_dropped() {
+    case("listen again", || {
+        let (_, target) = vms();
+        let (params, capabilities) = (common::parameters(), sterna::Capabilities::default());
+        let directory = tempfile::tempdir().unwrap();
+        let port = support::port(&vm::listen(&target, &params, capabilities).address());
+        let unix = Address::Unix(directory.path().join("migrate.sock"));
+        for at in [Address::Tcp { host: "127.0.0.1".into(), port }, unix] {
+            for time in 0..20 {
+                let vm: Arc<dyn TargetVm> = Arc::clone(&target) as _;
+                let incoming = Incoming::listen(vm, &at, params.clone(), capabilities, Arc::new(()));
+                let incoming = incoming.unwrap_or_else(|error| panic!("{time}: {error}"));
+                assert_eq!(incoming.address(), at);
+            }
+        }
+    });
+}
+
+/// Drops the last handle where it is told to.
+#[derive(Default)]
+struct LetGo {
+    incoming: std::sync::Mutex<Option<Incoming>>,
+    done: std::sync::atomic::AtomicBool,
+}
+
+impl sterna::Observer for LetGo {
+    fn event(&self, event: &sterna::Event) {
+        if matches!(event, sterna::Event::Warning(_)) {
+            drop(self.incoming.lock().unwrap().take());
+            self.done.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn last_handle_may_be_dropped_by_the_observer() {
+    use std::io::Write as _;
+    case("dropped by the observer", || {
+        let (_, target) = vms();
+        let (params, capabilities) = (common::parameters(), sterna::Capabilities::default());
+        let observer = Arc::new(LetGo::default());
+        let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let incoming =
+            Incoming::listen(target, &at, params, capabilities, Arc::clone(&observer) as _).unwrap();
+        let port = support::port(&incoming.address());
+        *observer.incoming.lock().unwrap() = Some(incoming);
+        // Turned away with a warning.
+        let mut scanner = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        support::eventually("dropped", || observer.done.load(std::sync::atomic::Ordering::SeqCst));
     });
 }

@@ -116,7 +116,8 @@ impl MigrationControl {
         self.relay.start_when_held.store(false, Ordering::SeqCst);
         // What listened before has ended; let go of its address first.
         state.incoming = None;
-        *lock(&self.relay.incoming) = None;
+        let before = lock(&self.relay.incoming).take();
+        drop(before);
         let incoming = by_number(at, fd, |at| {
             self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone())
         })?;

@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
-use sterna_transport::{Channel, TransportError};
+use sterna_transport::{Channel, Listener, TransportError};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 use sterna_wire::multifd::InitialPacket;
 
@@ -29,17 +30,16 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Between two attempts to accept when the system refuses.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Starts the listener thread.
-pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+/// Starts the listener thread. The address is free when it has ended.
+pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> std::io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
-    std::thread::Builder::new().name("listener".to_owned()).spawn(move || listen(&shared))?;
-    Ok(())
+    std::thread::Builder::new().name("listener".to_owned()).spawn(move || listen(&shared, &listener))
 }
 
-fn listen(shared: &Arc<Shared>) {
+fn listen(shared: &Arc<Shared>, listener: &Listener) {
     let greetings = Arc::new(AtomicUsize::new(0));
     loop {
-        match shared.listener.accept(None, &shared.closing) {
+        match listener.accept(None, &shared.closing) {
             Ok(channel) if greetings.load(Ordering::Acquire) < GREETINGS => {
                 greet(shared, channel, &greetings);
             }
@@ -57,7 +57,6 @@ fn listen(shared: &Arc<Shared>) {
             }
         }
     }
-    shared.listener.close();
 }
 
 fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {

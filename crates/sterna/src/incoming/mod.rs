@@ -17,6 +17,7 @@ mod sections;
 mod shared;
 
 use std::sync::Arc;
+use std::thread::{JoinHandle, current};
 
 use sterna_proto::destination::{Event as Fed, State};
 use sterna_transport::{Address, Listener};
@@ -33,6 +34,9 @@ use shared::Shared;
 
 /// An incoming migration. Cloning gives another handle; when the last one is dropped, the address is
 /// given up and a migration that is not committed fails. A guest that is held stays loaded in its VM.
+///
+/// The address can be listened at again as soon as that drop returns; it waits for the listener thread, so
+/// do not hold a lock then that the observer takes.
 ///
 /// Keep it after success: a source that lost the acknowledgement asks here what became of the guest.
 #[derive(Clone)]
@@ -66,11 +70,15 @@ impl Incoming {
             return Err(StartError::Settings("multifd-channels is 0: give 1 to 255".to_owned()));
         }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
-        let shared = Arc::new(Shared::new(vm, listener, params, capabilities, observer));
-        control::spawn(&shared)
-            .and_then(|()| accept::spawn(&shared))
+        let address = listener.local_address();
+        let shared = Arc::new(Shared::new(vm, address, params, capabilities, observer));
+        // Before the threads: if only one of them starts, it ends that one.
+        let mut guard = Guard { shared, listening: None };
+        control::spawn(&guard.shared)
+            .and_then(|()| accept::spawn(&guard.shared, listener))
+            .map(|thread| guard.listening = Some(thread))
             .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
-        Ok(Self { guard: Arc::new(Guard { shared }) })
+        Ok(Self { guard: Arc::new(guard) })
     }
 
     /// As [`Incoming::listen`], but takes pages that come twice in a round: for showing that memory is
@@ -93,7 +101,7 @@ impl Incoming {
 
     /// Where it listens, with the port that the kernel chose.
     pub fn address(&self) -> Address {
-        self.guard.shared.listener.local_address()
+        self.guard.shared.address.clone()
     }
 
     /// Where it stands.
@@ -136,11 +144,18 @@ impl Incoming {
 /// Ends the threads with the last handle.
 struct Guard {
     shared: Arc<Shared>,
+    /// The listener thread, which owns the socket.
+    listening: Option<JoinHandle<()>>,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         self.shared.close();
+        // An observer may drop the last handle on that very thread, which then ends by itself.
+        let listening = self.listening.take().filter(|thread| thread.thread().id() != current().id());
+        if listening.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the listener thread panicked");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
-use sterna_transport::{CancelFlag, Channel, Listener};
+use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::rounds::Rounds;
 use super::{Arrival, status_of};
@@ -21,7 +21,8 @@ use crate::vm::TargetVm;
 
 pub(super) struct Shared {
     pub vm: Arc<dyn TargetVm>,
-    pub listener: Listener,
+    /// Where it listens.
+    pub address: Address,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -83,7 +84,7 @@ impl Channels {
 impl Shared {
     pub fn new(
         vm: Arc<dyn TargetVm>,
-        listener: Listener,
+        address: Address,
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
@@ -109,7 +110,7 @@ impl Shared {
             arrival: Mutex::default(),
             changed: Condvar::new(),
             vm,
-            listener,
+            address,
             params,
             capabilities,
             observer,
