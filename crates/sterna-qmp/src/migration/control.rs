@@ -31,7 +31,8 @@ struct State {
     capabilities: CapabilitySet,
     outgoing: Option<Arc<dyn Outgoing>>,
     incoming: Option<Arc<dyn Receiving>>,
-    /// Whether a guest that comes from QEMU starts by itself: true unless the VMM was started with `-S`.
+    /// Whether a guest that comes starts by itself: true unless the VMM was started with `-S`, or `stop` was
+    /// the operator's last word.
     autostart: bool,
     /// The VM has waited for its guest.
     began_without_guest: bool,
@@ -121,6 +122,8 @@ impl MigrationControl {
         let incoming = by_number(at, fd, |at| {
             self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone())
         })?;
+        // In time: nothing is loaded within the moment since it was bound.
+        let _ = incoming.set_autostart(state.autostart);
         *lock(&self.relay.incoming) = Some(incoming.clone());
         state.incoming = Some(incoming);
         Ok(())
@@ -261,12 +264,11 @@ impl MigrationControl {
         }
     }
 
-    /// `stop`.
+    /// `stop`. A guest that is still on its way will be paused when it has come.
     pub fn stop(&self) -> Result<(), QmpError> {
         if !self.vm.has_guest() {
             self.relay.start_when_held.store(false, Ordering::SeqCst);
-            lock(&self.state).autostart = false;
-            return Ok(());
+            return self.start_on_arrival(false);
         }
         self.while_guest_is_free(|_| {
             let ran = self.vm.run_state() == RunState::Running;
@@ -289,8 +291,7 @@ impl MigrationControl {
             return released.or_else(|why| if runs_meanwhile { Ok(()) } else { Err(QmpError::generic(why)) });
         }
         if !self.vm.has_guest() {
-            lock(&self.state).autostart = true;
-            return Ok(());
+            return self.start_on_arrival(true);
         }
         if let Some(outgoing) =
             self.outgoing().filter(|held| held.status() == Status::Failed && !held.may_guest_run())
@@ -311,6 +312,21 @@ impl MigrationControl {
     /// `quit`, apart from asking the VMM to go: that is for after the answer.
     pub(super) fn announce_shutdown(&self) {
         self.relay.bus.emit("SHUTDOWN", Some(json!({"guest": false, "reason": "host-qmp-quit"})));
+    }
+
+    /// `stop` and `cont` of a guest that is still on its way.
+    fn start_on_arrival(&self, on: bool) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        state.autostart = on;
+        let coming = state.incoming.as_ref().filter(|incoming| is_waiting(&***incoming));
+        // A held guest starts by `cont` alone.
+        if coming.is_none_or(|it| it.status() == Status::Held || it.set_autostart(on)) {
+            return Ok(());
+        }
+        Err(QmpError::generic(
+            "The guest is being handed over at this moment; send the command again when 'query-migrate' shows \
+             'completed'",
+        ))
     }
 
     /// Runs `act` wholly before or wholly after a migration's switchover; refuses it during and behind one.

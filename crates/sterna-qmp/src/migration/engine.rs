@@ -72,6 +72,9 @@ pub trait Receiving: Send + Sync {
     fn statistics(&self) -> IncomingStatistics;
     /// Ends it; refused after the commit.
     fn cancel(&self) -> Result<(), String>;
+    /// Whether the guest starts when it has come, if it ran at the source. Returns whether it will be so: too
+    /// late once everything is loaded.
+    fn set_autostart(&self, on: bool) -> bool;
     /// Starts a held guest.
     fn release(&self) -> Result<(), String>;
 }

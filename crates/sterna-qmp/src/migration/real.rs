@@ -102,6 +102,10 @@ impl Receiving for Incoming {
         Incoming::cancel(self).map_err(sentence)
     }
 
+    fn set_autostart(&self, on: bool) -> bool {
+        Incoming::set_autostart(self, on)
+    }
+
     fn release(&self) -> Result<(), String> {
         Incoming::release(self).map_err(sentence)
     }

@@ -23,8 +23,12 @@ fn end_of(client: &mut Client) -> Value {
 }
 
 fn pair(multifd: bool) -> ((Monitor, Client), (Monitor, Client), String) {
-    let mut source = Monitor::over_the_real_engine(FakeVm::new(true, true)).client_of();
-    let mut destination = Monitor::over_the_real_engine(FakeVm::new(false, false)).client_of();
+    pair_with(multifd, true)
+}
+
+fn pair_with(multifd: bool, autostart: bool) -> ((Monitor, Client), (Monitor, Client), String) {
+    let mut source = Monitor::over_the_real_engine(FakeVm::new(true, true), true).client_of();
+    let mut destination = Monitor::over_the_real_engine(FakeVm::new(false, false), autostart).client_of();
     for client in [&mut source.1, &mut destination.1] {
         client.capability("events", true).unwrap();
         client.capability("multifd", multifd).unwrap();
@@ -69,6 +73,30 @@ fn refused_guest_stays_where_it_is_and_the_next_try_works() {
     src.ok("migrate", json!({"uri": uri}));
     assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
     assert_eq!(end_of(&mut dst), "completed");
+}
+
+#[test]
+fn operators_last_word_before_the_guest_comes_counts() {
+    for (autostart, said, runs) in [
+        (true, &["stop"] as &[&str], false),
+        (true, &["stop", "cont"], true),
+        (false, &[], false),
+        (false, &["cont"], true),
+        (false, &["cont", "stop"], false),
+    ] {
+        let ((_source, mut src), (destination, mut dst), uri) = pair_with(false, autostart);
+        for command in said {
+            dst.ok(command, Value::Null);
+        }
+        src.ok("migrate", json!({"uri": uri}));
+        assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+        assert_eq!(end_of(&mut dst), "completed");
+        let expected = if runs { "running" } else { "paused" };
+        let status = dst.ok("query-status", Value::Null)["status"].clone();
+        assert_eq!(status, expected, "autostart {autostart}, then {said:?}");
+        dst.ok("cont", Value::Null);
+        assert_eq!(destination.vm.run_state(), RunState::Running);
+    }
 }
 
 trait ReadAll {

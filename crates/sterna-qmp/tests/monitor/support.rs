@@ -148,6 +148,7 @@ pub struct FakeMigration {
     status: Mutex<Status>,
     pub error: Mutex<Option<String>>,
     pub decided: Mutex<Option<GuestAt>>,
+    pub autostart: Mutex<bool>,
     /// The guest could not be brought back after a failure.
     pub held: Mutex<bool>,
 }
@@ -195,6 +196,7 @@ fn migration(
         status: Mutex::new(Status::Setup),
         error: Mutex::default(),
         decided: Mutex::default(),
+        autostart: Mutex::new(true),
         held: Mutex::default(),
     })
 }
@@ -324,6 +326,10 @@ impl Receiving for FakeMigration {
         self.set(Status::Cancelled);
         Ok(())
     }
+    fn set_autostart(&self, on: bool) -> bool {
+        *self.autostart.lock().unwrap() = on;
+        true
+    }
     fn release(&self) -> Result<(), String> {
         self.vm.as_ref().unwrap().start().map_err(|error| error.to_string())?;
         self.set(Status::Completed);
@@ -355,8 +361,8 @@ impl Monitor {
     }
 
     /// Over Sterna's own engine.
-    pub fn over_the_real_engine(vm: Arc<FakeVm>) -> Self {
-        Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, true))
+    pub fn over_the_real_engine(vm: Arc<FakeVm>, autostart: bool) -> Self {
+        Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, autostart))
     }
 
     pub fn of(vm: Arc<FakeVm>, autostart: bool) -> Self {

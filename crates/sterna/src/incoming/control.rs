@@ -144,7 +144,10 @@ impl Control {
         }
         match self.shared.rounds.complete().and(devices) {
             // A source without a global state (none of QEMU 11's machine types) runs its guest.
-            Ok(()) => self.shared.report(Fed::LoadComplete { run: run.unwrap_or(true) }),
+            Ok(()) => {
+                let run = run.unwrap_or(true) && self.shared.autostart.read();
+                self.shared.report(Fed::LoadComplete { run });
+            }
             Err(error) => self.shared.fail(error),
         }
     }

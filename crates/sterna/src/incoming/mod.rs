@@ -122,6 +122,16 @@ impl Incoming {
         self.guard.shared.abandon()
     }
 
+    /// Whether the guest starts when it has come, if it ran at the source; it does unless this was told
+    /// otherwise. False starts no guest: it arrives paused, and starting it is the VMM's affair (QMP's `stop`,
+    /// and `cont`, while the guest is on its way).
+    ///
+    /// Returns whether it will be so: too late once everything is loaded and the handover is under way.
+    #[must_use = "it may be too late"]
+    pub fn set_autostart(&self, on: bool) -> bool {
+        self.guard.shared.autostart.set(on)
+    }
+
     /// Starts a guest that is held until its QEMU source has completed ([`Status::Held`]).
     ///
     /// # Errors

@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub channels: Mutex<Channels>,
     /// Whole messages of the return path are written under it.
     pub returning: Mutex<()>,
+    /// Whether the guest shall start when it is here.
+    pub autostart: Autostart,
     /// What the loader learnt for the control thread.
     pub loaded: Mutex<Loaded>,
     pub received_bytes: AtomicU64,
@@ -58,6 +60,34 @@ pub(super) struct Channels {
     pub multifd: Vec<Option<Arc<Channel>>>,
     /// All are there and were handed to their threads.
     pub complete: bool,
+}
+
+/// An operator's word whether the guest starts, until it is read.
+#[derive(Default)]
+pub(super) struct Autostart(Mutex<Word>);
+
+#[derive(Default)]
+struct Word {
+    stay_paused: bool,
+    was_read: bool,
+}
+
+impl Autostart {
+    /// Whether it will be so.
+    pub fn set(&self, on: bool) -> bool {
+        let mut word = lock(&self.0);
+        if !word.was_read {
+            word.stay_paused = !on;
+        }
+        word.stay_paused != on
+    }
+
+    /// The last word.
+    pub fn read(&self) -> bool {
+        let mut word = lock(&self.0);
+        word.was_read = true;
+        !word.stay_paused
+    }
 }
 
 /// What the loader found out.
@@ -102,6 +132,7 @@ impl Shared {
             greeting: Mutex::default(),
             channels: Mutex::new(channels),
             returning: Mutex::new(()),
+            autostart: Autostart::default(),
             loaded: Mutex::default(),
             received_bytes: AtomicU64::new(0),
             normal_pages: AtomicU64::new(0),
@@ -127,6 +158,7 @@ impl Shared {
         }
         let driver = self.driver.get_or_init(|| {
             let config = Config {
+                // An operator may say otherwise until all is loaded: see `Autostart`.
                 autostart: true,
                 managed: !self.capabilities.unmanaged,
                 limits: machine_limits(&self.params.limits),
