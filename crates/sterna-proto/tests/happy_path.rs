@@ -68,7 +68,7 @@ fn destination_with_sterna_source_runs_after_eof_and_then_says_shut() {
     assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Pending)]);
     assert_eq!(
         tell(E::GuestStarted),
-        [A::AnnounceNetwork, A::SendShut(0), A::CloseChannels, A::Finish(dst::Outcome::Running)]
+        [A::SendShut(0), A::AnnounceNetwork, A::CloseChannels, A::Finish(dst::Outcome::Running)]
     );
     assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Committed)]);
 }
