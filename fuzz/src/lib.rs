@@ -24,7 +24,7 @@ pub fn decoder(choice: u8) -> MainDecoder {
         "ram" => BodyKind::Ram,
         "globalstate" => BodyKind::FixedLength(104),
         "refused" => BodyKind::Refuse("told to".to_owned()),
-        name if name.starts_with("sterna/") => BodyKind::LengthPrefixed,
+        name if name.starts_with("sterna/") => BodyKind::LengthPrefixed { most: 1 << 16 },
         _ => BodyKind::OpaqueByFooter,
     };
     MainDecoder::new(Box::new(knowledge), expect)

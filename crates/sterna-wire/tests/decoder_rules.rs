@@ -254,8 +254,25 @@ fn command_out_of_order_is_refused() {
 }
 
 #[test]
+fn body_over_its_sections_limit_is_refused_with_its_length() {
+    let framed = |_: &str, _: u32, _: u32, _: SectionKind| BodyKind::LengthPrefixed { most: 7 };
+    for (length, fits) in [(7u32, true), (8, false), (u32::MAX, false)] {
+        let mut stream = opened();
+        SectionHeader { id: 5, name: "clock", instance: 0, version: 1 }.encode_full(&mut stream).unwrap();
+        stream.extend_from_slice(&length.to_be_bytes());
+        let mut decoder = MainDecoder::new(Box::new(framed), Expectations::default());
+        let result = read_all(&mut decoder, &stream, 64).map(drop);
+        assert_eq!(result.is_ok(), fits, "{length}: {result:?}");
+        if let Err(error) = result {
+            assert_eq!(error.fault, Fault::PeerMisbehaved);
+            assert!(error.to_string().contains("section \"clock\", which has at most 7"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn device_state_over_the_limit_is_refused_before_it_is_awaited() {
-    let framed = |_: &str, _: u32, _: u32, _: SectionKind| BodyKind::LengthPrefixed;
+    let framed = |_: &str, _: u32, _: u32, _: SectionKind| BodyKind::LengthPrefixed { most: usize::MAX };
     let fixed = |_: &str, _: u32, _: u32, _: SectionKind| BodyKind::FixedLength(101);
     let expect = Expectations { device_state_bytes: 100, ..Expectations::default() };
     let mut stream = opened();

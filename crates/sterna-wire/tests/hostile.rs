@@ -252,7 +252,11 @@ fn rich_stream() -> Vec<u8> {
 }
 
 fn framed(name: &str, instance: u32, version: u32, kind: SectionKind) -> BodyKind {
-    if name == "framed" { BodyKind::LengthPrefixed } else { opaque(name, instance, version, kind) }
+    if name == "framed" {
+        BodyKind::LengthPrefixed { most: usize::MAX }
+    } else {
+        opaque(name, instance, version, kind)
+    }
 }
 
 #[test]

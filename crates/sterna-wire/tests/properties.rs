@@ -237,7 +237,7 @@ fn devices() -> impl Strategy<Value = Vec<DeviceSection>> {
 fn by_version(name: &str, _: u32, version: u32, _: SectionKind) -> BodyKind {
     match (name, version) {
         ("ram", 4) => BodyKind::Ram,
-        (_, 1) => BodyKind::LengthPrefixed,
+        (_, 1) => BodyKind::LengthPrefixed { most: 300 },
         _ => BodyKind::OpaqueByFooter,
     }
 }

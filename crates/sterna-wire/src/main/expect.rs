@@ -10,7 +10,10 @@ pub enum BodyKind {
     Ram,
     /// A u32 length, then so many bytes: no byte that a guest controls can pass for a footer. So are Sterna's own
     /// devices framed.
-    LengthPrefixed,
+    LengthPrefixed {
+        /// The most bytes that it may have; a longer one is refused when its length has been read.
+        most: usize,
+    },
     /// So many bytes.
     FixedLength(usize),
     /// Unknown: up to a footer that something plausible follows (§1.6 B).

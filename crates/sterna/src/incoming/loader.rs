@@ -230,15 +230,6 @@ impl<'a> Loader<'a> {
         let Some(device) = self.sections.find(name, instance) else {
             return Err(MigrationError::Internal(format!("section {name:?} passed and has no device")));
         };
-        if body.len() > device.body_limit() {
-            return Err(MigrationError::PeerMisbehaved {
-                what: format!(
-                    "the state of {name:?} has {} bytes, at most {}",
-                    body.len(),
-                    device.body_limit()
-                ),
-            });
-        }
         if let Err(error) = device.load(version, body) {
             // A record that is refused says how the machines differ; a device that cannot load is broken here.
             return Err(if name == extension::COMPATIBILITY_SECTION {

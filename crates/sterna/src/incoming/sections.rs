@@ -48,7 +48,7 @@ impl SectionKnowledge for Sections {
             return BodyKind::FixedLength(global_state::BODY_BYTES);
         }
         if name == Handover::SECTION_NAME {
-            return BodyKind::LengthPrefixed;
+            return BodyKind::LengthPrefixed { most: Handover::BODY_BYTES };
         }
         match self.find(name, instance) {
             None => BodyKind::Refuse(format!(
@@ -62,7 +62,7 @@ impl SectionKnowledge for Sections {
                     device.version()
                 ))
             }
-            Some(_) => BodyKind::LengthPrefixed,
+            Some(device) => BodyKind::LengthPrefixed { most: device.body_limit() },
         }
     }
 }

@@ -198,7 +198,7 @@ fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
     let knowledge = |name: &str, _: u32, _: u32, _: SectionKind| match name {
         "ram" => BodyKind::Ram,
         "globalstate" => BodyKind::FixedLength(104),
-        _ => BodyKind::LengthPrefixed,
+        _ => BodyKind::LengthPrefixed { most: 16 << 20 },
     };
     let multifd = *shared.multifd.lock().unwrap();
     let mut decoder =

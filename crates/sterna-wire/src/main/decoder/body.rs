@@ -6,8 +6,13 @@ use crate::main::footer::{Context, Judgement, judge};
 use crate::reader::{Reader, Stop};
 
 impl MainDecoder {
-    pub(super) fn body_length(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+    pub(super) fn body_length(&mut self, r: &mut Reader<'_>, most: usize) -> Result<Taken, Stop> {
         let length = r.u32()?;
+        if length as usize > most {
+            let name = self.sections.get(self.current.id).map_or("", |section| &section.name);
+            let rule = format!("{length} bytes of section {name:?}, which has at most {most} here");
+            return Err(r.bad("specs/stream.md §9", rule));
+        }
         self.claim(r, u64::from(length))?;
         self.state = State::BodyBytes { left: length as usize };
         silent(r)

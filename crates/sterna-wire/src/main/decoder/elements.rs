@@ -95,7 +95,7 @@ impl MainDecoder {
         self.state = match body {
             BodyKind::Ram if kind == SectionKind::Start => State::RamTotal,
             BodyKind::Ram => State::RamRecord,
-            BodyKind::LengthPrefixed => State::BodyLength,
+            BodyKind::LengthPrefixed { most } => State::BodyLength { most },
             BodyKind::FixedLength(length) => {
                 self.claim(r, length as u64)?;
                 State::BodyBytes { left: length }

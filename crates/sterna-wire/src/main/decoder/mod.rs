@@ -59,7 +59,9 @@ enum State {
     /// The caller takes a page.
     RamPayload,
     /// Length of a framed body.
-    BodyLength,
+    BodyLength {
+        most: usize,
+    },
     /// So many more bytes of a body.
     BodyBytes {
         left: usize,
@@ -211,7 +213,7 @@ impl MainDecoder {
                 let rule = "the page before has not been taken: call payload_consumed";
                 Err(WireError::local("RAM record", 0, "specs/stream.md §2.3", rule).into())
             }
-            State::BodyLength => self.body_length(r),
+            State::BodyLength { most } => self.body_length(r, most),
             State::BodyBytes { left } => self.body_bytes(r, left),
             State::BodyOpaque => self.body_opaque(r),
             State::Footer => self.footer(r),
@@ -230,7 +232,7 @@ impl MainDecoder {
             State::Element => "element",
             State::RamTotal | State::RamBlocks { .. } => "RAM block list",
             State::RamSetup | State::RamRecord | State::RamPayload => "RAM record",
-            State::BodyLength | State::BodyBytes { .. } | State::BodyOpaque => "section body",
+            State::BodyLength { .. } | State::BodyBytes { .. } | State::BodyOpaque => "section body",
             State::Footer => "section footer",
             _ => "description",
         }
