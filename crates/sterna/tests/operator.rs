@@ -51,6 +51,28 @@ fn address_is_free_as_soon_as_the_last_handle_is_dropped() {
     });
 }
 
+#[test]
+fn connection_that_says_who_it_is_byte_by_byte_is_turned_away() {
+    use std::io::{Read as _, Write as _};
+    case("slow greeting", || {
+        let (_, target) = vms();
+        let (mut params, capabilities) = common::multifd(2);
+        params.limits.setup = Duration::from_millis(400);
+        let incoming = vm::listen(&target, &params, capabilities);
+        let port = support::port(&incoming.address());
+        let mut slow = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        slow.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let hello = sterna_wire::multifd::InitialPacket { uuid: [0; 16], id: 0 }.to_bytes();
+        // Never silent for as long as the limit, and too long altogether.
+        let ended = hello.iter().any(|byte| {
+            let waits = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+            slow.write_all(&[*byte]).is_err() || !slow.read(&mut [0]).as_ref().is_err_and(waits)
+        });
+        assert!(ended, "it held its place to the last byte");
+        assert_eq!(incoming.status(), sterna::Status::Setup, "and the migration waits on");
+    });
+}
+
 /// Drops the last handle where it is told to.
 #[derive(Default)]
 struct LetGo {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
@@ -24,7 +24,7 @@ const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 /// Connections that may be saying who they are at once; more are turned away.
 const GREETINGS: usize = 300;
-/// How long a connection has for its first bytes.
+/// How long a connection has for all of its first bytes together.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// Between two attempts to accept when the system refuses.
@@ -67,27 +67,82 @@ fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {
     if shared.closing.is_cancelled() {
         channel.shutdown();
     }
-    let (shared, greetings) = (Arc::clone(shared), Arc::clone(greetings));
-    let greeter = std::thread::Builder::new().name("greeter".to_owned());
-    let spawned = greeter.spawn(move || {
-        let sorted = sort(&shared, &channel);
-        lock(&shared.greeting).retain(|other| !Arc::ptr_eq(other, &channel));
-        if let Err(error) = sorted {
-            warn(&shared, &format!("connection turned away: {error}"));
+    let over = {
+        let (shared, channel, greetings) = (Arc::clone(shared), Arc::clone(&channel), Arc::clone(greetings));
+        move || {
+            lock(&shared.greeting).retain(|other| !Arc::ptr_eq(other, &channel));
+            greetings.fetch_sub(1, Ordering::AcqRel);
         }
-        greetings.fetch_sub(1, Ordering::AcqRel);
+    };
+    let greeter = std::thread::Builder::new().name("greeter".to_owned());
+    let spawned = greeter.spawn({
+        let (shared, over) = (Arc::clone(shared), over.clone());
+        move || {
+            let sorted = sort(&shared, &channel);
+            drop(channel);
+            over();
+            if let Err(error) = sorted {
+                warn(&shared, &format!("connection turned away: {error}"));
+            }
+        }
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "greeter thread");
+        over();
+        warn(shared, &format!("connection turned away: no thread to greet it: {error}"));
+    }
+}
+
+/// First bytes with one deadline for all of them, so that nobody holds a place byte by byte.
+struct Greeting<'a> {
+    channel: &'a Channel,
+    until: Instant,
+}
+
+impl<'a> Greeting<'a> {
+    fn new(shared: &Shared, channel: &'a Channel) -> Self {
+        Self { channel, until: Instant::now() + GREETING.min(shared.params.limits.setup) }
+    }
+
+    /// The next call on the channel may take what is left.
+    fn limit(&self) -> Result<(), MigrationError> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let what = format!("{}: too slow to say what it is for", self.channel.peer());
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        self.channel.set_stall_limit(Some(left));
+        Ok(())
+    }
+
+    fn magic(&self) -> Result<Vec<u8>, MigrationError> {
+        let mut magic = Vec::new();
+        for count in 1..=4 {
+            self.limit()?;
+            magic = self.channel.peek(count)?;
+        }
+        Ok(magic)
+    }
+
+    fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
+        while !to.is_empty() {
+            self.limit()?;
+            let got = self.channel.read_some(to)?;
+            if got == 0 {
+                let what = format!("{}: closed before it had said what it is for", self.channel.peer());
+                return Err(MigrationError::Transport(what, None));
+            }
+            to = &mut to[got..];
+        }
+        Ok(())
     }
 }
 
 /// Finds out what a connection is for. An error turns it away and leaves the migration alone.
 fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
-    channel.set_stall_limit(Some(GREETING.min(shared.params.limits.setup)));
-    let magic = channel.peek(4)?;
+    let greeting = Greeting::new(shared, channel);
+    let magic = greeting.magic()?;
     if magic == StatusQuestion::MAGIC {
-        return answer(shared, channel);
+        return answer(shared, &greeting);
     }
     if magic == MAIN_MAGIC {
         adopt(
@@ -106,14 +161,18 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
         return Ok(());
     }
     if magic == MULTIFD_MAGIC {
-        return multifd(shared, channel);
+        return multifd(shared, channel, &greeting);
     }
     Err(MigrationError::PeerMisbehaved {
         what: format!("{}: its first bytes {magic:02x?} begin no channel of a migration", channel.peer()),
     })
 }
 
-fn multifd(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+fn multifd(
+    shared: &Arc<Shared>,
+    channel: &Arc<Channel>,
+    greeting: &Greeting<'_>,
+) -> Result<(), MigrationError> {
     let expected = lock(&shared.channels).multifd.len();
     if expected == 0 {
         shared.begin();
@@ -124,7 +183,7 @@ fn multifd(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Migration
         return Ok(());
     }
     let mut bytes = [0; InitialPacket::BYTES];
-    channel.read_exact(&mut bytes)?;
+    greeting.read_exact(&mut bytes)?;
     let name = format!("multifd connection from {}", channel.peer());
     let uuid = shared.vm.uuid().unwrap_or_default();
     let checked = InitialPacket::decode(&bytes).and_then(|hello| match hello {
@@ -194,9 +253,9 @@ fn adopt(
     }
 }
 
-fn answer(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
+fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
     let mut bytes = [0; StatusQuestion::BYTES];
-    channel.read_exact(&mut bytes)?;
+    greeting.read_exact(&mut bytes)?;
     let question = StatusQuestion::decode(&bytes).map_err(MigrationError::wire("status question"))?;
     let Some((question, _)) = question else {
         return Err(MigrationError::Internal("a status question of full length is incomplete".to_owned()));
@@ -209,7 +268,8 @@ fn answer(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
     };
     let mut answer = Vec::new();
     StatusAnswer { status }.encode(&mut answer);
-    Ok(channel.write_all(&answer)?)
+    greeting.limit()?;
+    Ok(greeting.channel.write_all(&answer)?)
 }
 
 fn warn(shared: &Shared, text: &str) {
