@@ -21,13 +21,14 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 
 /// Runs the demo `count` times. Each must end well and say that its guest was checked.
 pub fn run(count: u64, arguments: &[String], release: bool) -> Result<Outcome> {
-    let mut build = process::cargo();
-    build.args(["build", "--quiet", "--package", "sterna-cli", "--bin", "sterna"]);
-    if release {
-        build.arg("--release");
-    }
-    process::run(&mut build)?;
-    let program = target_directory().join(if release { "release" } else { "debug" }).join("sterna");
+    let program = if release {
+        let mut build = process::cargo();
+        build.args(["build", "--quiet", "--release", "--package", "sterna-cli", "--bin", "sterna"]);
+        process::run(&mut build)?;
+        target_directory().join("release").join("sterna")
+    } else {
+        process::program("sterna")?.get_program().into()
+    };
     let began = Instant::now();
     let (mut downtimes, mut machine) = (Vec::new(), String::new());
     for number in 1..=count {

@@ -44,8 +44,9 @@ pub fn run() -> Result<Outcome> {
     let mut command = process::cargo();
     match target.kind.as_str() {
         "test" => command.args(["test", "--package", &target.package, "--test", "lab", "--", "--nocapture"]),
-        "bin" | "example" => {
-            command.args(["run", "--package", &target.package, &format!("--{}", target.kind), "lab"])
+        "bin" => {
+            command = process::program("lab")?;
+            &mut command
         }
         other => return Err(format!("`lab` is a {other}, not a test or a program")),
     };

@@ -32,6 +32,13 @@ pub fn cargo() -> Command {
     command
 }
 
+/// A program of the workspace as the tests build it. Built with all targets at once: a package alone would
+/// be built with other features, and everything below it a second time.
+pub fn program(name: &str) -> Result<Command> {
+    run(cargo().args(["build", "--quiet", "--workspace", "--all-targets"]))?;
+    Ok(Command::new(crate::workspace::target_directory().join("debug").join(name)))
+}
+
 /// Runs `command` with our own standard output and error; an exit status other than 0 is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|error| format!("cannot start {}: {error}", name(command)))?;

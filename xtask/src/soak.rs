@@ -2,6 +2,8 @@
 //!
 //! The work is done by the target called `soak`; this file finds it, runs it and hands on how many.
 
+use std::process::Command;
+
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::workspace::Metadata;
@@ -38,18 +40,24 @@ fn play(arguments: &[String], seed: Option<u64>, release: bool) -> Result<Outcom
     let Some(target) = Metadata::of_members(None)?.target("soak") else {
         return Ok(Outcome::Skipped("no target is called `soak`".into()));
     };
+    if !release {
+        let mut command = process::program("soak")?;
+        add(&mut command, arguments, seed);
+        return process::run(&mut command).map(|()| Outcome::Passed);
+    }
     let mut command = process::cargo();
     let kind = if target.kind == "example" { "--example" } else { "--bin" };
     if !matches!(target.kind.as_str(), "bin" | "example") {
         return Err(format!("`soak` of {} is a {}, not a program", target.package, target.kind));
     }
-    command.args(["run", "--quiet", "--package", &target.package, kind, "soak"]);
-    if release {
-        command.arg("--release");
-    }
-    command.arg("--").args(arguments);
+    command.args(["run", "--quiet", "--release", "--package", &target.package, kind, "soak", "--"]);
+    add(&mut command, arguments, seed);
+    process::run(&mut command).map(|()| Outcome::Passed)
+}
+
+fn add(command: &mut Command, arguments: &[String], seed: Option<u64>) {
+    command.args(arguments);
     if let Some(seed) = seed {
         command.args(["--seed", &seed.to_string()]);
     }
-    process::run(&mut command).map(|()| Outcome::Passed)
 }
