@@ -73,6 +73,36 @@ fn connection_that_says_who_it_is_byte_by_byte_is_turned_away() {
     });
 }
 
+#[test]
+fn channels_that_each_take_long_to_connect_share_one_limit() {
+    case("slow connects", || {
+        let (source, _) = vms();
+        let (mut params, capabilities) = common::multifd(16);
+        params.limits.setup = Duration::from_millis(400);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("slow.sock");
+        // As good as no queue: each connection waits until the one before it was accepted.
+        let socket =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true).unwrap();
+        let migration = vm::start(&source, &Address::Unix(path), &params, capabilities, Arc::new(()));
+        let mut accepted = Vec::new();
+        while migration.outcome().is_none() && accepted.len() < 17 {
+            std::thread::sleep(Duration::from_millis(150));
+            accepted.extend(listener.accept());
+        }
+        drop(listener);
+        assert!(accepted.len() < 17, "all came, long after the limit");
+        let outcome = migration.wait();
+        assert!(matches!(outcome, sterna::Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
 /// Drops the last handle where it is told to.
 #[derive(Default)]
 struct LetGo {

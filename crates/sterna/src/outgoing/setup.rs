@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::main::{Configuration, FileHeader};
@@ -23,17 +24,20 @@ use crate::params::ZeroPageDetection;
 pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
     let shared = Arc::clone(&control.shared);
     let params = shared.params();
-    let open = |stall: bool| -> Result<Arc<Channel>, TransportError> {
-        let channel = Channel::connect(&shared.to, params.limits.setup, &shared.connecting)?;
-        channel.set_stall_limit(stall.then_some(params.limits.stall));
+    // One limit for all of them together.
+    let began = Instant::now();
+    let open = || -> Result<Arc<Channel>, TransportError> {
+        let left = params.limits.setup.saturating_sub(began.elapsed());
+        let channel = Channel::connect(&shared.to, left, &shared.connecting)?;
+        channel.set_stall_limit(Some(params.limits.stall));
         Ok(shared.adopt(channel))
     };
-    let main = open(true)?;
+    let main = open()?;
     let stream = MainStream::new(Arc::clone(&main), Arc::clone(&shared.counters));
     control.main = Some(Main { channel: main, stream: Arc::new(Mutex::new(stream)) });
     if shared.capabilities.multifd {
         for id in 0..params.multifd_channels {
-            let channel = open(true)?;
+            let channel = open()?;
             let uuid = shared.vm.uuid().unwrap_or_default();
             let hello = InitialPacket { uuid, id }.to_bytes();
             channel.write_all(&hello)?;
