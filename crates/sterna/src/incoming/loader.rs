@@ -214,7 +214,13 @@ impl<'a> Loader<'a> {
         self.shared.sink.commit(run)
     }
 
-    fn section(&mut self, name: &str, instance: u32, version: u32, body: &[u8]) -> Result<(), MigrationError> {
+    fn section(
+        &mut self,
+        name: &str,
+        instance: u32,
+        version: u32,
+        body: &[u8],
+    ) -> Result<(), MigrationError> {
         if name == Handover::SECTION_NAME {
             let handover = Handover::decode(body).map_err(MigrationError::wire(CHANNEL))?;
             self.is_sterna = true;

@@ -232,7 +232,9 @@ fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Resu
         return refuse("multifd-channels is 0: give 1 to 255, or switch multifd off");
     }
     if capabilities.multifd && matches!(to, Address::Fd(_)) {
-        return refuse("an inherited descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:");
+        return refuse(
+            "an inherited descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:",
+        );
     }
     if capabilities.switchover_ack && !capabilities.return_path {
         return refuse("switchover-ack needs return-path: the acknowledgement comes on it");
