@@ -21,9 +21,14 @@ pub struct CopyBuffers {
 
 impl CopyBuffers {
     pub fn new(bytes_per_socket: u64, sockets: usize) -> Self {
-        let buffer = |seed: u8| {
-            let mut buffer = vec![seed; bytes_per_socket as usize];
-            buffer.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte ^= 1);
+        // Noise, as the guest's RAM: equal bytes may be equal memory, somewhere below this machine.
+        let buffer = |seed: u64| {
+            let mut state = seed;
+            let mut buffer = vec![0; bytes_per_socket as usize];
+            for word in buffer.chunks_exact_mut(8) {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                word.copy_from_slice(&(state ^ state >> 32).to_le_bytes());
+            }
             buffer
         };
         Self { parts: (0..sockets).map(|_| (buffer(3), buffer(5).into())).collect() }
