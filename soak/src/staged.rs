@@ -63,6 +63,7 @@ fn stop_of(event: &Event, side: Side) -> Option<Stop> {
         (Side::Source, Event::Status(Status::Undecided)) => Stop::Undecided,
         (Side::Destination, Event::Status(Status::Setup)) => Stop::Arrival,
         (Side::Destination, Event::Prepared) => Stop::BeforeCommit,
+        (Side::Destination, Event::Resumed) => Stop::BeforeShut,
         _ => return None,
     })
 }
@@ -258,9 +259,5 @@ impl Hook for Lease {
     fn give_back(&self) {
         self.stage.at(Stop::GivingBack);
         self.ledger.release(self.side);
-    }
-    fn announce(&self) -> Result<(), VmError> {
-        self.stage.at(Stop::BeforeShut);
-        Ok(())
     }
 }

@@ -67,7 +67,7 @@ stops! {
     AfterCommit, "after-commit", Source, "Committing", "Prepared", 30;
     StepPrepare, "step-prepare", Source, "Committing", "Prepared", 20;
     AwaitingAck, "awaiting-ack", Destination, "AwaitingAck", "Committed", 50;
-    BeforeShut, "before-shut", Destination, "AwaitingAck", "Running", 50;
+    BeforeShut, "before-shut", Destination, "AwaitingAck", "Committed", 50;
     AfterShut, "after-shut", Source, "Completed", "Running", 30;
     StepStart, "step-start", Source, "Completed", "Running", 20;
     Undecided, "undecided", Source, "Undecided", "Running", 50;
