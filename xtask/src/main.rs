@@ -10,11 +10,13 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod interop;
 mod lab;
 mod layering;
 mod licences;
 mod parts;
 mod process;
+mod roots;
 mod setup;
 mod soak;
 mod sources;
@@ -33,6 +35,8 @@ usage: cargo xtask COMMAND
   soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|e2e] [-- ARGS]   the benches (default: both)
   lab                           tests that need real KVM, inside a VM that has it
+  roots [qemu|libvirt]          Debian sid roots with QEMU and libvirt, for the part `interop`
+  interop [-- ARGS]             tests against real QEMU and libvirt alone (ARGS as for cargo test)
   demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
   setup                         only install what is missing";
 
@@ -49,6 +53,8 @@ fn main() -> ExitCode {
         "soak" => soak::command(rest),
         "bench" => bench::command(rest),
         "lab" => lab::command(rest),
+        "roots" => roots::command(rest),
+        "interop" => interop::command(rest),
         "demo-loop" => demo::command(rest),
         "setup" => setup::command(rest),
         "help" | "--help" | "-h" => {

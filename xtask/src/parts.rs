@@ -27,9 +27,14 @@ impl Parts {
         Self { only: only.to_vec(), ..Self::default() }
     }
 
+    /// Whether that part was asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|wanted| wanted == name)
+    }
+
     /// Runs one part, unless it was not asked for.
     pub fn part(&mut self, name: &str, body: impl FnOnce() -> Result<Outcome>) {
-        if !self.only.is_empty() && !self.only.iter().any(|wanted| wanted == name) {
+        if !self.wants(name) {
             return;
         }
         println!("\n==> {name}");

@@ -35,7 +35,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 pub fn everything() -> Result<Outcome> {
     rust_components()?;
     let mut lacking = Vec::new();
-    for tools in [&[C_COMPILER, CXX_COMPILER, PYTHON][..], crate::lab::TOOLS] {
+    for tools in [&[C_COMPILER, CXX_COMPILER, PYTHON][..], crate::lab::TOOLS, &[crate::roots::BUILDER]] {
         if let Err(why) = ensure(tools) {
             println!("{why}");
             lacking.push(why);

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
-use crate::{demo, fuzz, lab, layering, licences, setup, soak, sources};
+use crate::{demo, fuzz, interop, lab, layering, licences, roots, setup, soak, sources};
 
-const PARTS: [&str; 11] =
-    ["setup", "format", "licences", "layers", "sources", "lints", "tests", "soak", "demo", "fuzz", "lab"];
+const PARTS: [&str; 13] = [
+    "setup", "format", "licences", "layers", "sources", "lints", "tests", "roots", "interop", "soak", "demo",
+    "fuzz", "lab",
+];
 
 /// How much of what takes hours elsewhere is taken as a sample here.
 const SOAK_SAMPLE: u64 = 60;
@@ -28,14 +30,20 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     }
     let mut parts = Parts::only(arguments);
     parts.part("setup", setup::everything);
+    // They come over the network while the compiler works.
+    let building = (parts.wants("roots") || parts.wants("interop")).then(roots::in_background);
     quick(&mut parts);
-    let mut skipped = Vec::new();
+    let (mut skipped, mut versions) = (Vec::new(), Vec::new());
     parts.part("tests", || tests(&mut skipped));
+    if let Some(building) = building {
+        parts.part("roots", || building.finish(&mut versions));
+    }
+    parts.part("interop", || interop::run(&[], &mut skipped));
     parts.part("soak", || soak::run(SOAK_SAMPLE, None, false));
     parts.part("demo", || demo::run(DEMO_SAMPLE, &[], false));
     parts.part("fuzz", || fuzz::run(&[], FUZZ_EACH));
     parts.part("lab", lab::run);
-    for line in skipped {
+    for line in versions.into_iter().chain(skipped) {
         parts.note(line);
     }
     parts.finish()
@@ -69,7 +77,7 @@ fn lints() -> Result<Outcome> {
 
 fn tests(skipped: &mut Vec<String>) -> Result<Outcome> {
     let mut command = process::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]);
+    command.args(["test", "--workspace", "--exclude", interop::PACKAGE, "--no-fail-fast"]);
     let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");
     skipped.extend(found);
     done.map(|()| Outcome::Passed)
