@@ -44,6 +44,22 @@ impl RamBlock {
         }
     }
 
+    /// A block whose bytes are elsewhere, in an image: it has a name and a length, and every access to its
+    /// bytes is refused.
+    ///
+    /// # Errors
+    /// [`RamError::Name`], [`RamError::Length`] (a multiple of the page size is needed).
+    pub fn without_memory(name: impl Into<String>, len_bytes: u64) -> Result<Self, RamError> {
+        let name = name.into();
+        if name.is_empty() || name.len() > 255 {
+            return Err(RamError::Name { name });
+        }
+        if !len_bytes.is_multiple_of(PAGE_BYTES) || i64::try_from(len_bytes).is_err() {
+            return Err(RamError::Length { block: name, len_bytes, unit_bytes: PAGE_BYTES });
+        }
+        Ok(RamBlock { name, len_bytes, backing: Backing::Anonymous, mapping: Mapping::none() })
+    }
+
     /// The block's name, as the migration stream knows it.
     pub fn name(&self) -> &str {
         &self.name
@@ -201,7 +217,7 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::System`].
     pub fn discard_all(&self) -> Result<(), RamError> {
-        self.mapping.discard(0, self.len_bytes).map_err(|(call, source)| self.system(call, source))
+        self.mapping.discard(0, self.mapping.len() as u64).map_err(|(call, source)| self.system(call, source))
     }
 
     /// Bytes of memory that the block occupies (for a memfd in whichever process they were written).
@@ -211,6 +227,9 @@ impl RamBlock {
     pub fn resident_bytes(&self) -> Result<u64, RamError> {
         if let Some(file) = self.file() {
             return absent::file_bytes(file).map_err(|source| self.system("fstat", source));
+        }
+        if self.mapping.len() == 0 {
+            return Ok(0);
         }
         let mut holes = 0;
         absent::holes(self, 0, self.pages(), &mut |_, count| holes += count)
@@ -235,7 +254,7 @@ impl RamBlock {
         }
         let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
         self.mapping
-            .advise(0, self.len_bytes, advice)
+            .advise(0, self.mapping.len() as u64, advice)
             .map_err(|source| self.system("madvise(MADV_HUGEPAGE)", source))
     }
 
@@ -273,13 +292,14 @@ impl RamBlock {
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), RamError> {
+        // What is not mapped (a block without memory) has no bytes.
         match offset.checked_add(len) {
-            Some(end) if end <= self.len_bytes => Ok(()),
+            Some(end) if end <= self.mapping.len() as u64 => Ok(()),
             _ => Err(RamError::OutOfRange {
                 block: self.name.clone(),
                 offset,
                 len,
-                block_len_bytes: self.len_bytes,
+                block_len_bytes: self.mapping.len() as u64,
             }),
         }
     }
@@ -290,5 +310,26 @@ impl RamBlock {
 
     fn system(&self, call: &'static str, source: std::io::Error) -> RamError {
         RamError::System { block: self.name.clone(), call, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_memory_every_access_is_refused_and_the_shape_is_there() {
+        let block = RamBlock::without_memory("pc.ram", 1 << 40).unwrap();
+
+        assert_eq!((block.name(), block.len_bytes(), block.pages()), ("pc.ram", 1 << 40, 1 << 28));
+        assert!(block.slice(0, 1).is_err());
+        assert!(block.read(0, &mut [0; 8]).is_err());
+        assert!(block.write_u64(0, 1).is_err());
+        assert!(block.zero_pages(0, 1).is_err());
+        assert!(block.populate(0, 1).is_err());
+        assert!(block.mark_absent(0, 1, &PageBitmap::new(1 << 28)).is_err());
+        block.discard_all().unwrap();
+        assert_eq!(block.resident_bytes().unwrap(), 0);
+        assert!(RamBlock::without_memory("odd", 4097).is_err());
     }
 }

@@ -64,8 +64,18 @@ impl Mapping {
         Ok(Mapping { address, len, file })
     }
 
+    /// No memory at all.
+    pub(crate) fn none() -> Self {
+        Mapping { address: ptr::null_mut(), len: 0, file: None }
+    }
+
     pub(crate) fn address(&self) -> *mut u8 {
         self.address
+    }
+
+    /// Bytes that are mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
@@ -112,6 +122,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
         // SAFETY: we own exactly this mapping. RamSlices borrow the block, and holders of the raw
         // address promised to keep the block alive (RamBlock::host_address).
         unsafe { libc::munmap(self.address.cast(), self.len) };

@@ -25,7 +25,7 @@ pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
 pub use software::SoftwareLog;
 pub use uffd::UffdDirtyLog;
 
-use crate::{DirtyError, GuestRam, PageBitmap};
+use crate::{DirtyError, GuestRam, PageBitmap, RamError};
 
 /// What a harvest found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,6 +67,22 @@ pub trait DirtySource: Send + Sync {
     /// Known once the source was started.
     fn initially_set(&self) -> bool {
         false
+    }
+
+    /// Marks pages of `[first, first + count)` in block `block` of `ram` that are known to be zero without
+    /// anybody reading them: those that were never populated, unless the source knows better.
+    ///
+    /// # Errors
+    /// As [`crate::RamBlock::mark_absent`].
+    fn mark_absent(
+        &self,
+        ram: &GuestRam,
+        block: usize,
+        first: u64,
+        count: u64,
+        absent: &PageBitmap,
+    ) -> Result<(), RamError> {
+        ram.block(block).mark_absent(first, count, absent)
     }
 
     /// A short name for statistics and errors.

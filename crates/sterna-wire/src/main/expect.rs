@@ -59,6 +59,9 @@ pub struct Expectations {
     pub background_snapshot: bool,
     /// Whether the stream ends with EOF (`suppress-vmdesc=on`).
     pub no_description: bool,
+    /// Whether reading ends at the first FULL section (or EOF) behind the START of RAM: the state of devices that
+    /// nobody here knows, which the caller takes as it comes ([`MainItem::Tail`](super::MainItem::Tail)).
+    pub opaque_tail: bool,
     /// Most bytes of device bodies in the whole stream.
     pub device_state_bytes: u64,
 }
@@ -76,6 +79,7 @@ impl Default for Expectations {
             postcopy: false,
             background_snapshot: false,
             no_description: false,
+            opaque_tail: false,
             device_state_bytes: limits::DEVICE_STATE_BYTES,
         }
     }

@@ -22,7 +22,8 @@ pub enum Step {
         /// How many bytes to drop from the front of `buf`; may be 0.
         consumed: usize,
     },
-    /// The stream is over: [`MainItem::Eof`], and unless it was suppressed the description, are behind us.
+    /// The stream is over: [`MainItem::Eof`], and unless it was suppressed the description, are behind us; or
+    /// [`MainItem::Tail`] is.
     End,
 }
 
@@ -97,6 +98,10 @@ pub enum MainItem {
         /// The body; of a length-prefixed one without the length.
         body: Vec<u8>,
     },
+    /// Only with [`Expectations::opaque_tail`](super::Expectations::opaque_tail): the first byte behind this item
+    /// is that of the first device's section behind RAM, or EOF. The decoder takes no more of the stream;
+    /// [`Tail`](super::Tail) finds its end.
+    Tail,
     /// End of the stream, `00`: the source has committed.
     Eof,
     /// The JSON after it, as text; [`vmdesc::parse`](crate::vmdesc::parse) reads it. Empty when the peer sent

@@ -19,6 +19,7 @@ mod element;
 mod expect;
 mod footer;
 mod item;
+mod tail;
 
 pub use command::Command;
 pub use configuration::{Configuration, FileHeader};
@@ -28,3 +29,4 @@ pub use element::{
 };
 pub use expect::{BodyKind, Expectations, SectionKnowledge};
 pub use item::{MainItem, Step};
+pub use tail::{Tail, TailEnd};

@@ -182,7 +182,7 @@ impl Pass {
             dirty.rearm(slice.block, slice.first, count, bits)?;
         }
         if let Some(absent) = &self.absent {
-            ram.block(slice.block).mark_absent(slice.first, count, absent.block(slice.block))?;
+            dirty.mark_absent(ram, slice.block, slice.first, count, absent.block(slice.block))?;
         }
         Ok(())
     }

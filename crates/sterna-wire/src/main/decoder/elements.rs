@@ -11,7 +11,13 @@ use crate::reader::{Reader, Stop};
 
 impl MainDecoder {
     pub(super) fn element(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        let start = r.clone();
         let kind = r.u8()?;
+        if self.expect.opaque_tail && self.sections.has_ram() && matches!(kind, element::EOF | element::FULL)
+        {
+            self.state = State::Tail;
+            return taken(&start, MainItem::Tail);
+        }
         match (kind, SectionKind::from_byte(kind)) {
             (element::EOF, _) => self.eof(r),
             (element::COMMAND, _) => self.command(r),

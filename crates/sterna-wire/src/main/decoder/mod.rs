@@ -76,6 +76,8 @@ enum State {
         left: usize,
     },
     Done,
+    /// The caller takes the rest.
+    Tail,
     Failed(WireError),
 }
 
@@ -124,7 +126,7 @@ impl MainDecoder {
     pub fn next(&mut self, buf: &[u8]) -> Result<Step, WireError> {
         let mut consumed = 0;
         loop {
-            if self.state == State::Done {
+            if matches!(self.state, State::Done | State::Tail) {
                 return Ok(if consumed > 0 { Step::Partial { consumed } } else { Step::End });
             }
             let mut reader = Reader::new(&buf[consumed..], self.place());
@@ -174,6 +176,12 @@ impl MainDecoder {
         self.blocks.as_ref()
     }
 
+    /// Id of the section that the last [`Section`](MainItem::Section), [`RamStart`](MainItem::RamStart) or
+    /// [`RamEnd`](MainItem::RamEnd) belongs to.
+    pub fn section_id(&self) -> u32 {
+        self.current.id
+    }
+
     /// What the end of the connection means here, where `left` bytes were not consumed: nothing once EOF has been
     /// read (a description that is missing or torn does no harm), before it a failure.
     ///
@@ -181,7 +189,7 @@ impl MainDecoder {
     /// The stream is torn; or the error that [`next`](Self::next) returned.
     pub fn end_of_file(&self, left: usize) -> Result<(), WireError> {
         match &self.state {
-            State::Committed | State::Description { .. } | State::Done => Ok(()),
+            State::Committed | State::Description { .. } | State::Done | State::Tail => Ok(()),
             State::Failed(error) => Err(error.clone()),
             _ => {
                 let rule = "the connection or file ended before EOF (00)";
@@ -219,7 +227,7 @@ impl MainDecoder {
             State::Footer => self.footer(r),
             State::Committed => self.description_head(r),
             State::Description { left } => self.description_bytes(r, left),
-            State::Done => silent(r),
+            State::Done | State::Tail => silent(r),
             State::Failed(ref error) => Err(Stop::Bad(error.clone())),
         }
     }

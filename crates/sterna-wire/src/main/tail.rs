@@ -1,0 +1,371 @@
+//! The end of device state that nobody here knows (`specs/stream.md §1.6`).
+//!
+//! Bodies have no length, and on a socket nobody closes the stream behind them: the source waits. So a
+//! receiver keeps what comes, byte by byte as it came, and asks after every read whether it ends here:
+//!
+//! - a description whose JSON ends exactly with what has come, and whose list of devices, or the footers,
+//!   lead exactly to the EOF before it ([`Tail::described`]);
+//! - a Sterna source asks before it commits: its PING *prepare* stands behind a footer ([`Tail::asks`]);
+//! - a source that has closed has said all ([`Tail::closed`]), and so has one that is silent behind an EOF
+//!   (`suppress-vmdesc=on`; [`Tail::bare_end`]).
+//!
+//! Where a section ends in between matters to none of them: nothing is cut up, so no byte that a guest
+//! controls can do more than delay the end.
+
+use super::command::Command;
+use super::element::{self, COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, SectionHeader, VM_DESCRIPTION};
+use super::footer::{Context, Judgement, judge};
+use crate::error::WireError;
+use crate::limits::{DEVICE_STATE_BYTES, VM_DESCRIPTION_BYTES};
+use crate::reader::{Reader, Stop};
+use crate::vmdesc;
+use std::collections::HashSet;
+use std::ops::Range;
+
+const MESSAGE: &str = "device state";
+/// `00 06`, a length, and the first byte of the JSON.
+const DESCRIPTION_HEAD: usize = 7;
+/// Places that look like the start of a description, at most so many remembered at once.
+const CANDIDATES: usize = 65_536;
+
+/// What has come behind RAM so far.
+#[derive(Debug, Default)]
+pub struct Tail {
+    bytes: Vec<u8>,
+    /// Devices whose sections came before RAM: the description lists them too.
+    early: Vec<(String, u32)>,
+    /// Where an EOF with a description may stand, and where its JSON would end.
+    candidates: Vec<(usize, usize)>,
+    /// Looked through for candidates up to here.
+    searched: usize,
+}
+
+/// How a tail is made up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TailEnd {
+    /// Length of the device sections in bytes, from the tail's start.
+    pub devices_bytes: usize,
+    /// Whether EOF came behind them.
+    pub has_eof: bool,
+    /// Where the JSON of the description stands in the tail.
+    pub description: Option<Range<usize>>,
+}
+
+impl Tail {
+    /// An empty tail of a stream whose `early` (name, instance) FULL sections came before RAM.
+    pub fn new(early: Vec<(String, u32)>) -> Self {
+        Self { early, ..Self::default() }
+    }
+
+    /// All that came.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// More of it.
+    ///
+    /// # Errors
+    /// More than a receiver holds.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), WireError> {
+        let most = DEVICE_STATE_BYTES as usize + VM_DESCRIPTION_BYTES;
+        if self.bytes.len() + bytes.len() > most {
+            let rule = format!("more than {most} bytes of device state and no end");
+            return Err(WireError::misbehaved(MESSAGE, self.bytes.len() as u64, "specs/stream.md §9", rule));
+        }
+        self.bytes.extend_from_slice(bytes);
+        self.search();
+        Ok(())
+    }
+
+    /// The end by a description that ends exactly here.
+    pub fn described(&mut self) -> Option<TailEnd> {
+        let here = self.bytes.len();
+        self.candidates.retain(|(_, end)| *end >= here);
+        let ends_here: Vec<usize> =
+            self.candidates.iter().filter(|(_, end)| *end == here).map(|(at, _)| *at).collect();
+        // The first that holds: one that stands inside another's JSON is no EOF.
+        ends_here.into_iter().find_map(|at| self.holds(at, here))
+    }
+
+    /// Length of the device sections, if they end here with a PING of `value` behind the last footer.
+    pub fn asks(&self, value: u32) -> Option<usize> {
+        let mut ping = Vec::new();
+        Command::Ping(value).encode(&mut ping).ok()?;
+        let devices = self.bytes.strip_suffix(&ping[..])?;
+        (devices.is_empty() || self.walk_by_footers(devices.len()).is_some()).then_some(devices.len())
+    }
+
+    /// The end by an EOF without description that stands exactly here.
+    pub fn bare_end(&self) -> Option<TailEnd> {
+        let (last, devices) = self.bytes.split_last()?;
+        let is_end = *last == EOF && self.walk_by_footers(devices.len()).is_some();
+        is_end.then_some(TailEnd { devices_bytes: devices.len(), has_eof: true, description: None })
+    }
+
+    /// The end, where the source has closed: all that can come has come.
+    ///
+    /// # Errors
+    /// The source closed before EOF.
+    pub fn closed(&mut self) -> Result<TailEnd, WireError> {
+        if let Some(end) = self.described().or_else(|| self.bare_end()) {
+            return Ok(end);
+        }
+        // Torn inside the description: all that counts is there (§9).
+        if let Some((devices_bytes, _)) = self.walk()
+            && self.bytes.get(devices_bytes) == Some(&EOF)
+        {
+            return Ok(TailEnd { devices_bytes, has_eof: true, description: None });
+        }
+        let rule = "the source closed before EOF (00)";
+        Err(WireError::misbehaved(MESSAGE, self.bytes.len() as u64, "specs/stream.md §1.7", rule))
+    }
+
+    /// Takes all bytes, leaving none.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    fn search(&mut self) {
+        let mut at = self.searched;
+        while let Some(head) = self.bytes.get(at..at + DESCRIPTION_HEAD) {
+            if head[0] == EOF && head[1] == VM_DESCRIPTION && head[6] == b'{' {
+                let length = u32::from_be_bytes([head[2], head[3], head[4], head[5]]) as usize;
+                let end = at + DESCRIPTION_HEAD - 1 + length;
+                if length <= VM_DESCRIPTION_BYTES && self.candidates.len() < CANDIDATES {
+                    self.candidates.push((at, end));
+                }
+            }
+            at += 1;
+        }
+        self.searched = at;
+    }
+
+    /// Whether the description behind an EOF at `at` describes what comes before it.
+    fn holds(&self, at: usize, end: usize) -> Option<TailEnd> {
+        let description = at + DESCRIPTION_HEAD - 1..end;
+        let text =
+            std::str::from_utf8(&self.bytes[description.clone()]).ok().filter(|text| text.is_ascii())?;
+        let lengths = vmdesc::section_lengths(text).ok()?;
+        let lengths: Vec<_> = lengths
+            .iter()
+            .map(|device| (device.name.as_str(), device.instance, device.length_bytes))
+            .collect();
+        let behind_ram = self.without_early(&lengths)?;
+        let fits = self.walk_by_lengths(behind_ram, at) || self.names_fit(behind_ram, at);
+        fits.then_some(TailEnd { devices_bytes: at, has_eof: true, description: Some(description) })
+    }
+
+    /// The devices whose sections stand behind RAM: those before it are listed first.
+    fn without_early<'a, 'b>(&self, listed: &'a [(&'b str, u32, u64)]) -> Option<&'a [(&'b str, u32, u64)]> {
+        let (early, behind) = listed.split_at_checked(self.early.len())?;
+        let same = |((name, instance, _), ours): (&(&str, u32, u64), &(String, u32))| {
+            *name == ours.0 && *instance == ours.1
+        };
+        early.iter().zip(&self.early).all(same).then_some(behind)
+    }
+
+    /// Method A: header, as many bytes as are listed, footer, and so on, exactly up to `end`.
+    fn walk_by_lengths(&self, listed: &[(&str, u32, u64)], end: usize) -> bool {
+        let mut at = 0;
+        for (name, instance, length) in listed {
+            let Some((id, its_name, its_instance, body)) = header(&self.bytes[..end], at) else {
+                return false;
+            };
+            if its_name != *name || its_instance != *instance {
+                return false;
+            }
+            let Some(foot) = usize::try_from(*length).ok().and_then(|length| body.checked_add(length)) else {
+                return false;
+            };
+            let Some(bytes) =
+                foot.checked_add(FOOTER_BYTES).and_then(|next| self.bytes[..end].get(foot..next))
+            else {
+                return false;
+            };
+            if bytes[0] != FOOTER || bytes[1..] != id.to_be_bytes() {
+                return false;
+            }
+            at = foot + FOOTER_BYTES;
+        }
+        at == end
+    }
+
+    /// Method B, and the names are those of the description.
+    fn names_fit(&self, listed: &[(&str, u32, u64)], end: usize) -> bool {
+        self.walk_by_footers(end).is_some_and(|names| {
+            names.len() == listed.len()
+                && names.iter().zip(listed).all(|((name, instance), (n, i, _))| name == n && instance == i)
+        })
+    }
+
+    /// Method B up to exactly `end`: the sections' names.
+    fn walk_by_footers(&self, end: usize) -> Option<Vec<(String, u32)>> {
+        let (at, names) = self.walk()?;
+        (at == end).then_some(names)
+    }
+
+    /// Method B: from footer to footer, as long as sections follow. Where they end, and their names.
+    fn walk(&self) -> Option<(usize, Vec<(String, u32)>)> {
+        let mut used = HashSet::new();
+        let mut names = Vec::new();
+        let mut at = 0;
+        while self.bytes.get(at) == Some(&FULL) {
+            let (id, name, instance, body) = header(&self.bytes, at)?;
+            used.insert(id);
+            names.push((name.to_owned(), instance));
+            at = foot(&self.bytes, body, id, &used)? + FOOTER_BYTES;
+        }
+        matches!(self.bytes.get(at), None | Some(&(EOF | COMMAND))).then_some((at, names))
+    }
+}
+
+/// Reads a FULL section's header at `at`: id, name, instance, and where the body starts.
+fn header(bytes: &[u8], at: usize) -> Option<(u32, &str, u32, usize)> {
+    let mut r = Reader::new(bytes.get(at..)?, MESSAGE);
+    let read = (|| -> Result<_, Stop> {
+        let kind = r.u8()?;
+        let header = SectionHeader::read(&mut r)?;
+        Ok((kind, header))
+    })();
+    match read {
+        Ok((element::FULL, header)) => Some((header.id, header.name, header.instance, at + r.at())),
+        _ => None,
+    }
+}
+
+/// Where the footer of section `id` stands, from `from` on. At the end of what has come a footer needs no
+/// continuation.
+fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
+    let context = Context {
+        id,
+        // EOF alone may be the end of what has come.
+        no_description: false,
+        is_used: &|id| used.contains(&id),
+        is_open: &|_| false,
+    };
+    let mut at = from;
+    loop {
+        at += bytes.get(at..)?.iter().position(|byte| *byte == FOOTER)?;
+        match judge(&bytes[at..], &context) {
+            Judgement::Footer => return Some(at),
+            Judgement::NeedMore(_) if bytes.len() >= at + FOOTER_BYTES => return Some(at),
+            _ => at += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::main::{encode_end, encode_footer};
+
+    const PING: u32 = 77;
+
+    /// Two sections, the first with bytes that look like its own footer and like a description.
+    fn devices() -> (Vec<u8>, String) {
+        let bodies: [(&str, u32, Vec<u8>); 2] = [
+            ("timer", 7, [&[0x7e, 0, 0, 0, 7, 0x55][..], &[0, 6, 0, 0, 0, 3, b'{', b'}'][..]].concat()),
+            ("0000:00:02.0/virtio-net", 3, vec![0x7e; 100]),
+        ];
+        let mut out = Vec::new();
+        let mut described = Vec::new();
+        for (name, id, body) in bodies {
+            SectionHeader { id, name, instance: 0, version: 1 }.encode_full(&mut out).unwrap();
+            out.extend_from_slice(&body);
+            encode_footer(id, &mut out);
+            let fields = vec![vmdesc::Field::new("data", "buffer", body.len() as u64)];
+            described.push(vmdesc::Device { name: name.to_owned(), instance: 0, version: 1, fields });
+        }
+        (out, vmdesc::build("none", &described))
+    }
+
+    fn tail(bytes: &[u8]) -> Tail {
+        let mut tail = Tail::new(Vec::new());
+        tail.push(bytes).unwrap();
+        tail
+    }
+
+    #[test]
+    fn described_stream_in_pieces_of_any_size_ends_at_its_last_byte_only() {
+        let (devices, text) = devices();
+        let mut whole = devices.clone();
+        encode_end(&mut whole);
+        vmdesc::encode(&text, &mut whole).unwrap();
+        for piece in [1, 2, 7, 100, whole.len()] {
+            let mut tail = Tail::new(Vec::new());
+            let mut found = None;
+            for part in whole.chunks(piece) {
+                assert_eq!(found, None);
+                tail.push(part).unwrap();
+                found = tail.described();
+            }
+            let end = found.unwrap_or_else(|| panic!("not found in pieces of {piece}"));
+            assert_eq!((end.devices_bytes, end.has_eof), (devices.len(), true));
+            assert_eq!(&whole[end.description.unwrap()], text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn described_devices_that_do_not_match_the_list_are_no_end() {
+        let (devices, _) = devices();
+        let fields = vec![vmdesc::Field::new("data", "buffer", 3)];
+        let other = vmdesc::Device { name: "other".to_owned(), instance: 0, version: 1, fields };
+        let mut whole = devices;
+        encode_end(&mut whole);
+        vmdesc::encode(&vmdesc::build("none", &[other]), &mut whole).unwrap();
+
+        assert_eq!(tail(&whole).described(), None);
+    }
+
+    #[test]
+    fn described_early_sections_are_listed_first() {
+        let (devices, _) = devices();
+        let device = |name: &str, size| vmdesc::Device {
+            name: name.to_owned(),
+            instance: 0,
+            version: 1,
+            fields: vec![vmdesc::Field::new("data", "buffer", size)],
+        };
+        let listed = [device("mem-early", 52), device("timer", 14), device("0000:00:02.0/virtio-net", 100)];
+        let mut whole = devices.clone();
+        encode_end(&mut whole);
+        vmdesc::encode(&vmdesc::build("none", &listed), &mut whole).unwrap();
+
+        let mut with = Tail::new(vec![("mem-early".to_owned(), 0)]);
+        with.push(&whole).unwrap();
+
+        assert_eq!(with.described().map(|end| end.devices_bytes), Some(devices.len()));
+        assert_eq!(tail(&whole).described(), None);
+    }
+
+    #[test]
+    fn asks_only_behind_a_footer() {
+        let (devices, _) = devices();
+        let mut asked = devices.clone();
+        Command::Ping(PING).encode(&mut asked).unwrap();
+
+        assert_eq!(tail(&asked).asks(PING), Some(devices.len()));
+        assert_eq!(tail(&asked).asks(PING + 1), None);
+        assert_eq!(tail(&asked[..asked.len() - 1]).asks(PING), None);
+        assert_eq!(tail(&asked[1..]).asks(PING), None);
+    }
+
+    #[test]
+    fn closed_torn_description_or_none_is_an_end_and_torn_devices_are_not() {
+        let (devices, text) = devices();
+        let mut whole = devices.clone();
+        encode_end(&mut whole);
+        assert_eq!(tail(&whole).bare_end().map(|end| end.devices_bytes), Some(devices.len()));
+        vmdesc::encode(&text, &mut whole).unwrap();
+
+        for length in 0..whole.len() {
+            let end = tail(&whole[..length]).closed();
+            assert_eq!(end.is_ok(), length > devices.len(), "{length} of {}: {end:?}", whole.len());
+            assert!(
+                end.is_err()
+                    || end == Ok(TailEnd { devices_bytes: devices.len(), has_eof: true, description: None })
+            );
+        }
+        assert!(tail(&whole).closed().unwrap().description.is_some());
+    }
+}
