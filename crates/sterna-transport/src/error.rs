@@ -109,6 +109,38 @@ pub enum TransportError {
         /// Bytes that were still awaited.
         missing: u64,
     },
+    /// There is no room for what was to be written: the disk, a quota or a limit.
+    #[error("{file}: no room at byte {offset} ({source}): free space, or choose another place")]
+    DiskFull {
+        /// The file.
+        file: String,
+        /// Where the bytes were to go; 0 if that is not known.
+        offset: u64,
+        /// The kernel's word for it.
+        source: io::Error,
+    },
+    /// A file lies in the place already, and nobody said that it may be replaced.
+    #[error("{file} is there already: choose another name, or ask to replace it")]
+    FileExists {
+        /// The file.
+        file: String,
+    },
+    /// The path names no file, where only a file will do.
+    #[error("{file} is no file for pages: {what}")]
+    NotAFile {
+        /// The path.
+        file: String,
+        /// What is there.
+        what: String,
+    },
+    /// Direct I/O was required and cannot be had.
+    #[error("{file}: no direct I/O here ({why}): leave direct-io off, or choose another file system")]
+    NoDirect {
+        /// The file.
+        file: String,
+        /// Why not.
+        why: String,
+    },
     /// This machine's kernel refused.
     #[error("{channel}: {call} failed: {source}")]
     System {

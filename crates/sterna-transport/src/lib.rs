@@ -12,7 +12,7 @@
 //!
 //! Waits that have no socket to shut down yet (connecting, accepting) end by a [`CancelFlag`].
 //!
-//! A [`Listener`] accepts channels; a [`RamFile`] is a file for pages, complete or absent.
+//! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O.
 
 mod address;
 mod cancel;
@@ -28,6 +28,8 @@ pub use address::Address;
 pub use cancel::CancelFlag;
 pub use channel::Channel;
 pub use error::{Direction, TransportError};
-pub use file::RamFile;
+pub use file::{
+    CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RamFile,
+};
 pub use listener::Listener;
 pub use parts::IoPart;

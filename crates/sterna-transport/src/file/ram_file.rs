@@ -1,4 +1,4 @@
-//! A file for pages: written aside, then complete, or absent.
+//! The first form of [`super::PageFile`], for those who have not moved: buffered, replaces what is there.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,0 +1,62 @@
+//! Page-aligned memory of our own for direct I/O.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+
+use super::DIRECT_ALIGN;
+
+/// Bytes of one buffer: large enough that a disk does not notice the gaps.
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
+
+/// Some buffers of [`BUFFER_BYTES`] in one piece of memory. At any time each is either ours or the kernel's;
+/// the queue keeps the books.
+pub(super) struct Buffers {
+    memory: *mut u8,
+    count: usize,
+}
+
+// SAFETY: plain memory, owned here; who may touch which buffer is decided by the one owner (`&mut`).
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    pub fn new(count: usize) -> Self {
+        let layout = layout(count);
+        // SAFETY: the layout is not empty (`count` is at least 1).
+        let memory = unsafe { alloc_zeroed(layout) };
+        if memory.is_null() {
+            handle_alloc_error(layout);
+        }
+        Self { memory, count }
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Where buffer `index` begins.
+    pub fn address(&self, index: usize) -> *mut u8 {
+        assert!(index < self.count);
+        self.memory.wrapping_add(index * BUFFER_BYTES)
+    }
+
+    /// Bytes of a buffer that the kernel does not have.
+    ///
+    /// # Safety
+    /// No I/O on buffer `index` is on its way.
+    pub unsafe fn bytes(&mut self, index: usize) -> &mut [u8] {
+        // SAFETY: inside the allocation, initialised (zeroed), and nobody else's as the caller says.
+        unsafe { std::slice::from_raw_parts_mut(self.address(index), BUFFER_BYTES) }
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this very layout; the queue waits for all I/O before it drops its buffers.
+        unsafe { dealloc(self.memory, layout(self.count)) };
+    }
+}
+
+fn layout(count: usize) -> Layout {
+    assert!(count > 0 && count <= 1 << 16);
+    Layout::from_size_align(count * BUFFER_BYTES, DIRECT_ALIGN as usize)
+        .unwrap_or_else(|_| unreachable!("a power of two, and far below isize::MAX"))
+}

@@ -1,0 +1,383 @@
+//! One thread's queue of large pieces to or from a file.
+
+use std::io;
+use std::sync::Arc;
+
+use sterna_ram::{GuestRam, RamBlock};
+
+use super::DIRECT_ALIGN;
+use super::buffers::{BUFFER_BYTES, Buffers};
+use super::page_file::{PageFile, Whole};
+use super::ring::{Piece, Ring};
+use super::system::failed;
+use crate::TransportError;
+
+/// How a queue works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// Pieces on their way at once.
+    pub depth: usize,
+    /// Use io_uring where it is. Without it each piece is done when its call returns.
+    pub io_uring: bool,
+    /// Let the kernel map all guest RAM once instead of each piece for itself. That populates RAM that was
+    /// never touched, and locks it in memory while the queue lives.
+    pub register_ram: bool,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { depth: 8, io_uring: true, register_ram: false }
+    }
+}
+
+/// Writes and reads large pieces of a file, several on their way at once; each thread has its own.
+///
+/// Pieces are not ordered among each other: between two that touch the same bytes [`PageQueue::drain`] must be
+/// called. What went wrong with a piece is told by a later call, at the latest by `drain`. Dropping a queue waits
+/// for what is on its way, and tells nobody how it went.
+pub struct PageQueue {
+    file: Arc<PageFile>,
+    /// Keeps the memory of pieces alive.
+    ram: Option<GuestRam>,
+    options: QueueOptions,
+    engine: Engine,
+    /// Made when they are needed.
+    buffers: Option<Buffers>,
+    /// Buffers that the kernel does not have.
+    free: Vec<usize>,
+    /// The buffer that is being filled: its number, its place in the file, and how much is in it.
+    filling: Option<(usize, u64, usize)>,
+    failure: Option<TransportError>,
+    moved_bytes: u64,
+}
+
+/// Made by the first piece, on the thread that works with the queue.
+enum Engine {
+    New,
+    Ring(Box<Ring>),
+    Plain,
+}
+
+impl PageQueue {
+    /// A queue for bytes of ours.
+    pub fn new(file: &Arc<PageFile>, options: QueueOptions) -> Self {
+        Self {
+            file: Arc::clone(file),
+            ram: None,
+            options: QueueOptions { depth: options.depth.clamp(1, 1024), ..options },
+            engine: Engine::New,
+            buffers: None,
+            free: Vec::new(),
+            filling: None,
+            failure: None,
+            moved_bytes: 0,
+        }
+    }
+
+    /// A queue that also takes windows of `ram`, in place.
+    pub fn with_ram(file: &Arc<PageFile>, ram: &GuestRam, options: QueueOptions) -> Self {
+        let mut queue = Self::new(file, options);
+        queue.ram = Some(ram.clone());
+        queue
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<PageFile> {
+        &self.file
+    }
+
+    /// Bytes of pieces that are done.
+    pub fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
+    /// Sends `[offset, offset + length)` of RAM block `block` on its way to byte `at` of the file. The guest may
+    /// write it meanwhile: what arrives then is old, new or torn.
+    ///
+    /// # Errors
+    /// Of this piece or an earlier one: [`TransportError::DiskFull`], [`TransportError::System`].
+    ///
+    /// # Panics
+    /// If the window is not in the RAM that the queue was made with.
+    pub fn write_ram(
+        &mut self,
+        at: u64,
+        block: usize,
+        offset: u64,
+        length: usize,
+    ) -> Result<(), TransportError> {
+        let memory = self.window(block, offset, length);
+        self.send(Piece { write: true, at, memory, length, buffer: None })
+    }
+
+    /// Sends for `[at, at + length)` of the file, to be put to `offset` of RAM block `block`. It is there after
+    /// [`PageQueue::drain`].
+    ///
+    /// # Errors
+    /// Of this piece or an earlier one: [`TransportError::FileEnd`], [`TransportError::System`].
+    ///
+    /// # Panics
+    /// If the window is not in the RAM that the queue was made with.
+    pub fn read_ram(
+        &mut self,
+        at: u64,
+        block: usize,
+        offset: u64,
+        length: usize,
+    ) -> Result<(), TransportError> {
+        let memory = self.window(block, offset, length);
+        self.send(Piece { write: false, at, memory, length, buffer: None })
+    }
+
+    /// Writes bytes of ours to byte `at` of the file. They are copied, and neighbours are sent together; nothing
+    /// may be on its way until [`PageQueue::drain`].
+    ///
+    /// # Errors
+    /// Of these bytes or earlier ones: [`TransportError::DiskFull`], [`TransportError::System`].
+    pub fn write_bytes(&mut self, at: u64, bytes: &[u8]) -> Result<(), TransportError> {
+        let (mut at, mut rest) = (at, bytes);
+        while !rest.is_empty() {
+            let (index, start, filled) = match self.filling {
+                Some((index, start, filled)) if start + filled as u64 == at => (index, start, filled),
+                _ => {
+                    self.send_filling()?;
+                    (self.free_buffer()?, at, 0)
+                }
+            };
+            // A buffer ends at a multiple of its size in the file, so that the next one starts aligned.
+            let room = BUFFER_BYTES - (start % BUFFER_BYTES as u64) as usize - filled;
+            let (now, later) = rest.split_at(rest.len().min(room));
+            let Some(buffers) = &mut self.buffers else { return Err(self.internal("no buffers")) };
+            // SAFETY: the buffer was taken from `free`: no I/O on it is on its way.
+            let buffer = unsafe { buffers.bytes(index) };
+            buffer[filled..filled + now.len()].copy_from_slice(now);
+            self.filling = Some((index, start, filled + now.len()));
+            at += now.len() as u64;
+            rest = later;
+            if now.len() == room {
+                self.send_filling()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is done: what follows cannot overtake it.
+    ///
+    /// # Errors
+    /// The first failure of any piece.
+    pub fn drain(&mut self) -> Result<(), TransportError> {
+        self.send_filling()?;
+        while !self.is_idle() {
+            self.reap()?;
+        }
+        self.told()
+    }
+
+    /// The window's address, checked.
+    fn window(&self, block: usize, offset: u64, length: usize) -> *mut u8 {
+        let block = self.ram.as_ref().and_then(|ram| ram.blocks().get(block));
+        let slice = block.and_then(|block: &RamBlock| block.slice(offset, length).ok());
+        slice.map(|slice| slice.as_ptr()).unwrap_or_else(|| panic!("a window that is not in the queue's RAM"))
+    }
+
+    fn send(&mut self, piece: Piece) -> Result<(), TransportError> {
+        self.told()?;
+        let aligned = (piece.at | piece.length as u64 | piece.memory as u64).is_multiple_of(DIRECT_ALIGN);
+        self.start();
+        let Engine::Ring(_) = self.engine else { return self.do_now(piece, aligned) };
+        if !aligned || u32::try_from(piece.length).is_err() {
+            return self.do_now(piece, aligned);
+        }
+        while let Engine::Ring(ring) = &self.engine
+            && !ring.has_room()
+        {
+            self.reap()?;
+        }
+        let Engine::Ring(ring) = &mut self.engine else { return self.do_now(piece, aligned) };
+        // SAFETY: the memory is a window of `self.ram` (which this queue keeps alive; guest RAM is never borrowed)
+        // or a buffer taken from `free`, which nobody touches until `reap` puts it back. Drop waits for all
+        // pieces before either is let go, and a queue that is leaked leaks both.
+        let pushed = unsafe { ring.push(piece) };
+        pushed.map_err(|error| failed(self.file.path(), "io_uring_enter", piece.at, error))
+    }
+
+    /// Chooses how to work, once.
+    fn start(&mut self) {
+        if !matches!(self.engine, Engine::New) {
+            return;
+        }
+        self.engine = Engine::Plain;
+        // Through the page cache a ring would only hand the pieces to threads of the kernel's.
+        if !self.options.io_uring || !self.file.is_direct() {
+            return;
+        }
+        let Ok(mut ring) = Ring::new(self.file.fast(), self.options.depth) else { return };
+        let mut memory: Vec<(*mut u8, usize)> = Vec::new();
+        if let Some(buffers) = &self.buffers {
+            memory.push((buffers.address(0), buffers.count() * BUFFER_BYTES));
+        }
+        if let Some(ram) = self.ram.as_ref().filter(|_| self.options.register_ram) {
+            memory
+                .extend(ram.blocks().iter().map(|block| (block.host_address(), block.len_bytes() as usize)));
+        }
+        if !memory.is_empty() {
+            // SAFETY: buffers and RAM are dropped after the ring: see Drop.
+            let _ = unsafe { ring.register(memory.into_iter()) };
+        }
+        self.engine = Engine::Ring(Box::new(ring));
+    }
+
+    /// Does a piece with plain calls.
+    fn do_now(&mut self, piece: Piece, aligned: bool) -> Result<(), TransportError> {
+        let done = self.plain(piece, aligned);
+        if let Some(index) = piece.buffer {
+            self.free.push(index);
+        }
+        if done.is_ok() {
+            self.moved_bytes += piece.length as u64;
+        }
+        done
+    }
+
+    fn plain(&self, piece: Piece, aligned: bool) -> Result<(), TransportError> {
+        // The page cache takes what is not aligned, and what direct I/O has refused.
+        let body = if aligned { piece.length } else { piece.length - (piece.length % DIRECT_ALIGN as usize) };
+        let is_body_aligned = (piece.at | piece.memory as u64).is_multiple_of(DIRECT_ALIGN);
+        if !aligned && is_body_aligned && body > 0 {
+            self.plain(Piece { length: body, ..piece }, true)?;
+            let tail = Piece {
+                at: piece.at + body as u64,
+                memory: piece.memory.wrapping_add(body),
+                length: piece.length - body,
+                ..piece
+            };
+            return self.cached(tail);
+        }
+        if !aligned {
+            return self.cached(piece);
+        }
+        let part = [Whole(piece.memory, piece.length)];
+        let done = if piece.write {
+            self.file.write_fast(piece.at, &part)
+        } else {
+            // SAFETY: guest RAM, or a buffer that nobody else has.
+            unsafe { self.file.read_fast(piece.at, &part) }
+        };
+        match done {
+            Err(TransportError::System { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                self.cached(piece)
+            }
+            done => done,
+        }
+    }
+
+    fn cached(&self, piece: Piece) -> Result<(), TransportError> {
+        let part = [Whole(piece.memory, piece.length)];
+        if piece.write {
+            return self.file.write_cached(piece.at, &part);
+        }
+        // SAFETY: guest RAM, or a buffer that nobody else has.
+        unsafe { self.file.read_cached(piece.at, &part) }
+    }
+
+    fn is_idle(&self) -> bool {
+        match &self.engine {
+            Engine::Ring(ring) => ring.is_idle(),
+            Engine::New | Engine::Plain => true,
+        }
+    }
+
+    /// Waits for one piece and looks how it went.
+    fn reap(&mut self) -> Result<(), TransportError> {
+        let Engine::Ring(ring) = &mut self.engine else { return Ok(()) };
+        let (piece, moved) =
+            ring.reap().map_err(|error| failed(self.file.path(), "io_uring_enter", 0, error))?;
+        let done = match moved {
+            Ok(moved) if moved == piece.length => Ok(()),
+            // The kernel stopped in the middle (or at the end of the file, or of the disk): go on by hand, and it
+            // says why if it cannot.
+            Ok(moved) => {
+                let moved = moved - moved % DIRECT_ALIGN as usize;
+                let rest = Piece {
+                    at: piece.at + moved as u64,
+                    memory: piece.memory.wrapping_add(moved),
+                    length: piece.length - moved,
+                    ..piece
+                };
+                self.plain(rest, true)
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EINVAL)) => {
+                self.plain(piece, true)
+            }
+            Err(error) => {
+                let call = if piece.write { "io_uring write" } else { "io_uring read" };
+                Err(failed(self.file.path(), call, piece.at, error))
+            }
+        };
+        if let Some(index) = piece.buffer {
+            self.free.push(index);
+        }
+        match done {
+            Ok(()) => self.moved_bytes += piece.length as u64,
+            Err(error) => {
+                self.failure.get_or_insert(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A failure that nobody was told yet.
+    fn told(&mut self) -> Result<(), TransportError> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn free_buffer(&mut self) -> Result<usize, TransportError> {
+        if self.buffers.is_none() {
+            // One more than can be on their way: the one that is being filled.
+            let count = self.options.depth + 1;
+            self.buffers = Some(Buffers::new(count));
+            self.free = (0..count).collect();
+        }
+        loop {
+            if let Some(index) = self.free.pop() {
+                return Ok(index);
+            }
+            if self.is_idle() {
+                return Err(self.internal("a buffer was lost"));
+            }
+            self.reap()?;
+        }
+    }
+
+    fn send_filling(&mut self) -> Result<(), TransportError> {
+        let Some((index, at, length)) = self.filling.take() else { return Ok(()) };
+        let Some(buffers) = &self.buffers else { return Err(self.internal("no buffers")) };
+        let memory = buffers.address(index);
+        self.send(Piece { write: true, at, memory, length, buffer: Some(index) })
+    }
+
+    fn internal(&self, what: &str) -> TransportError {
+        failed(self.file.path(), "page queue", 0, io::Error::other(what.to_owned()))
+    }
+}
+
+impl Drop for PageQueue {
+    fn drop(&mut self) {
+        while !self.is_idle() {
+            if self.reap().is_err() {
+                // The kernel may still have pieces: better lose the memory than let it be used again.
+                std::mem::forget(self.buffers.take());
+                std::mem::forget(self.ram.take());
+                break;
+            }
+        }
+        // The ring goes before the memory that is registered with it.
+        self.engine = Engine::Plain;
+    }
+}
+
+impl std::fmt::Debug for PageQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageQueue").field("file", &self.file.path()).field("options", &self.options).finish()
+    }
+}

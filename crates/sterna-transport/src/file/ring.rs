@@ -1,0 +1,150 @@
+//! io_uring: pieces of I/O on their way while we go on.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+/// One piece of I/O: memory, and where it goes to or comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub write: bool,
+    /// Offset in the file.
+    pub at: u64,
+    pub memory: *mut u8,
+    pub length: usize,
+    /// The queue's buffer that the memory is, if it is one.
+    pub buffer: Option<usize>,
+}
+
+// SAFETY: the pointer is only a name for memory that whoever pushed the piece keeps alive and unshared.
+unsafe impl Send for Piece {}
+
+/// A ring with at most as many pieces on their way as it has slots.
+pub(super) struct Ring {
+    ring: IoUring,
+    file: RawFd,
+    slots: Vec<Option<Piece>>,
+    /// Registered with the kernel: (start, bytes), by index.
+    registered: Vec<(usize, usize)>,
+}
+
+impl Ring {
+    /// A ring for `file`, which must stay open as long as the ring lives. Fails where there is no io_uring.
+    pub fn new(file: BorrowedFd<'_>, depth: usize) -> io::Result<Self> {
+        let entries = u32::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let ring = IoUring::builder()
+            // Completions are taken when we come for them, not by interrupting us.
+            .setup_coop_taskrun()
+            .build(entries)
+            // Linux before 5.19 does not know the flag.
+            .or_else(|_| IoUring::new(entries))?;
+        Ok(Self { ring, file: file.as_raw_fd(), slots: vec![None; depth], registered: Vec::new() })
+    }
+
+    /// Lets the kernel map memory once instead of with every piece. Refused (limits of locked memory) is no
+    /// harm: then it maps each time. Gives whether it is so.
+    ///
+    /// # Safety
+    /// The memory must stay mapped as long as the ring lives.
+    pub unsafe fn register(&mut self, memory: impl Iterator<Item = (*mut u8, usize)>) -> bool {
+        /// The kernel's limit for one.
+        const MOST: usize = 1 << 30;
+        let mut vectors = Vec::new();
+        for (start, length) in memory {
+            for from in (0..length).step_by(MOST) {
+                let iov_base = start.wrapping_add(from).cast();
+                vectors.push(libc::iovec { iov_base, iov_len: MOST.min(length - from) });
+            }
+        }
+        // SAFETY: the caller keeps the memory mapped; all access by the kernel is asked for piece by piece.
+        if unsafe { self.ring.submitter().register_buffers(&vectors) }.is_err() {
+            return false;
+        }
+        self.registered = vectors.iter().map(|vector| (vector.iov_base as usize, vector.iov_len)).collect();
+        true
+    }
+
+    /// Whether another piece finds room.
+    pub fn has_room(&self) -> bool {
+        self.slots.iter().any(Option::is_none)
+    }
+
+    /// Whether nothing is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    /// Sends a piece on its way; there must be room ([`Ring::has_room`]).
+    ///
+    /// # Safety
+    /// Until [`Ring::reap`] gives the piece back its memory must stay mapped, must not be written by others than
+    /// a guest if it is read, and no reference to it may exist if it is written.
+    pub unsafe fn push(&mut self, piece: Piece) -> io::Result<()> {
+        let Some(slot) = self.slots.iter().position(Option::is_none) else {
+            return Err(io::Error::other("io_uring: no free slot"));
+        };
+        let entry = self.entry(&piece).user_data(slot as u64);
+        // SAFETY: the caller vouches for the memory; the descriptor is open as long as the ring lives.
+        unsafe { self.ring.submission().push(&entry) }
+            .map_err(|_| io::Error::other("io_uring: the submission queue is full"))?;
+        // From here on the kernel may have it.
+        self.slots[slot] = Some(piece);
+        loop {
+            match self.ring.submit() {
+                Ok(_) => return Ok(()),
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until a piece is done; gives it and what it moved. There must be one ([`Ring::is_idle`]).
+    pub fn reap(&mut self) -> io::Result<(Piece, io::Result<usize>)> {
+        loop {
+            if let Some(done) = self.ring.completion().next() {
+                let slot = usize::try_from(done.user_data()).unwrap_or(usize::MAX);
+                let Some(piece) = self.slots.get_mut(slot).and_then(Option::take) else {
+                    return Err(io::Error::other("io_uring: a completion that nobody waits for"));
+                };
+                let moved = match usize::try_from(done.result()) {
+                    Ok(moved) => Ok(moved),
+                    Err(_) => Err(io::Error::from_raw_os_error(-done.result())),
+                };
+                return Ok((piece, moved));
+            }
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn entry(&self, piece: &Piece) -> squeue::Entry {
+        let file = types::Fd(self.file);
+        // The queue's pieces are far below 4 GiB.
+        let (memory, length) = (piece.memory, piece.length as u32);
+        match (self.index_of(piece), piece.write) {
+            (Some(index), true) => {
+                opcode::WriteFixed::new(file, memory, length, index).offset(piece.at).build()
+            }
+            (Some(index), false) => {
+                opcode::ReadFixed::new(file, memory, length, index).offset(piece.at).build()
+            }
+            (None, true) => opcode::Write::new(file, memory, length).offset(piece.at).build(),
+            (None, false) => opcode::Read::new(file, memory, length).offset(piece.at).build(),
+        }
+    }
+
+    /// The registered memory that holds all of the piece.
+    fn index_of(&self, piece: &Piece) -> Option<u16> {
+        let start = piece.memory as usize;
+        let holds = |&(from, length): &(usize, usize)| start >= from && start + piece.length <= from + length;
+        self.registered.iter().position(holds).and_then(|index| u16::try_from(index).ok())
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}

@@ -1,0 +1,328 @@
+//! A side's files: authorities, certificate, key, revocations; named as QEMU names them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
+
+use super::problem::certificate;
+use super::provider::provider;
+use super::verify::{self, AnyServer};
+
+/// Which end of a connection credentials are for: the side that connects is the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsEndpoint {
+    /// The side that connects: the source of a migration.
+    Client,
+    /// The side that listens: the destination.
+    Server,
+}
+
+impl TlsEndpoint {
+    /// QEMU's word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            TlsEndpoint::Client => "client",
+            TlsEndpoint::Server => "server",
+        }
+    }
+}
+
+/// Where the files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Authorities that are trusted, PEM. None only where peers are not verified.
+    pub authorities: Option<PathBuf>,
+    /// Our certificate with what lies between it and the authority, PEM. A client may have none.
+    pub certificate: Option<PathBuf>,
+    /// Its key, PEM, not encrypted.
+    pub key: Option<PathBuf>,
+    /// Revocations, PEM.
+    pub revocations: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// The files of `directory` under QEMU's names: `ca-cert.pem`, `ca-crl.pem`, and `server-cert.pem` with
+    /// `server-key.pem` or `client-cert.pem` with `client-key.pem`. What is not there is left out.
+    pub fn in_directory(directory: &Path, endpoint: TlsEndpoint) -> TlsFiles {
+        let there = |name: &str| {
+            let path = directory.join(name);
+            path.exists().then_some(path)
+        };
+        TlsFiles {
+            authorities: there("ca-cert.pem"),
+            certificate: there(&format!("{}-cert.pem", endpoint.word())),
+            key: there(&format!("{}-key.pem", endpoint.word())),
+            revocations: there("ca-crl.pem"),
+        }
+    }
+}
+
+/// Credentials that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {problem}")]
+pub struct CredentialsError {
+    /// The file or directory.
+    pub file: String,
+    /// What is wrong with it, and what to do.
+    pub problem: String,
+}
+
+/// One side's files, read and checked.
+pub struct TlsCredentials {
+    pub(super) config: Config,
+    origin: String,
+    verify_peer: bool,
+}
+
+pub(super) enum Config {
+    Client(Arc<ClientConfig>),
+    Server(Arc<ServerConfig>),
+}
+
+impl TlsCredentials {
+    /// Reads and checks the files of `directory`, as QEMU's `tls-creds-x509` with `dir` does.
+    ///
+    /// # Errors
+    /// As [`TlsCredentials::load`].
+    pub fn from_directory(
+        directory: &Path,
+        endpoint: TlsEndpoint,
+        verify_peer: bool,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        let origin = directory.display().to_string();
+        if !directory.is_dir() {
+            return Err(CredentialsError { file: origin, problem: "there is no such directory".to_owned() });
+        }
+        let files = TlsFiles::in_directory(directory, endpoint);
+        Self::read(&files, endpoint, verify_peer, origin)
+    }
+
+    /// Reads and checks `files`. `verify_peer`: a client verifies the server's certificate and name, a
+    /// server demands and verifies a client's certificate.
+    ///
+    /// # Errors
+    /// [`CredentialsError`]: a file that is missing, cannot be read or parsed, a key that is not the
+    /// certificate's, a certificate that has expired, is for another purpose, or was not issued by one of
+    /// the authorities.
+    pub fn load(
+        files: &TlsFiles,
+        endpoint: TlsEndpoint,
+        verify_peer: bool,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        let named = files.certificate.as_ref().or(files.authorities.as_ref());
+        let origin = named.map_or_else(|| "no file".to_owned(), |path| path.display().to_string());
+        Self::read(files, endpoint, verify_peer, origin)
+    }
+
+    /// Which end they are for.
+    pub fn endpoint(&self) -> TlsEndpoint {
+        match self.config {
+            Config::Client(_) => TlsEndpoint::Client,
+            Config::Server(_) => TlsEndpoint::Server,
+        }
+    }
+
+    /// Whether peers are verified.
+    pub fn verifies_peer(&self) -> bool {
+        self.verify_peer
+    }
+
+    fn read(
+        files: &TlsFiles,
+        endpoint: TlsEndpoint,
+        verify_peer: bool,
+        origin: String,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        let read = Read { endpoint, verify_peer, origin: &origin, provider: provider() };
+        let config = read.config(files)?;
+        Ok(TlsCredentials { config, origin, verify_peer })
+    }
+}
+
+impl fmt::Debug for TlsCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the key.
+        f.debug_struct("TlsCredentials")
+            .field("endpoint", &self.endpoint())
+            .field("verify_peer", &self.verify_peer)
+            .field("origin", &self.origin)
+            .finish()
+    }
+}
+
+/// A certificate with what lies between it and the authority, and its key.
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+struct Read<'a> {
+    endpoint: TlsEndpoint,
+    verify_peer: bool,
+    origin: &'a str,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Read<'_> {
+    fn config(&self, files: &TlsFiles) -> Result<Config, CredentialsError> {
+        let roots = self.authorities(files)?;
+        let identity = self.identity(files)?;
+        if let (Some((chain, _)), false, Some(path)) = (&identity, roots.is_empty(), &files.certificate) {
+            verify::own(self.endpoint, chain, &roots, &self.provider)
+                .map_err(|error| wrong(path, in_words(&error)))?;
+        }
+        let revocations = match &files.revocations {
+            Some(path) => certificate_lists(path)?,
+            None => Vec::new(),
+        };
+        let built = match self.endpoint {
+            TlsEndpoint::Client => self.client(roots, revocations, identity).map(Config::Client),
+            TlsEndpoint::Server => match identity {
+                Some(identity) => self.server(roots, revocations, identity).map(Config::Server),
+                None => return Err(self.missing("server-cert.pem and server-key.pem are")),
+            },
+        };
+        built.map_err(|error| match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CredentialsError {
+                file: files.key.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+                problem: "the key is not that of the certificate: put the two that belong together there"
+                    .to_owned(),
+            },
+            error => CredentialsError { file: self.origin.to_owned(), problem: in_words(&error) },
+        })
+    }
+
+    fn authorities(&self, files: &TlsFiles) -> Result<Arc<RootCertStore>, CredentialsError> {
+        let mut roots = RootCertStore::empty();
+        match &files.authorities {
+            None if self.verify_peer => return Err(self.missing("ca-cert.pem is")),
+            None => {}
+            Some(path) => {
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|error| wrong(path, in_words(&error)))?;
+                }
+            }
+        }
+        Ok(Arc::new(roots))
+    }
+
+    fn identity(&self, files: &TlsFiles) -> Result<Option<Identity>, CredentialsError> {
+        match (&files.certificate, &files.key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Ok(Some((certificates(certificate)?, private_key(key)?))),
+            (Some(path), None) | (None, Some(path)) => {
+                Err(wrong(path, "a certificate and its key belong together; the other file is missing".to_owned()))
+            }
+        }
+    }
+
+    fn client(
+        &self,
+        roots: Arc<RootCertStore>,
+        revocations: Vec<CertificateRevocationListDer<'static>>,
+        identity: Option<Identity>,
+    ) -> Result<Arc<ClientConfig>, Error> {
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()?;
+        let builder = if self.verify_peer {
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
+                .with_crls(revocations)
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status()
+                .build()
+                .map_err(|error| Error::General(error.to_string()))?;
+            builder.with_webpki_verifier(verifier)
+        } else {
+            let any = Arc::new(AnyServer(Arc::clone(&self.provider)));
+            builder.dangerous().with_custom_certificate_verifier(any)
+        };
+        let mut config = match identity {
+            Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+            None => builder.with_no_client_auth(),
+        };
+        config.resumption = Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    fn server(
+        &self,
+        roots: Arc<RootCertStore>,
+        revocations: Vec<CertificateRevocationListDer<'static>>,
+        (chain, key): Identity,
+    ) -> Result<Arc<ServerConfig>, Error> {
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()?;
+        let builder = if self.verify_peer {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
+                .with_crls(revocations)
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status()
+                .build()
+                .map_err(|error| Error::General(error.to_string()))?;
+            builder.with_client_cert_verifier(verifier)
+        } else {
+            builder.with_no_client_auth()
+        };
+        let mut config = builder.with_single_cert(chain, key)?;
+        // A ticket that a client never reads would turn its close into a reset.
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Arc::new(config))
+    }
+
+    fn missing(&self, what: &str) -> CredentialsError {
+        let problem = format!(
+            "{what} needed here for the endpoint {:?}{}",
+            self.endpoint.word(),
+            if self.verify_peer { "" } else { ", verified peers or not" }
+        );
+        CredentialsError { file: self.origin.to_owned(), problem }
+    }
+}
+
+fn in_words(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(error) => certificate(error),
+        error => error.to_string(),
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+    let found: Result<Vec<_>, pem::Error> =
+        CertificateDer::pem_file_iter(path).and_then(|certificates| certificates.collect());
+    match found {
+        Ok(found) if found.is_empty() => Err(wrong(path, "there is no PEM certificate in it".to_owned())),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(path, format!("no readable PEM: {error}"))),
+    }
+}
+
+fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialsError> {
+    CertificateRevocationListDer::pem_file_iter(path)
+        .and_then(|lists| lists.collect())
+        .map_err(|error| wrong(path, format!("no readable PEM: {error}")))
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| {
+        let is_encrypted =
+            std::fs::read_to_string(path).is_ok_and(|text| text.contains("ENCRYPTED"));
+        wrong(
+            path,
+            if is_encrypted {
+                "the key is encrypted, which Sterna does not read: store it decrypted, readable by the VMM alone"
+                    .to_owned()
+            } else {
+                format!("no readable PEM key: {error}")
+            },
+        )
+    })
+}
+
+fn wrong(path: &Path, problem: String) -> CredentialsError {
+    CredentialsError { file: path.display().to_string(), problem }
+}

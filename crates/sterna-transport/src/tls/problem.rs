@@ -1,0 +1,181 @@
+//! What can go wrong with TLS, in words for an operator: what, whose fault, what to do.
+
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerMisbehaved};
+
+/// Who has to change something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsFault {
+    /// This side's settings or files.
+    Ours,
+    /// The two sides do not go together, or the peer's files are wrong.
+    Setup,
+    /// The peer sends what is no TLS.
+    Peer,
+    /// Nobody that this side can name.
+    Nobody,
+}
+
+/// Why a channel has no TLS session, or lost it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsProblem {
+    /// The peer began without TLS.
+    #[error(
+        "the peer speaks without TLS and this side expects TLS: set tls-creds on the other side too, or on \
+         neither"
+    )]
+    PlainPeer,
+    /// The peer closed before the handshake was done.
+    #[error(
+        "the peer closed during the TLS handshake: it has no tls-creds, or refused this side; its own log \
+         says which"
+    )]
+    Closed,
+    /// The peer's certificate does not hold.
+    #[error("the peer's certificate is refused: {0}")]
+    TheirCertificate(String),
+    /// The client sent none and must.
+    #[error(
+        "the peer sent no certificate and this side verifies peers: give the other side client-cert.pem and \
+         client-key.pem, or set verify-peer to false here"
+    )]
+    NoCertificate,
+    /// The peer does not take ours.
+    #[error("the peer refused this side's certificate: {0}")]
+    OurCertificate(String),
+    /// The client is known, and not allowed.
+    #[error(
+        "the peer {name:?} is not allowed by tls-authz here: allow that name, or migrate from a host whose \
+         certificate is allowed"
+    )]
+    NotAuthorised {
+        /// The certificate's distinguished name.
+        name: String,
+    },
+    /// No name to expect in the server's certificate.
+    #[error("{0}")]
+    Name(String),
+    /// The credentials are for the other end.
+    #[error("these tls-creds are for the endpoint {theirs:?}, and this side is the {wanted}: use the other ones")]
+    Endpoint {
+        /// What they are for.
+        theirs: &'static str,
+        /// What this side is.
+        wanted: &'static str,
+    },
+    /// The two TLS libraries have no version or cipher in common.
+    #[error("no common TLS version or cipher: {0}; the two sides must share TLS 1.2 or 1.3 with an AEAD cipher")]
+    Incompatible(String),
+    /// A record that cannot be read, or a rule of TLS that was broken.
+    #[error("TLS broke: {0}; something between the two sides changes the bytes, or the peer is at fault")]
+    Broken(String),
+}
+
+impl TlsProblem {
+    /// Whose fault it is.
+    pub fn fault(&self) -> TlsFault {
+        match self {
+            TlsProblem::PlainPeer
+            | TlsProblem::TheirCertificate(_)
+            | TlsProblem::NoCertificate
+            | TlsProblem::OurCertificate(_)
+            | TlsProblem::NotAuthorised { .. }
+            | TlsProblem::Incompatible(_) => TlsFault::Setup,
+            TlsProblem::Name(_) | TlsProblem::Endpoint { .. } => TlsFault::Ours,
+            TlsProblem::Broken(_) => TlsFault::Peer,
+            TlsProblem::Closed => TlsFault::Nobody,
+        }
+    }
+
+    pub(super) fn from_rustls(error: Error) -> TlsProblem {
+        match error {
+            Error::NoCertificatesPresented | Error::PeerMisbehaved(PeerMisbehaved::NoCertificatesPresented) => {
+                TlsProblem::NoCertificate
+            }
+            Error::InvalidCertificate(error) => TlsProblem::TheirCertificate(certificate(&error)),
+            Error::AlertReceived(alert) => from_alert(alert),
+            Error::PeerIncompatible(what) => TlsProblem::Incompatible(format!("{what:?}")),
+            Error::InvalidMessage(InvalidMessage::InvalidContentType) => TlsProblem::PlainPeer,
+            other => TlsProblem::Broken(other.to_string()),
+        }
+    }
+}
+
+/// What an alert of the peer says about us.
+fn from_alert(alert: AlertDescription) -> TlsProblem {
+    use AlertDescription as Alert;
+    let because = match alert {
+        Alert::CertificateRequired | Alert::NoCertificate => {
+            "it demands one and this side has none: put client-cert.pem and client-key.pem into the directory of \
+             tls-creds"
+        }
+        Alert::UnknownCA => {
+            "its issuer is not among the authorities that the peer trusts: both sides need the same ca-cert.pem"
+        }
+        Alert::CertificateExpired => {
+            "it has expired or is not valid yet: renew it, and compare the two hosts' clocks"
+        }
+        Alert::CertificateRevoked => "it is revoked",
+        Alert::AccessDenied => "it is known and not allowed (tls-authz)",
+        Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
+            "the peer's log says why (the name, the purpose, or the signature)"
+        }
+        // Before any certificate was looked at, these mean that nothing is in common.
+        Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
+            return TlsProblem::Incompatible(format!("the peer says {alert:?}"));
+        }
+        other => return TlsProblem::Broken(format!("the peer gave up, saying {other:?}")),
+    };
+    TlsProblem::OurCertificate(because.to_owned())
+}
+
+/// What is wrong with a certificate, and what to do about it.
+pub(super) fn certificate(error: &CertificateError) -> String {
+    use CertificateError as Wrong;
+    match error {
+        Wrong::Expired => "it has expired; renew it".to_owned(),
+        Wrong::ExpiredContext { time, not_after } => format!(
+            "it expired {} days ago; renew it, and see that this host's clock is right",
+            time.as_secs().saturating_sub(not_after.as_secs()) / 86_400
+        ),
+        Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => {
+            "it is not valid yet; see that both hosts' clocks are right".to_owned()
+        }
+        Wrong::Revoked => "it is revoked by ca-crl.pem".to_owned(),
+        Wrong::UnknownIssuer => {
+            "it was not issued by an authority in ca-cert.pem; both sides need certificates of the same authority"
+                .to_owned()
+        }
+        Wrong::BadSignature => "its signature is not its authority's".to_owned(),
+        Wrong::NotValidForNameContext { expected, presented } => wrong_name(expected, presented),
+        Wrong::NotValidForName => {
+            "it is for another name; set tls-hostname to a name that it bears as subjectAltName".to_owned()
+        }
+        Wrong::InvalidPurpose | Wrong::InvalidPurposeContext { .. } => {
+            "it is not for this use: a server's needs the purpose tls_www_server, a client's tls_www_client"
+                .to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn wrong_name(expected: &ServerName<'_>, presented: &[String]) -> String {
+    let expected = expected.to_str();
+    if presented.is_empty() {
+        return format!(
+            "it bears no subjectAltName, and a common name alone counts no more: issue it anew with the \
+             alternative name {expected:?} (certtool's template: dns_name or ip_address)"
+        );
+    }
+    let names: Vec<&str> = presented.iter().map(|name| plain_name(name)).collect();
+    format!(
+        "it is for {}, not for {expected:?}: set tls-hostname to the name that it bears, or connect by that name",
+        names.join(", ")
+    )
+}
+
+/// rustls gives names in its debug spelling: `DnsName("host")`.
+fn plain_name(presented: &str) -> &str {
+    presented.split_once('"').and_then(|(_, rest)| rest.split_once('"')).map_or(presented, |(name, _)| name)
+}

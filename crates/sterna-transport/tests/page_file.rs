@@ -1,0 +1,289 @@
+//! Page files: complete or absent, direct or not, sparse, and what happens when there is no room.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
+use sterna_transport::{
+    CreateOptions, Direct, IoPart, OpenOptions, PageFile, PageQueue, QueueOptions, TransportError,
+};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const MIB: u64 = 1 << 20;
+
+fn ram(name: &str, pages: u64, backing: Backing) -> GuestRam {
+    GuestRam::new(vec![RamBlock::new(name, pages * PAGE, backing).unwrap()]).unwrap()
+}
+
+/// Every page holds its number, at a place that depends on it.
+fn number(ram: &GuestRam) {
+    for page in 0..ram.block(0).pages() {
+        ram.block(0).write_u64(page * PAGE + page % 512 * 8, page + 1).unwrap();
+    }
+}
+
+fn assert_numbered(ram: &GuestRam) {
+    for page in 0..ram.block(0).pages() {
+        assert_eq!(ram.block(0).read_u64(page * PAGE + page % 512 * 8).unwrap(), page + 1, "page {page}");
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A directory on a disk (the build's), where direct I/O can be had as a rule.
+fn on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Each way a queue can work.
+fn ways() -> [(Direct, QueueOptions); 5] {
+    let options = QueueOptions::default();
+    [
+        (Direct::Wanted, options),
+        (Direct::Wanted, QueueOptions { register_ram: true, ..options }),
+        (Direct::Wanted, QueueOptions { depth: 1, ..options }),
+        (Direct::Wanted, QueueOptions { io_uring: false, ..options }),
+        (Direct::Off, options),
+    ]
+}
+
+#[test]
+fn queue_ram_goes_out_and_comes_back_every_way() {
+    const PAGES: u64 = 3000;
+    for backing in [Backing::Memfd, Backing::Anonymous] {
+        for (direct, options) in ways() {
+            let directory = on_disk();
+            let path = directory.path().join("image");
+            let from = ram("from", PAGES, backing);
+            number(&from);
+
+            let file = PageFile::create(&path, CreateOptions { direct, ..Default::default() }).unwrap();
+            let file = Arc::new(file);
+            file.write_at(3, &[IoPart::Bytes(b"head")]).unwrap();
+            let mut queue = PageQueue::with_ram(&file, &from, options);
+            for first in (0..PAGES).step_by(700) {
+                let count = 700.min(PAGES - first);
+                queue.write_ram(MIB + first * PAGE, 0, first * PAGE, (count * PAGE) as usize).unwrap();
+            }
+            queue.drain().unwrap();
+            assert_eq!(queue.moved_bytes(), PAGES * PAGE);
+            drop(queue);
+            file.write_at(MIB + PAGES * PAGE, &[IoPart::Bytes(b"tail")]).unwrap();
+            assert!(!path.exists(), "not in its place before it is complete");
+            file.complete().unwrap();
+            assert_eq!(names(directory.path()), ["image"]);
+
+            let file = Arc::new(PageFile::open(&path, OpenOptions { direct }).unwrap());
+            let to = ram("to", PAGES, backing);
+            let mut queue = PageQueue::with_ram(&file, &to, options);
+            for first in (0..PAGES).step_by(311) {
+                let count = 311.min(PAGES - first);
+                queue.read_ram(MIB + first * PAGE, 0, first * PAGE, (count * PAGE) as usize).unwrap();
+            }
+            queue.drain().unwrap();
+            assert_numbered(&to);
+            let mut bytes = [0; 4];
+            file.read_bytes_at(3, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"head");
+            file.read_bytes_at(MIB + PAGES * PAGE, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"tail");
+        }
+    }
+}
+
+#[test]
+fn queue_bytes_at_odd_places_are_put_together() {
+    for (direct, options) in ways() {
+        let directory = on_disk();
+        let path = directory.path().join("stream");
+        let all: Vec<u8> = (0..5_000_011u32).map(|at| (at / 7 % 251) as u8).collect();
+        let file = Arc::new(PageFile::create(&path, CreateOptions { direct, ..Default::default() }).unwrap());
+        let mut queue = PageQueue::new(&file, options);
+        let mut at = 0;
+        for length in [1, 8, 4096, 4104, 1_048_576, 3_000_000, 900_000, 17].into_iter().cycle() {
+            let end = all.len().min(at + length);
+            queue.write_bytes(at as u64, &all[at..end]).unwrap();
+            at = end;
+            if at == all.len() {
+                break;
+            }
+        }
+        queue.write_bytes(6_000_000, b"behind a hole").unwrap();
+        queue.drain().unwrap();
+        file.complete().unwrap();
+
+        let read = std::fs::read(&path).unwrap();
+        assert_eq!(read.len(), 6_000_013);
+        assert!(read[..all.len()] == all, "{direct:?} {options:?}");
+        assert!(read[all.len()..6_000_000].iter().all(|byte| *byte == 0));
+        assert_eq!(&read[6_000_000..], b"behind a hole");
+    }
+}
+
+#[test]
+fn queue_file_that_ends_too_early_says_where() {
+    for (direct, options) in ways() {
+        let directory = on_disk();
+        let path = directory.path().join("image");
+        std::fs::write(&path, vec![1; 5000]).unwrap();
+        let file = Arc::new(PageFile::open(&path, OpenOptions { direct }).unwrap());
+        let to = ram("to", 8, Backing::Memfd);
+        let mut queue = PageQueue::with_ram(&file, &to, options);
+        let result = queue.read_ram(0, 0, 0, 8 * PAGE_SIZE).and_then(|()| queue.drain());
+        match result {
+            Err(TransportError::FileEnd { offset: 5000, missing, .. }) => {
+                assert_eq!(missing, 8 * PAGE - 5000)
+            }
+            result => panic!("{direct:?} {options:?}: {result:?}"),
+        }
+    }
+}
+
+#[test]
+fn create_where_a_file_lies_is_refused_unless_it_may_be_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    std::fs::write(&path, "old and long").unwrap();
+    let refused = PageFile::create(&path, CreateOptions::default());
+    assert!(matches!(refused, Err(TransportError::FileExists { .. })), "{refused:?}");
+
+    let options = CreateOptions { replace: true, keep_bytes: 3, ..Default::default() };
+    let file = PageFile::create(&path, options).unwrap();
+    file.write_at(4, &[IoPart::Bytes(b"new")]).unwrap();
+    drop(file);
+    assert_eq!(std::fs::read(&path).unwrap(), b"old and long", "dropped, it never was");
+    assert_eq!(names(directory.path()), ["image"]);
+
+    let file = PageFile::create(&path, options).unwrap();
+    file.write_at(4, &[IoPart::Bytes(b"new")]).unwrap();
+    file.complete().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"old\0new");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn complete_where_a_file_has_come_meanwhile_leaves_that_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    let file = PageFile::create(&path, CreateOptions::default()).unwrap();
+    file.write_at(0, &[IoPart::Bytes(b"ours")]).unwrap();
+    std::fs::write(&path, "theirs").unwrap();
+
+    let refused = file.complete();
+
+    assert!(matches!(refused, Err(TransportError::FileExists { .. })), "{refused:?}");
+    drop(file);
+    assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+    assert_eq!(names(directory.path()), ["image"]);
+}
+
+#[test]
+fn create_behind_a_link_puts_the_file_where_the_link_leads() {
+    let directory = tempfile::tempdir().unwrap();
+    let (link, path) = (directory.path().join("link"), directory.path().join("image"));
+    std::fs::write(&path, "old").unwrap();
+    symlink(&path, &link).unwrap();
+    let file = PageFile::create(&link, CreateOptions { replace: true, ..Default::default() }).unwrap();
+    file.write_at(0, &[IoPart::Bytes(b"new")]).unwrap();
+    file.complete().unwrap();
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(std::fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn create_over_what_is_no_file_is_refused_always() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = CreateOptions { replace: true, ..Default::default() };
+    for path in [Path::new("/dev/null"), directory.path(), Path::new("/")] {
+        let refused = PageFile::create(path, options);
+        assert!(matches!(refused, Err(TransportError::NotAFile { .. })), "{path:?}: {refused:?}");
+    }
+    let refused = PageFile::create("/nonexistent/image", options);
+    assert!(matches!(refused, Err(TransportError::System { .. })), "{refused:?}");
+    let refused = PageFile::open("/dev/null", OpenOptions::default());
+    assert!(matches!(refused, Err(TransportError::NotAFile { .. })), "{refused:?}");
+}
+
+#[test]
+fn left_behind_names_those_that_nobody_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    let alive = PageFile::create(&path, CreateOptions::default()).unwrap();
+    let dead = directory.path().join(".image.1-0.partial");
+    std::fs::write(&dead, "left").unwrap();
+    std::fs::write(directory.path().join(".image.other.1-0.partial"), "another's").unwrap();
+
+    assert_eq!(PageFile::left_behind(&path), [dead]);
+    drop(alive);
+}
+
+#[test]
+fn create_with_the_longest_name_finds_room_aside() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ä".repeat(127));
+    let file = PageFile::create(&path, CreateOptions::default()).unwrap();
+    file.complete().unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn punch_gives_the_room_back_and_reads_as_zero() {
+    let directory = on_disk();
+    let path = directory.path().join("image");
+    let file = PageFile::create(&path, CreateOptions::default()).unwrap();
+    file.write_at(0, &[IoPart::Bytes(&vec![7; 4 * MIB as usize])]).unwrap();
+    file.sync().unwrap();
+    let before = file.allocated_bytes().unwrap();
+    file.punch(MIB..3 * MIB).unwrap();
+    file.punch(5 * MIB..5 * MIB).unwrap();
+
+    assert_eq!(file.len_bytes().unwrap(), 4 * MIB);
+    let mut bytes = vec![1; MIB as usize];
+    file.read_bytes_at(2 * MIB - MIB / 2, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    if file.allocated_bytes().unwrap() < before {
+        assert_eq!(file.next_data(MIB, 4 * MIB).unwrap(), Some(3 * MIB..4 * MIB));
+        assert_eq!(file.next_data(0, 2 * MIB).unwrap(), Some(0..MIB));
+        assert_eq!(file.next_data(MIB, 2 * MIB).unwrap(), None);
+    }
+    assert_eq!(file.next_data(4 * MIB, 4 * MIB).unwrap(), None);
+}
+
+#[test]
+fn copy_and_reflink_bring_the_bytes() {
+    let directory = on_disk();
+    let bytes: Vec<u8> = (0..3 * MIB).map(|at| (at / 11 % 253) as u8).collect();
+    let from = directory.path().join("from");
+    std::fs::write(&from, &bytes).unwrap();
+    let from = PageFile::open(&from, OpenOptions::default()).unwrap();
+    let file = PageFile::create(directory.path().join("to"), CreateOptions::default()).unwrap();
+
+    assert!(!file.reflink_range(1, &from, 0, MIB).unwrap(), "no file system shares odd bytes");
+    if !file.reflink_range(0, &from, MIB, MIB).unwrap() {
+        assert_eq!(file.copy_range(0, &from, MIB, MIB).unwrap(), MIB);
+    }
+    assert_eq!(file.copy_range(MIB, &from, 3 * MIB - 5, MIB).unwrap(), 5);
+
+    let mut read = vec![0; MIB as usize + 5];
+    file.read_bytes_at(0, &mut read).unwrap();
+    assert!(read[..MIB as usize] == bytes[MIB as usize..2 * MIB as usize]);
+    assert!(read[MIB as usize..] == bytes[3 * MIB as usize - 5..]);
+}
+
+#[test]
+fn create_with_direct_required_is_refused_where_it_cannot_be_had() {
+    // Files of /proc and /sys know no direct I/O, and are there everywhere.
+    let path = PathBuf::from("/proc/self/status");
+    let refused = PageFile::open(&path, OpenOptions { direct: Direct::Required });
+    assert!(matches!(refused, Err(TransportError::NoDirect { .. })), "{refused:?}");
+    let file = PageFile::open(&path, OpenOptions { direct: Direct::Wanted }).unwrap();
+    assert!(!file.is_direct());
+}
