@@ -1,10 +1,26 @@
-//! Images of virtual machines: the mapped-ram form, as far as the engine's file writer needs it.
+//! Images of virtual machines: QEMU's legacy stream and mapped-ram, bare, compressed, or in libvirt's container.
 //!
-//! In a mapped-ram image every page has a fixed place, so lanes write in any order and in parallel, and a
-//! bitmap per block says which pages are there (specs/mapped-ram.md). [`MappedRam`] is the RAM section of
-//! such an image: it places blocks, takes pages, and writes the bitmaps last.
+//! # The model
+//! An image is a machine's migration stream in a file. [`Shape`] is all of the stream but its pages: the
+//! configuration and the RAM blocks, which Sterna understands, and the devices, which it keeps byte for byte.
+//! [`ImageKind`] says how the stream is wrapped: container, packing, and [`Form`], which is where the pages are.
+//!
+//! | room | holds |
+//! | --- | --- |
+//! | [`model`] | [`Shape`], [`ImageKind`] |
+//! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
+//!
+//! Paragraph numbers in docs and errors are those of `specs/mapped-ram.md` and `specs/libvirt-save.md`.
 #![forbid(unsafe_code)]
 
+mod error;
 mod mapped;
+pub mod model;
+pub mod read;
 
-pub use mapped::{ImageError, MappedRam};
+pub use error::ImageError;
+pub use mapped::MappedRam;
+pub use model::{
+    BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
+};
+pub use read::{Image, MappedBlock, MappedPages, PageVisitor, ReadAt, Stamp};

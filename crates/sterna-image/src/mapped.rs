@@ -2,28 +2,15 @@
 
 use std::path::PathBuf;
 
-use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamError, RamSlice};
-use sterna_transport::{IoPart, RamFile, TransportError};
-use sterna_wire::WireError;
+use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamSlice};
+use sterna_transport::{IoPart, RamFile};
 use sterna_wire::main::{Configuration, FileHeader, SectionHeader, encode_footer};
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, mark_page};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 
-const RAM_SECTION: u32 = 1;
+use crate::ImageError;
 
-/// Why an image could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    /// The format cannot express it.
-    #[error("mapped-ram image: {0}")]
-    Wire(#[from] WireError),
-    /// The file system refused.
-    #[error("mapped-ram image: {0}")]
-    File(#[from] TransportError),
-    /// Guest RAM could not be reached.
-    #[error("mapped-ram image: {0}")]
-    Ram(#[from] RamError),
-}
+const RAM_SECTION: u32 = 1;
 
 /// The RAM of a guest in a file, being written. Absent from its place until [`MappedRam::complete`].
 #[derive(Debug)]

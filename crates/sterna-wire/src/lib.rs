@@ -15,6 +15,7 @@
 //! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
 //! | [`global_state`] | the run state that the guest had |
 //! | [`mapped_ram`] | where pages lie in a file |
+//! | [`libvirt`] | the header of libvirt's save images |
 //! | [`extension`] | what two Sternas say to each other beyond QEMU's format |
 //!
 //! Paragraph numbers in docs and errors are those of `specs/` in the project's repository.
@@ -26,6 +27,7 @@
 pub mod error;
 pub mod extension;
 pub mod global_state;
+pub mod libvirt;
 pub mod limits;
 pub mod main;
 pub mod mapped_ram;

@@ -1,0 +1,138 @@
+//! What can go wrong with an image: which file, which byte, which rule, whose fault, and what to do next.
+
+use std::io;
+
+use sterna_ram::RamError;
+use sterna_transport::TransportError;
+use sterna_wire::WireError;
+
+/// Why an image could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The image breaks a rule of its format. No setting helps: take another copy, or ask `sterna repair`.
+    #[error("{file}, byte {offset}: {rule} ({paragraph})")]
+    Broken {
+        /// The image.
+        file: String,
+        /// Offset of the offending byte: in the file, or in the unpacked stream of a compressed image.
+        offset: u64,
+        /// The rule that is broken.
+        rule: String,
+        /// Where the rule is written down, such as `specs/mapped-ram.md §4.3`.
+        paragraph: &'static str,
+    },
+    /// The image ends too early: it was cut, or is still being written.
+    #[error("{file} ends at byte {offset}, inside {what}: it was cut off, or its writer is not done")]
+    Torn {
+        /// The image.
+        file: String,
+        /// Where it ends.
+        offset: u64,
+        /// What is not whole.
+        what: &'static str,
+    },
+    /// The file is no image that Sterna knows.
+    #[error("{file} is no image of a virtual machine: it starts with {magic}")]
+    Unknown {
+        /// The file.
+        file: String,
+        /// Its first bytes, as text.
+        magic: String,
+    },
+    /// The image is sound, but of a kind that Sterna does not read.
+    #[error("{file}: {rule} ({paragraph})")]
+    Unsupported {
+        /// The image.
+        file: String,
+        /// What it is.
+        rule: String,
+        /// Where that is written down.
+        paragraph: &'static str,
+    },
+    /// libvirt began to save into this file and did not finish (`LibvirtQemudPart`).
+    #[error("{file}: libvirt never finished this save image (LibvirtQemudPart, specs/libvirt-save.md §4.1)")]
+    Unfinished {
+        /// The image.
+        file: String,
+    },
+    /// More opaque bytes than are kept in memory.
+    #[error("{file}: {what} takes more than {limit_bytes} bytes, which is more than Sterna keeps in memory")]
+    TooLarge {
+        /// The image.
+        file: String,
+        /// What is so large.
+        what: &'static str,
+        /// The ceiling in bytes.
+        limit_bytes: u64,
+    },
+    /// The file changed while it was read.
+    #[error("{file} was changed while it was read; wait until its writer is done and try again")]
+    Changed {
+        /// The image.
+        file: String,
+    },
+    /// The target is there already.
+    #[error("{file} exists already; remove it, name another, or force it")]
+    Exists {
+        /// The target.
+        file: String,
+    },
+    /// Source and target are the same file.
+    #[error("{file} is both source and target; name another target")]
+    SameFile {
+        /// The file.
+        file: String,
+    },
+    /// What was asked for makes no sense for this image; the text says why and what to do.
+    #[error("{0}")]
+    Request(String),
+    /// A compressed stream is damaged, or a packer failed.
+    #[error("{file}: {packing}: {reason}")]
+    Packing {
+        /// The image.
+        file: String,
+        /// The format, such as `zstd`.
+        packing: &'static str,
+        /// What the codec says.
+        reason: String,
+    },
+    /// The system refused a call on a file.
+    #[error("{file}: {call} failed: {source}")]
+    Io {
+        /// The file.
+        file: String,
+        /// What was tried.
+        call: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The format cannot express what is to be written.
+    #[error("image: {0}")]
+    Wire(#[from] WireError),
+    /// The file system refused.
+    #[error("image: {0}")]
+    File(#[from] TransportError),
+    /// Guest RAM could not be reached.
+    #[error("image: {0}")]
+    Ram(#[from] RamError),
+}
+
+impl ImageError {
+    /// Whether the image itself is damaged or no image; else this side, or the request, is at fault.
+    pub fn is_image_at_fault(&self) -> bool {
+        matches!(
+            self,
+            Self::Broken { .. }
+                | Self::Torn { .. }
+                | Self::Unknown { .. }
+                | Self::Unsupported { .. }
+                | Self::Unfinished { .. }
+                | Self::TooLarge { .. }
+                | Self::Packing { .. }
+        )
+    }
+
+    pub(crate) fn io(file: &str, call: &'static str, source: io::Error) -> Self {
+        Self::Io { file: file.to_owned(), call, source }
+    }
+}

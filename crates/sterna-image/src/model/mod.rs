@@ -1,0 +1,11 @@
+//! What an image is, without its pages: [`Shape`] is the machine, [`ImageKind`] how it is wrapped.
+
+mod kind;
+mod shape;
+
+pub use kind::{ByteOrder, Container, Form, ImageKind, LibvirtHeader, Packing};
+pub(crate) use shape::IGNORE_SHARED;
+pub use shape::{BlockShape, RamShape, Shape};
+
+/// Most bytes of opaque state (`early`, `between`, `devices`, description) that are kept in memory.
+pub const OPAQUE_BYTES: usize = 256 << 20;

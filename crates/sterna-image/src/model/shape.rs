@@ -1,0 +1,92 @@
+//! A machine's stream without its pages.
+
+use sterna_wire::main::Configuration;
+
+use super::Form;
+
+/// All of a machine's stream but its pages. What Sterna cannot know is kept byte for byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Machine type, capabilities, UUID; `capabilities` as they stand in the stream.
+    pub configuration: Configuration,
+    /// Whether the stream has a configuration; very old machine types have none (`specs/mapped-ram.md §1.2`).
+    pub has_configuration: bool,
+    /// Sections and commands between configuration and START of `ram`, verbatim.
+    pub early: Vec<u8>,
+    /// The RAM section.
+    pub ram: RamShape,
+    /// What lies between RAM's sections, verbatim: commands (number 11 where the machine type has it), sections
+    /// of other live devices.
+    pub between: Vec<u8>,
+    /// Whether RAM's END section was there; background snapshots lack it.
+    pub has_end: bool,
+    /// From the first section behind RAM up to EOF (exclusive), verbatim.
+    pub devices: Vec<u8>,
+    /// Whether the EOF byte was there. Without it the image is torn.
+    pub has_eof: bool,
+    /// The JSON behind EOF, verbatim.
+    pub description: Option<Vec<u8>>,
+}
+
+/// The section `ram`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RamShape {
+    /// Its number in the stream.
+    pub section_id: u32,
+    /// Its blocks in stream order.
+    pub blocks: Vec<BlockShape>,
+    /// Whether sections have footers; those of very old machine types have none.
+    pub footers: bool,
+}
+
+/// One RAM block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockShape {
+    /// Its name.
+    pub name: String,
+    /// Its used length in bytes, a multiple of the page size.
+    pub length_bytes: u64,
+    /// Its guest physical address; only with `x-ignore-shared`.
+    pub address: Option<u64>,
+    /// The host's page size for it, where the stream says so (`postcopy-ram`).
+    pub host_page_bytes: Option<u64>,
+    /// Whether the image holds none of its pages because it is shared memory (`x-ignore-shared`, §4.8).
+    pub is_skipped: bool,
+}
+
+/// The capability that marks [`Form::Mapped`].
+pub(crate) const MAPPED_RAM: &str = "mapped-ram";
+/// The capability that leaves shared memory out.
+pub(crate) const IGNORE_SHARED: &str = "x-ignore-shared";
+
+impl Shape {
+    /// A shape of nothing.
+    pub(crate) fn empty() -> Self {
+        Self {
+            configuration: Configuration::default(),
+            has_configuration: false,
+            early: Vec::new(),
+            ram: RamShape::default(),
+            between: Vec::new(),
+            has_end: false,
+            devices: Vec::new(),
+            has_eof: false,
+            description: None,
+        }
+    }
+
+    /// The form that the configuration names.
+    pub fn form(&self) -> Form {
+        if self.has_capability(MAPPED_RAM) { Form::Mapped } else { Form::Legacy }
+    }
+
+    /// Whether the configuration lists the capability.
+    pub fn has_capability(&self, name: &str) -> bool {
+        self.configuration.capabilities.iter().any(|capability| capability == name)
+    }
+
+    /// Sum of the used lengths of all blocks in bytes.
+    pub fn ram_bytes(&self) -> u64 {
+        self.ram.blocks.iter().map(|block| block.length_bytes).sum()
+    }
+}

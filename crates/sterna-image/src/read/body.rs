@@ -1,0 +1,246 @@
+//! From RAM's first PART to the end of the stream.
+
+use sterna_wire::ram::{SECTION_NAME, flags};
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
+
+use super::cursor::Cursor;
+use super::head;
+use super::opaque::{self, COMMAND, END, EOF, FULL, HEADER_BYTES, PART, START};
+use super::tail;
+use crate::ImageError;
+use crate::model::{Form, OPAQUE_BYTES, Shape};
+
+const RECORDS: &str = "specs/mapped-ram.md §3.1";
+
+/// Takes the page records of a legacy stream, one by one, in stream order.
+pub(crate) trait RecordSink {
+    /// A page as it is.
+    fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError>;
+    /// A page of zeros.
+    fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError>;
+    /// A page that differs from what came before by a delta that was checked.
+    fn delta(&mut self, block: usize, page: u64, delta: &[u8]) -> Result<(), ImageError>;
+}
+
+/// How the stream ended.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct End {
+    /// Offset of the byte behind the stream, its description included.
+    pub(crate) stream_end: u64,
+    /// Bytes behind that.
+    pub(crate) trailing_bytes: u64,
+    /// Whether a description begins and is not whole.
+    pub(crate) is_description_torn: bool,
+}
+
+/// Reads everything behind START into `shape`; page records go to `sink`.
+pub(crate) fn read(
+    cursor: &mut Cursor,
+    shape: &mut Shape,
+    sink: &mut dyn RecordSink,
+) -> Result<End, ImageError> {
+    let mut records = Records { last: None, is_mapped: shape.form() == Form::Mapped };
+    // A START of another live section may have come before RAM's.
+    let mut live = starts(&shape.early);
+    let ram = shape.ram.section_id;
+    live.push(ram);
+    while !shape.has_end {
+        let bytes = cursor.peek(HEADER_BYTES)?;
+        let id = bytes.get(1..5).map(|id| u32::from_be_bytes([id[0], id[1], id[2], id[3]]));
+        let have = bytes.len();
+        match (bytes.first(), id) {
+            (Some(&kind @ (PART | END)), Some(id)) if id == ram => {
+                cursor.consume(5);
+                records.read(cursor, shape, sink)?;
+                head::footer(cursor, ram, Some(shape.ram.footers))?;
+                shape.has_end = kind == END;
+            }
+            (Some(&(PART | END)), Some(id)) if live.contains(&id) => {
+                opaque::take_section(cursor, id, 5, &live, &mut shape.between)?;
+            }
+            (Some(&START), _) => {
+                let Some(header) = opaque::header(bytes).filter(|header| header.name != SECTION_NAME) else {
+                    return Err(no_element(cursor, have));
+                };
+                live.push(header.id);
+                opaque::take_section(cursor, header.id, header.bytes, &live, &mut shape.between)?;
+            }
+            (Some(&COMMAND), _) => opaque::take_command(cursor, &mut shape.between)?,
+            // Background snapshots have no END (§1.4).
+            (Some(&(FULL | EOF)), _) => break,
+            _ => return Err(no_element(cursor, have)),
+        }
+    }
+    rest(cursor, shape)
+}
+
+fn no_element(cursor: &Cursor, have: usize) -> ImageError {
+    if have < HEADER_BYTES {
+        return cursor.torn(have, "RAM");
+    }
+    cursor.broken(0, "specs/mapped-ram.md §1.4", "this is no element that can follow a section of RAM")
+}
+
+/// Numbers of the sections that start in `early`. Its bodies are opaque, so only its first header is sure; that is enough
+/// for the one device that sends one (§1.4).
+fn starts(early: &[u8]) -> Vec<u32> {
+    let first = early.first() == Some(&START);
+    first.then(|| opaque::header(early)).flatten().map(|header| header.id).into_iter().collect()
+}
+
+/// The list of records of one section.
+struct Records {
+    /// The block named last; CONTINUE means it, across sections (§3.1).
+    last: Option<usize>,
+    is_mapped: bool,
+}
+
+impl Records {
+    fn read(
+        &mut self,
+        cursor: &mut Cursor,
+        shape: &Shape,
+        sink: &mut dyn RecordSink,
+    ) -> Result<(), ImageError> {
+        let what = "RAM's pages";
+        loop {
+            let word = cursor.u64(what)?;
+            let (flag, offset) = (word & flags::MASK, word & !flags::MASK);
+            if word == flags::EOS {
+                return Ok(());
+            }
+            if self.is_mapped {
+                let rule =
+                    format!("word {word:#x} in a section of RAM, which must be empty in a mapped-ram image");
+                return Err(cursor.broken(8, "specs/mapped-ram.md §4.1", rule));
+            }
+            match flag & !flags::CONTINUE {
+                flags::PAGE => {
+                    let (block, page) = self.place(cursor, shape, flag, offset)?;
+                    let content = cursor.need(PAGE_SIZE, what)?;
+                    if let Some(content) = content.first_chunk() {
+                        sink.page(block, page, content)?;
+                    }
+                    cursor.consume(PAGE_SIZE);
+                }
+                flags::ZERO => {
+                    let (block, page) = self.place(cursor, shape, flag, offset)?;
+                    let fill = cursor.u8(what)?;
+                    if fill != 0 {
+                        return Err(cursor.broken(1, RECORDS, format!("a zero page of bytes {fill:02x}")));
+                    }
+                    sink.zero(block, page)?;
+                }
+                flags::XBZRLE => self.delta(cursor, shape, flag, offset, sink)?,
+                _ => {
+                    let rule = format!("word {word:#x} is no record of a page");
+                    return Err(cursor.broken(8, "specs/mapped-ram.md §2", rule));
+                }
+            }
+        }
+    }
+
+    fn delta(
+        &mut self,
+        cursor: &mut Cursor,
+        shape: &Shape,
+        flag: u64,
+        offset: u64,
+        sink: &mut dyn RecordSink,
+    ) -> Result<(), ImageError> {
+        let what = "RAM's pages";
+        let (block, page) = self.place(cursor, shape, flag, offset)?;
+        let encoding = cursor.u8(what)?;
+        if encoding != 1 {
+            return Err(cursor.broken(
+                1,
+                RECORDS,
+                format!("encoding {encoding} of a delta, only 1 is known"),
+            ));
+        }
+        let length = usize::from(u16::from_be_bytes(cursor.take(what)?));
+        if !(1..=PAGE_SIZE).contains(&length) {
+            return Err(cursor.broken(
+                2,
+                RECORDS,
+                format!("a delta of {length} bytes, not 1 to {PAGE_SIZE}"),
+            ));
+        }
+        let delta = cursor.need(length, what)?;
+        match xbzrle::check(delta) {
+            Ok(()) => sink.delta(block, page, delta)?,
+            Err(error) => return Err(head::wire(cursor, error)),
+        }
+        cursor.consume(length);
+        Ok(())
+    }
+
+    /// Block and page that a record means.
+    fn place(
+        &mut self,
+        cursor: &mut Cursor,
+        shape: &Shape,
+        flag: u64,
+        offset: u64,
+    ) -> Result<(usize, u64), ImageError> {
+        let blocks = &shape.ram.blocks;
+        let block = if flag & flags::CONTINUE == 0 {
+            let length = usize::from(cursor.u8("RAM's pages")?);
+            let name = cursor.need(length, "RAM's pages")?;
+            let found = match self.last.filter(|last| blocks[*last].name.as_bytes() == name) {
+                Some(last) => Some(last),
+                None => blocks.iter().position(|block| block.name.as_bytes() == name),
+            };
+            let Some(block) = found else {
+                let rule = format!("block {:?} is not in the block list", String::from_utf8_lossy(name));
+                return Err(cursor.broken(9, RECORDS, rule));
+            };
+            cursor.consume(length);
+            block
+        } else {
+            let rule = "CONTINUE, and no block was named before";
+            self.last.ok_or_else(|| cursor.broken(8, RECORDS, rule))?
+        };
+        self.last = Some(block);
+        if offset >= blocks[block].length_bytes {
+            let BlockShape { name, length_bytes, .. } = &blocks[block];
+            let rule = format!("offset {offset:#x} is beyond block {name:?} of {length_bytes:#x} bytes");
+            return Err(cursor.broken(8, RECORDS, rule));
+        }
+        Ok((block, offset >> PAGE_SHIFT))
+    }
+}
+
+use crate::model::BlockShape;
+
+/// Everything behind RAM.
+fn rest(cursor: &mut Cursor, shape: &mut Shape) -> Result<End, ImageError> {
+    let start = cursor.position();
+    let mut bytes = Vec::new();
+    loop {
+        let some = cursor.some()?;
+        let count = some.len();
+        if count == 0 {
+            break;
+        }
+        if bytes.len() + count > OPAQUE_BYTES {
+            let file = cursor.file().to_owned();
+            let what = "the devices' state";
+            return Err(ImageError::TooLarge { file, what, limit_bytes: OPAQUE_BYTES as u64 });
+        }
+        bytes.extend_from_slice(some);
+        cursor.consume(count);
+    }
+    let tail = tail::split(&bytes, shape.ram.footers);
+    let end = End {
+        stream_end: start + tail.end as u64,
+        trailing_bytes: (bytes.len() - tail.end) as u64,
+        is_description_torn: tail.is_description_torn,
+    };
+    shape.has_eof = tail.has_eof;
+    shape.description = tail.description.map(|range| bytes[range].to_vec());
+    bytes.truncate(tail.devices);
+    bytes.shrink_to_fit();
+    shape.devices = bytes;
+    Ok(end)
+}

@@ -1,0 +1,145 @@
+//! A window over a stream that knows where it is, so that errors can name the byte.
+
+use std::sync::Arc;
+
+use super::source::Input;
+use crate::ImageError;
+
+/// Bytes read at once.
+const CHUNK: usize = 256 << 10;
+
+/// The stream, read front to back with a look ahead.
+pub(crate) struct Cursor {
+    input: Box<dyn Input>,
+    file: Arc<str>,
+    buffer: Vec<u8>,
+    /// The unread part of `buffer`.
+    start: usize,
+    end: usize,
+    /// Offset of the next byte: in the file, or in the unpacked stream.
+    position: u64,
+    at_end: bool,
+}
+
+impl Cursor {
+    pub(crate) fn new(input: Box<dyn Input>, file: Arc<str>, position: u64) -> Self {
+        Self { input, file, buffer: vec![0; CHUNK], start: 0, end: 0, position, at_end: false }
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub(crate) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// At least `count` bytes ahead if the stream has them, and all that is at hand anyway.
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], ImageError> {
+        while self.end - self.start < count && !self.at_end {
+            if self.buffer.len() - self.start < count {
+                self.buffer.copy_within(self.start..self.end, 0);
+                self.end -= self.start;
+                self.start = 0;
+                if self.buffer.len() < count {
+                    self.buffer.resize(count.next_multiple_of(CHUNK), 0);
+                }
+            }
+            self.fill()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// What is at hand, at least one byte unless the stream is over.
+    pub(crate) fn some(&mut self) -> Result<&[u8], ImageError> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        self.peek(1)
+    }
+
+    /// Goes on behind `count` bytes that [`peek`](Self::peek) gave.
+    pub(crate) fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.end - self.start);
+        self.start += count;
+        self.position += count as u64;
+    }
+
+    /// The next `count` bytes, which must be there.
+    pub(crate) fn need(&mut self, count: usize, what: &'static str) -> Result<&[u8], ImageError> {
+        let have = self.peek(count)?.len();
+        if have < count {
+            return Err(self.torn(have, what));
+        }
+        Ok(&self.buffer[self.start..self.start + count])
+    }
+
+    /// Takes `N` bytes.
+    pub(crate) fn take<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], ImageError> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.need(N, what)?);
+        self.consume(N);
+        Ok(out)
+    }
+
+    pub(crate) fn u8(&mut self, what: &'static str) -> Result<u8, ImageError> {
+        Ok(self.take::<1>(what)?[0])
+    }
+
+    pub(crate) fn u32(&mut self, what: &'static str) -> Result<u32, ImageError> {
+        Ok(u32::from_be_bytes(self.take(what)?))
+    }
+
+    pub(crate) fn u64(&mut self, what: &'static str) -> Result<u64, ImageError> {
+        Ok(u64::from_be_bytes(self.take(what)?))
+    }
+
+    /// Goes on at byte `position`.
+    pub(crate) fn jump(&mut self, position: u64) -> Result<(), ImageError> {
+        let ahead =
+            position.checked_sub(self.position).filter(|ahead| *ahead <= (self.end - self.start) as u64);
+        if let Some(ahead) = ahead {
+            self.consume(ahead as usize);
+            return Ok(());
+        }
+        if !self.input.jump(position) {
+            let rule = "a mapped-ram image needs a file that can be read at any place, not a pipe or a \
+                        compressed stream";
+            return Err(self.unsupported(rule, "specs/mapped-ram.md §4.1"));
+        }
+        (self.start, self.end, self.at_end) = (0, 0, false);
+        self.position = position;
+        Ok(())
+    }
+
+    /// An error at the byte `back` before the current one.
+    pub(crate) fn broken(&self, back: u64, paragraph: &'static str, rule: impl Into<String>) -> ImageError {
+        let offset = self.position.saturating_sub(back);
+        ImageError::Broken { file: self.file.to_string(), offset, rule: rule.into(), paragraph }
+    }
+
+    pub(crate) fn unsupported(&self, rule: impl Into<String>, paragraph: &'static str) -> ImageError {
+        ImageError::Unsupported { file: self.file.to_string(), rule: rule.into(), paragraph }
+    }
+
+    /// The stream ends `have` bytes ahead.
+    pub(crate) fn torn(&self, have: usize, what: &'static str) -> ImageError {
+        ImageError::Torn { file: self.file.to_string(), offset: self.position + have as u64, what }
+    }
+
+    fn fill(&mut self) -> Result<(), ImageError> {
+        let count = self.input.read(&mut self.buffer[self.end..]).map_err(|error| {
+            match error.get_ref().and_then(|inner| inner.downcast_ref::<super::unpack::Damaged>()) {
+                Some(damaged) => ImageError::Packing {
+                    file: self.file.to_string(),
+                    packing: damaged.packing,
+                    reason: damaged.reason.clone(),
+                },
+                None => ImageError::io(&self.file, "read", error),
+            }
+        })?;
+        self.at_end = count == 0;
+        self.end += count;
+        Ok(())
+    }
+}

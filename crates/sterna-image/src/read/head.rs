@@ -1,0 +1,267 @@
+//! From the first byte of the stream to the end of RAM's START section.
+
+use sterna_wire::limits::{BLOCKS, MAIN_STEP_BYTES};
+use sterna_wire::main::{Configuration, FileHeader};
+use sterna_wire::mapped_ram::MappedHeader;
+use sterna_wire::ram::{self, flags};
+use sterna_wire::{PAGE_SIZE, WireError};
+
+use super::cursor::Cursor;
+use super::opaque::{self, COMMAND, FOOTER, FULL, HEADER_BYTES, START};
+use crate::ImageError;
+use crate::model::{BlockShape, Form, RamShape, Shape};
+
+const LIST: &str = "specs/mapped-ram.md §2.1";
+/// Most bytes of RAM in an image: 32 TiB, whose bitmaps take 1 GiB of memory.
+pub(crate) const MOST_RAM_BYTES: u64 = 32 << 40;
+
+/// What the head of a stream says.
+pub(crate) struct Head {
+    /// The shape; what comes later is still empty.
+    pub(crate) shape: Shape,
+    /// For [`Form::Mapped`], where each block is; both offsets 0 if it is skipped.
+    pub(crate) placed: Vec<MappedHeader>,
+    /// Parts of the file that the head itself takes.
+    pub(crate) regions: Vec<(u64, u64)>,
+}
+
+/// Reads the head; the cursor then stands behind START.
+pub(crate) fn read(cursor: &mut Cursor) -> Result<Head, ImageError> {
+    let start = cursor.position();
+    let header = cursor.need(FileHeader::BYTES, "the header")?.to_vec();
+    FileHeader::decode(&header).map_err(|error| wire(cursor, error))?;
+    cursor.consume(FileHeader::BYTES);
+    let mut shape = Shape::empty();
+    shape.has_configuration = cursor.need(1, "the configuration")?[0] == 0x07;
+    if shape.has_configuration {
+        let bytes = cursor.peek(MAIN_STEP_BYTES)?;
+        let (decoded, have) = (Configuration::decode(bytes), bytes.len());
+        let Some((configuration, used)) = decoded.map_err(|error| wire(cursor, error))? else {
+            return Err(cursor.torn(have, "the configuration"));
+        };
+        cursor.consume(used);
+        shape.configuration = configuration;
+    }
+    shape.early = early(cursor)?;
+    let mut head = Head { shape, placed: Vec::new(), regions: Vec::new() };
+    ram_start(cursor, &mut head, start)?;
+    Ok(head)
+}
+
+/// Sections and commands before RAM (§1.5).
+fn early(cursor: &mut Cursor) -> Result<Vec<u8>, ImageError> {
+    let mut early = Vec::new();
+    let mut live = Vec::new();
+    loop {
+        let bytes = cursor.peek(HEADER_BYTES)?;
+        let have = bytes.len();
+        match bytes.first() {
+            None => return Err(cursor.torn(0, "the sections before RAM")),
+            Some(&COMMAND) => opaque::take_command(cursor, &mut early)?,
+            Some(&kind @ (START | FULL)) => {
+                let Some(header) = opaque::header(bytes) else {
+                    if have < HEADER_BYTES {
+                        return Err(cursor.torn(have, "a section header"));
+                    }
+                    return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", "this is no section header"));
+                };
+                if kind == START && header.name == ram::SECTION_NAME {
+                    return Ok(early);
+                }
+                if kind == START {
+                    live.push(header.id);
+                }
+                opaque::take_section(cursor, header.id, header.bytes, &live, &mut early)?;
+            }
+            Some(0) => {
+                return Err(cursor.broken(0, "specs/mapped-ram.md §1.4", "the stream ends without RAM"));
+            }
+            Some(other) => {
+                let rule = format!("{other:#04x} is no element that can stand before RAM");
+                return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", rule));
+            }
+        }
+    }
+}
+
+fn ram_start(cursor: &mut Cursor, head: &mut Head, start: u64) -> Result<(), ImageError> {
+    let have = cursor.peek(HEADER_BYTES)?;
+    let Some(header) = opaque::header(have) else {
+        return Err(cursor.torn(0, "RAM's section header"));
+    };
+    if (header.instance, header.version) != (ram::SECTION_INSTANCE, ram::SECTION_VERSION) {
+        let rule = format!(
+            "section ram has instance {} and version {}, only 0 and 4 are known",
+            header.instance, header.version
+        );
+        return Err(cursor.unsupported(rule, "specs/mapped-ram.md §1.3"));
+    }
+    cursor.consume(header.bytes);
+    head.shape.ram = RamShape { section_id: header.id, blocks: Vec::new(), footers: false };
+    let mut region = start;
+    block_list(cursor, head, &mut region)?;
+    let word = cursor.u64("RAM's block list")?;
+    if word != flags::EOS {
+        let rule = format!("word {word:#x} where the end of the block list (EOS) must be");
+        return Err(cursor.broken(8, LIST, rule));
+    }
+    head.shape.ram.footers = footer(cursor, header.id, None)?;
+    head.regions.push((region, cursor.position()));
+    Ok(())
+}
+
+fn block_list(cursor: &mut Cursor, head: &mut Head, region: &mut u64) -> Result<(), ImageError> {
+    let word = cursor.u64("RAM's block list")?;
+    let mut left = word & !flags::MASK;
+    if word & flags::MASK != flags::MEM_SIZE {
+        return Err(cursor.broken(
+            8,
+            LIST,
+            format!("word {word:#x} where the total size (MEM_SIZE) must be"),
+        ));
+    }
+    if left > MOST_RAM_BYTES {
+        let rule = format!("{left} bytes of RAM, more than the {MOST_RAM_BYTES} that Sterna handles");
+        return Err(cursor.unsupported(rule, LIST));
+    }
+    while left > 0 {
+        let block = block_entry(cursor, &head.shape, &mut left)?;
+        if head.shape.form() == Form::Mapped {
+            mapped_header(cursor, head, block, region)?;
+        } else {
+            head.shape.ram.blocks.push(block);
+        }
+    }
+    Ok(())
+}
+
+fn block_entry(cursor: &mut Cursor, shape: &Shape, left: &mut u64) -> Result<BlockShape, ImageError> {
+    let what = "RAM's block list";
+    if shape.ram.blocks.len() == BLOCKS {
+        return Err(cursor.unsupported(format!("more than {BLOCKS} RAM blocks"), LIST));
+    }
+    let length = usize::from(cursor.u8(what)?);
+    let name = cursor.need(length, what)?;
+    let Some(name) = std::str::from_utf8(name).ok().filter(|name| is_name(name)).map(str::to_owned) else {
+        let rule = format!("no block name, where {left} bytes of the total are not listed yet");
+        return Err(cursor.broken(1, LIST, rule));
+    };
+    cursor.consume(length);
+    if shape.ram.blocks.iter().any(|block| block.name == name) {
+        return Err(cursor.broken(
+            length as u64,
+            "specs/mapped-ram.md §8",
+            format!("block {name:?} comes twice"),
+        ));
+    }
+    let length_bytes = cursor.u64(what)?;
+    if !length_bytes.is_multiple_of(PAGE_SIZE as u64) || length_bytes > *left {
+        let rule = format!(
+            "block {name:?} has {length_bytes} bytes, where {left} are left of the total, and must be a \
+             multiple of {PAGE_SIZE}"
+        );
+        return Err(cursor.broken(8, LIST, rule));
+    }
+    *left -= length_bytes;
+    let mut block =
+        BlockShape { name, length_bytes, address: None, host_page_bytes: None, is_skipped: false };
+    optional_fields(cursor, shape, *left, &mut block)?;
+    Ok(block)
+}
+
+/// The two fields that are there or not (§2.1). What follows an entry starts with a name's length, which is not 0, or is
+/// the word EOS; so a zero byte shows that another field comes first.
+fn optional_fields(
+    cursor: &mut Cursor,
+    shape: &Shape,
+    left: u64,
+    block: &mut BlockShape,
+) -> Result<(), ImageError> {
+    let what = "RAM's block list";
+    let is_mapped = shape.form() == Form::Mapped;
+    let has_address = shape.has_capability(crate::model::IGNORE_SHARED);
+    // A mapped-ram header follows at once: postcopy, which brings the host's page size, excludes it.
+    if is_mapped {
+        block.address = if has_address { Some(cursor.u64(what)?) } else { None };
+        return Ok(());
+    }
+    let fields = if has_address { 2 } else { 1 };
+    let bytes = cursor.peek(fields * 8 + 8)?;
+    let word = |index: usize| {
+        let bytes = bytes.get(index * 8..index * 8 + 8)?;
+        Some(u64::from_be_bytes(bytes.try_into().ok()?))
+    };
+    let goes_on = |index: usize| match left {
+        0 => word(index) == Some(flags::EOS),
+        _ => bytes.get(index * 8).is_some_and(|length| *length != 0),
+    };
+    let has_host_page = !goes_on(fields - 1)
+        && goes_on(fields)
+        && word(0).is_some_and(|word| word.is_power_of_two() && word > PAGE_SIZE as u64);
+    if has_host_page {
+        block.host_page_bytes = Some(cursor.u64(what)?);
+    }
+    block.address = if has_address { Some(cursor.u64(what)?) } else { None };
+    Ok(())
+}
+
+fn mapped_header(
+    cursor: &mut Cursor,
+    head: &mut Head,
+    mut block: BlockShape,
+    region: &mut u64,
+) -> Result<(), ImageError> {
+    let bytes = cursor.need(MappedHeader::BYTES, "a mapped-ram header")?;
+    let decoded = MappedHeader::decode(bytes);
+    let Some((placed, used)) = decoded.map_err(|error| wire(cursor, error))? else {
+        return Err(cursor.torn(0, "a mapped-ram header"));
+    };
+    cursor.consume(used);
+    block.is_skipped = placed.is_skipped() && head.shape.has_capability(crate::model::IGNORE_SHARED);
+    if !block.is_skipped {
+        head.regions.push((*region, cursor.position()));
+        let end = placed.pages_offset.checked_add(block.length_bytes).filter(|end| *end <= i64::MAX as u64);
+        let Some(end) = end else {
+            let rule = format!("the pages of block {:?} end beyond 2^63 bytes", block.name);
+            return Err(cursor.broken(8, "specs/mapped-ram.md §4.3", rule));
+        };
+        *region = end;
+        cursor.jump(end)?;
+    }
+    head.shape.ram.blocks.push(block);
+    head.placed.push(placed);
+    Ok(())
+}
+
+/// Takes the footer of section `id`; whether there was one. Once it is known whether the stream has footers,
+/// `expected` says so.
+pub(super) fn footer(cursor: &mut Cursor, id: u32, expected: Option<bool>) -> Result<bool, ImageError> {
+    let bytes = cursor.peek(5)?;
+    let has_footer = bytes.first() == Some(&FOOTER);
+    if expected == Some(false) || (expected.is_none() && !has_footer && !bytes.is_empty()) {
+        return Ok(false);
+    }
+    let bytes: [u8; 5] = cursor.take("a section footer")?;
+    if bytes[0] != FOOTER || bytes[1..] != id.to_be_bytes() {
+        let rule = format!("no footer of section {id} behind it, but {bytes:02x?}");
+        return Err(cursor.broken(5, "specs/mapped-ram.md §1.3", rule));
+    }
+    Ok(true)
+}
+
+/// A rule of the wire format, broken at the cursor.
+pub(super) fn wire(cursor: &Cursor, error: WireError) -> ImageError {
+    let offset = cursor.position() + error.offset;
+    let rule = format!("{}: {}", error.message, error.rule);
+    match error.fault {
+        sterna_wire::Fault::PeerIncompatible => {
+            let rule = format!("byte {offset}: {rule}");
+            cursor.unsupported(rule, error.paragraph)
+        }
+        _ => ImageError::Broken { file: cursor.file().to_owned(), offset, rule, paragraph: error.paragraph },
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains('\0')
+}

@@ -1,0 +1,190 @@
+//! Random access to the pages of a mapped-ram image.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sterna_ram::PageBitmap;
+use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+
+use super::PageVisitor;
+use super::source::ReadAt;
+use crate::ImageError;
+use crate::model::BlockShape;
+
+/// Bytes read at once when all pages are visited.
+const STRIDE: u64 = 1 << 20;
+
+/// One block of a mapped-ram image.
+#[derive(Debug)]
+pub struct MappedBlock {
+    /// Its name.
+    pub name: String,
+    /// Its used length in bytes.
+    pub length_bytes: u64,
+    /// Where its bitmap is in the file; 0 if it is skipped.
+    pub bitmap_offset: u64,
+    /// Where its page 0 is in the file; 0 if it is skipped.
+    pub pages_offset: u64,
+    /// The pages that the file holds; empty if it is skipped.
+    pub bitmap: PageBitmap,
+    /// Whether the image holds none of it (`specs/mapped-ram.md §4.8`).
+    pub is_skipped: bool,
+}
+
+impl MappedBlock {
+    /// Pages in the block.
+    pub fn pages(&self) -> u64 {
+        self.length_bytes >> PAGE_SHIFT
+    }
+}
+
+/// The pages of a mapped-ram image.
+pub struct MappedPages {
+    blocks: Vec<MappedBlock>,
+    source: Arc<dyn ReadAt>,
+    file: Arc<str>,
+}
+
+impl fmt::Debug for MappedPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedPages").field("file", &self.file).field("blocks", &self.blocks).finish()
+    }
+}
+
+impl MappedPages {
+    /// Reads the bitmaps of `blocks`, which were checked to lie in the file.
+    pub(crate) fn read_bitmaps(
+        blocks: &[BlockShape],
+        placed: &[MappedHeader],
+        source: Arc<dyn ReadAt>,
+        file: Arc<str>,
+    ) -> Result<Self, ImageError> {
+        let mut mapped = Self { blocks: Vec::with_capacity(blocks.len()), source, file };
+        for (block, header) in blocks.iter().zip(placed) {
+            let pages = if block.is_skipped { 0 } else { block.length_bytes >> PAGE_SHIFT };
+            let bitmap = PageBitmap::new(pages);
+            if !block.is_skipped {
+                mapped.read_bitmap(header.bitmap_offset, block.length_bytes, &bitmap)?;
+            }
+            mapped.blocks.push(MappedBlock {
+                name: block.name.clone(),
+                length_bytes: block.length_bytes,
+                bitmap_offset: header.bitmap_offset,
+                pages_offset: header.pages_offset,
+                bitmap,
+                is_skipped: block.is_skipped,
+            });
+        }
+        Ok(mapped)
+    }
+
+    /// The blocks, as in the shape.
+    pub fn blocks(&self) -> &[MappedBlock] {
+        &self.blocks
+    }
+
+    /// The file behind it. Offsets of blocks are offsets in it.
+    pub fn source(&self) -> &Arc<dyn ReadAt> {
+        &self.source
+    }
+
+    /// Fills `to`, whole pages, with block `block` from page `first` on. Pages whose bit is clear are zeros,
+    /// whatever the file holds (§4.6).
+    ///
+    /// # Errors
+    /// [`ImageError::Torn`] if the file has become shorter, [`ImageError::Io`].
+    ///
+    /// # Panics
+    /// If the pages are not in the block, or `to` is no whole number of pages.
+    pub fn read(&self, block: usize, first: u64, to: &mut [u8]) -> Result<(), ImageError> {
+        let count = (to.len() / PAGE_SIZE) as u64;
+        assert!(to.len().is_multiple_of(PAGE_SIZE), "whole pages are read");
+        let block = &self.blocks[block];
+        assert!(first + count <= block.pages(), "the pages are in the block");
+        if block.is_skipped {
+            to.fill(0);
+            return Ok(());
+        }
+        let (mut at, end) = (first, first + count);
+        while at < end {
+            let run = block.bitmap.next_run(at, end, end - at);
+            let (start, stop) = run.map_or((end, end), |run| (run.first, run.end()));
+            to[bytes(at - first)..bytes(start - first)].fill(0);
+            let offset = block.pages_offset + (start << PAGE_SHIFT);
+            self.read_exact(offset, &mut to[bytes(start - first)..bytes(stop - first)])?;
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// Gives every page once, block by block, in ascending order; skipped blocks are left out.
+    pub(crate) fn visit(&self, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
+        let mut buffer = vec![0; STRIDE as usize];
+        for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| !block.is_skipped) {
+            let mut at = 0;
+            while at < block.pages() {
+                let run = block.bitmap.next_run(at, block.pages(), STRIDE >> PAGE_SHIFT);
+                let start = run.map_or(block.pages(), |run| run.first);
+                if start > at {
+                    visitor.zero(index, at, start - at)?;
+                    at = start;
+                }
+                if let Some(run) = run {
+                    let content = &mut buffer[..bytes(run.count)];
+                    self.read_exact(block.pages_offset + (run.first << PAGE_SHIFT), content)?;
+                    visitor.pages(index, run.first, content)?;
+                    at = run.end();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_bitmap(&self, offset: u64, length_bytes: u64, bitmap: &PageBitmap) -> Result<(), ImageError> {
+        let total = bitmap_bytes(length_bytes);
+        let mut buffer = vec![0; total.min(STRIDE) as usize];
+        let mut done = 0;
+        while done < total {
+            let piece = (total - done).min(STRIDE) as usize;
+            self.read_exact(offset + done, &mut buffer[..piece])?;
+            let words: Vec<u64> = buffer[..piece]
+                .chunks_exact(8)
+                .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+                .collect();
+            // Bits beyond the last page are ignored (§4.5).
+            bitmap.merge_words(done * 8, &words);
+            done += piece as u64;
+        }
+        Ok(())
+    }
+
+    fn read_exact(&self, offset: u64, to: &mut [u8]) -> Result<(), ImageError> {
+        read_exact(&*self.source, &self.file, offset, to, "RAM's pages")
+    }
+}
+
+/// Fills `to` from byte `offset` on.
+pub(crate) fn read_exact(
+    source: &dyn ReadAt,
+    file: &str,
+    offset: u64,
+    to: &mut [u8],
+    what: &'static str,
+) -> Result<(), ImageError> {
+    let mut done = 0;
+    while done < to.len() {
+        match source.read_at(offset + done as u64, &mut to[done..]) {
+            Ok(0) => {
+                return Err(ImageError::Torn { file: file.to_owned(), offset: offset + done as u64, what });
+            }
+            Ok(count) => done += count,
+            Err(error) => return Err(ImageError::io(file, "read", error)),
+        }
+    }
+    Ok(())
+}
+
+fn bytes(pages: u64) -> usize {
+    (pages as usize) << PAGE_SHIFT
+}

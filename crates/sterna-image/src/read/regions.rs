@@ -1,0 +1,41 @@
+//! No two things of a mapped-ram image may lie at the same place, and none outside the file (§8).
+
+use std::sync::Arc;
+
+use sterna_wire::mapped_ram::bitmap_bytes;
+
+use super::head::Head;
+use crate::ImageError;
+
+const RULES: &str = "specs/mapped-ram.md §8";
+
+/// Holds the places of all bitmaps and pages against each other, the stream and the file.
+pub(super) fn check(head: &Head, file: &Arc<str>, file_bytes: u64) -> Result<(), ImageError> {
+    let mut regions: Vec<(u64, u64, String)> =
+        head.regions.iter().map(|(start, end)| (*start, *end, "the stream".to_owned())).collect();
+    for (block, header) in head.shape.ram.blocks.iter().zip(&head.placed).filter(|pair| !pair.0.is_skipped) {
+        let end_of_bitmap = header.bitmap_offset.saturating_add(bitmap_bytes(block.length_bytes));
+        regions.push((header.bitmap_offset, end_of_bitmap, format!("the bitmap of block {:?}", block.name)));
+        let end_of_pages = header.end_of_pages(block.length_bytes);
+        regions.push((header.pages_offset, end_of_pages, format!("the pages of block {:?}", block.name)));
+    }
+    regions.retain(|(start, end, _)| start < end);
+    regions.sort_unstable();
+    let broken = |offset: u64, rule: String| {
+        Err(ImageError::Broken { file: file.to_string(), offset, rule, paragraph: RULES })
+    };
+    for (start, end, what) in &regions {
+        if *end > file_bytes {
+            let rule =
+                format!("{what}, {start:#x} to {end:#x}, reach beyond the file of {file_bytes:#x} bytes");
+            return broken(*start, rule);
+        }
+    }
+    for pair in regions.windows(2) {
+        let ((_, end, first), (start, _, second)) = (&pair[0], &pair[1]);
+        if start < end {
+            return broken(*start, format!("{second} overlap {first}"));
+        }
+    }
+    Ok(())
+}

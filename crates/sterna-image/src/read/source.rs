@@ -1,0 +1,143 @@
+//! Where an image's bytes come from: a file, or memory (tests, fuzzing).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+/// Bytes at offsets. Short reads are allowed; 0 means that nothing lies there.
+pub trait ReadAt: Send + Sync {
+    /// Reads into `to` from byte `offset` on.
+    ///
+    /// # Errors
+    /// The system's.
+    fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<usize>;
+
+    /// Length in bytes.
+    ///
+    /// # Errors
+    /// The system's.
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// What tells whether the content changed: equal stamps, same content.
+    ///
+    /// # Errors
+    /// The system's.
+    fn stamp(&self) -> io::Result<Stamp>;
+
+    /// The file behind it, if there is one: for reflinks and holes.
+    fn file(&self) -> Option<&File> {
+        None
+    }
+}
+
+/// Size and times of a file at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stamp {
+    length_bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl ReadAt for File {
+    fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match FileExt::read_at(self, to, offset) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn stamp(&self) -> io::Result<Stamp> {
+        let metadata = self.metadata()?;
+        Ok(Stamp {
+            length_bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(self)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
+        let count = rest.len().min(to.len());
+        to[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn stamp(&self) -> io::Result<Stamp> {
+        Ok(Stamp::default())
+    }
+}
+
+/// A source that is read front to back, and may jump if it can.
+pub(crate) trait Input: Send {
+    /// Reads what comes next; 0 at the end.
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize>;
+
+    /// Goes on at byte `position`; false if the source cannot jump.
+    fn jump(&mut self, position: u64) -> bool;
+}
+
+/// A [`ReadAt`] read front to back.
+pub(crate) struct Sequential {
+    source: Arc<dyn ReadAt>,
+    position: u64,
+}
+
+impl Sequential {
+    pub(crate) fn new(source: Arc<dyn ReadAt>, position: u64) -> Self {
+        Self { source, position }
+    }
+}
+
+impl Input for Sequential {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read_at(self.position, to)?;
+        self.position += count as u64;
+        Ok(count)
+    }
+
+    fn jump(&mut self, position: u64) -> bool {
+        self.position = position;
+        true
+    }
+}
+
+impl io::Read for Sequential {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        Input::read(self, to)
+    }
+}
+
+/// Any reader as an [`Input`] that cannot jump.
+pub(crate) struct Piped<R>(pub(crate) R);
+
+impl<R: io::Read + Send> Input for Piped<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(to) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn jump(&mut self, _: u64) -> bool {
+        false
+    }
+}

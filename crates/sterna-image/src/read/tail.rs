@@ -1,0 +1,161 @@
+//! Where the devices end, EOF is, and the description lies (`specs/mapped-ram.md §1.6`).
+//!
+//! Bodies have no length, so the end is looked for from the back: the description is text, without a zero byte, so
+//! the last `00 06` whose length reaches exactly the end is the true one, whatever the devices hold.
+
+use std::ops::Range;
+
+use super::opaque::{DESCRIPTION, FOOTER, FOOTER_BYTES};
+
+/// EOF, type, length, and the description's first byte.
+const HEAD: usize = 1 + 1 + 4 + 1;
+
+/// The parts of what follows RAM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// Length of the devices' part.
+    pub(super) devices: usize,
+    pub(super) has_eof: bool,
+    /// Where the JSON is.
+    pub(super) description: Option<Range<usize>>,
+    pub(super) is_description_torn: bool,
+    /// End of the stream.
+    pub(super) end: usize,
+}
+
+/// Takes `bytes`, from the first section behind RAM to the end of the file, apart.
+pub(super) fn split(bytes: &[u8], footers: bool) -> Tail {
+    whole(bytes, footers).or_else(|| cut_or_missing(bytes, footers)).unwrap_or(Tail {
+        devices: bytes.len(),
+        has_eof: false,
+        description: None,
+        is_description_torn: false,
+        end: bytes.len(),
+    })
+}
+
+/// A whole description, at the end of the file or with junk behind it.
+fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
+    let mut junk = None;
+    for at in candidates(bytes, footers) {
+        let start = at + HEAD - 1;
+        let length = length_at(bytes, at)?;
+        let Some(end) = start.checked_add(length).filter(|end| *end <= bytes.len()) else { continue };
+        let tail = Tail {
+            devices: at,
+            has_eof: true,
+            description: Some(start..end),
+            is_description_torn: false,
+            end,
+        };
+        if end == bytes.len() {
+            return Some(tail);
+        }
+        // Bytes behind the description: only a text that is what it should be counts.
+        if junk.is_none() && is_description(&bytes[start..end]) {
+            junk = Some(tail);
+        }
+    }
+    junk
+}
+
+/// An EOF at the end, or one with a description that was cut.
+fn cut_or_missing(bytes: &[u8], footers: bool) -> Option<Tail> {
+    let tail = |at: usize, end: usize, torn: bool| Tail {
+        devices: at,
+        has_eof: true,
+        description: None,
+        is_description_torn: torn,
+        end,
+    };
+    // The description was cut: from its type on, no byte but those of the length is zero.
+    for at in candidates(bytes, footers) {
+        if !bytes[at + HEAD - 1..].contains(&0) {
+            return Some(tail(at, bytes.len(), true));
+        }
+    }
+    // It was cut before its first byte, or there is none.
+    (1..HEAD.min(bytes.len() + 1)).find_map(|count| {
+        let at = bytes.len() - count;
+        let is_eof = bytes[at] == 0 && (count == 1 || bytes[at + 1] == DESCRIPTION);
+        (is_eof && follows_section(bytes, at, footers)).then(|| tail(at, bytes.len(), count > 1))
+    })
+}
+
+/// Places where EOF and a description may begin, last first.
+fn candidates(bytes: &[u8], footers: bool) -> impl Iterator<Item = usize> {
+    let last = bytes.len().saturating_sub(HEAD - 1);
+    (0..last).rev().filter(move |at| {
+        bytes[*at] == 0
+            && bytes[at + 1] == DESCRIPTION
+            && bytes.get(at + HEAD - 1) == Some(&b'{')
+            && follows_section(bytes, *at, footers)
+    })
+}
+
+/// Whether a section's footer, or nothing, is before `at`.
+fn follows_section(bytes: &[u8], at: usize, footers: bool) -> bool {
+    !footers || at == 0 || (at >= FOOTER_BYTES && bytes[at - FOOTER_BYTES] == FOOTER)
+}
+
+fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
+    let length = bytes.get(at + 2..at + HEAD - 1)?;
+    Some(u32::from_be_bytes(length.try_into().ok()?) as usize)
+}
+
+fn is_description(bytes: &[u8]) -> bool {
+    bytes.last() == Some(&b'}')
+        && !bytes.contains(&0)
+        && std::str::from_utf8(bytes).is_ok_and(|text| sterna_wire::vmdesc::parse(text).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICES: &[u8] = b"\x04\0\0\0\x05\x01a\0\0\0\0\0\0\0\x01body\0\x06\0\0\0\x02{}\x7e\0\0\0\x05";
+    const JSON: &[u8] = b"{\"devices\":[]}";
+
+    fn stream(parts: &[&[u8]]) -> Vec<u8> {
+        parts.concat()
+    }
+
+    #[test]
+    fn split_whole_tail_is_found_with_and_without_junk() {
+        for junk in [&b""[..], b"junk\0\0", b"\0\x06\0\0\0\x01{"] {
+            let bytes = stream(&[DEVICES, b"\0\x06\0\0\0\x0e", JSON, junk]);
+
+            let tail = split(&bytes, true);
+
+            assert_eq!(tail.devices, DEVICES.len());
+            assert!(tail.has_eof && !tail.is_description_torn);
+            assert_eq!(&bytes[tail.description.clone().unwrap()], JSON);
+            assert_eq!(bytes.len() - tail.end, junk.len());
+        }
+    }
+
+    #[test]
+    fn split_tail_cut_at_every_byte_keeps_devices_and_eof_apart() {
+        let bytes = stream(&[DEVICES, b"\0\x06\0\0\0\x0e", JSON]);
+
+        for length in 0..bytes.len() {
+            let tail = split(&bytes[..length], true);
+
+            let has_eof = length > DEVICES.len() || length == 0;
+            assert_eq!(tail.has_eof, has_eof && length > 0, "{length}");
+            assert_eq!(tail.devices, length.min(DEVICES.len()), "{length}");
+            assert_eq!(tail.is_description_torn, length > DEVICES.len() + 1, "{length}");
+            assert_eq!(tail.description, None, "{length}");
+        }
+    }
+
+    #[test]
+    fn split_stream_without_footers_is_found_too() {
+        let devices = b"\x04\0\0\0\x05\x01a\0\0\0\0\0\0\0\x01body";
+        let bytes = stream(&[devices, b"\0\x06\0\0\0\x0e", JSON]);
+
+        let tail = split(&bytes, false);
+
+        assert_eq!((tail.devices, tail.end), (devices.len(), bytes.len()));
+    }
+}
