@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna_transport::{
-    CreateOptions, Direct, IoPart, OpenOptions, PageFile, PageQueue, QueueOptions, TransportError,
+    CreateOptions, Direct, IoPart, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
+    TransportError,
 };
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -286,4 +287,56 @@ fn create_with_direct_required_is_refused_where_it_cannot_be_had() {
     assert!(matches!(refused, Err(TransportError::NoDirect { .. })), "{refused:?}");
     let file = PageFile::open(&path, OpenOptions { direct: Direct::Wanted }).unwrap();
     assert!(!file.is_direct());
+}
+
+#[test]
+fn reader_ranges_come_in_order_every_way() {
+    let directory = on_disk();
+    let path = directory.path().join("image");
+    let all: Vec<u8> = (0..9_000_003u32).map(|at| (at / 5 % 241) as u8).collect();
+    std::fs::write(&path, &all).unwrap();
+    // Neighbours, near and far ones, one over many buffers, an empty one, the odd end of the file.
+    let ranges = [
+        0..1,
+        1..4096,
+        5000..5001,
+        70_000..70_007,
+        200_000..200_000,
+        1_048_570..1_048_580,
+        1_500_001..8_000_009,
+        8_900_000..9_000_003,
+    ];
+    for (direct, options) in ways() {
+        let file = Arc::new(PageFile::open(&path, OpenOptions { direct }).unwrap());
+        let mut reader = RangeReader::new(&file, options);
+        for _ in 0..2 {
+            let mut got: Vec<(u64, usize)> = Vec::new();
+            reader
+                .read(ranges.clone(), |at, bytes| {
+                    assert!(bytes == &all[at as usize..at as usize + bytes.len()], "at {at}");
+                    got.push((at, bytes.len()));
+                    Ok::<(), TransportError>(())
+                })
+                .unwrap();
+            let mut wanted = ranges.iter().filter(|range| !range.is_empty());
+            let mut range = wanted.next().unwrap().clone();
+            for (at, length) in got {
+                assert_eq!(at, range.start);
+                range.start += length as u64;
+                if range.is_empty() {
+                    range = wanted.next().cloned().unwrap_or(0..0);
+                }
+            }
+            assert!(wanted.next().is_none() && range.is_empty());
+        }
+        let stopped = reader.read(std::iter::once(0..9_000_003), |at, _| {
+            if at > 2_000_000 { Err(TransportError::Cancelled { channel: "here".into() }) } else { Ok(()) }
+        });
+        assert!(matches!(stopped, Err(TransportError::Cancelled { .. })));
+        let short = reader.read(std::iter::once(8_999_000..9_000_004), |_, _| Ok(()));
+        assert!(
+            matches!(short, Err(TransportError::FileEnd { offset: 9_000_003, missing: 1, .. })),
+            "{short:?}"
+        );
+    }
 }

@@ -9,7 +9,8 @@
 //!
 //! Bytes go to any offset from any thread ([`PageFile::write_at`]). What is large goes through a
 //! [`PageQueue`], one for each thread: aligned pieces of up to some MiB, several on their way at once, past
-//! the page cache, straight out of guest RAM or into it. What nobody writes stays a hole.
+//! the page cache, straight out of guest RAM or into it. A [`RangeReader`] hands out ranges in order, read ahead.
+//! What nobody writes stays a hole.
 //!
 //! # Direct I/O
 //! [`Direct`] says whether it is wanted. It needs a file system that has it (asked by `statx` and by opening);
@@ -26,6 +27,7 @@ mod buffers;
 mod page_file;
 mod queue;
 mod ram_file;
+mod reader;
 mod ring;
 mod sparse;
 mod system;
@@ -33,6 +35,7 @@ mod system;
 pub use page_file::{CreateOptions, Direct, OpenOptions, PageFile};
 pub use queue::{PageQueue, QueueOptions};
 pub use ram_file::RamFile;
+pub use reader::RangeReader;
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this. File systems ask for 512 or 4096.
 pub const DIRECT_ALIGN: u64 = 4096;

@@ -1,0 +1,220 @@
+//! Reads ranges of a file in order, ahead of whoever looks at them.
+
+use std::collections::VecDeque;
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::DIRECT_ALIGN;
+use super::buffers::{BUFFER_BYTES, Buffers};
+use super::page_file::{PageFile, Whole};
+use super::queue::QueueOptions;
+use super::ring::{Piece, Ring};
+use super::system::failed;
+use crate::TransportError;
+
+/// Ranges closer together than this are read in one piece: a disk reads on faster than it starts again.
+const GAP_BYTES: u64 = 64 * 1024;
+
+/// Reads ranges of a file in order, several pieces ahead, into memory of its own.
+pub struct RangeReader {
+    file: Arc<PageFile>,
+    ring: Option<Ring>,
+    buffers: Buffers,
+    free: Vec<usize>,
+    on_the_way: VecDeque<Ahead>,
+}
+
+/// A piece that was asked for.
+struct Ahead {
+    buffer: usize,
+    /// Where it begins in the file, aligned.
+    at: u64,
+    length: usize,
+    /// The ranges in it that are wanted.
+    wanted: Vec<Range<u64>>,
+    /// It is in the buffer.
+    done: Option<Result<(), TransportError>>,
+}
+
+impl RangeReader {
+    /// A reader of `file`.
+    pub fn new(file: &Arc<PageFile>, options: QueueOptions) -> Self {
+        let depth = options.depth.clamp(1, 1024);
+        let buffers = Buffers::new(depth);
+        let mut ring =
+            (options.io_uring && file.is_direct()).then(|| Ring::new(file.fast(), depth).ok()).flatten();
+        if let Some(ring) = &mut ring {
+            // SAFETY: the buffers are dropped after the ring: see Drop.
+            let _ = unsafe { ring.register(std::iter::once((buffers.address(0), depth * BUFFER_BYTES))) };
+        }
+        let free = (0..depth).collect();
+        Self { file: Arc::clone(file), ring, buffers, free, on_the_way: VecDeque::new() }
+    }
+
+    /// Hands the bytes of each range to `each(offset, bytes)`, in order, in pieces of at most 1 MiB. Ranges
+    /// must ascend and not overlap.
+    ///
+    /// # Errors
+    /// [`TransportError::FileEnd`], [`TransportError::System`], and whatever `each` says, which ends it.
+    pub fn read<E: From<TransportError>>(
+        &mut self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut pieces = pieces(ranges.into_iter());
+        let result = self.go(&mut pieces, &mut each);
+        self.settle();
+        result
+    }
+
+    fn go<E: From<TransportError>>(
+        &mut self,
+        pieces: &mut dyn Iterator<Item = Vec<Range<u64>>>,
+        each: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        loop {
+            while let Some(buffer) = self.free.pop() {
+                let Some(wanted) = pieces.next() else {
+                    self.free.push(buffer);
+                    break;
+                };
+                self.ask(buffer, wanted)?;
+            }
+            let Some(mut first) = self.await_first()? else { return Ok(()) };
+            let done = first.done.take().unwrap_or(Ok(()));
+            let handed = done.map_err(E::from).and_then(|()| self.hand_out(&first, each));
+            self.free.push(first.buffer);
+            handed?;
+        }
+    }
+
+    /// Sends for the bytes of one piece.
+    fn ask(&mut self, buffer: usize, wanted: Vec<Range<u64>>) -> Result<(), TransportError> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Ok(()) };
+        let at = first.start - first.start % DIRECT_ALIGN;
+        let length = (last.end.next_multiple_of(DIRECT_ALIGN) - at) as usize;
+        let needed = (last.end - at) as usize;
+        let mut ahead = Ahead { buffer, at, length, wanted, done: None };
+        let memory = self.buffers.address(buffer);
+        match &mut self.ring {
+            Some(ring) => {
+                let piece = Piece { write: false, at, memory, length, buffer: Some(buffer) };
+                // SAFETY: the buffer was free: nobody touches it until the piece is back, and `settle`, which also
+                // Drop calls, waits for all pieces.
+                unsafe { ring.push(piece) }
+                    .map_err(|error| failed(self.file.path(), "io_uring_enter", at, error))?;
+            }
+            None => {
+                // SAFETY: a buffer of ours that nobody else has.
+                let read = unsafe { self.file.read_cached(at, &[Whole(memory, needed)]) };
+                ahead.done = Some(read);
+            }
+        }
+        self.on_the_way.push_back(ahead);
+        Ok(())
+    }
+
+    /// Waits for the first piece that was asked for.
+    fn await_first(&mut self) -> Result<Option<Ahead>, TransportError> {
+        while self.on_the_way.front().is_some_and(|first| first.done.is_none()) {
+            let Some(ring) = &mut self.ring else { break };
+            let (piece, moved) =
+                ring.reap().map_err(|error| failed(self.file.path(), "io_uring_enter", 0, error))?;
+            let Some(ahead) = self.on_the_way.iter_mut().find(|ahead| Some(ahead.buffer) == piece.buffer)
+            else {
+                continue;
+            };
+            let needed = (ahead.wanted.last().map_or(ahead.at, |last| last.end) - ahead.at) as usize;
+            ahead.done = Some(match moved {
+                Ok(moved) if moved >= needed => Ok(()),
+                // Cut short, or refused: by hand, which says why if it cannot.
+                // SAFETY: the piece is back: the buffer is ours alone.
+                _ => unsafe { self.file.read_cached(piece.at, &[Whole(piece.memory, needed)]) },
+            });
+        }
+        Ok(self.on_the_way.pop_front())
+    }
+
+    fn hand_out<E>(
+        &mut self,
+        ahead: &Ahead,
+        each: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        // SAFETY: the piece is back: the kernel does not have the buffer.
+        let bytes = &unsafe { self.buffers.bytes(ahead.buffer) }[..ahead.length];
+        for range in &ahead.wanted {
+            let (from, to) = ((range.start - ahead.at) as usize, (range.end - ahead.at) as usize);
+            each(range.start, &bytes[from..to])?;
+        }
+        Ok(())
+    }
+
+    /// Takes back what is on its way and nobody wants any more.
+    fn settle(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            while !ring.is_idle() {
+                if ring.reap().is_err() {
+                    // The kernel may still have buffers: never use them again.
+                    let lost = std::mem::replace(&mut self.buffers, Buffers::new(1));
+                    std::mem::forget(lost);
+                    self.ring = None;
+                    self.on_the_way.clear();
+                    self.free = vec![0];
+                    return;
+                }
+            }
+        }
+        self.free.extend(self.on_the_way.drain(..).map(|ahead| ahead.buffer));
+    }
+}
+
+impl Drop for RangeReader {
+    fn drop(&mut self) {
+        self.settle();
+        // The ring goes before the memory that is registered with it.
+        self.ring = None;
+    }
+}
+
+impl std::fmt::Debug for RangeReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RangeReader").field("file", &self.file.path()).finish_non_exhaustive()
+    }
+}
+
+/// Cuts ranges where buffers end and puts neighbours together.
+fn pieces(ranges: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Vec<Range<u64>>> {
+    let mut cut = Cut { ranges: ranges.filter(|range| !range.is_empty()).peekable(), rest: None };
+    std::iter::from_fn(move || cut.next_piece())
+}
+
+struct Cut<I: Iterator<Item = Range<u64>>> {
+    ranges: Peekable<I>,
+    /// What did not fit the last piece.
+    rest: Option<Range<u64>>,
+}
+
+impl<I: Iterator<Item = Range<u64>>> Cut<I> {
+    fn next_piece(&mut self) -> Option<Vec<Range<u64>>> {
+        let first = self.rest.take().or_else(|| self.ranges.next())?;
+        let limit = (first.start - first.start % DIRECT_ALIGN) + BUFFER_BYTES as u64;
+        let mut piece = vec![self.fit(first, limit)];
+        while self.rest.is_none() {
+            let end = piece.last().map_or(0, |last| last.end);
+            let near =
+                |next: &Range<u64>| next.start >= end && next.start - end <= GAP_BYTES && next.start < limit;
+            let Some(next) = self.ranges.next_if(near) else { break };
+            piece.push(self.fit(next, limit));
+        }
+        Some(piece)
+    }
+
+    fn fit(&mut self, range: Range<u64>, limit: u64) -> Range<u64> {
+        if range.end <= limit {
+            return range;
+        }
+        self.rest = Some(limit..range.end);
+        range.start..limit
+    }
+}
