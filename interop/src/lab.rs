@@ -4,7 +4,6 @@
 //! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz` and `ldd`. The kernel's package is downloaded
 //! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
 
-mod cpio;
 mod inside;
 mod modules;
 
@@ -13,14 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::kernel::output;
 use crate::scenarios::Failure;
+use crate::{cpio, kernel};
 pub use inside::run_as_init;
 
 /// The line that ends a run, before the number of failures.
 const DONE: &str = "LAB-DONE";
 /// How long the VM may take, boot and all.
 const LIMIT: Duration = Duration::from_secs(300);
-const KERNEL_PACKAGE: &str = "linux-image-6.12-amd64";
 
 /// How a run of the lab ended.
 #[derive(Debug)]
@@ -49,12 +49,8 @@ fn prepare() -> Result<(PathBuf, PathBuf), Failure> {
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let target = exe.ancestors().nth(2).ok_or("this program lies outside of a target directory")?;
     let lab = target.join("lab");
-    let root = lab.join("root");
-    if !root.join("boot").is_dir() {
-        fetch_kernel(&lab, &root)?;
-    }
-    let kernel =
-        find(&root.join("boot"), |name| name.starts_with("vmlinuz")).ok_or("no vmlinuz in the package")?;
+    let root = kernel::unpacked(&lab)?;
+    let kernel = kernel::image(&lab)?;
     let mut archive = cpio::Archive::default();
     for directory in ["dev", "proc", "sys", "m"] {
         archive.directory(directory);
@@ -70,26 +66,6 @@ fn prepare() -> Result<(PathBuf, PathBuf), Failure> {
     std::fs::write(&initramfs, archive.finish())
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
     Ok((kernel, initramfs))
-}
-
-fn fetch_kernel(lab: &Path, root: &Path) -> Result<(), Failure> {
-    let debs = lab.join("deb");
-    std::fs::create_dir_all(&debs).map_err(|error| error.to_string())?;
-    let package = || find(&debs, |name| name.starts_with("linux-image-") && name.ends_with(".deb"));
-    if package().is_none() {
-        let depends = output(Command::new("apt-cache").args(["depends", KERNEL_PACKAGE]))?;
-        let name = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned);
-        let name =
-            name.ok_or_else(|| format!("apt knows no package {KERNEL_PACKAGE}; try apt-get update"))?;
-        output(Command::new("apt-get").args(["-q", "download", &name]).current_dir(&debs))?;
-    }
-    let package = package().ok_or("apt-get downloaded no package")?;
-    // Unpacked aside and renamed: an interrupted run leaves no half of a root.
-    let aside = lab.join(format!("root.{}", std::process::id()));
-    output(Command::new("dpkg-deb").arg("-x").arg(package).arg(&aside))?;
-    std::fs::rename(&aside, root)
-        .or_else(|error| if root.join("boot").is_dir() { Ok(()) } else { Err(error) })
-        .map_err(|error| format!("{}: {error}", root.display()))
 }
 
 /// What the dynamic linker will ask for.
@@ -144,23 +120,4 @@ fn boot(kernel: &Path, initramfs: &Path, mut report: impl FnMut(&str)) -> Result
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn find(directory: &Path, matches: impl Fn(&str) -> bool) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(directory).ok()?.flatten();
-    entries
-        .map(|entry| entry.path())
-        .find(|path| path.file_name().is_some_and(|name| matches(&name.to_string_lossy())))
-}
-
-fn output(command: &mut Command) -> Result<String, Failure> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "{command:?}: {} {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        ));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

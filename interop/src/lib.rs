@@ -1,10 +1,46 @@
-//! Tests that need more than this host: real KVM in the lab VM.
+//! Sterna before foreign judges: real QEMU, real libvirt, and real KVM where the host has none.
 //!
-//! A [`scenarios::Scenario`] runs a guest in one machine, moves its state into a second and asks the
-//! guest whether anything was lost. Those of plain integer instructions run on any KVM
-//! (`tests/host.rs`); all of them run in the lab VM (`--bin lab`, [`lab`]), which emulates hardware
-//! virtualisation and so has the kernel's whole KVM.
+//! A test of interoperation asks for a root ([`Root::qemu_for`]), starts QEMU in it with a guest that keeps
+//! checking its own memory ([`Qemu::builder`], [`Guest`]), lets Sterna do something with it, and asks whether
+//! the guest's count goes on ([`unbroken`]):
+//!
+//! ```no_run
+//! # use sterna_interop::{Guest, Qemu, Root, unbroken};
+//! # fn main() -> Result<(), sterna_interop::Failure> {
+//! let Some(root) = Root::qemu_for("guest_saved_and_restored_counts_on") else { return Ok(()) };
+//! let builder = Qemu::builder(&root).machine("pc").memory_mib(64).guest(Guest::Boot);
+//! let mut source = builder.clone().spawn()?;
+//! source.wait_for_ticks(3)?;
+//! source.migrate("file:/tmp/image")?;
+//! let mut target = builder.incoming_defer().spawn()?;
+//! target.incoming("file:/tmp/image")?;
+//! target.resume()?;
+//! target.wait_for_ticks(3)?;
+//! unbroken(&[&source, &target])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What cannot run here says `SKIPPED test: reason` on standard error and returns ([`skip`]); xtask repeats
+//! those lines at the end. The roots are built by `cargo xtask roots`; the tests look for them in
+//! `$STERNA_ROOTS`, then in `roots` of the target directory.
+//!
+//! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
 
+mod cpio;
 pub mod guests;
+mod kernel;
 pub mod lab;
+pub mod qemu;
+mod root;
 pub mod scenarios;
+mod sterna_program;
+pub mod ticks;
+mod workload;
+
+pub use qemu::{Accelerator, Builder, Qemu, Ram};
+pub use root::{Root, kvm_for, skip};
+pub use scenarios::Failure;
+pub use sterna_program::sterna;
+pub use ticks::{Tick, unbroken};
+pub use workload::Guest;

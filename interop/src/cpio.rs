@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 #[derive(Default)]
-pub(super) struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
     directories: BTreeSet<String>,
 }
 
 impl Archive {
     /// Adds a directory and those above it, once.
-    pub(super) fn directory(&mut self, path: &str) {
+    pub(crate) fn directory(&mut self, path: &str) {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             if end > 0 && self.directories.insert(path[..end].to_owned()) {
                 self.entry(&path[..end], 0o040755, &[]);
@@ -20,14 +20,14 @@ impl Archive {
     }
 
     /// Adds an executable file.
-    pub(super) fn file(&mut self, path: &str, content: &[u8]) {
+    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         if let Some((directory, _)) = path.rsplit_once('/') {
             self.directory(directory);
         }
         self.entry(path, 0o100755, content);
     }
 
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }

@@ -1,0 +1,127 @@
+//! Migration as QEMU's own monitor drives it.
+
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::{PATIENCE, Qemu, STEP};
+use crate::Failure;
+
+impl Qemu {
+    /// Switches migration capabilities on.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn capabilities(&mut self, names: &[&str]) -> Result<(), Failure> {
+        let list: Vec<Value> = names.iter().map(|name| json!({"capability": name, "state": true})).collect();
+        self.execute("migrate-set-capabilities", json!({ "capabilities": list })).map(drop)
+    }
+
+    /// `migrate-set-parameters`.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn parameters(&mut self, parameters: Value) -> Result<(), Failure> {
+        self.execute("migrate-set-parameters", parameters).map(drop)
+    }
+
+    /// Begins a migration to `uri` (`tcp:…`, `unix:…`, `file:…`).
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn start_migration(&mut self, uri: &str) -> Result<(), Failure> {
+        self.execute("migrate", json!({ "uri": uri })).map(drop)
+    }
+
+    /// Migrates to `uri` and waits for the end. Bandwidth is not limited.
+    ///
+    /// # Errors
+    /// QEMU's refusal or the reason it failed for.
+    pub fn migrate(&mut self, uri: &str) -> Result<Value, Failure> {
+        self.parameters(json!({ "max-bandwidth": 0 }))?;
+        self.start_migration(uri)?;
+        self.wait_for_migration()
+    }
+
+    /// Lets it load from `uri` and waits until all has been loaded. The guest runs if it ran at the source of
+    /// a live migration; from a file it may stay stopped until [`resume`](Qemu::resume).
+    ///
+    /// # Errors
+    /// QEMU's refusal or the reason it failed for.
+    pub fn incoming(&mut self, uri: &str) -> Result<(), Failure> {
+        self.start_incoming(uri)?;
+        self.wait_for_migration().map(drop)
+    }
+
+    /// Lets it listen at `uri`, or begin to load from it. It does not exit on errors.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn start_incoming(&mut self, uri: &str) -> Result<(), Failure> {
+        self.execute("migrate-incoming", json!({ "uri": uri, "exit-on-error": false })).map(drop)
+    }
+
+    /// Lets it listen on a TCP port of loopback that is free; gives back the port.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn listen_on_tcp(&mut self) -> Result<u16, Failure> {
+        self.start_incoming("tcp:127.0.0.1:0")?;
+        let state = self.execute("query-migrate", Value::Null)?;
+        let port = state["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
+        port.ok_or_else(|| format!("query-migrate names no port: {state}"))
+    }
+
+    /// Lets it listen on a Unix socket in its directory; gives back the URI.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn listen_on_unix(&mut self) -> Result<String, Failure> {
+        let uri = format!("unix:{}/incoming", self.directory().display());
+        self.start_incoming(&uri)?;
+        Ok(uri)
+    }
+
+    /// Waits for the end of the migration that runs, either way; gives back `query-migrate`'s answer.
+    ///
+    /// # Errors
+    /// The reason it failed for, or that it was cancelled.
+    pub fn wait_for_migration(&mut self) -> Result<Value, Failure> {
+        let begin = Instant::now();
+        loop {
+            let state = self.execute("query-migrate", Value::Null)?;
+            match state["status"].as_str() {
+                Some("completed") => return Ok(state),
+                Some(end @ ("failed" | "cancelled")) => {
+                    let why = state["error-desc"].as_str().unwrap_or("no reason given");
+                    return Err(self.explain(&format!("QEMU's migration has {end}: {why}")));
+                }
+                _ if begin.elapsed() > PATIENCE => {
+                    return Err(self.explain(&format!("QEMU's migration does not end: {state}")));
+                }
+                _ => std::thread::sleep(STEP),
+            }
+        }
+    }
+
+    /// Capabilities that are on.
+    ///
+    /// # Errors
+    /// As of [`execute`](Qemu::execute).
+    pub fn capabilities_on(&mut self) -> Result<Vec<String>, Failure> {
+        let list = self.execute("query-migrate-capabilities", Value::Null)?;
+        let on = list.as_array().into_iter().flatten().filter(|entry| entry["state"] == true);
+        Ok(on.filter_map(|entry| entry["capability"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// `query-migrate-parameters`.
+    ///
+    /// # Errors
+    /// As of [`execute`](Qemu::execute).
+    pub fn parameters_set(&mut self) -> Result<Map<String, Value>, Failure> {
+        match self.execute("query-migrate-parameters", Value::Null)? {
+            Value::Object(map) => Ok(map),
+            other => Err(format!("query-migrate-parameters returned {other}")),
+        }
+    }
+}

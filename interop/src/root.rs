@@ -1,0 +1,98 @@
+//! The roots that `cargo xtask roots` builds, and how a program of one is run without entering it.
+//!
+//! Programs run in the host's own file namespace through the root's dynamic loader, so that every path means
+//! the same to a test, to Sterna and to QEMU.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where Debian puts libraries of this architecture.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+/// xtask writes it when the root is whole.
+const STAMP: &str = "sterna-root";
+
+/// A Debian tree with programs to test against.
+#[derive(Debug, Clone)]
+pub struct Root {
+    path: PathBuf,
+}
+
+impl Root {
+    /// The root with QEMU; if there is none, `test` is said to be skipped.
+    pub fn qemu_for(test: &str) -> Option<Self> {
+        Self::named_for("qemu", test)
+    }
+
+    /// The root with libvirt; if there is none, `test` is said to be skipped.
+    pub fn libvirt_for(test: &str) -> Option<Self> {
+        Self::named_for("libvirt", test)
+    }
+
+    fn named_for(name: &str, test: &str) -> Option<Self> {
+        let places = places();
+        let found = places.iter().map(|place| place.join(name)).find(|path| path.join(STAMP).is_file());
+        if found.is_none() {
+            skip(test, &format!("there is no root `{name}`: `cargo xtask roots {name}` builds it, as root"));
+        }
+        found.map(|path| Self { path })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A program of the root, in `usr/bin`, `usr/sbin` or `usr/libexec`, ready to be run here.
+    pub fn command(&self, program: &str) -> Command {
+        let directories = ["usr/bin", "usr/sbin", "usr/libexec"].map(|directory| self.path.join(directory));
+        let file = directories.iter().map(|directory| directory.join(program)).find(|file| file.is_file());
+        let libraries = self.path.join(LIBRARIES);
+        let mut command = Command::new(self.path.join("lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(&libraries);
+        command.arg(file.unwrap_or_else(|| directories[0].join(program)));
+        command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
+        command
+    }
+
+    /// The version of a Debian package in it, if it is there.
+    pub fn version(&self, package: &str) -> Option<String> {
+        let stamp = std::fs::read_to_string(self.path.join(STAMP)).ok()?;
+        stamp
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_once(' '))
+            .find(|(name, _)| *name == package)
+            .map(|(_, v)| v.to_owned())
+    }
+}
+
+/// Whether guests can have `/dev/kvm`; if not, `test` is said to be skipped.
+pub fn kvm_for(test: &str) -> bool {
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if let Err(error) = &opened {
+        skip(test, &format!("/dev/kvm: {error}"));
+    }
+    opened.is_ok()
+}
+
+/// Says that a test cannot run here, and why; it returns then. xtask collects these lines.
+pub fn skip(test: &str, reason: &str) {
+    // Past libtest's capture, which would keep it from xtask. Nothing can be done if nobody listens.
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
+}
+
+fn places() -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = std::env::var_os("STERNA_ROOTS").map(PathBuf::from).into_iter().collect();
+    places.extend(target_directory().map(|target| target.join("roots")));
+    places.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/roots"));
+    places
+}
+
+/// The target directory that this program lies in.
+pub(crate) fn target_directory() -> Option<PathBuf> {
+    let exe = std::env::current_exe().ok()?;
+    let directory = exe.parent()?;
+    let profile = if directory.ends_with("deps") { directory.parent()? } else { directory };
+    profile.parent().map(Path::to_path_buf)
+}

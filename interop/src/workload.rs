@@ -1,0 +1,52 @@
+//! Guests for QEMU that check their own memory and count aloud ([`crate::ticks`]).
+
+mod boot;
+mod linux;
+
+use std::path::Path;
+
+use crate::{Failure, Root, skip};
+
+/// What a machine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Guest {
+    /// Nothing: the firmware finds no disk.
+    #[default]
+    None,
+    /// A boot sector that rewrites half of RAM, pass after pass, and compares each page with what it wrote
+    /// the pass before. Plain integer instructions, so that any KVM runs it; up in a second. 16 MiB or more.
+    Boot,
+    /// Debian's stock kernel with a busybox that rewrites files in a tmpfs and compares their digests. Some
+    /// seconds to boot under TCG. 128 MiB or more.
+    Linux,
+}
+
+impl Guest {
+    /// Whether it can be had here; if not, `test` is said to be skipped. Only Linux needs anything: apt, to
+    /// download the kernel's package.
+    pub fn available_for(self, root: &Root, test: &str) -> bool {
+        if self != Self::Linux {
+            return true;
+        }
+        let checked = linux::check(root);
+        if let Err(why) = &checked {
+            skip(test, &format!("no kernel for the guest: {why}"));
+        }
+        checked.is_ok()
+    }
+
+    /// Arguments that make QEMU boot it; what they name is put into `directory`.
+    pub(crate) fn arguments(
+        self,
+        root: &Root,
+        machine: &str,
+        memory_mib: u64,
+        directory: &Path,
+    ) -> Result<Vec<String>, Failure> {
+        match self {
+            Self::None => Ok(Vec::new()),
+            Self::Boot => boot::arguments(machine, memory_mib, directory),
+            Self::Linux => linux::arguments(root),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! A boot sector that sweeps RAM in flat 32-bit mode and checks each page against its last pass.
+//!
+//! In pass n every page gets n × [`FACTOR`] ^ its address at three places; pass n + 1 compares them first. So
+//! a page that was lost, is late or came twice shows at once. The end of a pass prints a line if the
+//! time-stamp counter's bit 26 or a higher one has changed since the last.
+
+use std::arch::global_asm;
+use std::path::Path;
+
+use crate::Failure;
+
+/// The first byte that is swept.
+const FIRST_SWEPT: u64 = 1 << 20;
+/// A PC's RAM below the hole for devices, in the smallest case.
+const MOST_LOW_MIB: u64 = 2048;
+/// Makes each pass's words differ in many bits.
+const FACTOR: u32 = 0x9e37_79b1;
+/// The image is padded to a size that every disk controller takes.
+const IMAGE_BYTES: usize = 1 << 20;
+
+// Where the sector lies in memory, and what this module puts into it behind the code.
+const LOADED: usize = 0x7c00;
+const PROTECTED: usize = 0x20;
+const TEXT_TICK: usize = 0x180;
+const TEXT_OK: usize = 0x188;
+const TEXT_BAD: usize = 0x198;
+const TABLE: usize = 0x1b0;
+const TABLE_POINTER: usize = 0x1c8;
+const SWEPT_FROM: usize = 0x1d0;
+const SWEPT_PAGES: usize = 0x1d4;
+const LAST_LINE: usize = 0x1d8;
+const IS_BAD: usize = 0x1dc;
+
+/// Flat descriptors: none, code, data.
+const DESCRIPTORS: [u64; 3] = [0, 0x00cf_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
+
+/// Arguments for a machine that boots the sector, which sweeps half of its RAM.
+pub(super) fn arguments(machine: &str, memory_mib: u64, directory: &Path) -> Result<Vec<String>, Failure> {
+    let path = directory.join("boot.img");
+    let pages = memory_mib.min(MOST_LOW_MIB) * 256 / 2;
+    let mut image = vec![0; IMAGE_BYTES];
+    image[..512].copy_from_slice(&sector(pages as u32));
+    std::fs::write(&path, image).map_err(|error| format!("{}: {error}", path.display()))?;
+    let device = if machine.starts_with("microvm") { "virtio-blk-device" } else { "ide-hd" };
+    Ok(vec![
+        "-drive".into(),
+        format!("file={},format=raw,if=none,id=boot", path.display()),
+        "-device".into(),
+        format!("{device},drive=boot,bootindex=0"),
+    ])
+}
+
+/// The sector, which sweeps that many pages from [`FIRST_SWEPT`] on.
+fn sector(pages: u32) -> [u8; 512] {
+    let mut sector = [0; 512];
+    let code = code();
+    assert!(code.len() <= TEXT_TICK, "the boot sector's code was built too long");
+    let mut put = |at: usize, bytes: &[u8]| sector[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, code);
+    put(TEXT_TICK, b"tick \0");
+    put(TEXT_OK, b" checksum OK\n\0");
+    put(TEXT_BAD, b" checksum BAD\n\0");
+    put(TABLE, &DESCRIPTORS.map(u64::to_le_bytes).concat());
+    put(TABLE_POINTER, &(size_of_val(&DESCRIPTORS) as u16 - 1).to_le_bytes());
+    put(TABLE_POINTER + 2, &((LOADED + TABLE) as u32).to_le_bytes());
+    put(SWEPT_FROM, &(FIRST_SWEPT as u32).to_le_bytes());
+    put(SWEPT_PAGES, &pages.to_le_bytes());
+    put(510, &[0x55, 0xaa]);
+    sector
+}
+
+fn code() -> &'static [u8] {
+    unsafe extern "C" {
+        static sterna_sweep_begin: u8;
+        static sterna_sweep_end: u8;
+    }
+    let (begin, end) = (&raw const sterna_sweep_begin, &raw const sterna_sweep_end);
+    // SAFETY: both labels are in the block below, in this order, in one section that is mapped readable for
+    // the program's whole life and that nobody writes.
+    unsafe { std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
+}
+
+// ebp: the pass. ebx: lines so far.
+global_asm!(
+    ".pushsection .rodata.sterna_sweep, \"a\", @progbits",
+    ".globl sterna_sweep_begin",
+    ".globl sterna_sweep_end",
+    ".code16",
+    "sterna_sweep_begin:",
+    "    cli",
+    "    xor     ax, ax",
+    "    mov     ds, ax",
+    "    .byte   0x0f, 0x01, 0x16", // lgdt [word]
+    "    .word   {LOADED} + {TABLE_POINTER}",
+    "    in      al, 0x92", // A20
+    "    or      al, 2",
+    "    out     0x92, al",
+    "    mov     eax, cr0",
+    "    or      al, 1",
+    "    mov     cr0, eax",
+    "    .byte   0xea", // jmp far
+    "    .word   {LOADED} + {PROTECTED}, 8",
+    "    .org    sterna_sweep_begin + {PROTECTED}",
+    ".code32",
+    "    mov     eax, 16",
+    "    mov     ds, eax",
+    "    mov     es, eax",
+    "    mov     ss, eax",
+    "    mov     esp, {LOADED}",
+    "    xor     ebp, ebp",
+    "    xor     ebx, ebx",
+    ".Lsweep_pass:",
+    "    mov     edi, dword ptr [{LOADED} + {SWEPT_FROM}]",
+    "    mov     ecx, dword ptr [{LOADED} + {SWEPT_PAGES}]",
+    "    imul    eax, ebp, {FACTOR}",
+    "    inc     ebp",
+    "    imul    edx, ebp, {FACTOR}",
+    ".Lsweep_page:",
+    "    cmp     ebp, 1", // nothing was written before the first pass
+    "    je      .Lsweep_write",
+    "    xor     eax, edi",
+    "    cmp     dword ptr [edi], eax",
+    "    jne     .Lsweep_bad",
+    "    cmp     dword ptr [edi + 2044], eax",
+    "    jne     .Lsweep_bad",
+    "    cmp     dword ptr [edi + 4092], eax",
+    "    je      .Lsweep_good",
+    ".Lsweep_bad:",
+    "    mov     dword ptr [{LOADED} + {IS_BAD}], 1",
+    ".Lsweep_good:",
+    "    xor     eax, edi",
+    ".Lsweep_write:",
+    "    xor     edx, edi",
+    "    mov     dword ptr [edi], edx",
+    "    mov     dword ptr [edi + 2044], edx",
+    "    mov     dword ptr [edi + 4092], edx",
+    "    xor     edx, edi",
+    "    add     edi, 4096",
+    "    dec     ecx",
+    "    jnz     .Lsweep_page",
+    // A line now and then.
+    "    rdtsc",
+    "    shrd    eax, edx, 26",
+    "    cmp     eax, dword ptr [{LOADED} + {LAST_LINE}]",
+    "    je      .Lsweep_pass",
+    "    mov     dword ptr [{LOADED} + {LAST_LINE}], eax",
+    "    mov     esi, {LOADED} + {TEXT_TICK}",
+    "    call    .Lsweep_text",
+    "    inc     ebx",
+    "    mov     eax, ebx",
+    "    xor     ecx, ecx",
+    "    mov     edi, 10",
+    ".Lsweep_digit:",
+    "    xor     edx, edx",
+    "    div     edi",
+    "    add     edx, 48",
+    "    push    edx",
+    "    inc     ecx",
+    "    test    eax, eax",
+    "    jnz     .Lsweep_digit",
+    ".Lsweep_digits_out:",
+    "    pop     eax",
+    "    call    .Lsweep_character",
+    "    dec     ecx",
+    "    jnz     .Lsweep_digits_out",
+    "    mov     esi, {LOADED} + {TEXT_OK}",
+    "    cmp     dword ptr [{LOADED} + {IS_BAD}], 0",
+    "    je      .Lsweep_verdict",
+    "    mov     esi, {LOADED} + {TEXT_BAD}",
+    ".Lsweep_verdict:",
+    "    call    .Lsweep_text",
+    "    jmp     .Lsweep_pass",
+    // Prints what esi points to.
+    ".Lsweep_text:",
+    "    movzx   eax, byte ptr [esi]",
+    "    inc     esi",
+    "    test    eax, eax",
+    "    jz      .Lsweep_text_end",
+    "    call    .Lsweep_character",
+    "    jmp     .Lsweep_text",
+    ".Lsweep_text_end:",
+    "    ret",
+    // Prints al once the port takes it.
+    ".Lsweep_character:",
+    "    push    eax",
+    "    mov     edx, 0x3fd",
+    ".Lsweep_wait:",
+    "    in      al, dx",
+    "    test    al, 0x20",
+    "    jz      .Lsweep_wait",
+    "    pop     eax",
+    "    mov     edx, 0x3f8",
+    "    out     dx, al",
+    "    ret",
+    "sterna_sweep_end:",
+    ".code64",
+    ".popsection",
+    LOADED = const LOADED,
+    PROTECTED = const PROTECTED,
+    TEXT_TICK = const TEXT_TICK,
+    TEXT_OK = const TEXT_OK,
+    TEXT_BAD = const TEXT_BAD,
+    TABLE_POINTER = const TABLE_POINTER,
+    SWEPT_FROM = const SWEPT_FROM,
+    SWEPT_PAGES = const SWEPT_PAGES,
+    LAST_LINE = const LAST_LINE,
+    IS_BAD = const IS_BAD,
+    FACTOR = const FACTOR as i32,
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sector_ends_with_its_signature_and_holds_its_number_of_pages() {
+        let sector = sector(0x1234);
+
+        assert_eq!(sector[510..], [0x55, 0xaa]);
+        assert_eq!(sector[SWEPT_PAGES..SWEPT_PAGES + 4], [0x34, 0x12, 0, 0]);
+    }
+}
