@@ -3,14 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use sterna_ram::RamSlice;
 
+use crate::cancel::timespec;
 use crate::parts::{Part, Remaining};
+use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
 use crate::{Address, CancelFlag, Direction, IoPart, TransportError, connect, socket};
 
 /// One connected stream socket.
@@ -29,6 +32,8 @@ pub struct Channel {
     /// Bytes that were peeked at and not read yet; looked at only if `has_peeked`.
     peeked: Mutex<Vec<u8>>,
     has_peeked: AtomicBool,
+    /// From the handshake on.
+    tls: OnceLock<tls::Session>,
 }
 
 impl Channel {
@@ -43,6 +48,66 @@ impl Channel {
         cancel: &CancelFlag,
     ) -> Result<Channel, TransportError> {
         connect::connect(address, limit, cancel)
+    }
+
+    /// As [`Channel::connect`], and with TLS if there are settings for it: the address's host is the name
+    /// that the server's certificate must bear, unless the settings name another.
+    ///
+    /// # Errors
+    /// As [`Channel::connect`] and [`Channel::start_tls`].
+    pub fn connect_with(
+        address: &Address,
+        tls: Option<&Tls>,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Channel, TransportError> {
+        let began = Instant::now();
+        let channel = Self::connect(address, limit, cancel)?;
+        if let Some(tls) = tls {
+            let left = limit.saturating_sub(began.elapsed());
+            channel.start_tls(tls, TlsEndpoint::Client, address.host(), left, cancel)?;
+        }
+        Ok(channel)
+    }
+
+    /// Speaks TLS from here on: does the handshake, within `limit`. `endpoint` says which end this is,
+    /// `host` (at a client) the name by which the peer was reached. Nothing may have been read or written.
+    ///
+    /// Another thread may end it by `cancel` or by [`Channel::shutdown`].
+    ///
+    /// # Errors
+    /// [`TransportError::Tls`] says what is wrong, whose fault it is and what to do;
+    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`].
+    pub fn start_tls(
+        &self,
+        tls: &Tls,
+        endpoint: TlsEndpoint,
+        host: Option<&str>,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<(), TransportError> {
+        if self.bytes_read() + self.bytes_written() > 0 || self.has_peeked.load(Ordering::Acquire) {
+            let late = io::Error::new(io::ErrorKind::InvalidInput, "the channel was used without TLS before");
+            return Err(self.system("start_tls", late));
+        }
+        let before = self.stall_limit();
+        self.set_stall_limit(Some(limit));
+        let session = tls::handshake(self, tls, endpoint, host, limit, cancel);
+        self.set_stall_limit(before);
+        self.tls.set(session?).map_err(|_| {
+            let twice = io::Error::new(io::ErrorKind::AlreadyExists, "the channel speaks TLS already");
+            self.system("start_tls", twice)
+        })
+    }
+
+    /// Whether the bytes go through TLS.
+    pub fn is_tls(&self) -> bool {
+        self.tls.get().is_some()
+    }
+
+    /// The distinguished name in the peer's certificate, if it showed one.
+    pub fn tls_peer(&self) -> Option<&str> {
+        self.tls.get().and_then(tls::Session::peer_name)
     }
 
     /// Takes over a connected stream socket.
@@ -84,6 +149,7 @@ impl Channel {
             stall_limit: AtomicU64::new(0),
             peeked: Mutex::new(Vec::new()),
             has_peeked: AtomicBool::new(false),
+            tls: OnceLock::new(),
         })
     }
 
@@ -124,7 +190,7 @@ impl Channel {
         if got > 0 || to.is_empty() {
             return Ok(got);
         }
-        self.once(Direction::Read, &Remaining::new(&[own(to)]), false)
+        self.read_once(&Remaining::new(&[own(to)]), false)
     }
 
     /// Fills windows of guest RAM, in order, straight from the socket.
@@ -180,7 +246,7 @@ impl Channel {
     pub fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), TransportError> {
         let mut left = Remaining::new(parts);
         while left.bytes() > 0 {
-            let moved = self.once(Direction::Write, &left, true)?;
+            let moved = self.write_once(&left)?;
             left.advance(moved);
         }
         Ok(())
@@ -217,10 +283,21 @@ impl Channel {
     /// Says that we shall write no more; the peer reads to the end and then finds the channel closed.
     ///
     /// # Errors
-    /// [`TransportError::System`] if the connection is gone already.
+    /// [`TransportError::System`] if the connection is gone already; with TLS, which says it first, as
+    /// [`Channel::write_all`].
     pub fn finish_writing(&self) -> Result<(), TransportError> {
+        self.say_goodbye()?;
         rustix::net::shutdown(&self.socket, Shutdown::Write)
             .map_err(|error| self.system("shutdown", error.into()))
+    }
+
+    /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was cut off; a
+    /// QEMU demands that on multifd channels (specs/stream.md §3.7). Without TLS it does nothing.
+    ///
+    /// # Errors
+    /// As [`Channel::write_all`].
+    pub fn say_goodbye(&self) -> Result<(), TransportError> {
+        self.tls.get().map_or(Ok(()), |session| session.say_goodbye(self))
     }
 
     /// Whether [`Channel::shutdown`] was called.
@@ -246,7 +323,7 @@ impl Channel {
     fn receive_all<P: Part>(&self, parts: &[P]) -> Result<(), TransportError> {
         let mut left = Remaining::new(parts);
         while left.bytes() > 0 {
-            let moved = self.once(Direction::Read, &left, true)?;
+            let moved = self.read_once(&left, true)?;
             if moved == 0 {
                 return Err(TransportError::Closed {
                     channel: self.peer.clone(),
@@ -257,6 +334,68 @@ impl Channel {
             left.advance(moved);
         }
         Ok(())
+    }
+
+    /// Reads something, or nothing at the end. `whole`: better wait for more.
+    fn read_once<P: Part>(&self, left: &Remaining<'_, P>, whole: bool) -> Result<usize, TransportError> {
+        let moved = match self.tls.get() {
+            Some(session) => session.read(self, left)?,
+            None => self.once(Direction::Read, left, whole)?,
+        };
+        self.read.fetch_add(moved as u64, Ordering::Relaxed);
+        Ok(moved)
+    }
+
+    fn write_once<P: Part>(&self, left: &Remaining<'_, P>) -> Result<usize, TransportError> {
+        let moved = match self.tls.get() {
+            Some(session) => session.write(self, left)?,
+            None => self.once(Direction::Write, left, true)?,
+        };
+        self.written.fetch_add(moved as u64, Ordering::Relaxed);
+        Ok(moved)
+    }
+
+    /// Sends bytes beneath TLS.
+    pub(crate) fn send_raw(&self, bytes: &[u8]) -> Result<(), TransportError> {
+        let parts = [IoPart::Bytes(bytes)];
+        let mut left = Remaining::new(&parts);
+        while left.bytes() > 0 {
+            let moved = self.once(Direction::Write, &left, true)?;
+            left.advance(moved);
+        }
+        Ok(())
+    }
+
+    /// Receives bytes beneath TLS, without waiting.
+    pub(crate) fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(&self.socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
+    }
+
+    /// Waits until there is something to receive, the end included; no longer than the stall limit.
+    pub(crate) fn wait_readable(&self) -> Result<(), TransportError> {
+        let limit = self.stall_limit();
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            match poll(&mut fds, left.map(timespec).as_ref()) {
+                Ok(0) => {
+                    return Err(TransportError::Stalled {
+                        channel: self.peer.clone(),
+                        direction: Direction::Read,
+                        offset: self.bytes_read(),
+                        after: limit.unwrap_or_default(),
+                    });
+                }
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(self.system("poll", error.into())),
+            }
+        }
+    }
+
+    pub(crate) fn tls_error(&self, problem: TlsProblem) -> TransportError {
+        TransportError::Tls { channel: self.peer.clone(), problem }
     }
 
     /// One system call that moved something, or the end, or an error. `whole`: better wait for more.
@@ -280,14 +419,7 @@ impl Channel {
                 return Err(self.cancelled());
             }
             match result {
-                Ok(moved) => {
-                    let counter = match direction {
-                        Direction::Read => &self.read,
-                        Direction::Write => &self.written,
-                    };
-                    counter.fetch_add(moved as u64, Ordering::Relaxed);
-                    return Ok(moved);
-                }
+                Ok(moved) => return Ok(moved),
                 Err(error) => self.judge(direction, error, &mut began)?,
             }
         }
@@ -295,7 +427,7 @@ impl Channel {
 
     /// Tells errors that end the call from those after which to try again. `began` is when the first
     /// call of this wait ended without moving anything.
-    fn judge(
+    pub(crate) fn judge(
         &self,
         direction: Direction,
         error: io::Error,
@@ -369,12 +501,27 @@ impl Channel {
         self.peeked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn cancelled(&self) -> TransportError {
+    pub(crate) fn cancelled(&self) -> TransportError {
         TransportError::Cancelled { channel: self.peer.clone() }
     }
 
-    fn system(&self, call: &'static str, source: io::Error) -> TransportError {
+    pub(crate) fn system(&self, call: &'static str, source: io::Error) -> TransportError {
         TransportError::System { channel: self.peer.clone(), call, source }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // A TLS server may have sent what nobody asked for (session tickets). The kernel answers a close on
+        // unread bytes with a reset, which could overtake our last words.
+        if self.is_tls() {
+            let mut scratch = [0; 4096];
+            for _ in 0..64 {
+                if !matches!(self.receive_now(&mut scratch), Ok(1..)) {
+                    break;
+                }
+            }
+        }
     }
 }
 

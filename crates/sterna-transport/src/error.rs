@@ -93,6 +93,14 @@ pub enum TransportError {
         /// The stall limit.
         after: Duration,
     },
+    /// No TLS session came about, or it broke.
+    #[error("{channel}: {problem}")]
+    Tls {
+        /// The channel.
+        channel: String,
+        /// What is wrong, whose fault it is, and what to do.
+        problem: crate::TlsProblem,
+    },
     /// We ourselves shut the channel down, or cancelled the wait.
     #[error("{channel}: cancelled from this side")]
     Cancelled {

@@ -23,6 +23,7 @@ mod file;
 mod listener;
 mod parts;
 mod socket;
+mod tls;
 
 pub use address::Address;
 pub use cancel::CancelFlag;
@@ -33,3 +34,7 @@ pub use file::{
 };
 pub use listener::Listener;
 pub use parts::IoPart;
+pub use tls::{
+    Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFault, TlsFiles,
+    TlsProblem,
+};

@@ -59,6 +59,12 @@ pub(crate) struct Remaining<'p, P> {
     bytes: u64,
 }
 
+impl<P> Clone for Remaining<'_, P> {
+    fn clone(&self) -> Self {
+        Remaining { parts: self.parts, done: self.done, bytes: self.bytes }
+    }
+}
+
 impl<'p, P: Part> Remaining<'p, P> {
     pub(crate) fn new(parts: &'p [P]) -> Self {
         let bytes = parts.iter().map(|part| part.raw().1 as u64).sum();
@@ -95,6 +101,44 @@ impl<'p, P: Part> Remaining<'p, P> {
             end = start.wrapping_add(len);
         }
         vectors
+    }
+
+    /// Copies bytes into the front, as many as there is room for; leaves those places out from then on.
+    pub(crate) fn put_bytes(&mut self, from: &[u8]) -> usize {
+        let mut count = 0;
+        while let Some(place) = self.front(from.len() - count) {
+            place.copy_from(&from[count..count + place.len()]);
+            count += place.len();
+            self.advance(place.len());
+        }
+        count
+    }
+
+    /// Copies the front out, as much as fits into `to`; leaves it out from then on.
+    pub(crate) fn take_bytes(&mut self, to: &mut [u8]) -> usize {
+        let mut count = 0;
+        while let Some(place) = self.front(to.len() - count) {
+            place.copy_to(&mut to[count..count + place.len()]);
+            count += place.len();
+            self.advance(place.len());
+        }
+        count
+    }
+
+    /// What comes next, at most `most` bytes; `None` for nothing.
+    fn front(&self, most: usize) -> Option<RamSlice<'p>> {
+        let (start, len) = self.parts.iter().enumerate().find_map(|(index, part)| {
+            let (start, len) = part.raw();
+            let done = if index == 0 { self.done } else { 0 };
+            (len > done).then(|| (start.wrapping_add(done), len - done))
+        })?;
+        if most == 0 {
+            return None;
+        }
+        // SAFETY: the part is borrowed for 'p: guest RAM, for which this is the way to touch it, or a buffer
+        // of ours, whose borrow lies idle in the part meanwhile (as for the kernel). Parts to write from are
+        // only ever read through the window.
+        Some(unsafe { RamSlice::from_raw(start, len.min(most)) })
     }
 
     /// Leaves out the next `bytes` bytes.

@@ -31,8 +31,11 @@ mod verify;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::Address;
+
 pub use credentials::{CredentialsError, TlsCredentials, TlsEndpoint, TlsFiles};
-pub use name::Authorization;
+pub(crate) use handshake::handshake;
+pub use name::{Authorization, AuthorizationRule};
 pub use problem::{TlsFault, TlsProblem};
 pub(crate) use session::Session;
 
@@ -52,6 +55,17 @@ impl Tls {
     /// With these credentials, the address's own name, and every client that has a certificate.
     pub fn new(credentials: Arc<TlsCredentials>) -> Tls {
         Tls { credentials, hostname: None, authorization: None }
+    }
+}
+
+impl Address {
+    /// The host that it names, if it does: what a server's certificate must bear.
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Address::Tcp { host, .. } if host.is_empty() => Some("localhost"),
+            Address::Tcp { host, .. } => Some(host),
+            _ => None,
+        }
     }
 }
 

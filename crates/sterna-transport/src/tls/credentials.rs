@@ -214,9 +214,10 @@ impl Read<'_> {
         match (&files.certificate, &files.key) {
             (None, None) => Ok(None),
             (Some(certificate), Some(key)) => Ok(Some((certificates(certificate)?, private_key(key)?))),
-            (Some(path), None) | (None, Some(path)) => {
-                Err(wrong(path, "a certificate and its key belong together; the other file is missing".to_owned()))
-            }
+            (Some(path), None) | (None, Some(path)) => Err(wrong(
+                path,
+                "a certificate and its key belong together; the other file is missing".to_owned(),
+            )),
         }
     }
 

@@ -181,11 +181,8 @@ mod tests {
 
     #[test]
     fn authorization_the_first_rule_that_fits_decides() {
-        let rule = |pattern: &str, is_glob, allow| AuthorizationRule {
-            pattern: pattern.to_owned(),
-            is_glob,
-            allow,
-        };
+        let rule =
+            |pattern: &str, is_glob, allow| AuthorizationRule { pattern: pattern.to_owned(), is_glob, allow };
         let list = Authorization {
             rules: vec![rule("CN=bad", false, false), rule("CN=*", true, true)],
             otherwise: false,
@@ -200,7 +197,8 @@ mod tests {
 
     #[test]
     fn element_lengths_that_lie_are_refused() {
-        for bytes in [&[0x31][..], &[0x31, 5, 0], &[0x31, 0x82, 1], &[0x31, 0x84, 0, 0, 0, 0], &[0x31, 0x81]] {
+        for bytes in [&[0x31][..], &[0x31, 5, 0], &[0x31, 0x82, 1], &[0x31, 0x84, 0, 0, 0, 0], &[0x31, 0x81]]
+        {
             assert_eq!(element(&mut &bytes[..]), None, "{bytes:?}");
         }
     }

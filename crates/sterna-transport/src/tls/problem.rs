@@ -1,7 +1,7 @@
 //! What can go wrong with TLS, in words for an operator: what, whose fault, what to do.
 
 use rustls::pki_types::ServerName;
-use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerMisbehaved};
+use rustls::{AlertDescription, CertificateError, Error};
 
 /// Who has to change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,9 @@ pub enum TlsProblem {
     #[error("{0}")]
     Name(String),
     /// The credentials are for the other end.
-    #[error("these tls-creds are for the endpoint {theirs:?}, and this side is the {wanted}: use the other ones")]
+    #[error(
+        "these tls-creds are for the endpoint {theirs:?}, and this side is the {wanted}: use the other ones"
+    )]
     Endpoint {
         /// What they are for.
         theirs: &'static str,
@@ -65,7 +67,9 @@ pub enum TlsProblem {
         wanted: &'static str,
     },
     /// The two TLS libraries have no version or cipher in common.
-    #[error("no common TLS version or cipher: {0}; the two sides must share TLS 1.2 or 1.3 with an AEAD cipher")]
+    #[error(
+        "no common TLS version or cipher: {0}; the two sides must share TLS 1.2 or 1.3 with an AEAD cipher"
+    )]
     Incompatible(String),
     /// A record that cannot be read, or a rule of TLS that was broken.
     #[error("TLS broke: {0}; something between the two sides changes the bytes, or the peer is at fault")]
@@ -90,13 +94,10 @@ impl TlsProblem {
 
     pub(super) fn from_rustls(error: Error) -> TlsProblem {
         match error {
-            Error::NoCertificatesPresented | Error::PeerMisbehaved(PeerMisbehaved::NoCertificatesPresented) => {
-                TlsProblem::NoCertificate
-            }
+            Error::NoCertificatesPresented => TlsProblem::NoCertificate,
             Error::InvalidCertificate(error) => TlsProblem::TheirCertificate(certificate(&error)),
             Error::AlertReceived(alert) => from_alert(alert),
             Error::PeerIncompatible(what) => TlsProblem::Incompatible(format!("{what:?}")),
-            Error::InvalidMessage(InvalidMessage::InvalidContentType) => TlsProblem::PlainPeer,
             other => TlsProblem::Broken(other.to_string()),
         }
     }

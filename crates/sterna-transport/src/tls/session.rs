@@ -1,0 +1,509 @@
+//! A TLS session on a channel that is connected and greeted.
+//!
+//! Who reads waits for the socket without the state's lock, then takes what is there and opens records under
+//! it, straight to where they belong. Who writes copies a record's worth out of guest RAM, seals it under
+//! the lock, and sends without it. So neither waits for the other's peer.
+//!
+//! Lock order: `sending`, then `state`.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+use rustls::{CommonState, Error};
+
+use super::TlsProblem;
+use crate::parts::{Part, Remaining};
+use crate::{Channel, Direction, TransportError};
+
+/// The most that a record holds.
+const RECORD: usize = 16 * 1024;
+/// Records that are sealed before they are sent together.
+const RECORDS: usize = 16;
+/// More than any version adds to a record.
+const OVERHEAD: usize = 64;
+/// Room for a few messages of TLS itself between records.
+const SPARE: usize = 8 * 1024;
+/// Ciphertext that is received at once.
+const INBOX: usize = 256 * 1024;
+/// How long a writer whose connection broke waits for the reader to learn why.
+const EXPLANATION: Duration = Duration::from_millis(200);
+
+pub(crate) struct Session {
+    state: Mutex<State>,
+    sending: Mutex<Outbox>,
+    /// Why it broke, once it has.
+    problem: OnceLock<TlsProblem>,
+    peer_name: Option<String>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("peer_name", &self.peer_name).finish_non_exhaustive()
+    }
+}
+
+/// What writers share: a record's plain bytes and the records that wait to be sent.
+struct Outbox {
+    plain: Box<[u8]>,
+    sealed: Sealed,
+    said_goodbye: bool,
+}
+
+/// Ciphertext to be sent, in a buffer that never grows.
+struct Sealed {
+    bytes: Box<[u8]>,
+    len: usize,
+}
+
+impl Session {
+    pub(super) fn new(state: State, peer_name: Option<String>) -> Self {
+        let sealed = Sealed { bytes: zeros(RECORDS * (RECORD + OVERHEAD) + SPARE), len: 0 };
+        Session {
+            state: Mutex::new(state),
+            sending: Mutex::new(Outbox { plain: zeros(RECORD), sealed, said_goodbye: false }),
+            problem: OnceLock::new(),
+            peer_name,
+        }
+    }
+
+    /// The distinguished name in the client's certificate, at a server that verified it.
+    pub(crate) fn peer_name(&self) -> Option<&str> {
+        self.peer_name.as_deref()
+    }
+
+    /// Fills as much of `left` as has come, at least a byte; 0 at the end.
+    pub(crate) fn read<P: Part>(
+        &self,
+        channel: &Channel,
+        left: &Remaining<'_, P>,
+    ) -> Result<usize, TransportError> {
+        let mut places = left.clone();
+        loop {
+            if channel.is_shut_down() {
+                return Err(channel.cancelled());
+            }
+            if let Some(problem) = self.problem.get() {
+                return Err(channel.tls_error(problem.clone()));
+            }
+            let mut state = lock(&self.state);
+            let opened = state.open_into(&mut places);
+            let answers = !state.out.is_empty();
+            if let Err(error) = opened {
+                drop(state);
+                return Err(self.broken(channel, error));
+            }
+            let moved = (left.bytes() - places.bytes()) as usize;
+            if moved > 0 || state.is_closed {
+                drop(state);
+                self.send_answers(channel, answers);
+                return Ok(moved);
+            }
+            let received = state.receive(channel);
+            drop(state);
+            self.send_answers(channel, answers);
+            match received {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => channel.wait_readable()?,
+                Err(error) => channel.judge(Direction::Read, error, &mut None)?,
+            }
+        }
+    }
+
+    /// Sends the front of `left`; says how much.
+    pub(crate) fn write<P: Part>(
+        &self,
+        channel: &Channel,
+        left: &Remaining<'_, P>,
+    ) -> Result<usize, TransportError> {
+        let mut places = left.clone();
+        let mut outbox = lock(&self.sending);
+        let Outbox { plain, sealed, said_goodbye } = &mut *outbox;
+        if let Some(problem) = self.problem.get() {
+            return Err(channel.tls_error(problem.clone()));
+        }
+        if *said_goodbye {
+            let problem = TlsProblem::Broken("this side has ended its writing already".to_owned());
+            return Err(channel.tls_error(problem));
+        }
+        sealed.len = 0;
+        for _ in 0..RECORDS {
+            let count = places.take_bytes(plain);
+            if count == 0 {
+                break;
+            }
+            let result = lock(&self.state).seal(&plain[..count], sealed);
+            if let Err(problem) = result {
+                drop(outbox);
+                return Err(self.fail(channel, problem));
+            }
+        }
+        self.send(channel, sealed)?;
+        Ok((left.bytes() - places.bytes()) as usize)
+    }
+
+    /// Tells the peer in TLS that nothing more will be written; once.
+    pub(crate) fn say_goodbye(&self, channel: &Channel) -> Result<(), TransportError> {
+        let mut outbox = lock(&self.sending);
+        if outbox.said_goodbye || self.problem.get().is_some() {
+            return Ok(());
+        }
+        outbox.said_goodbye = true;
+        let sealed = &mut outbox.sealed;
+        sealed.len = 0;
+        let result = lock(&self.state).goodbye(sealed);
+        if let Err(problem) = result {
+            return Err(self.fail(channel, problem));
+        }
+        self.send(channel, sealed)
+    }
+
+    /// Sends what reading gave rise to. A writer that is at it takes it along with its next records.
+    fn send_answers(&self, channel: &Channel, are_there: bool) {
+        if !are_there {
+            return;
+        }
+        let mut outbox = match self.sending.try_lock() {
+            Ok(outbox) => outbox,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let sealed = &mut outbox.sealed;
+        sealed.len = 0;
+        let taken = sealed.append(&mut lock(&self.state).out);
+        if taken.is_ok() {
+            // The next read or write meets the same error.
+            let _ = channel.send_raw(sealed.bytes());
+        }
+    }
+
+    fn send(&self, channel: &Channel, sealed: &Sealed) -> Result<(), TransportError> {
+        let Err(error) = channel.send_raw(sealed.bytes()) else { return Ok(()) };
+        if channel.is_shut_down() {
+            return Err(error);
+        }
+        if matches!(error, TransportError::Reset { .. })
+            && let Some(problem) = self.explanation(channel)
+        {
+            return Err(channel.tls_error(problem));
+        }
+        // Half a record may be out: nothing can follow it.
+        let _ = self.problem.set(TlsProblem::Broken(format!("a record was sent in part: {error}")));
+        Err(error)
+    }
+
+    /// The connection broke under a writer: the peer may have said why before it closed.
+    fn explanation(&self, channel: &Channel) -> Option<TlsProblem> {
+        let until = Instant::now() + EXPLANATION;
+        while self.problem.get().is_none() && Instant::now() < until {
+            let mut state = lock(&self.state);
+            let received = state.receive(channel);
+            let opened = state.hoard();
+            drop(state);
+            if let Err(error) = opened {
+                let _ = self.problem.set(TlsProblem::from_rustls(error));
+            } else if !matches!(received, Ok(1..)) {
+                // Nothing is there; a reader may be about to say it.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        self.problem.get().cloned()
+    }
+
+    fn broken(&self, channel: &Channel, error: Error) -> TransportError {
+        let problem = TlsProblem::from_rustls(error);
+        // Tells the peer, if rustls has prepared an alert.
+        let answers = {
+            let mut state = lock(&self.state);
+            state.prepare_alert();
+            !state.out.is_empty()
+        };
+        self.send_answers(channel, answers);
+        self.fail(channel, problem)
+    }
+
+    fn fail(&self, channel: &Channel, problem: TlsProblem) -> TransportError {
+        channel.tls_error(self.problem.get_or_init(|| problem).clone())
+    }
+}
+
+impl Sealed {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn append(&mut self, messages: &mut Vec<u8>) -> Result<(), TlsProblem> {
+        let room = self.bytes.len() - self.len;
+        if messages.len() > room {
+            return Err(TlsProblem::Broken("the peer asks for too many answers of TLS at once".to_owned()));
+        }
+        self.bytes[self.len..self.len + messages.len()].copy_from_slice(messages);
+        self.len += messages.len();
+        messages.clear();
+        Ok(())
+    }
+}
+
+/// One end's TLS machine, with what came and is not opened, and what is opened and not asked for.
+pub(super) struct State {
+    side: Side,
+    inbox: Box<[u8]>,
+    start: usize,
+    end: usize,
+    plain: Vec<u8>,
+    plain_start: usize,
+    /// Messages of TLS itself that are to be sent before anything else.
+    out: Vec<u8>,
+    is_closed: bool,
+}
+
+pub(super) enum Side {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// What one step of the machine came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It moved on and may move further.
+    Progress,
+    /// It waits for bytes, or for us to write.
+    Idle,
+}
+
+/// What to do when the machine is ready to write.
+enum Wish<'a> {
+    Nothing,
+    Seal(&'a [u8], &'a mut Sealed),
+    Goodbye(&'a mut Sealed),
+}
+
+impl State {
+    pub(super) fn new(side: Side) -> Self {
+        State {
+            side,
+            inbox: zeros(INBOX),
+            start: 0,
+            end: 0,
+            plain: Vec::new(),
+            plain_start: 0,
+            out: Vec::new(),
+            is_closed: false,
+        }
+    }
+
+    pub(super) fn common(&self) -> &CommonState {
+        match &self.side {
+            Side::Client(client) => client,
+            Side::Server(server) => server,
+        }
+    }
+
+    /// Ciphertext that came and is not opened.
+    pub(super) fn received(&self) -> &[u8] {
+        &self.inbox[self.start..self.end]
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Messages of TLS to send now.
+    pub(super) fn take_out(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// One step without anything to write.
+    pub(super) fn step(&mut self) -> Result<Step, Error> {
+        let mut hoard = std::mem::take(&mut self.plain);
+        let step = self.advance(Wish::Nothing, &mut |record| hoard.extend_from_slice(record));
+        self.plain = hoard;
+        step
+    }
+
+    /// Takes what the socket has, without waiting. Gives 0 at the end.
+    pub(super) fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
+        if self.is_closed {
+            return Ok(0);
+        }
+        if self.start > 0 {
+            self.inbox.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == self.inbox.len() {
+            // Full of what cannot be opened yet: longer than any record or message of TLS that we take.
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a TLS message that does not end"));
+        }
+        let count = channel.receive_now(&mut self.inbox[self.end..])?;
+        self.end += count;
+        self.is_closed = count == 0;
+        Ok(count)
+    }
+
+    /// Puts plain bytes into `places`: those that wait, then records as long as there is room.
+    fn open_into<P: Part>(&mut self, places: &mut Remaining<'_, P>) -> Result<(), Error> {
+        if self.plain_start < self.plain.len() {
+            self.plain_start += places.put_bytes(&self.plain[self.plain_start..]);
+        }
+        if self.plain_start == self.plain.len() {
+            self.plain.clear();
+            self.plain_start = 0;
+        }
+        while places.bytes() > 0 {
+            let mut rest = std::mem::take(&mut self.plain);
+            let step = self.advance(Wish::Nothing, &mut |record| {
+                let taken = places.put_bytes(record);
+                rest.extend_from_slice(&record[taken..]);
+            });
+            self.plain = rest;
+            if step? == Step::Idle {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens all that came.
+    fn hoard(&mut self) -> Result<(), Error> {
+        while self.step()? == Step::Progress {}
+        Ok(())
+    }
+
+    /// After an error rustls may have an alert to send: puts it into `out`.
+    pub(super) fn prepare_alert(&mut self) {
+        let _ = self.step();
+    }
+
+    fn seal(&mut self, plain: &[u8], sealed: &mut Sealed) -> Result<(), TlsProblem> {
+        self.write(Wish::Seal(plain, sealed))
+    }
+
+    fn goodbye(&mut self, sealed: &mut Sealed) -> Result<(), TlsProblem> {
+        self.write(Wish::Goodbye(sealed))
+    }
+
+    /// Gets the machine to where it writes, and lets it. What it reads on the way waits for a reader.
+    fn write(&mut self, mut wish: Wish<'_>) -> Result<(), TlsProblem> {
+        let mut hoard = std::mem::take(&mut self.plain);
+        let result = loop {
+            let again = match &mut wish {
+                Wish::Nothing => break Ok(()),
+                Wish::Seal(plain, sealed) => Wish::Seal(plain, sealed),
+                Wish::Goodbye(sealed) => Wish::Goodbye(sealed),
+            };
+            let before = again.len();
+            match self.advance(again, &mut |record| hoard.extend_from_slice(record)) {
+                Ok(Step::Progress) => {}
+                Ok(Step::Idle) if wish.len() > before => break Ok(()),
+                Ok(Step::Idle) => break Err(TlsProblem::Broken("the session is over".to_owned())),
+                Err(error) => break Err(TlsProblem::from_rustls(error)),
+            }
+        };
+        self.plain = hoard;
+        result
+    }
+
+    fn advance(&mut self, wish: Wish<'_>, give: &mut dyn FnMut(&[u8])) -> Result<Step, Error> {
+        let incoming = &mut self.inbox[self.start..self.end];
+        let (discard, step) = match &mut self.side {
+            Side::Client(client) => {
+                digest(client.process_tls_records(incoming), wish, give, &mut self.out, &mut self.is_closed)
+            }
+            Side::Server(server) => {
+                digest(server.process_tls_records(incoming), wish, give, &mut self.out, &mut self.is_closed)
+            }
+        };
+        self.start += discard;
+        step
+    }
+}
+
+impl Wish<'_> {
+    /// Sealed bytes so far.
+    fn len(&self) -> usize {
+        match self {
+            Wish::Nothing => 0,
+            Wish::Seal(_, sealed) | Wish::Goodbye(sealed) => sealed.len,
+        }
+    }
+}
+
+/// Handles one status; gives what to drop from the front of the inbox.
+fn digest<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    wish: Wish<'_>,
+    give: &mut dyn FnMut(&[u8]),
+    out: &mut Vec<u8>,
+    is_closed: &mut bool,
+) -> (usize, Result<Step, Error>) {
+    let mut discard = status.discard;
+    let step = match status.state {
+        Err(error) => Err(error),
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+            match traffic.next_record() {
+                Some(Ok(record)) => {
+                    discard += record.discard;
+                    give(record.payload);
+                }
+                Some(Err(error)) => break Err(error),
+                None => break Ok(Step::Progress),
+            }
+        },
+        Ok(ConnectionState::EncodeTlsData(mut message)) => {
+            let at = out.len();
+            out.resize(at + SPARE.max(2 * RECORD), 0);
+            let written = message.encode(&mut out[at..]);
+            out.truncate(at + written.as_ref().copied().unwrap_or(0));
+            written.map(|_| Step::Progress).map_err(|error| Error::General(error.to_string()))
+        }
+        Ok(ConnectionState::TransmitTlsData(transmit)) => {
+            // It is in `out`, which goes first.
+            transmit.done();
+            Ok(Step::Progress)
+        }
+        Ok(ConnectionState::PeerClosed) => {
+            *is_closed = true;
+            Ok(Step::Progress)
+        }
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => match wish {
+            Wish::Nothing => Ok(Step::Idle),
+            Wish::Seal(plain, sealed) => sealed
+                .append(out)
+                .map_err(|problem| Error::General(problem.to_string()))
+                .and_then(|()| {
+                    let room = &mut sealed.bytes[sealed.len..];
+                    traffic.encrypt(plain, room).map_err(|error| Error::General(error.to_string()))
+                })
+                .map(|count| {
+                    sealed.len += count;
+                    Step::Idle
+                }),
+            Wish::Goodbye(sealed) => sealed
+                .append(out)
+                .map_err(|problem| Error::General(problem.to_string()))
+                .and_then(|()| {
+                    let room = &mut sealed.bytes[sealed.len..];
+                    traffic.queue_close_notify(room).map_err(|error| Error::General(error.to_string()))
+                })
+                .map(|count| {
+                    sealed.len += count;
+                    Step::Idle
+                }),
+        },
+        // Early data is never offered; the others wait for bytes, or for nothing any more.
+        Ok(_) => Ok(Step::Idle),
+    };
+    (discard, step)
+}
+
+fn zeros(len: usize) -> Box<[u8]> {
+    vec![0; len].into_boxed_slice()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

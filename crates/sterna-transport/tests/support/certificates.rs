@@ -1,0 +1,111 @@
+//! Certificates for tests, made anew each time.
+
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+
+/// An authority.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// What a certificate is to be like.
+pub struct Wanted<'a> {
+    /// Its common name.
+    pub name: &'a str,
+    /// Names and numbers that it bears as subjectAltName.
+    pub hosts: &'a [&'a str],
+    pub is_server: bool,
+    pub is_expired: bool,
+    pub serial: u64,
+}
+
+impl Default for Wanted<'_> {
+    fn default() -> Self {
+        Wanted {
+            name: "host",
+            hosts: &["localhost", "127.0.0.1"],
+            is_server: true,
+            is_expired: false,
+            serial: 7,
+        }
+    }
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("signed").pem();
+        Authority { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// Writes `ca-cert.pem`.
+    pub fn write(&self, directory: &Path) {
+        std::fs::write(directory.join("ca-cert.pem"), &self.pem).expect("written");
+    }
+
+    /// Issues a certificate and writes it with its key under QEMU's names.
+    pub fn issue(&self, directory: &Path, wanted: &Wanted<'_>) {
+        let hosts: Vec<String> = wanted.hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("names");
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CountryName, "GB");
+        params.distinguished_name.push(DnType::OrganizationName, "Example");
+        params.distinguished_name.push(DnType::CommonName, wanted.name);
+        params.serial_number = Some(SerialNumber::from(wanted.serial));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        let (purpose, word) = if wanted.is_server {
+            (ExtendedKeyUsagePurpose::ServerAuth, "server")
+        } else {
+            (ExtendedKeyUsagePurpose::ClientAuth, "client")
+        };
+        params.extended_key_usages = vec![purpose];
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after =
+            if wanted.is_expired { date_time_ymd(2021, 1, 1) } else { date_time_ymd(2090, 1, 1) };
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("signed");
+        std::fs::write(directory.join(format!("{word}-cert.pem")), certificate.pem()).expect("written");
+        std::fs::write(directory.join(format!("{word}-key.pem")), key.serialize_pem()).expect("written");
+    }
+
+    /// Writes `ca-crl.pem`, which revokes one serial number.
+    #[allow(dead_code)]
+    pub fn revoke(&self, directory: &Path, serial: u64) {
+        let revoked = RevokedCertParams {
+            serial_number: SerialNumber::from(serial),
+            revocation_time: date_time_ymd(2022, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2022, 1, 1),
+            next_update: date_time_ymd(2090, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![revoked],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let pem = list.signed_by(&self.issuer).expect("signed").pem().expect("encoded");
+        std::fs::write(directory.join("ca-crl.pem"), pem).expect("written");
+    }
+}
+
+/// A directory with an authority and a good certificate for each end.
+#[allow(dead_code)]
+pub fn good_directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let authority = Authority::new("Test authority");
+    authority.write(directory.path());
+    authority.issue(directory.path(), &Wanted { name: "server", ..Wanted::default() });
+    authority.issue(directory.path(), &Wanted { name: "client", is_server: false, ..Wanted::default() });
+    directory
+}
