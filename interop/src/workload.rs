@@ -50,3 +50,11 @@ impl Guest {
         }
     }
 }
+
+/// Writes the disk that [`Guest::Boot`] is booted from, for machines that something else starts.
+///
+/// # Errors
+/// The file could not be written.
+pub fn boot_disk(path: &Path, memory_mib: u64) -> Result<(), Failure> {
+    boot::disk(path, memory_mib)
+}

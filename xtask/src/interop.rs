@@ -10,26 +10,35 @@ use crate::workspace::target_directory;
 
 /// The crate of the tests.
 pub const PACKAGE: &str = "sterna-interop";
+/// Its test targets, as cargo's patterns.
+const TARGETS: [&str; 4] = ["qemu*", "libvirt*", "host", "library"];
 
-/// `cargo xtask interop [-- ARGS]`.
+/// `cargo xtask interop [TARGET…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    let arguments = match arguments {
-        [] => &[][..],
-        [dashes, rest @ ..] if dashes == "--" => rest,
-        [other, ..] => return Err(Failure::Usage(format!("interop takes `-- ARGS`, not `{other}`"))),
-    };
+    if let Some(option) = arguments.iter().find(|argument| argument.starts_with('-')) {
+        return Err(Failure::Usage(format!("interop takes names of test targets, not `{option}`")));
+    }
     let mut parts = Parts::default();
     let mut notes = Vec::new();
     parts.part("roots", || roots::in_background().finish(&mut notes));
-    parts.part("interop", || run(arguments, &mut notes));
+    let targets: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    parts.part("interop", || play(if targets.is_empty() { &TARGETS } else { &targets }, &mut notes));
     notes.into_iter().for_each(|note| parts.note(note));
     parts.finish()
 }
 
-/// Runs the tests; `notes` gets the line of each that was skipped.
-pub fn run(arguments: &[String], notes: &mut Vec<String>) -> Result<Outcome> {
+/// Runs all of the tests; `notes` gets the line of each that was skipped.
+pub fn run(notes: &mut Vec<String>) -> Result<Outcome> {
+    play(&TARGETS, notes)
+}
+
+fn play(targets: &[&str], notes: &mut Vec<String>) -> Result<Outcome> {
     let mut command = process::cargo();
-    command.args(["test", "--package", PACKAGE, "--no-fail-fast"]).args(arguments);
+    // The package alone would be built with other features, and everything below it a second time.
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    for target in targets {
+        command.args(["--test", target]);
+    }
     command.env("STERNA_ROOTS", target_directory().join("roots"));
     let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");
     notes.extend(found);

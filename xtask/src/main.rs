@@ -36,7 +36,7 @@ usage: cargo xtask COMMAND
   bench [micro|e2e] [-- ARGS]   the benches (default: both)
   lab                           tests that need real KVM, inside a VM that has it
   roots [qemu|libvirt]          Debian sid roots with QEMU and libvirt, for the part `interop`
-  interop [-- ARGS]             tests against real QEMU and libvirt alone (ARGS as for cargo test)
+  interop [TARGET…]             tests against real QEMU and libvirt alone (TARGET: a file in interop/tests)
   demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
   setup                         only install what is missing";
 

@@ -38,7 +38,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(building) = building {
         parts.part("roots", || building.finish(&mut versions));
     }
-    parts.part("interop", || interop::run(&[], &mut skipped));
+    parts.part("interop", || interop::run(&mut skipped));
     parts.part("soak", || soak::run(SOAK_SAMPLE, None, false));
     parts.part("demo", || demo::run(DEMO_SAMPLE, &[], false));
     parts.part("fuzz", || fuzz::run(&[], FUZZ_EACH));

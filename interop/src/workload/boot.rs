@@ -37,10 +37,7 @@ const DESCRIPTORS: [u64; 3] = [0, 0x00cf_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
 /// Arguments for a machine that boots the sector, which sweeps half of its RAM.
 pub(super) fn arguments(machine: &str, memory_mib: u64, directory: &Path) -> Result<Vec<String>, Failure> {
     let path = directory.join("boot.img");
-    let pages = memory_mib.min(MOST_LOW_MIB) * 256 / 2;
-    let mut image = vec![0; IMAGE_BYTES];
-    image[..512].copy_from_slice(&sector(pages as u32));
-    std::fs::write(&path, image).map_err(|error| format!("{}: {error}", path.display()))?;
+    disk(&path, memory_mib)?;
     let device = if machine.starts_with("microvm") { "virtio-blk-device" } else { "ide-hd" };
     Ok(vec![
         "-drive".into(),
@@ -48,6 +45,14 @@ pub(super) fn arguments(machine: &str, memory_mib: u64, directory: &Path) -> Res
         "-device".into(),
         format!("{device},drive=boot,bootindex=0"),
     ])
+}
+
+/// Writes the disk that it is booted from.
+pub(super) fn disk(path: &Path, memory_mib: u64) -> Result<(), Failure> {
+    let pages = memory_mib.min(MOST_LOW_MIB) * 256 / 2;
+    let mut image = vec![0; IMAGE_BYTES];
+    image[..512].copy_from_slice(&sector(pages as u32));
+    std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The sector, which sweeps that many pages from [`FIRST_SWEPT`] on.
@@ -207,16 +212,3 @@ global_asm!(
     IS_BAD = const IS_BAD,
     FACTOR = const FACTOR as i32,
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sector_ends_with_its_signature_and_holds_its_number_of_pages() {
-        let sector = sector(0x1234);
-
-        assert_eq!(sector[510..], [0x55, 0xaa]);
-        assert_eq!(sector[SWEPT_PAGES..SWEPT_PAGES + 4], [0x34, 0x12, 0, 0]);
-    }
-}

@@ -1,0 +1,211 @@
+//! libvirt's daemon with its QEMU driver, in the root of its own, cut off from the host.
+//!
+//! It runs in private mount, process and network namespaces: the root is entered there, everything that the
+//! daemon writes lies in memory or in the test's directory, which is seen under the same path on both sides.
+//! A shell is the first process and reaps what daemons leave behind. It ends when its standard input does, and
+//! all others with it; so nothing is left even when the test is killed. Domains run under TCG.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use crate::qemu::PATIENCE;
+use crate::ticks::{Tick, ticks};
+use crate::{Failure, Root, boot_disk, skip};
+
+/// What `virsh save --image-format` takes, in the order of their numbers in the header.
+pub const SAVE_FORMATS: [&str; 7] = ["raw", "gzip", "bzip2", "xz", "lzop", "zstd", "sparse"];
+
+/// Sets up the namespaces and runs the daemon. $1: the root; $2: the test's directory.
+const START: &str = r#"
+set -e
+mount --make-rprivate /
+mount --bind "$1" "$1"
+for place in run var/lib/libvirt var/log var/cache tmp etc/libvirt; do
+    mount -t tmpfs tmpfs "$1/$place"
+done
+mkdir -p "$1$2" "$1/run/libvirt" "$2/run"
+mount --bind "$2" "$1$2"
+mount --bind "$2/run" "$1/run/libvirt"
+mount -t proc proc "$1/proc"
+mount --rbind /dev "$1/dev"
+mount -t sysfs sysfs "$1/sys"
+cp "$2/libvirtd.conf" "$2/qemu.conf" "$1/etc/libvirt/"
+chroot "$1" /usr/sbin/libvirtd --config /etc/libvirt/libvirtd.conf </dev/null &
+cat >/dev/null
+"#;
+const DAEMON: &str = "auth_unix_ro = \"none\"\nauth_unix_rw = \"none\"\nunix_sock_rw_perms = \"0700\"\n\
+                      host_uuid = \"8d5c0a5e-4f0b-4d9a-9a4f-2f1a5f1e0a11\"\n";
+/// No other user, no control groups, no log daemon: the namespaces keep it apart.
+const DRIVER: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
+                      remember_owner = 0\nnamespaces = [ ]\ncgroup_controllers = [ ]\nstdio_handler = \"file\"\n";
+
+/// A running daemon.
+pub struct Libvirt {
+    root: Root,
+    process: Child,
+    directory: TempDir,
+}
+
+impl Libvirt {
+    /// Starts the daemon; if that cannot be done here, `test` is said to be skipped.
+    ///
+    /// # Errors
+    /// It can be done here, but the daemon does not answer.
+    pub fn start_for(test: &str) -> Result<Option<Self>, Failure> {
+        let Some(root) = Root::libvirt_for(test) else { return Ok(None) };
+        let probe = Command::new("unshare").args(["--mount", "--pid", "--net", "--fork", "true"]).output();
+        match probe {
+            Ok(output) if output.status.success() => Self::start(root).map(Some),
+            Ok(output) => {
+                skip(test, &format!("no namespaces: {}", String::from_utf8_lossy(&output.stderr).trim()));
+                Ok(None)
+            }
+            Err(error) => {
+                skip(test, &format!("unshare: {error}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn start(root: Root) -> Result<Self, Failure> {
+        let directory = tempfile::Builder::new()
+            .prefix("sterna-")
+            .tempdir()
+            .map_err(|error| format!("no temporary directory: {error}"))?;
+        let place = |name: &str| directory.path().join(name);
+        let put = |name: &str, text: &str| {
+            std::fs::write(place(name), text).map_err(|error| format!("{}: {error}", place(name).display()))
+        };
+        put("libvirtd.conf", DAEMON)?;
+        put("qemu.conf", DRIVER)?;
+        put("start", START)?;
+        let log = std::fs::File::create(place("log")).map_err(|error| format!("log: {error}"))?;
+        let process = Command::new("unshare")
+            .args(["--mount", "--pid", "--net", "--fork", "--kill-child", "sh"])
+            .arg(place("start"))
+            .arg(root.path())
+            .arg(directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| format!("unshare: {error}"))?;
+        let mut libvirt = Self { root, process, directory };
+        libvirt.wait_until_it_answers()?;
+        Ok(libvirt)
+    }
+
+    fn wait_until_it_answers(&mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        loop {
+            if self.directory().join("run/libvirt-sock").exists() && self.virsh(&["version"]).is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.process.try_wait() {
+                return Err(format!("libvirtd ended with {status}: {}", self.log().trim()));
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(format!("libvirtd does not answer: {}", self.log().trim()));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+
+    /// The test's directory, under the same path for the daemon.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Runs virsh and gives back what it printed.
+    ///
+    /// # Errors
+    /// What it complained about.
+    pub fn virsh(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let socket = self.directory().join("run/libvirt-sock");
+        let mut command = self.root.command("virsh");
+        command.arg("--connect").arg(format!("qemu:///system?socket={}", socket.display())).args(arguments);
+        let output = command.stdin(Stdio::null()).output().map_err(|error| format!("virsh: {error}"))?;
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(format!("virsh {}: {why}", arguments.join(" ")))
+        }
+    }
+
+    /// Creates a transient domain that runs the boot guest ([`crate::Guest::Boot`]); `machine` is `pc` or
+    /// `q35`.
+    ///
+    /// # Errors
+    /// libvirt's refusal.
+    pub fn create(&self, name: &str, machine: &str, memory_mib: u64) -> Result<(), Failure> {
+        let disk = self.directory().join(format!("{name}.img"));
+        boot_disk(&disk, memory_mib)?;
+        let (target, bus) = if machine == "pc" { ("hda", "ide") } else { ("sda", "sata") };
+        let xml = format!(
+            "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='{machine}'>hvm</type><boot dev='hd'/></os>\
+             <features><acpi/></features><devices><emulator>/usr/bin/qemu-system-x86_64</emulator>\
+             <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/>\
+             <target dev='{target}' bus='{bus}'/></disk>\
+             <serial type='file'><source path='{}' append='on'/></serial>\
+             <memballoon model='none'/></devices></domain>",
+            disk.display(),
+            self.serial_file(name).display(),
+        );
+        let file = self.directory().join(format!("{name}.xml"));
+        std::fs::write(&file, xml).map_err(|error| format!("{}: {error}", file.display()))?;
+        self.virsh(&["create", &file.to_string_lossy()]).map(drop)
+    }
+
+    /// All that the domain has said on its serial port, in every machine that it ran in.
+    pub fn serial(&self, name: &str) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.serial_file(name)).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until the domain's guest has ticked `more` times than it has now.
+    ///
+    /// # Errors
+    /// A tick was BAD, or nothing came for [`PATIENCE`].
+    pub fn wait_for_ticks(&self, name: &str, more: usize) -> Result<Tick, Failure> {
+        let wanted = ticks(&self.serial(name)).len() + more;
+        let begin = Instant::now();
+        loop {
+            let ticks = ticks(&self.serial(name));
+            if let Some(bad) = ticks.iter().find(|tick| !tick.ok) {
+                return Err(format!("the guest's memory changed: tick {} is BAD", bad.number));
+            }
+            if let Some(last) = ticks.last().filter(|_| ticks.len() >= wanted) {
+                return Ok(*last);
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(format!(
+                    "the guest ticked {} times, not {wanted}: {}",
+                    ticks.len(),
+                    self.log().trim()
+                ));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// What the daemon printed.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
+    }
+
+    fn serial_file(&self, name: &str) -> std::path::PathBuf {
+        self.directory().join(format!("{name}.serial"))
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        // The shell's input ends, the shell with it, and so every process of the namespace.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
