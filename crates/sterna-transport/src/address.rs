@@ -1,4 +1,7 @@
 //! Where a peer is, in QEMU's spelling.
+//!
+//! A file is a place too: a guest is saved to it and restored from it. Channels do not lead there; see
+//! [`crate::PageFile`].
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +9,8 @@ use std::str::FromStr;
 
 use crate::TransportError;
 
-/// An address, as QEMU writes it: `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`.
+/// An address, as QEMU writes it: `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
+/// `file:PATH[,offset=N]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A host name or number and a port. An empty host means every address when listening and this
@@ -21,6 +25,13 @@ pub enum Address {
     Unix(PathBuf),
     /// A descriptor that was inherited, by number, or that was handed over before under a name.
     Fd(String),
+    /// A file that holds, or will hold, a guest's state (specs/mapped-ram.md §4.11).
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// Where the state begins in it, in bytes: behind a container's header.
+        offset: u64,
+    },
 }
 
 impl FromStr for Address {
@@ -29,7 +40,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, TransportError> {
         let refuse = |rule| Err(TransportError::Address { text: text.to_owned(), rule });
         let Some((kind, rest)) = text.split_once(':') else {
-            return refuse("write tcp:HOST:PORT, unix:PATH or fd:NUMBER");
+            return refuse("write tcp:HOST:PORT, unix:PATH, fd:NUMBER or file:PATH");
         };
         match kind {
             "tcp" => tcp(rest).or_else(refuse),
@@ -39,8 +50,9 @@ impl FromStr for Address {
             "unix" => Ok(Address::Unix(rest.into())),
             "fd" if rest.is_empty() => refuse("a number or name must follow fd:"),
             "fd" => Ok(Address::Fd(rest.to_owned())),
-            "exec" | "rdma" | "vsock" | "file" => refuse("this kind of address is not known here"),
-            _ => refuse("it must begin with tcp:, unix: or fd:"),
+            "file" => file(rest).or_else(refuse),
+            "exec" | "rdma" | "vsock" => refuse("this kind of address is not known here"),
+            _ => refuse("it must begin with tcp:, unix:, fd: or file:"),
         }
     }
 }
@@ -63,6 +75,45 @@ fn tcp(rest: &str) -> Result<Address, &'static str> {
     }
 }
 
+/// `PATH[,offset=N]`, cut at the first `,offset=` as QEMU does.
+fn file(rest: &str) -> Result<Address, &'static str> {
+    let (path, offset) = match rest.split_once(",offset=") {
+        None => (rest, 0),
+        Some((path, number)) => {
+            (path, size(number).ok_or("offset= wants a number, such as 4096, 0x1000 or 1M")?)
+        }
+    };
+    match path {
+        "" => Err("a path must follow file:"),
+        path if path.starts_with("/dev/fdset/") => {
+            Err("descriptor sets (/dev/fdset) are not known here: give the file's own path")
+        }
+        path => Ok(Address::File { path: path.into(), offset }),
+    }
+}
+
+/// A number of bytes: decimal, hexadecimal behind `0x`, or decimal with one of the suffixes B, K, M, G, T, P, E.
+fn size(text: &str) -> Option<u64> {
+    if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return u64::from_str_radix(digits, 16).ok().filter(|_| is_number);
+    }
+    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" | "B" | "b" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        "P" | "p" => 50,
+        "E" | "e" => 60,
+        _ => return None,
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    number.checked_mul(1 << shift)
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -70,6 +121,8 @@ impl fmt::Display for Address {
             Address::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
             Address::Fd(name) => write!(f, "fd:{name}"),
+            Address::File { path, offset: 0 } => write!(f, "file:{}", path.display()),
+            Address::File { path, offset } => write!(f, "file:{},offset={offset}", path.display()),
         }
     }
 }
@@ -88,6 +141,8 @@ mod tests {
             "unix:/tmp/a,b:c",
             "fd:12",
             "fd:mig",
+            "file:/tmp/a:b,c",
+            "file:image,offset=4097",
         ] {
             let address: Address = text.parse().expect(text);
             assert_eq!(address.to_string(), text);
@@ -98,6 +153,22 @@ mod tests {
     fn address_ipv6_loses_its_brackets_inside() {
         let address: Address = "tcp:[fe80::1%eth0]:7".parse().unwrap();
         assert_eq!(address, Address::Tcp { host: "fe80::1%eth0".into(), port: 7 });
+    }
+
+    #[test]
+    fn address_file_offset_is_read_as_qemu_reads_it() {
+        for (text, offset) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("0x1000", 4096),
+            ("0X1f", 31),
+            ("1M", 1 << 20),
+            ("2k", 2048),
+            ("7B", 7),
+        ] {
+            let address: Address = format!("file:a b,offset={text}").parse().unwrap();
+            assert_eq!(address, Address::File { path: "a b".into(), offset });
+        }
     }
 
     #[test]
@@ -117,6 +188,15 @@ mod tests {
             ("unix:", "path"),
             ("fd:", "number or name"),
             ("exec:cat", "not known"),
+            ("file:", "path"),
+            ("file:,offset=1", "path"),
+            ("file:a,offset=", "number"),
+            ("file:a,offset=-1", "number"),
+            ("file:a,offset=1X", "number"),
+            ("file:a,offset=0x", "number"),
+            ("file:a,offset=16E", "number"),
+            ("file:a,offset=1,offset=2", "number"),
+            ("file:/dev/fdset/1", "fdset"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

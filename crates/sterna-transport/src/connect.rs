@@ -30,7 +30,7 @@ pub(crate) fn connect(
     match address {
         Address::Tcp { host, port } => attempt.tcp(host, *port),
         Address::Unix(path) => attempt.unix(path),
-        Address::Fd(_) => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
+        Address::Fd(_) | Address::File { .. } => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
     }
 }
 

@@ -69,6 +69,8 @@ impl Listener {
                 };
                 (kind, address.clone())
             }
+            // Nobody connects to a file.
+            Address::File { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Listener { kind, address, closed, path })
     }

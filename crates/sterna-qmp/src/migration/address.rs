@@ -21,23 +21,24 @@ pub fn from_arguments(command: &str, arguments: &Map<String, Value>) -> Result<A
     }
 }
 
-/// `tcp:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH` or `fd:NAME`.
+/// `tcp:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH`, `fd:NAME` or `file:PATH[,offset=N]`.
 pub fn from_uri(uri: &str) -> Result<Address, QmpError> {
     let (scheme, rest) = uri.split_once(':').unwrap_or((uri, ""));
     match scheme {
         "tcp" => tcp(rest, uri),
         "unix" => unix(rest),
         "fd" => fd(rest),
-        "exec" | "rdma" | "file" | "vsock" => Err(QmpError::generic(format!(
-            "'{scheme}:' migration is not supported by Sterna; use tcp:HOST:PORT, unix:PATH or fd:NAME"
+        "file" => uri.parse().map_err(|error| QmpError::generic(format!("{error}"))),
+        "exec" | "rdma" | "vsock" => Err(QmpError::generic(format!(
+            "'{scheme}:' migration is not supported by Sterna; use tcp:HOST:PORT, unix:PATH, fd:NAME or file:PATH"
         ))),
         _ => Err(QmpError::generic(format!(
-            "unknown migration protocol: {uri}; use tcp:HOST:PORT, unix:PATH or fd:NAME"
+            "unknown migration protocol: {uri}; use tcp:HOST:PORT, unix:PATH, fd:NAME or file:PATH"
         ))),
     }
 }
 
-/// The `channels` list: one channel of the type `main` over a socket.
+/// The `channels` list: one channel of the type `main` over a socket or a file.
 pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     let list = channels.as_array().ok_or_else(|| QmpError::wrong_type("channels", "array"))?;
     let [channel] = list.as_slice() else {
@@ -58,8 +59,9 @@ pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     let address = Arguments(object(address, "channels[0].addr")?);
     match address.required_string("transport")? {
         "socket" => socket(address),
-        transport @ ("exec" | "rdma" | "file") => Err(QmpError::generic(format!(
-            "Transport '{transport}' is not supported by Sterna; use 'socket'"
+        "file" => file(address),
+        transport @ ("exec" | "rdma") => Err(QmpError::generic(format!(
+            "Transport '{transport}' is not supported by Sterna; use 'socket' or 'file'"
         ))),
         other => Err(QmpError::generic(format!(
             "Parameter 'channels[0].addr.transport' does not accept value '{other}'"
@@ -73,7 +75,26 @@ pub fn to_json(address: &Address) -> Value {
         Address::Tcp { host, port } => json!({"type": "inet", "host": host, "port": port.to_string()}),
         Address::Unix(path) => json!({"type": "unix", "path": path.to_string_lossy()}),
         Address::Fd(name) => json!({"type": "fd", "str": name}),
+        Address::File { path, offset } => {
+            json!({"type": "file", "filename": path.to_string_lossy(), "offset": offset})
+        }
     }
+}
+
+fn file(address: Arguments<'_>) -> Result<Address, QmpError> {
+    address.only(&["transport", "filename", "offset"])?;
+    let path = address.required_string("filename")?;
+    if path.is_empty() || path.contains('\0') {
+        return Err(QmpError::generic("The file's name must not be empty and must have no NUL"));
+    }
+    if path.starts_with("/dev/fdset/") {
+        return Err(QmpError::generic(
+            "Descriptor sets (/dev/fdset) are not supported by Sterna; give the file's own path",
+        ));
+    }
+    let offset = address.0.get("offset").ok_or_else(|| QmpError::missing("offset"))?;
+    let offset = offset.as_u64().ok_or_else(|| QmpError::wrong_type("offset", "integer, not negative"))?;
+    Ok(Address::File { path: path.into(), offset })
 }
 
 fn socket(address: Arguments<'_>) -> Result<Address, QmpError> {

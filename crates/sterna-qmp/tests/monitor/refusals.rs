@@ -28,6 +28,7 @@ fn uris_give_addresses_or_refusals() {
         ("unix:/run/a:b", Address::Unix(PathBuf::from("/run/a:b"))),
         ("fd:mig", Address::Fd("mig".into())),
         ("fd:7", Address::Fd("7".into())),
+        ("file:/x,offset=1M", Address::File { path: "/x".into(), offset: 1 << 20 }),
     ] {
         assert_eq!(from_uri(uri).unwrap(), expected);
     }
@@ -47,7 +48,9 @@ fn uris_give_addresses_or_refusals() {
         "fd:",
         "exec:cat",
         "rdma:h:1",
-        "file:/x",
+        "file:",
+        "file:/x,offset=y",
+        "file:/dev/fdset/1",
         "vsock:2:1",
         "ftp:x",
         "localhost:4444",
@@ -65,6 +68,10 @@ fn channels_give_addresses_or_refusals() {
         (inet.clone(), Address::Tcp { host: "h".into(), port: 44 }),
         (json!({"transport": "socket", "type": "unix", "path": "/s"}), Address::Unix("/s".into())),
         (json!({"transport": "socket", "type": "fd", "str": "mig"}), Address::Fd("mig".into())),
+        (
+            json!({"transport": "file", "filename": "/x,offset=1", "offset": 7}),
+            Address::File { path: "/x,offset=1".into(), offset: 7 },
+        ),
     ] {
         assert_eq!(from_channels(&main(addr)).unwrap(), expected);
     }
@@ -86,7 +93,10 @@ fn channels_give_addresses_or_refusals() {
         main(json!({"transport": "socket", "type": "vsock", "cid": "2", "port": "44"})),
         main(json!({"transport": "socket", "type": "carrier-pigeon"})),
         main(json!({"transport": "exec", "args": ["cat"]})),
-        main(json!({"transport": "file", "filename": "/x", "offset": 0})),
+        main(json!({"transport": "file", "filename": "/x"})),
+        main(json!({"transport": "file", "filename": "", "offset": 0})),
+        main(json!({"transport": "file", "filename": "/x", "offset": -1})),
+        main(json!({"transport": "file", "filename": "/dev/fdset/1", "offset": 0})),
         main(json!({"transport": "warp"})),
     ] {
         assert!(from_channels(&bad).is_err(), "{bad}");
