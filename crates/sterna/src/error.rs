@@ -84,6 +84,11 @@ impl MigrationError {
         }
     }
 
+    /// A file of this side's failed: nothing that the peer did.
+    pub(crate) fn storage(error: TransportError) -> Self {
+        Self::System(error.to_string())
+    }
+
     pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
         move |error| Self::Wire { channel: channel.to_owned(), error }
     }

@@ -3,7 +3,7 @@
 use super::element::COMMAND;
 use crate::error::WireError;
 use crate::limits;
-use crate::reader::{Reader, Stop};
+use crate::reader::{self, Reader, Stop};
 
 const SPEC: &str = "specs/stream.md §1.8";
 
@@ -52,6 +52,20 @@ impl Command {
         out.extend_from_slice(&(payload.len() as u16).to_be_bytes());
         out.extend_from_slice(&payload);
         Ok(())
+    }
+
+    /// Reads one from the start of `buf`, type byte included.
+    ///
+    /// # Errors
+    /// Another element, an unknown command, a wrong length.
+    pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
+        reader::decode(buf, "command", |r| {
+            let kind = r.u8()?;
+            if kind != COMMAND {
+                return Err(r.bad(SPEC, format!("{kind:02x} where a command (08) must be")));
+            }
+            Self::read(r)
+        })
     }
 
     fn number(&self) -> u16 {

@@ -185,9 +185,11 @@ fn multifd(
     let mut bytes = [0; InitialPacket::BYTES];
     greeting.read_exact(&mut bytes)?;
     let name = format!("multifd connection from {}", channel.peer());
-    let uuid = shared.vm.uuid().unwrap_or_default();
     let checked = InitialPacket::decode(&bytes).and_then(|hello| match hello {
-        Some((hello, _)) => hello.check(&uuid, expected).map(|()| Some(hello)),
+        Some((hello, _)) => {
+            let uuid = shared.target.uuid().unwrap_or(hello.uuid);
+            hello.check(&uuid, expected).map(|()| Some(hello))
+        }
         None => Ok(None),
     });
     let hello = match checked {
@@ -206,11 +208,14 @@ fn multifd(
     adopt(
         shared,
         |channels, channel| {
-            let place = &mut channels.multifd[usize::from(hello.id)];
-            if place.is_some() {
+            if channels.multifd[usize::from(hello.id)].is_some() {
                 return Err(format!("multifd channel {} connected twice", hello.id));
             }
-            *place = Some(channel);
+            // A target that takes any UUID takes one only.
+            if *channels.uuid.get_or_insert(hello.uuid) != hello.uuid {
+                return Err(format!("multifd channel {} states another UUID than those before it", hello.id));
+            }
+            channels.multifd[usize::from(hello.id)] = Some(channel);
             Ok(())
         },
         channel,

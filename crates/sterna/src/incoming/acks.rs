@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::machine_type::acknowledges_in_old_form;
 use crate::params::Capabilities;
-use crate::vm::{Device, TargetVm};
+use crate::vm::Device;
 
 pub(super) struct Acks {
     /// Devices that ask and are not ready.
@@ -24,13 +24,14 @@ enum Form {
 }
 
 impl Acks {
-    pub fn new(vm: &dyn TargetVm, capabilities: &Capabilities) -> Self {
+    /// For a machine of type `machine_type` with these `devices`.
+    pub fn new(devices: Vec<Arc<dyn Device>>, machine_type: &str, capabilities: &Capabilities) -> Self {
         let form = match capabilities.switchover_ack {
             false => Form::Done,
-            true if acknowledges_in_old_form(&vm.machine_type()) => Form::Old,
+            true if acknowledges_in_old_form(machine_type) => Form::Old,
             true => Form::Present,
         };
-        let asking = vm.devices().into_iter().filter(|device| device.asks_switchover_ack());
+        let asking = devices.into_iter().filter(|device| device.asks_switchover_ack());
         Self { waiting: asking.collect(), form }
     }
 

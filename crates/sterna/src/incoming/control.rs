@@ -9,7 +9,6 @@ use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, 
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
-use super::sections::all_came;
 use super::shared::{Shared, lock};
 use super::{Arrival, lane, loader};
 use crate::driver::Driver;
@@ -133,19 +132,9 @@ impl Control {
     }
 
     fn finish_loading(&mut self) {
-        let loaded = lock(&self.shared.loaded);
-        let (ram, run) = (loaded.ram, loaded.run);
-        let devices = all_came(self.shared.vm.as_ref(), &loaded.devices);
-        drop(loaded);
-        if !ram {
-            return self.shared.fail(MigrationError::PeerMisbehaved {
-                what: "the stream ended before RAM's END section".to_owned(),
-            });
-        }
-        match self.shared.rounds.complete().and(devices) {
-            // A source without a global state (none of QEMU 11's machine types) runs its guest.
-            Ok(()) => {
-                let run = run.unwrap_or(true) && self.shared.autostart.read();
+        match self.shared.rounds.complete().and_then(|()| self.shared.target.finish_loading()) {
+            Ok(wants_to_run) => {
+                let run = wants_to_run && self.shared.autostart.read();
                 self.shared.report(Fed::LoadComplete { run });
             }
             Err(error) => self.shared.fail(error),
@@ -153,7 +142,7 @@ impl Control {
     }
 
     fn acquire_hooks(&mut self) {
-        for hook in self.shared.vm.hooks().into_iter().skip(self.acquired.len()) {
+        for hook in self.shared.target.hooks().into_iter().skip(self.acquired.len()) {
             if let Err(error) = hook.acquire() {
                 self.shared.note_error(error.into());
                 return self.shared.report(Fed::HookAcquireFailed);
@@ -164,13 +153,15 @@ impl Control {
     }
 
     fn start_guest(&mut self) {
-        match self.shared.vm.start() {
+        match self.shared.target.start() {
             Ok(()) => {
-                self.shared.tell(&Event::Resumed);
+                if self.shared.target.runs_guests() {
+                    self.shared.tell(&Event::Resumed);
+                }
                 self.shared.report(Fed::GuestStarted);
             }
             Err(error) => {
-                self.shared.note_error(error.into());
+                self.shared.note_error(error);
                 self.shared.report(Fed::GuestStartFailed);
             }
         }
@@ -182,13 +173,13 @@ impl Control {
             return;
         }
         self.taken_over = true;
-        if let Err(error) = self.shared.vm.take_over_paused() {
+        if let Err(error) = self.shared.target.take_over_paused() {
             self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
         }
     }
 
     fn announce(&mut self) {
-        for hook in self.shared.vm.hooks() {
+        for hook in self.shared.target.hooks() {
             if let Err(error) = hook.announce() {
                 self.shared.tell(&Event::Warning(format!("{} was not announced: {error}", hook.name())));
             }
@@ -276,12 +267,8 @@ impl Control {
     }
 
     fn reset(&mut self) {
-        self.shared.vm.reset();
-        for block in self.shared.vm.ram().blocks() {
-            if let Err(error) = block.discard_all() {
-                self.shared
-                    .tell(&Event::Warning(format!("memory of {:?} was not freed: {error}", block.name())));
-            }
+        for left in self.shared.target.reset() {
+            self.shared.tell(&Event::Warning(left));
         }
     }
 

@@ -8,11 +8,12 @@ use sterna_ram::{PAGE_SIZE, RamSlice};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{
-    BlockTable, DEVICE_STATE_PACKET_BYTES, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
+    DEVICE_STATE_PACKET_BYTES, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
     RamPacketView,
 };
 
 use super::shared::Shared;
+use super::target::Layout;
 use crate::codec::{self, Decoder};
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -20,6 +21,9 @@ use crate::pages::PageSink;
 
 /// Receives on `channel`, which is lane number `index`, until it ends or all stops.
 pub(super) fn receive(shared: &Shared, index: usize, channel: &Arc<Channel>) {
+    if !shared.rounds.wait_for_blocks() {
+        return;
+    }
     let result = Lane::new(shared, index, channel).and_then(|mut lane| lane.run());
     match result {
         Ok(()) => shared.rounds.ended(index),
@@ -32,7 +36,8 @@ struct Lane<'a> {
     index: usize,
     name: String,
     channel: &'a Channel,
-    table: BlockTable,
+    layout: &'a Layout,
+    sink: &'a dyn PageSink,
     method: Method,
     codec: Option<Box<dyn Decoder>>,
     payload: Vec<u8>,
@@ -53,12 +58,11 @@ impl Default for Ahead {
 
 impl<'a> Lane<'a> {
     fn new(shared: &'a Shared, index: usize, channel: &'a Channel) -> Result<Self, MigrationError> {
-        let blocks = shared.vm.ram().blocks().iter();
-        let blocks = blocks.map(|block| (block.name().to_owned(), block.len_bytes()));
         let compression = shared.params.multifd_compression;
         let name = format!("multifd channel {index}");
         Ok(Self {
-            table: BlockTable::new(blocks).map_err(MigrationError::wire(&name))?,
+            layout: shared.layout()?,
+            sink: shared.sink(index)?.as_ref(),
             method: codec::method(compression),
             codec: codec::decoder(compression)?,
             payload: Vec::new(),
@@ -75,11 +79,12 @@ impl<'a> Lane<'a> {
         let mut next = Ahead::default();
         while self.read_header(&mut header, &next)? {
             let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
-            let view = RamPacketView::decode(&header, &self.table, self.method)
+            let view = RamPacketView::decode(&header, &self.layout.table, self.method)
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
             self.shared.rounds.packet();
             next = Ahead::default();
             if view.is_sync() {
+                self.sink.settle()?;
                 if !self.shared.rounds.sync(self.index) {
                     return Ok(());
                 }
@@ -166,21 +171,21 @@ impl<'a> Lane<'a> {
         for (place, part) in normal.iter_mut().zip(view.normal_runs()) {
             let part = run(part);
             shared.rounds.enter(part)?;
-            places.push(shared.sink.prepare(part)?);
+            places.push(self.sink.prepare(part)?);
             count += part.count;
             *place = Some(part);
         }
         if count > 0 {
             self.read_pages(view, count as usize, &places, next)?;
             for part in normal.iter().flatten() {
-                shared.sink.commit(*part)?;
+                self.sink.commit(*part)?;
             }
             shared.normal_pages.fetch_add(count, Ordering::Relaxed);
         }
         for part in view.zero_runs() {
             let part = run(part);
             shared.rounds.enter(part)?;
-            shared.sink.zero(part)?;
+            self.sink.zero(part)?;
             shared.zero_pages.fetch_add(part.count, Ordering::Relaxed);
         }
         Ok(())

@@ -11,20 +11,19 @@ use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features, Handover};
-use sterna_wire::global_state::{self, GlobalState};
-use sterna_wire::main::{Command, MainDecoder, MainItem, Step};
+use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
+use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
 use super::reader::Reader;
-use super::sections::{Sections, expectations};
 use super::shared::{Shared, lock};
+use super::target::{RamStart, Section};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::order::PageRun;
-use crate::pages::PageSink;
 
-const CHANNEL: &str = "main channel";
+pub(super) const CHANNEL: &str = "main channel";
 
 /// Loads until the end of the stream, or until told to stop.
 pub(super) fn load(shared: &Shared, channel: &Arc<Channel>) {
@@ -34,26 +33,31 @@ pub(super) fn load(shared: &Shared, channel: &Arc<Channel>) {
     }
 }
 
-struct Loader<'a> {
-    shared: &'a Shared,
-    reader: Reader,
+pub(super) struct Loader<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) reader: Reader,
     decoder: MainDecoder,
-    sections: Sections,
-    acks: Acks,
+    /// Once the configuration has come.
+    acks: Option<Acks>,
+    /// Multifd channels.
+    lanes: usize,
     /// The source sent a handover section.
-    is_sterna: bool,
+    pub(super) is_sterna: bool,
+    /// The source has asked to prepare.
+    pub(super) was_asked: bool,
 }
 
 impl<'a> Loader<'a> {
     fn new(shared: &'a Shared, channel: &Arc<Channel>) -> Self {
-        let knowledge = Box::new(Sections::new(shared.vm.as_ref()));
+        let expect = shared.target.expectations(&shared.capabilities);
         Self {
             shared,
             reader: Reader::new(Arc::clone(channel)),
-            decoder: MainDecoder::new(knowledge, expectations(shared)),
-            sections: Sections::new(shared.vm.as_ref()),
-            acks: Acks::new(shared.vm.as_ref(), &shared.capabilities),
+            decoder: MainDecoder::new(shared.target.knowledge(), expect),
+            acks: None,
+            lanes: lock(&shared.channels).multifd.len(),
             is_sterna: false,
+            was_asked: false,
         }
     }
 
@@ -81,7 +85,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    fn consume(&mut self, count: usize) {
+    pub(super) fn consume(&mut self, count: usize) {
         self.reader.consume(count);
         self.shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
     }
@@ -108,19 +112,25 @@ impl<'a> Loader<'a> {
                 if self.shared.capabilities.multifd {
                     self.shared.rounds.enter(run)?;
                 }
-                self.shared.sink.zero(run)
+                self.shared.sink(self.lanes)?.zero(run)
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
-            MainItem::MultifdFlush => self.shared.rounds.flush(self.shared.params.limits.stall),
+            MainItem::MultifdFlush => {
+                if let Ok(sink) = self.shared.sink(self.lanes) {
+                    sink.settle()?;
+                }
+                self.shared.rounds.flush(self.shared.params.limits.stall)
+            }
             MainItem::RamEnd { kind } => {
-                lock(&self.shared.loaded).ram |= kind == sterna_wire::main::SectionKind::End;
-                let due = self.acks.at_section();
+                self.shared.target.ram_section_ended(kind);
+                let due = self.acks.as_mut().map_or(0, Acks::at_section);
                 self.acknowledge(due)
             }
-            MainItem::Section { name, instance, version, body, .. } => {
-                self.section(&name, instance, version, &body)
+            MainItem::Section { name, instance, version, kind, body } => {
+                self.section(&name, instance, version, kind, &body)
             }
+            MainItem::Tail => self.tail(),
             MainItem::Eof => {
                 self.shared.report(Fed::EofRead);
                 Ok(())
@@ -128,8 +138,9 @@ impl<'a> Loader<'a> {
             MainItem::MappedBlock { .. } => {
                 Err(MigrationError::Internal("a mapped block on a socket".to_owned()))
             }
-            MainItem::RamStart(_) => self.demand_compatibility(),
-            MainItem::Header | MainItem::Configuration(_) | MainItem::VmDescription(_) => Ok(()),
+            MainItem::RamStart(blocks) => self.ram_starts(&blocks),
+            MainItem::Configuration(configuration) => self.configuration(&configuration),
+            MainItem::Header | MainItem::VmDescription(_) => Ok(()),
         }
     }
 
@@ -137,47 +148,61 @@ impl<'a> Loader<'a> {
         match command {
             Command::OpenReturnPath => {
                 self.shared.report(Fed::ReturnPathOpened);
-                let due = self.acks.at_opening();
+                let due = self.acks.as_mut().map_or(0, Acks::at_opening);
                 self.acknowledge(due)
             }
             Command::Ping(extension::PREPARE_PING) => {
+                self.was_asked = true;
                 self.shared.report(Fed::PrepareRead);
                 Ok(())
             }
-            Command::Ping(value) => {
-                self.shared.say(&ReturnMessage::Pong(value))?;
-                if value == extension::EXTENSION_PING {
-                    self.shared.say(&ReturnMessage::Pong(Features::HANDOVER.to_pong()))?;
-                }
-                Ok(())
+            Command::Ping(value) => self.pong(value),
+            Command::SwitchoverStart => {
+                let mut bytes = Vec::new();
+                command.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
+                self.shared.target.command(&bytes)
             }
-            Command::SwitchoverStart => Ok(()),
             other => Err(MigrationError::PeerIncompatible {
                 what: format!("the source sent {other:?}, which belongs to postcopy: switch it off there"),
             }),
         }
     }
 
-    /// Before any RAM moves the machines must have been compared. Only a Sterna that hears our answers can
-    /// have sent its record; with any other source the operator is told that nobody compared.
-    fn demand_compatibility(&self) -> Result<(), MigrationError> {
-        let compared = |came: &(String, u32)| came.0 == extension::COMPATIBILITY_SECTION;
-        if self.shared.vm.compatibility().is_none() || lock(&self.shared.loaded).devices.iter().any(compared)
-        {
-            return Ok(());
+    /// Answers a PING; a Sterna's question who this is, twice.
+    pub(super) fn pong(&self, value: u32) -> Result<(), MigrationError> {
+        self.shared.say(&ReturnMessage::Pong(value))?;
+        if value == extension::EXTENSION_PING {
+            self.shared.say(&ReturnMessage::Pong(Features::HANDOVER.to_pong()))?;
         }
-        if self.is_sterna {
-            return Err(MigrationError::PeerIncompatible {
-                what: "the source sent no compatibility record, and this machine compares before any RAM \
-                       moves: migrate from a machine of the same kind"
-                    .to_owned(),
-            });
+        Ok(())
+    }
+
+    fn configuration(&mut self, configuration: &Configuration) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        let machine_type = &configuration.machine_type;
+        self.acks = Some(Acks::new(shared.target.devices(), machine_type, &shared.capabilities));
+        shared.target.configuration(configuration)
+    }
+
+    fn ram_starts(&mut self, blocks: &BlockList) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        let table = self.decoder.blocks();
+        let Some(table) = table else {
+            return Err(MigrationError::Internal("a block list without a table of blocks".to_owned()));
+        };
+        let started = shared.target.ram_starts(&RamStart {
+            section_id: self.decoder.section_id(),
+            blocks,
+            table,
+            lanes: self.lanes,
+            is_sterna: self.is_sterna,
+        })?;
+        if let Some(warning) = started.warning {
+            shared.tell(&Event::Warning(warning));
         }
-        self.shared.tell(&Event::Warning(
-            "the source sent no compatibility record (it is no Sterna, or its return-path is off): CPUID and \
-             TSC were not compared"
-                .to_owned(),
-        ));
+        if let Some(layout) = started.layout {
+            shared.set_layout(layout);
+        }
         Ok(())
     }
 
@@ -190,14 +215,15 @@ impl<'a> Loader<'a> {
         if shared.capabilities.multifd {
             shared.rounds.enter(run)?;
         }
-        let place = shared.sink.prepare(run)?;
+        let sink = shared.sink(self.lanes)?;
+        let place = sink.prepare(run)?;
         if !self.reader.fill_ram(place)? {
             return Err(MigrationError::Transport(
                 format!("the main channel ended inside a page, at byte {}", self.decoder.position()),
                 None,
             ));
         }
-        shared.sink.commit(run)?;
+        sink.commit(run)?;
         self.decoder.payload_consumed();
         shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         shared.received_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
@@ -205,13 +231,13 @@ impl<'a> Loader<'a> {
     }
 
     fn delta(&self, run: PageRun, delta: &[u8]) -> Result<(), MigrationError> {
-        let place = self.shared.sink.prepare(run)?;
+        let sink = self.shared.sink(self.lanes)?;
         let mut content = [0; PAGE_SIZE];
-        place.copy_to(&mut content);
+        sink.current(run, &mut content)?;
         sterna_wire::xbzrle::apply(delta, &mut content).map_err(MigrationError::wire(CHANNEL))?;
-        place.copy_from(&content);
+        sink.prepare(run)?.copy_from(&content);
         self.shared.normal_pages.fetch_add(1, Ordering::Relaxed);
-        self.shared.sink.commit(run)
+        sink.commit(run)
     }
 
     fn section(
@@ -219,6 +245,7 @@ impl<'a> Loader<'a> {
         name: &str,
         instance: u32,
         version: u32,
+        kind: SectionKind,
         body: &[u8],
     ) -> Result<(), MigrationError> {
         if name == Handover::SECTION_NAME {
@@ -228,24 +255,14 @@ impl<'a> Loader<'a> {
             self.shared.report(Fed::HandoverIdRead(MigrationId(handover.migration_id)));
             return Ok(());
         }
-        if name == global_state::SECTION_NAME {
-            let state = GlobalState::decode(body).map_err(MigrationError::wire(CHANNEL))?;
-            lock(&self.shared.loaded).run = Some(state.wants_to_run());
-            return Ok(());
-        }
-        let Some(device) = self.sections.find(name, instance) else {
-            return Err(MigrationError::Internal(format!("section {name:?} passed and has no device")));
-        };
-        if let Err(error) = device.load(version, body) {
-            // A record that is refused says how the machines differ; a device that cannot load is broken here.
-            return Err(if name == extension::COMPATIBILITY_SECTION {
-                MigrationError::PeerIncompatible { what: error.to_string() }
-            } else {
-                error.into()
-            });
-        }
-        lock(&self.shared.loaded).devices.push((name.to_owned(), instance));
-        Ok(())
+        self.shared.target.section(&Section {
+            id: self.decoder.section_id(),
+            name,
+            instance,
+            version,
+            kind,
+            body,
+        })
     }
 }
 

@@ -9,12 +9,15 @@
 mod accept;
 mod acks;
 mod control;
+mod known;
 mod lane;
 mod loader;
 mod reader;
 mod rounds;
 mod sections;
 mod shared;
+mod tail;
+pub(crate) mod target;
 
 use std::sync::Arc;
 use std::thread::{JoinHandle, current};
@@ -30,7 +33,9 @@ use crate::outgoing::StartError;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;
 use crate::vm::{RunState, TargetVm};
+use known::KnownVm;
 use shared::Shared;
+use target::Target;
 
 /// An incoming migration. Cloning gives another handle; when the last one is dropped, the address is
 /// given up and a migration that is not committed fails. A guest that is held stays loaded in its VM.
@@ -66,12 +71,25 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
+        Self::listen_for(Arc::new(KnownVm::new(vm)), at, params, capabilities, observer)
+    }
+
+    /// As [`Incoming::listen`], for whatever takes the guest in.
+    pub(crate) fn listen_for(
+        target: Arc<dyn Target>,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
         if capabilities.multifd && params.multifd_channels == 0 {
             return Err(StartError::Settings("multifd-channels is 0: give 1 to 255".to_owned()));
         }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();
-        let shared = Arc::new(Shared::new(vm, address, params, capabilities, observer));
+        let shared = Shared::new(target, address, params, capabilities, observer)
+            .map_err(|error| StartError::Settings(error.to_string()))?;
+        let shared = Arc::new(shared);
         // Before the threads: if only one of them starts, it ends that one.
         let mut guard = Guard { shared, listening: None };
         control::spawn(&guard.shared)

@@ -3,12 +3,21 @@
 use std::sync::Arc;
 
 use sterna_ram::RamSlice;
-use sterna_transport::Channel;
+use sterna_transport::{Channel, TransportError};
 
 use crate::error::MigrationError;
 
 /// Read at once.
 const CHUNK: usize = 256 * 1024;
+
+/// What came of waiting for bytes.
+pub(super) enum More {
+    Bytes,
+    /// The channel has ended.
+    End,
+    /// Nothing within the channel's stall limit.
+    Silence,
+}
 
 pub(super) struct Reader {
     channel: Arc<Channel>,
@@ -32,6 +41,10 @@ impl Reader {
 
     /// Reads on until `count` bytes are there. False: the channel ended before.
     pub fn fill(&mut self, count: usize) -> Result<bool, MigrationError> {
+        Ok(self.fill_or_fail(count)?)
+    }
+
+    fn fill_or_fail(&mut self, count: usize) -> Result<bool, TransportError> {
         while self.bytes().len() < count {
             self.buffer.drain(..self.start);
             self.start = 0;
@@ -44,6 +57,16 @@ impl Reader {
             }
         }
         Ok(true)
+    }
+
+    /// Waits for at least one more byte.
+    pub fn more(&mut self) -> Result<More, MigrationError> {
+        match self.fill_or_fail(self.bytes().len() + 1) {
+            Ok(true) => Ok(More::Bytes),
+            Ok(false) => Ok(More::End),
+            Err(TransportError::Stalled { .. }) => Ok(More::Silence),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Fills `place` from the front. False: the channel ended before.

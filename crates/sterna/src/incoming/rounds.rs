@@ -5,7 +5,7 @@
 //! only once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use sterna_ram::{DirtyBitmaps, GuestRam};
@@ -16,8 +16,8 @@ use crate::order::PageRun;
 pub(super) struct Rounds {
     state: Mutex<State>,
     changed: Condvar,
-    /// Pages that came in this round.
-    seen: DirtyBitmaps,
+    /// Pages that came in this round; once RAM's blocks are known.
+    seen: OnceLock<DirtyBitmaps>,
     /// Does not look for pages that come twice; only in tests of what would come of them.
     trusting: AtomicBool,
 }
@@ -36,7 +36,7 @@ struct State {
 }
 
 impl Rounds {
-    pub fn new(ram: &GuestRam, lanes: usize) -> Self {
+    pub fn new(lanes: usize) -> Self {
         let state = State {
             syncs: vec![0; lanes],
             ended: vec![false; lanes],
@@ -48,8 +48,30 @@ impl Rounds {
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
-            seen: DirtyBitmaps::new(ram),
+            seen: OnceLock::new(),
             trusting: AtomicBool::new(false),
+        }
+    }
+
+    /// RAM's blocks are known: lanes may begin.
+    pub fn begin(&self, ram: &GuestRam) {
+        // Known once; a second time changes nothing.
+        let _ = self.seen.set(DirtyBitmaps::new(ram));
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until RAM's blocks are known. False: all stops.
+    pub fn wait_for_blocks(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.stopped {
+                return false;
+            }
+            if self.seen.get().is_some() {
+                return true;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -61,7 +83,10 @@ impl Rounds {
 
     /// A lane is about to take `run`. Twice in one round is a fault of the source: newer bytes would race older.
     pub fn enter(&self, run: PageRun) -> Result<(), MigrationError> {
-        let new = self.seen.block(run.block).set_range(run.first, run.count);
+        let Some(seen) = self.seen.get() else {
+            return Err(MigrationError::Internal("a page came before the block list".to_owned()));
+        };
+        let new = seen.block(run.block).set_range(run.first, run.count);
         if new == run.count || self.trusting.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -130,7 +155,9 @@ impl Rounds {
             }
         }
         // Every lane stands at its SYNC and waits for us: nobody looks at the bits meanwhile.
-        self.seen.clear_all();
+        if let Some(seen) = self.seen.get() {
+            seen.clear_all();
+        }
         state.flushes = due;
         state.flushed_packets = state.packets;
         self.changed.notify_all();

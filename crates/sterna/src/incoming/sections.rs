@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
-use sterna_wire::main::{BodyKind, Expectations, SectionKind, SectionKnowledge};
+use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 
-use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::vm::{Device, TargetVm};
 
@@ -29,7 +28,7 @@ impl Sections {
     }
 
     /// The most bytes that all bodies together may have.
-    fn most_bytes(&self) -> u64 {
+    pub fn most_bytes(&self) -> u64 {
         let bodies: usize =
             self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
         (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES) as u64
@@ -64,20 +63,6 @@ impl SectionKnowledge for Sections {
             }
             Some(device) => BodyKind::LengthPrefixed { most: device.body_limit() },
         }
-    }
-}
-
-/// What the main channel has to agree with.
-pub(super) fn expectations(shared: &Shared) -> Expectations {
-    let blocks = shared.vm.ram().blocks().iter();
-    Expectations {
-        machine_type: Some(shared.vm.machine_type()),
-        uuid: shared.vm.uuid(),
-        blocks: Some(blocks.map(|block| (block.name().to_owned(), block.len_bytes())).collect()),
-        multifd: shared.capabilities.multifd,
-        accept_legacy_flush: crate::machine_type::flushes_silently(&shared.vm.machine_type()),
-        device_state_bytes: Sections::new(shared.vm.as_ref()).most_bytes(),
-        ..Expectations::default()
     }
 }
 

@@ -9,18 +9,18 @@ use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, Stat
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::rounds::Rounds;
+use super::target::{Layout, Target};
 use super::{Arrival, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer, Status};
 use crate::outgoing::machine_limits;
-use crate::pages::RamSink;
+use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;
-use crate::vm::TargetVm;
 
 pub(super) struct Shared {
-    pub vm: Arc<dyn TargetVm>,
+    pub target: Arc<dyn Target>,
     /// Where it listens.
     pub address: Address,
     pub params: Parameters,
@@ -28,7 +28,8 @@ pub(super) struct Shared {
     pub observer: Arc<dyn Observer>,
     /// Made when the first channel comes: until then there is no migration.
     driver: OnceLock<Driver<Destination>>,
-    pub sink: RamSink,
+    /// Once RAM's blocks are known.
+    layout: OnceLock<Layout>,
     pub rounds: Rounds,
     /// Ends accepting, for good.
     pub closing: CancelFlag,
@@ -42,8 +43,6 @@ pub(super) struct Shared {
     pub returning: Mutex<()>,
     /// Whether the guest shall start when it is here.
     pub autostart: Autostart,
-    /// What the loader learnt for the control thread.
-    pub loaded: Mutex<Loaded>,
     pub received_bytes: AtomicU64,
     pub normal_pages: AtomicU64,
     pub zero_pages: AtomicU64,
@@ -58,6 +57,8 @@ pub(super) struct Channels {
     pub main: Option<Arc<Channel>>,
     /// By id.
     pub multifd: Vec<Option<Arc<Channel>>>,
+    /// What the multifd channels stated.
+    pub uuid: Option<[u8; 16]>,
     /// All are there and were handed to their threads.
     pub complete: bool,
 }
@@ -90,17 +91,6 @@ impl Autostart {
     }
 }
 
-/// What the loader found out.
-#[derive(Default)]
-pub(super) struct Loaded {
-    /// RAM's END section came.
-    pub ram: bool,
-    /// From the global state; `None` until it came.
-    pub run: Option<bool>,
-    /// (name, instance) of devices that were loaded.
-    pub devices: Vec<(String, u32)>,
-}
-
 impl Channels {
     /// Names those that did not come; empty if all are there.
     pub fn missing(&self) -> String {
@@ -113,19 +103,17 @@ impl Channels {
 
 impl Shared {
     pub fn new(
-        vm: Arc<dyn TargetVm>,
+        target: Arc<dyn Target>,
         address: Address,
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Self {
-        let blocks = vm.ram().blocks().len();
-        let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();
+    ) -> Result<Self, MigrationError> {
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 0 };
         let channels = Channels { multifd: vec![None; lanes], ..Channels::default() };
-        Self {
-            sink: RamSink::new(vm.ram(), may_hold_bytes),
-            rounds: Rounds::new(vm.ram(), lanes),
+        let shared = Self {
+            layout: OnceLock::new(),
+            rounds: Rounds::new(lanes),
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
@@ -133,19 +121,40 @@ impl Shared {
             channels: Mutex::new(channels),
             returning: Mutex::new(()),
             autostart: Autostart::default(),
-            loaded: Mutex::default(),
             received_bytes: AtomicU64::new(0),
             normal_pages: AtomicU64::new(0),
             zero_pages: AtomicU64::new(0),
             error: Mutex::default(),
             arrival: Mutex::default(),
             changed: Condvar::new(),
-            vm,
+            target,
             address,
             params,
             capabilities,
             observer,
+        };
+        if let Some(layout) = shared.target.known_layout(lanes)? {
+            shared.set_layout(layout);
         }
+        Ok(shared)
+    }
+
+    /// Where pages go, once RAM's blocks are known.
+    pub fn layout(&self) -> Result<&Layout, MigrationError> {
+        let missing = || MigrationError::Internal("RAM's blocks are not known yet".to_owned());
+        self.layout.get().ok_or_else(missing)
+    }
+
+    /// RAM's blocks are known: lanes may begin.
+    pub fn set_layout(&self, layout: Layout) {
+        let layout = self.layout.get_or_init(|| layout);
+        self.rounds.begin(&layout.ram);
+    }
+
+    /// The sink of lane `lane`; that behind the last lane's is the main channel's.
+    pub fn sink(&self, lane: usize) -> Result<&Arc<dyn PageSink>, MigrationError> {
+        let missing = || MigrationError::Internal(format!("there is no sink for lane {lane}"));
+        self.layout()?.sinks.get(lane).ok_or_else(missing)
     }
 
     /// The machine; made now if there is none, since a first channel has come. `None` when the migration was
@@ -253,6 +262,13 @@ impl Shared {
         Ok(main.write_all(&bytes)?)
     }
 
+    /// How long the main channel may be silent while somebody waits for it.
+    pub fn set_main_stall_limit(&self, limit: Option<Duration>) {
+        if let Some(main) = &lock(&self.channels).main {
+            main.set_stall_limit(limit);
+        }
+    }
+
     pub fn answer(&self, id: MigrationId) -> sterna_proto::Status {
         match self.driver() {
             Some(driver) => driver.look(|machine| machine.status(id)),
@@ -301,7 +317,7 @@ impl Shared {
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             normal_pages: self.normal_pages.load(Ordering::Relaxed),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
-            cleared_pages: self.sink.cleared_pages(),
+            cleared_pages: self.target.cleared_pages(),
         }
     }
 

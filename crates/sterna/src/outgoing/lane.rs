@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sterna_ram::GuestRam;
-
-use super::multifd_lane::window;
+use super::origin::PageReader;
 use crate::error::MigrationError;
 use crate::order::{LaneCursor, PageRun, Pass, PassQueue};
 use crate::pages::PageWriter;
@@ -39,6 +37,7 @@ pub(super) struct Lane<'a> {
     pub index: usize,
     pub lanes: &'a Lanes,
     pub vm: &'a dyn SourceVm,
+    pub reader: &'a dyn PageReader,
     pub detection: ZeroPageDetection,
     /// Zero pages travel on the main channel, so a pass must not begin before the last one's flush.
     pub behind_flush: bool,
@@ -71,7 +70,7 @@ impl Lane<'_> {
                 (self.count_absent)(taken.run.count);
                 writer.zero_run(taken.run)?;
             } else {
-                self.send_run(taken.run, ram, writer)?;
+                self.send_run(taken.run, writer)?;
             }
             if !told && pass.is_rearmed() {
                 told = true;
@@ -83,17 +82,12 @@ impl Lane<'_> {
     }
 
     /// Splits a run where zero pages and others meet.
-    fn send_run(
-        &self,
-        run: PageRun,
-        ram: &GuestRam,
-        writer: &mut dyn PageWriter,
-    ) -> Result<(), MigrationError> {
+    fn send_run(&self, run: PageRun, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         if self.detection == ZeroPageDetection::None {
             return writer.write_run(run);
         }
         let mut zero = [0; TAKE_PAGES.div_ceil(64) as usize];
-        if window(ram, run)?.zero_page_bits(&mut zero) == 0 {
+        if self.reader.content(run)?.zero_page_bits(&mut zero) == 0 {
             return writer.write_run(run);
         }
         let is_zero = |page: u64| zero[(page / 64) as usize] >> (page % 64) & 1 == 1;

@@ -8,6 +8,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use super::counters::Counters;
 use super::limiter::Limiter;
 use super::main_stream::MainStream;
+use super::origin::PageReader;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
@@ -15,6 +16,7 @@ use crate::pages::PageWriter;
 /// Writes pages to the main channel, each run as a PART of its own.
 pub(super) struct MainLane {
     pub main: Arc<Mutex<MainStream>>,
+    pub reader: Arc<dyn PageReader>,
     pub ram: GuestRam,
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
@@ -26,13 +28,18 @@ impl PageWriter for MainLane {
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.counters.throttled(self.limiter.take(run.count * (PAGE_SIZE as u64 + 8)));
         let block = self.ram.block(run.block);
+        let content = self.reader.content(run)?;
         self.lock().ram_pages(|records, part| {
             for page in run.first..run.end() {
                 let offset = page * PAGE_SIZE as u64;
                 records
                     .page_header(run.block, block.name(), offset, &mut part.bytes)
                     .map_err(MigrationError::wire("main channel"))?;
-                part.page(block.slice(offset, PAGE_SIZE)?);
+                let at = (page - run.first) as usize * PAGE_SIZE;
+                let Some(page) = content.part(at, PAGE_SIZE) else {
+                    return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
+                };
+                part.page(page);
             }
             Ok(())
         })?;

@@ -10,27 +10,29 @@ use sterna_wire::vmdesc;
 use super::counters::Counters;
 use crate::error::MigrationError;
 
-/// Section id of `ram`. Ids only link the sections of one device.
-const RAM_SECTION: u32 = 1;
 const CHANNEL: &str = "main channel";
 
 /// Whoever holds it writes whole elements.
-pub(super) struct MainStream {
+pub(crate) struct MainStream {
     channel: Arc<Channel>,
     counters: Arc<Counters>,
     records: RamRecordWriter,
+    /// Section id of `ram`. Ids only link the sections of one device.
+    ram_section: u32,
     next_section: u32,
     /// What the description after EOF will list.
     described: Vec<vmdesc::Device>,
 }
 
 impl MainStream {
-    pub fn new(channel: Arc<Channel>, counters: Arc<Counters>) -> Self {
+    /// A stream whose section of RAM and first section of a device have these `ids`.
+    pub(super) fn new(channel: Arc<Channel>, counters: Arc<Counters>, ids: (u32, u32)) -> Self {
         Self {
             channel,
             counters,
             records: RamRecordWriter::new(),
-            next_section: RAM_SECTION + 1,
+            ram_section: ids.0,
+            next_section: ids.1,
             described: Vec::new(),
         }
     }
@@ -83,19 +85,21 @@ impl MainStream {
         blocks: &sterna_wire::ram::BlockList,
         flush: bool,
     ) -> Result<(), MigrationError> {
+        let id = self.ram_section;
         self.send(|out| {
-            SectionHeader { id: RAM_SECTION, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
+            SectionHeader { id, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
             blocks.encode(out)?;
-            end_of_ram(flush, out);
+            end_of_ram(id, flush, out);
             Ok(())
         })
     }
 
     /// Writes a PART (or the END) of RAM without pages, with a flush where multifd channels carry them.
     pub fn ram_part(&mut self, last: bool, flush: bool) -> Result<(), MigrationError> {
+        let id = self.ram_section;
         self.send(|out| {
-            encode_section_part(RAM_SECTION, last, out);
-            end_of_ram(flush, out);
+            encode_section_part(id, last, out);
+            end_of_ram(id, flush, out);
             Ok(())
         })
     }
@@ -105,11 +109,12 @@ impl MainStream {
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
     ) -> Result<(), MigrationError> {
+        let id = self.ram_section;
         let mut records = std::mem::take(&mut self.records);
         let result = self.send(|out| {
-            encode_section_part(RAM_SECTION, false, out);
+            encode_section_part(id, false, out);
             fill(&mut records, out)?;
-            end_of_ram(false, out);
+            end_of_ram(id, false, out);
             Ok(())
         });
         self.records = records;
@@ -122,9 +127,9 @@ impl MainStream {
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
     ) -> Result<(), MigrationError> {
         let mut part = PagesPart { bytes: Vec::new(), cuts: Vec::new() };
-        encode_section_part(RAM_SECTION, false, &mut part.bytes);
+        encode_section_part(self.ram_section, false, &mut part.bytes);
         fill(&mut self.records, &mut part)?;
-        end_of_ram(false, &mut part.bytes);
+        end_of_ram(self.ram_section, false, &mut part.bytes);
         let mut parts = Vec::with_capacity(part.cuts.len() * 2 + 1);
         let mut start = 0;
         let mut length = part.bytes.len();
@@ -151,7 +156,7 @@ impl MainStream {
 }
 
 /// Records of one PART with raw pages between them.
-pub(super) struct PagesPart<'a> {
+pub(crate) struct PagesPart<'a> {
     /// All that is not page content.
     pub bytes: Vec<u8>,
     /// Where in `bytes` a page follows.
@@ -165,11 +170,11 @@ impl<'a> PagesPart<'a> {
     }
 }
 
-fn end_of_ram(flush: bool, out: &mut Vec<u8>) {
+fn end_of_ram(id: u32, flush: bool, out: &mut Vec<u8>) {
     if flush {
         RamRecordWriter::multifd_flush(out);
     }
     RamRecordWriter::eos(out);
     // The footer belongs to the section header that the caller has written.
-    encode_footer(RAM_SECTION, out);
+    encode_footer(id, out);
 }

@@ -11,8 +11,9 @@ mod figures;
 mod lane;
 mod limiter;
 mod main_lane;
-mod main_stream;
+pub(crate) mod main_stream;
 mod multifd_lane;
+pub(crate) mod origin;
 mod returns;
 mod rounds;
 mod setup;
@@ -32,6 +33,7 @@ use crate::order::Clause;
 use crate::params::{Capabilities, Parameters, WaitLimits};
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
+use origin::{LiveVm, Origin};
 use shared::{Shared, lock};
 
 /// An outgoing migration. Cloning gives another handle to the same one; dropping all handles does not end it.
@@ -83,7 +85,7 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(vm, to, params, capabilities, observer, None)
+        Self::begin(Arc::new(LiveVm(vm)), to, params, capabilities, observer, None)
     }
 
     /// As [`Migration::start`], with one clause of the page order violated: for proving that the guests'
@@ -100,7 +102,7 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(vm, to, params, capabilities, observer, Some(clause))
+        Self::begin(Arc::new(LiveVm(vm)), to, params, capabilities, observer, Some(clause))
     }
 
     /// Where it stands.
@@ -193,8 +195,9 @@ impl Migration {
         self.shared.wait()
     }
 
-    fn begin(
-        vm: Arc<dyn SourceVm>,
+    /// Starts to migrate what `origin` has.
+    pub(crate) fn begin(
+        origin: Arc<dyn Origin>,
         to: &Address,
         params: Parameters,
         capabilities: Capabilities,
@@ -202,6 +205,7 @@ impl Migration {
         violated: Option<Clause>,
     ) -> Result<Self, StartError> {
         check(to, &params, &capabilities)?;
+        let vm = origin.vm();
         let Some(claim) = vm.ram().claim_tracking() else {
             return Err(StartError::Settings(
                 "this VM is being migrated already: cancel that migration, or wait for its end".to_owned(),
@@ -218,7 +222,7 @@ impl Migration {
             },
         };
         let source = Source::new(config, std::time::Duration::ZERO);
-        let shared = Shared::new(vm, to.clone(), params, capabilities, observer, source, violated);
+        let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source, violated);
         *lock(&shared.claim) = Some(claim);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;

@@ -11,6 +11,7 @@ use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
 use super::counters::Counters;
 use super::limiter::Limiter;
 use super::main_stream::MainStream;
+use super::origin::PageReader;
 use crate::codec::Encoder;
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -20,6 +21,7 @@ use crate::pages::PageWriter;
 pub(super) struct MultifdLane {
     pub channel: Arc<Channel>,
     pub name: String,
+    pub reader: Arc<dyn PageReader>,
     pub ram: GuestRam,
     pub packets: RamPacketEncoder,
     pub codec: Option<Box<dyn Encoder>>,
@@ -126,7 +128,7 @@ impl MultifdLane {
             self.pages.resize(normal * PAGE_SIZE, 0);
             let mut at = 0;
             for run in &self.normal {
-                let slice = window(&self.ram, *run)?;
+                let slice = self.reader.content(*run)?;
                 slice.copy_to(&mut self.pages[at..at + slice.len()]);
                 at += slice.len();
             }
@@ -143,7 +145,7 @@ impl MultifdLane {
         if raw {
             for run in &self.normal {
                 debug_assert_eq!(run.block, block);
-                parts.push(IoPart::Ram(window(&self.ram, *run)?));
+                parts.push(IoPart::Ram(self.reader.content(*run)?));
             }
         } else {
             parts.push(IoPart::Bytes(&self.payload));
@@ -177,11 +179,6 @@ impl MultifdLane {
         let name = self.name.clone();
         move |error| MigrationError::Wire { channel: name.clone(), error }
     }
-}
-
-/// The bytes of a run, in guest RAM.
-pub(super) fn window(ram: &GuestRam, run: PageRun) -> Result<sterna_ram::RamSlice<'_>, MigrationError> {
-    Ok(ram.block(run.block).slice(run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?)
 }
 
 fn push(taken: bool) -> Result<(), MigrationError> {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
-use sterna_wire::ram::{BlockEntry, BlockList};
 
 use super::control::Control;
 use super::counters::Counts;
@@ -66,14 +65,16 @@ impl Control {
             return Ok(());
         }
         shared.vm.dirty_source().start()?;
-        let blocks = shared.vm.ram().blocks().iter();
-        let blocks = BlockList { blocks: blocks.map(|b| BlockEntry::new(b.name(), b.len_bytes())).collect() };
+        let blocks = shared.origin.blocks();
+        self.with_main(|stream| shared.origin.send_early(stream))?;
         self.with_main(|stream| stream.ram_start(&blocks, shared.capabilities.multifd))?;
         multifd.passes_merge.store(shared.violated == Some(Clause::OncePerPass), Ordering::Release);
 
         let all = DirtyBitmaps::new(shared.vm.ram());
         all.set_all();
-        let look_for_absent = shared.params().zero_page_detection != ZeroPageDetection::None;
+        shared.origin.leave_out(&all);
+        let look_for_absent =
+            shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
         let pass = Pass::new(1, shared.vm.ram(), all, look_for_absent, shared.violated);
         self.rounds = Some(Rounds {
             multifd,

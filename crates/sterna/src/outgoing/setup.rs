@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use sterna_transport::{Channel, TransportError};
-use sterna_wire::main::{Configuration, FileHeader};
+use sterna_wire::main::FileHeader;
 use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 
 use super::control::{Control, Main};
@@ -13,6 +13,7 @@ use super::lane::Lane;
 use super::main_lane::MainLane;
 use super::main_stream::MainStream;
 use super::multifd_lane::{MultifdLane, MultifdShared};
+use super::origin::PageReader;
 use super::shared::Shared;
 use crate::codec;
 use crate::error::MigrationError;
@@ -33,7 +34,8 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
         Ok(shared.adopt(channel))
     };
     let main = open()?;
-    let stream = MainStream::new(Arc::clone(&main), Arc::clone(&shared.counters));
+    let stream =
+        MainStream::new(Arc::clone(&main), Arc::clone(&shared.counters), shared.origin.section_ids());
     control.main = Some(Main { channel: main, stream: Arc::new(Mutex::new(stream)) });
     if shared.capabilities.multifd {
         for id in 0..params.multifd_channels {
@@ -50,12 +52,7 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
 
 /// The first bytes of the main channel: header and configuration.
 pub(super) fn greet(control: &mut Control) -> Result<(), MigrationError> {
-    let configuration = Configuration {
-        machine_type: control.shared.vm.machine_type(),
-        target_page_bits: None,
-        capabilities: Vec::new(),
-        uuid: None,
-    };
+    let configuration = control.shared.origin.configuration();
     control.with_main(|stream| {
         stream.send(|out| {
             FileHeader.encode(out);
@@ -78,10 +75,10 @@ pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, M
         sync_too_early: shared.violated == Some(Clause::SyncAfterLastPage),
         passes_merge: AtomicBool::new(false),
     });
-    for (index, mut writer) in writers(control, &multifd)?.into_iter().enumerate() {
+    for (index, (mut writer, reader)) in writers(control, &multifd)?.into_iter().enumerate() {
         let shared = Arc::clone(&shared);
         control.spawn(&format!("lane {index}"), move || {
-            if let Err(error) = work(&shared, index, detection, legacy, writer.as_mut()) {
+            if let Err(error) = work(&shared, index, detection, legacy, writer.as_mut(), reader.as_ref()) {
                 writer.abort();
                 shared.fail(error);
             }
@@ -96,11 +93,13 @@ fn work(
     detection: ZeroPageDetection,
     behind_flush: bool,
     writer: &mut dyn PageWriter,
+    reader: &dyn PageReader,
 ) -> Result<(), MigrationError> {
     let lane = Lane {
         index,
         lanes: &shared.lanes,
         vm: shared.vm.as_ref(),
+        reader,
         detection,
         behind_flush,
         count_absent: &|pages| shared.counters.absent(pages),
@@ -112,22 +111,28 @@ fn work(
 fn writers(
     control: &Control,
     multifd: &Arc<MultifdShared>,
-) -> Result<Vec<Box<dyn PageWriter>>, MigrationError> {
+) -> Result<Vec<(Box<dyn PageWriter>, Arc<dyn PageReader>)>, MigrationError> {
     let shared = &control.shared;
     let params = shared.params();
     if !shared.capabilities.multifd {
         let Some(main) = &control.main else { return Ok(Vec::new()) };
         let channel = Arc::clone(&main.channel);
-        return Ok(vec![Box::new(MainLane {
+        let reader = shared.origin.reader()?;
+        let lane = MainLane {
             main: Arc::clone(&main.stream),
+            reader: Arc::clone(&reader),
             ram: shared.vm.ram().clone(),
             counters: Arc::clone(&shared.counters),
             limiter: Arc::clone(&shared.limiter),
             abort: Box::new(move || channel.shutdown()),
-        })]);
+        };
+        return Ok(vec![(Box::new(lane), reader)]);
     }
-    let writer = |(id, channel): (usize, &Arc<Channel>)| -> Result<Box<dyn PageWriter>, MigrationError> {
-        Ok(Box::new(MultifdLane {
+    type Pair = (Box<dyn PageWriter>, Arc<dyn PageReader>);
+    let writer = |(id, channel): (usize, &Arc<Channel>)| -> Result<Pair, MigrationError> {
+        let reader = shared.origin.reader()?;
+        let lane = MultifdLane {
+            reader: Arc::clone(&reader),
             channel: Arc::clone(channel),
             name: format!("multifd channel {id}"),
             ram: shared.vm.ram().clone(),
@@ -138,7 +143,8 @@ fn writers(
             normal: Vec::new(),
             pages: Vec::new(),
             payload: Vec::new(),
-        }))
+        };
+        Ok((Box::new(lane), reader))
     };
     control.multifd.iter().enumerate().map(writer).collect()
 }

@@ -11,6 +11,7 @@ use super::counters::Counters;
 use super::figures::Figures;
 use super::lane::Lanes;
 use super::limiter::Limiter;
+use super::origin::Origin;
 use super::{Outcome, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
@@ -21,6 +22,7 @@ use crate::params::{Capabilities, Parameters};
 use crate::vm::SourceVm;
 
 pub(super) struct Shared {
+    pub origin: Arc<dyn Origin>,
     pub vm: Arc<dyn SourceVm>,
     pub to: Address,
     pub capabilities: Capabilities,
@@ -49,7 +51,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn new(
-        vm: Arc<dyn SourceVm>,
+        origin: Arc<dyn Origin>,
         to: Address,
         params: Parameters,
         capabilities: Capabilities,
@@ -57,6 +59,7 @@ impl Shared {
         source: Source,
         violated: Option<Clause>,
     ) -> Self {
+        let vm = Arc::clone(origin.vm());
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
         Self {
             figures: Mutex::new(Figures::new(vm.ram().total_bytes(), lanes as u32)),
@@ -74,6 +77,7 @@ impl Shared {
             error: Mutex::default(),
             outcome: Mutex::default(),
             ended: Condvar::new(),
+            origin,
             vm,
             to,
             capabilities,

@@ -3,9 +3,6 @@
 use std::sync::Arc;
 
 use sterna_proto::source::Event as Fed;
-use sterna_wire::global_state::{self, GlobalState};
-use sterna_wire::main::{Command, encode_end};
-use sterna_wire::vmdesc;
 
 use super::control::Control;
 use crate::error::MigrationError;
@@ -20,7 +17,7 @@ impl Control {
         self.open_last_round();
         self.harvest()?;
         self.step(SwitchoverStep::LastSync);
-        self.commands(&[Command::SwitchoverStart])?;
+        let has_end = self.with_main(|stream| shared.origin.send_switchover_start(stream))?;
         self.next_pass();
         let Some(pass) = self.running_pass() else { return Ok(()) };
         if !self.run_dry(&pass)? {
@@ -28,27 +25,14 @@ impl Control {
         }
         shared.lanes.queue.end();
         // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
-        self.with_main(|stream| stream.ram_part(true, false))?;
+        if has_end {
+            self.with_main(|stream| stream.ram_part(true, false))?;
+        }
         self.step(SwitchoverStep::LastPages);
-        self.send_devices()?;
+        let run_state = self.run_state_before();
+        self.with_main(|stream| shared.origin.send_devices(stream, run_state))?;
         self.step(SwitchoverStep::Devices);
         shared.report(Fed::FinalStateSent);
-        Ok(())
-    }
-
-    fn send_devices(&mut self) -> Result<(), MigrationError> {
-        let vm = Arc::clone(&self.shared.vm);
-        let state = GlobalState { run_state: self.run_state_before().to_owned(), suspended: Some(false) };
-        let body = state.encode().map_err(MigrationError::wire("main channel"))?;
-        let header =
-            (global_state::SECTION_NAME, global_state::SECTION_INSTANCE, global_state::SECTION_VERSION);
-        self.with_main(|stream| stream.full_section(header, &body, false))?;
-        for device in vm.devices() {
-            let body = device.save()?;
-            let name = device.name();
-            let header = (name.as_str(), device.instance(), device.version());
-            self.with_main(|stream| stream.full_section(header, &body, true))?;
-        }
         Ok(())
     }
 
@@ -57,14 +41,7 @@ impl Control {
         if self.shared.capabilities.return_path {
             self.step(SwitchoverStep::Prepare);
         }
-        let machine_type = self.shared.vm.machine_type();
-        let sent = self.with_main(|stream| {
-            let description = stream.description(&machine_type);
-            stream.send(|out| {
-                encode_end(out);
-                vmdesc::encode(&description, out)
-            })
-        });
+        let sent = self.with_main(|stream| self.shared.origin.send_end(stream));
         match sent {
             Ok(()) => self.shared.report(Fed::EofSent),
             Err(error) => {

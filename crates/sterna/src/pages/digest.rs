@@ -57,6 +57,11 @@ impl DigestSink {
         combine(pages)
     }
 
+    /// The pages of block `block` that came so far, with content or as zero.
+    pub fn received(&self, block: usize) -> &PageBitmap {
+        self.received.block(block)
+    }
+
     fn lent(&self, run: PageRun) -> Option<usize> {
         lock(&self.pool).lent.remove(&(run.block, run.first))
     }
@@ -103,8 +108,12 @@ impl PageSink for DigestSink {
         Ok(())
     }
 
-    fn received(&self, block: usize) -> &PageBitmap {
-        self.received.block(block)
+    fn current(&self, run: PageRun, _: &mut [u8]) -> Result<(), MigrationError> {
+        let what = format!(
+            "pages {} of {:?} as a difference (XBZRLE), and only digests are kept",
+            run.count, run.block
+        );
+        Err(MigrationError::PeerIncompatible { what })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE, PageBitmap, RamSlice};
+use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE, RamSlice};
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -17,8 +17,13 @@ pub trait PageSink: Send + Sync {
     fn commit(&self, run: PageRun) -> Result<(), MigrationError>;
     /// The pages of `run` are zero.
     fn zero(&self, run: PageRun) -> Result<(), MigrationError>;
-    /// The pages of block `block` that came so far, with content or as zero.
-    fn received(&self, block: usize) -> &PageBitmap;
+    /// The content of `run` as it is now: for a page that comes as a difference to it.
+    fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError>;
+    /// Everything that was committed or zeroed on this lane stands where it belongs, so that what another lane
+    /// does from now on comes after it.
+    fn settle(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
 }
 
 /// Puts pages straight into guest RAM.
@@ -87,7 +92,7 @@ impl PageSink for RamSink {
         Ok(())
     }
 
-    fn received(&self, block: usize) -> &PageBitmap {
-        self.received.block(block)
+    fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
+        Ok(self.ram.block(run.block).read(run.first * PAGE_SIZE as u64, to)?)
     }
 }

@@ -1,0 +1,181 @@
+//! Reads what comes behind RAM where nobody here knows the devices: kept as it comes, up to where [`Tail`]
+//! sees the end (specs/stream.md §1.6).
+//!
+//! | source | what tells the end | answered by |
+//! | --- | --- | --- |
+//! | QEMU, return path | the description ends here, and the source waits | SHUT |
+//! | QEMU, no return path | the description, or the source closes | nobody |
+//! | QEMU with `suppress-vmdesc` | EOF behind the last footer, and the source waits or closes | SHUT |
+//! | Sterna | PING *prepare* behind the last footer; EOF and description follow the answer | PONG, SHUT |
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use sterna_proto::destination::{Event as Fed, State};
+use sterna_wire::extension;
+use sterna_wire::main::{Command, Tail, TailEnd};
+
+use super::loader::{CHANNEL, Loader};
+use super::reader::More;
+use crate::error::MigrationError;
+use crate::events::Event;
+
+/// How long a source must have been silent behind an EOF before it counts as one that sends no description.
+const SILENCE: Duration = Duration::from_secs(2);
+/// `06` and a length.
+const DESCRIPTION_HEAD: usize = 5;
+
+impl Loader<'_> {
+    /// Takes everything behind RAM.
+    pub(super) fn tail(&mut self) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        let Some(mut tail) = shared.target.tail() else {
+            return Err(MigrationError::Internal("a tail, where every device is known".to_owned()));
+        };
+        // A source without devices has asked to prepare already.
+        if self.was_asked {
+            return self.behind_prepare();
+        }
+        shared.set_main_stall_limit(Some(SILENCE));
+        let mut heard = Instant::now();
+        loop {
+            let came = self.reader.bytes().len();
+            tail.push(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
+            self.consume(came);
+            if let Some(end) = tail.described() {
+                return self.ended(&tail, &end);
+            }
+            if self.is_sterna
+                && let Some(devices_bytes) = tail.asks(extension::PREPARE_PING)
+            {
+                let end = TailEnd { devices_bytes, has_eof: false, description: None };
+                shared.target.devices_came(&tail, &end)?;
+                self.was_asked = true;
+                shared.report(Fed::PrepareRead);
+                return self.behind_prepare();
+            }
+            match self.reader.more()? {
+                More::Bytes => heard = Instant::now(),
+                More::End if shared.stopping.load(Ordering::Acquire) => return Ok(()),
+                More::End => {
+                    let end = tail.closed().map_err(|error| closed_early(&error))?;
+                    return self.ended(&tail, &end);
+                }
+                More::Silence => {
+                    if let Some(end) = tail.bare_end() {
+                        return self.ended(&tail, &end);
+                    }
+                    let limit = shared.params.limits.stall;
+                    if heard.elapsed() >= limit {
+                        let what = "the end of the devices' state, or the description behind it".to_owned();
+                        return Err(MigrationError::Limit { what, after: limit });
+                    }
+                }
+            }
+            if shared.stopping.load(Ordering::Acquire) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// All is here, and the source has committed or believes so: it waits for SHUT, or has gone.
+    fn ended(&mut self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        if end.description.is_none() {
+            shared.tell(&Event::Warning(
+                "the source sent no description of its devices (suppress-vmdesc=on?): the end of their state was \
+                 found by section footers"
+                    .to_owned(),
+            ));
+        }
+        shared.target.devices_came(tail, end)?;
+        shared.report(Fed::EofRead);
+        self.listen_until_over()
+    }
+
+    /// A source that dies while this side makes its copy durable still has its guest, or will be told
+    /// nothing: both need to be known.
+    fn listen_until_over(&mut self) -> Result<(), MigrationError> {
+        loop {
+            let over = |state: State| state >= State::Committed;
+            if self.shared.stopping.load(Ordering::Acquire)
+                || self.shared.driver().is_none_or(|driver| over(driver.look(|machine| machine.state())))
+            {
+                return Ok(());
+            }
+            match self.reader.more()? {
+                More::Silence => {}
+                More::Bytes => {
+                    let what = "bytes came behind the end of the stream".to_owned();
+                    return Err(MigrationError::PeerMisbehaved { what });
+                }
+                More::End => {
+                    let what = "the source closed the main channel before it was told that all is here";
+                    return Err(MigrationError::Transport(what.to_owned(), None));
+                }
+            }
+        }
+    }
+
+    /// The source waits for the answer to *prepare*, perhaps saying that it lives; then EOF is the commit.
+    fn behind_prepare(&mut self) -> Result<(), MigrationError> {
+        self.shared.set_main_stall_limit(Some(self.shared.params.limits.stall));
+        loop {
+            if !self.reader.fill(1)? {
+                if self.shared.stopping.load(Ordering::Acquire) {
+                    return Ok(());
+                }
+                let what = "the source closed the main channel before it committed";
+                return Err(MigrationError::Transport(what.to_owned(), None));
+            }
+            if self.reader.bytes()[0] == 0 {
+                break;
+            }
+            let decoded = Command::decode(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
+            match decoded {
+                Some((Command::Ping(value), used)) => {
+                    self.consume(used);
+                    self.pong(value)?;
+                }
+                Some((other, _)) => {
+                    let what = format!("{other:?} came between *prepare* and EOF");
+                    return Err(MigrationError::PeerMisbehaved { what });
+                }
+                None => {
+                    let more = self.reader.bytes().len() + 1;
+                    self.reader.fill(more)?;
+                }
+            }
+        }
+        self.consume(1);
+        // The commit. What follows is of use and decides nothing.
+        let description = self.description();
+        self.shared.target.end_came(description);
+        self.shared.report(Fed::EofRead);
+        Ok(())
+    }
+
+    fn description(&mut self) -> Option<Vec<u8>> {
+        if !self.reader.fill(DESCRIPTION_HEAD).ok()? {
+            return None;
+        }
+        let head = &self.reader.bytes()[..DESCRIPTION_HEAD];
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if head[0] != 6 || length > sterna_wire::limits::VM_DESCRIPTION_BYTES {
+            return None;
+        }
+        if !self.reader.fill(DESCRIPTION_HEAD + length).ok()? {
+            return None;
+        }
+        let text = self.reader.bytes()[DESCRIPTION_HEAD..DESCRIPTION_HEAD + length].to_vec();
+        self.consume(DESCRIPTION_HEAD + length);
+        Some(text)
+    }
+}
+
+/// Nobody did wrong as far as this side can tell: the source died, or cancelled (specs/stream.md §5.2).
+fn closed_early(error: &sterna_wire::WireError) -> MigrationError {
+    let text =
+        format!("the source closed the main channel early: {}, byte {} of it", error.message, error.offset);
+    MigrationError::Transport(text, None)
+}

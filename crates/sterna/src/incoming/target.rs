@@ -1,0 +1,113 @@
+//! What a guest arrives in: a VM whose machine and devices are known ([`super::known`]), or something that
+//! keeps what it cannot know ([`crate::foreign`]).
+//!
+//! Loader, lanes, rounds and control are the same for both. What differs: who says how the stream must be
+//! made up, when RAM's blocks are known (before, or only when the block list has come), where pages go, and
+//! what it means that the guest is taken over.
+
+use std::sync::Arc;
+
+use sterna_ram::GuestRam;
+use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
+use sterna_wire::multifd::BlockTable;
+use sterna_wire::ram::BlockList;
+
+use crate::error::MigrationError;
+use crate::hooks::Hook;
+use crate::pages::PageSink;
+use crate::params::Capabilities;
+use crate::vm::Device;
+
+/// Takes a guest in. Called by loader and control thread, each call after the other's results are in.
+pub(crate) trait Target: Send + Sync {
+    /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.
+    fn uuid(&self) -> Option<[u8; 16]>;
+    /// What the main channel has to agree with.
+    fn expectations(&self, capabilities: &Capabilities) -> Expectations;
+    /// How sections are delimited.
+    fn knowledge(&self) -> Box<dyn SectionKnowledge + Send>;
+    /// Devices that `switchover-ack` may have to wait for.
+    fn devices(&self) -> Vec<Arc<dyn Device>>;
+    /// RAM, if it is known before the stream says it. `lanes`: multifd channels.
+    fn known_layout(&self, lanes: usize) -> Result<Option<Layout>, MigrationError>;
+
+    /// The configuration has come and was held against the expectations.
+    fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError>;
+    /// A command has come that is none of the return path's.
+    fn command(&self, bytes: &[u8]) -> Result<(), MigrationError>;
+    /// The block list has come.
+    fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError>;
+    /// A section of RAM has ended.
+    fn ram_section_ended(&self, kind: SectionKind);
+    /// A section has come, before the tail if there is one.
+    fn section(&self, section: &Section<'_>) -> Result<(), MigrationError>;
+    /// What is to be kept of device state that nobody here knows; `None` where every section is known.
+    fn tail(&self) -> Option<Tail> {
+        None
+    }
+    /// Device state has come, up to `end`, before the source asks to prepare or behind its EOF.
+    fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+        let (_, _) = (tail, end);
+        Ok(())
+    }
+    /// Behind the answer to *prepare*: EOF has come, and the description if the source sent one.
+    fn end_came(&self, description: Option<Vec<u8>>) {
+        let _ = description;
+    }
+
+    /// Everything was read: is all there? Makes durable what must outlive this process. Returns whether the
+    /// guest wants to run.
+    fn finish_loading(&self) -> Result<bool, MigrationError>;
+    /// Disks, locks, network: in the order of acquisition.
+    fn hooks(&self) -> Vec<Arc<dyn Hook>>;
+    /// Takes the guest over. An error means: it is not here and never will be.
+    fn start(&self) -> Result<(), MigrationError>;
+    /// Whether [`Target::start`] lets the guest run.
+    fn runs_guests(&self) -> bool;
+    /// Takes the guest over as it is, paused. An error is told and undoes nothing.
+    fn take_over_paused(&self) -> Result<(), MigrationError>;
+    /// Forgets everything. What could not be undone is returned.
+    fn reset(&self) -> Vec<String>;
+    /// Zero pages that had to be cleared.
+    fn cleared_pages(&self) -> u64;
+}
+
+/// The blocks of RAM, and where their pages go.
+pub(crate) struct Layout {
+    /// Names and lengths; the bytes may be elsewhere.
+    pub ram: GuestRam,
+    /// For the names in packets; same indices.
+    pub table: BlockTable,
+    /// One for each multifd lane, and one more for the main channel.
+    pub sinks: Vec<Arc<dyn PageSink>>,
+}
+
+/// The START section of RAM, up to its block list.
+pub(crate) struct RamStart<'a> {
+    pub section_id: u32,
+    pub blocks: &'a BlockList,
+    /// As the indices of the stream's items count them.
+    pub table: &'a BlockTable,
+    pub lanes: usize,
+    /// The source has said that it is a Sterna.
+    pub is_sterna: bool,
+}
+
+/// What came of [`Target::ram_starts`].
+#[derive(Default)]
+pub(crate) struct RamStarted {
+    /// Unless it was known before.
+    pub layout: Option<Layout>,
+    /// What an operator should know.
+    pub warning: Option<String>,
+}
+
+/// A section of a device.
+pub(crate) struct Section<'a> {
+    pub id: u32,
+    pub name: &'a str,
+    pub instance: u32,
+    pub version: u32,
+    pub kind: SectionKind,
+    pub body: &'a [u8],
+}
