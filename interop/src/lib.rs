@@ -32,6 +32,7 @@ pub mod guests;
 mod kernel;
 pub mod lab;
 mod libvirt;
+pub mod machines;
 pub mod qemu;
 mod root;
 pub mod scenarios;
@@ -40,6 +41,7 @@ pub mod ticks;
 mod workload;
 
 pub use libvirt::{Libvirt, SAVE_FORMATS};
+pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};
 pub use root::{Root, kvm_for, skip};
 pub use scenarios::Failure;
