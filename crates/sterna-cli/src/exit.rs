@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use sterna_qmp::drive::DriveError;
+
 /// Exit statuses. They are part of the command's promise; scripts may rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -64,6 +66,17 @@ impl Stop {
     /// Ends with `status`.
     pub fn with(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
+    }
+}
+
+impl From<DriveError> for Stop {
+    fn from(error: DriveError) -> Self {
+        let status = match &error {
+            DriveError::Cancelled(_) => Status::Cancelled,
+            DriveError::Detached(_) => Status::Detached,
+            _ => Status::Failed,
+        };
+        Self { status, message: error.to_string() }
     }
 }
 

@@ -3,55 +3,31 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use sterna_qmp::{Client, ClientError, Endpoint};
+pub use sterna_qmp::drive::Progress;
+use sterna_qmp::drive::{ANSWER_LIMIT, DriveError, Vm};
+use sterna_qmp::{ClientError, Endpoint};
 
 use crate::exit::Stop;
 use crate::figures::Figures;
 use crate::units;
 
-/// How long an answer may take. Commands answer at once; only a machine in trouble needs longer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-
 /// A negotiated connection.
 pub struct Monitor {
-    client: Client,
+    vm: Vm,
     endpoint: Endpoint,
-}
-
-/// What `query-migrate` says, as far as both kinds of monitor say it. Nothing yet: all default.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Progress {
-    /// QEMU's word; `undecided` and `held` where Sterna says so.
-    pub status: String,
-    /// Guest RAM, bytes.
-    pub total_bytes: u64,
-    /// Dirty bytes still to send.
-    pub remaining_bytes: u64,
-    /// Written so far.
-    pub transferred_bytes: u64,
-    /// Bytes per second in the last window.
-    pub bandwidth_bytes: f64,
-    /// Bytes that the guest dirties per second.
-    pub dirty_bytes_per_second: f64,
-    /// Milliseconds expected, or had.
-    pub downtime_ms: Option<u64>,
-    /// From 1.
-    pub round: u64,
-    /// Why it failed, or what must be known.
-    pub error: Option<String>,
 }
 
 impl Monitor {
     /// Connects to `endpoint`.
     pub fn connect(endpoint: &Endpoint) -> Result<Self, Stop> {
-        let client = Client::connect(endpoint, ANSWER_LIMIT).map_err(|error| {
+        let vm = Vm::connect(endpoint).map_err(|error| {
             let hint = match &error {
                 ClientError::Connect { .. } => "Is the VM running, and is this its QMP socket?",
                 _ => "Name the socket of a QMP monitor (`sterna run --qmp`, `qemu -qmp`).",
             };
             Stop::failed(format!("{}. {hint}", sentence(&error)))
         })?;
-        Ok(Self { client, endpoint: endpoint.clone() })
+        Ok(Self { vm, endpoint: endpoint.clone() })
     }
 
     /// Where it is.
@@ -59,57 +35,49 @@ impl Monitor {
         &self.endpoint
     }
 
+    /// What drivers work with.
+    pub fn vm(&mut self) -> &mut Vm {
+        &mut self.vm
+    }
+
     /// Whether Sterna's VMM answers.
     pub fn is_sterna(&self) -> bool {
-        self.client.is_sterna()
+        self.vm.is_sterna()
     }
 
     /// The monitor's version in words.
     pub fn version(&self) -> String {
-        let version = self.client.version();
-        let qemu = &version["qemu"];
-        let number = |name: &str| qemu[name].as_u64().unwrap_or(0);
-        let numbers = format!("QEMU {}.{}.{}", number("major"), number("minor"), number("micro"));
-        match version["package"].as_str() {
-            Some(package) if self.is_sterna() => format!("{package} (speaks as {numbers})"),
-            Some(package) if !package.is_empty() => format!("{numbers} ({package})"),
-            _ => numbers,
-        }
+        self.vm.version()
     }
 
     /// Executes a command; a refusal or a broken connection ends ours with a sentence.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, Stop> {
-        self.try_execute(command, arguments).map_err(|error| self.stop(&error))
+        self.vm.execute(command, arguments).map_err(Stop::from)
     }
 
     /// Executes a command whose refusal means something to the caller.
     pub fn try_execute(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
-        self.client.execute(command, arguments)
+        self.vm.try_execute(command, arguments)
     }
 
     /// The sentence for an error of [`Monitor::try_execute`].
-    pub fn stop(&self, error: &ClientError) -> Stop {
-        Stop::failed(match error {
-            ClientError::Refused { command, desc, .. } => {
-                format!("{} refused `{command}`: {desc}", self.endpoint)
-            }
-            other => format!("{}: {}", self.endpoint, sentence(other)),
-        })
+    pub fn stop(&self, error: ClientError) -> Stop {
+        DriveError::Monitor { at: self.endpoint.to_string(), error }.into()
     }
 
     /// The commands' limit; longer for those that check all of a guest's RAM.
     pub fn set_limit(&mut self, limit: Option<Duration>) {
-        self.client.set_limit(limit.unwrap_or(ANSWER_LIMIT));
+        self.vm.client().set_limit(limit.unwrap_or(ANSWER_LIMIT));
     }
 
     /// `query-status`'s word.
     pub fn run_state(&mut self) -> Result<String, Stop> {
-        Ok(text(&self.execute("query-status", Value::Null)?["status"]))
+        Ok(self.vm.run_state()?)
     }
 
     /// `query-migrate`.
     pub fn progress(&mut self) -> Result<Progress, Stop> {
-        Ok(Progress::from_query(&self.execute("query-migrate", Value::Null)?))
+        Ok(self.vm.progress()?)
     }
 
     /// All that the engine knows about the migration away from there; none from QEMU, which has no such
@@ -153,37 +121,6 @@ impl Monitor {
     }
 }
 
-impl Progress {
-    /// Reads what `query-migrate` returned.
-    pub fn from_query(query: &Value) -> Self {
-        let ram = &query["ram"];
-        let number = |name: &str| ram[name].as_u64().unwrap_or(0);
-        let flag = |name: &str| query[name].as_bool().unwrap_or(false);
-        let page = ram["page-size"].as_u64().unwrap_or(units::PAGE_BYTES);
-        Self {
-            status: match text(&query["status"]) {
-                _ if flag("x-sterna-undecided") => "undecided".into(),
-                _ if flag("x-sterna-held") => "held".into(),
-                status if status.is_empty() => "none".into(),
-                status => status,
-            },
-            total_bytes: number("total"),
-            remaining_bytes: number("remaining"),
-            transferred_bytes: number("transferred"),
-            bandwidth_bytes: ram["mbps"].as_f64().unwrap_or(0.0) * 1e6 / 8.0,
-            dirty_bytes_per_second: number("dirty-pages-rate") as f64 * page as f64,
-            downtime_ms: query["downtime"].as_u64().or(query["expected-downtime"].as_u64()),
-            round: number("dirty-sync-count"),
-            error: query["error-desc"].as_str().map(str::to_owned),
-        }
-    }
-
-    /// Whether nothing more will happen by itself.
-    pub fn is_over(&self) -> bool {
-        matches!(self.status.as_str(), "none" | "completed" | "failed" | "cancelled")
-    }
-}
-
 fn parameter(present: &Value, name: &str, value: &str) -> Result<Value, Stop> {
     let known = present.get(name).ok_or_else(|| {
         let names: Vec<&str> =
@@ -205,10 +142,6 @@ fn parameter(present: &Value, name: &str, value: &str) -> Result<Value, Stop> {
     }
 }
 
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
 /// An error's words without a full stop, so that ours can go on.
 fn sentence(error: &impl std::fmt::Display) -> String {
     error.to_string().trim_end_matches('.').to_owned()
@@ -217,38 +150,6 @@ fn sentence(error: &impl std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn progress_of_a_running_migration_has_bytes_per_second() {
-        let query = json!({"status": "active", "expected-downtime": 40, "ram": {
-            "total": 100, "remaining": 30, "mbps": 8.0, "dirty-pages-rate": 10, "page-size": 4096,
-            "dirty-sync-count": 2, "transferred": 80}});
-
-        let progress = Progress::from_query(&query);
-
-        assert_eq!(progress.bandwidth_bytes, 1e6);
-        assert_eq!(progress.dirty_bytes_per_second, 40960.0);
-        assert_eq!((progress.round, progress.downtime_ms), (2, Some(40)));
-        assert!(!progress.is_over());
-    }
-
-    #[test]
-    fn progress_before_any_migration_is_none() {
-        let progress = Progress::from_query(&json!({}));
-
-        assert_eq!(progress.status, "none");
-        assert!(progress.is_over());
-    }
-
-    #[test]
-    fn progress_says_undecided_where_qemu_has_no_word() {
-        let query = json!({"status": "device", "x-sterna-undecided": true, "error-desc": "lost"});
-
-        let progress = Progress::from_query(&query);
-
-        assert_eq!(progress.status, "undecided");
-        assert!(!progress.is_over());
-    }
 
     #[test]
     fn parameter_takes_the_kind_of_the_present_value() {

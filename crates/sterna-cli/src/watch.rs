@@ -1,8 +1,8 @@
 //! Watching a migration until its end: progress, Ctrl-C, and the figures where the monitor has none.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
+use sterna_qmp::drive::{self, DriveError, Trace, Watch, Wish};
 
 use crate::exit::{Status, Stop};
 use crate::figures::{Figures, Round, Sample};
@@ -11,8 +11,43 @@ use crate::monitor::{Monitor, Progress};
 use crate::terminal::Live;
 use crate::units::PAGE_BYTES;
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(100);
+/// The bar and Ctrl-C as a driver sees them: the first Ctrl-C cancels, the second detaches.
+pub struct Watcher<'a> {
+    live: &'a Live,
+    interrupts: &'a Interrupts,
+    first: usize,
+    heard: usize,
+}
+
+impl<'a> Watcher<'a> {
+    /// What is pressed from now on counts.
+    pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
+        let first = interrupts.count();
+        Self { live, interrupts, first, heard: first }
+    }
+}
+
+impl Watch for Watcher<'_> {
+    fn show(&mut self, progress: &Progress) {
+        self.live.show(progress);
+    }
+
+    fn wish(&mut self) -> Wish {
+        let now = self.interrupts.count();
+        if now >= self.first + 2 {
+            return Wish::Detach;
+        }
+        if now > self.heard {
+            self.heard = now;
+            return Wish::Cancel;
+        }
+        Wish::Continue
+    }
+
+    fn note(&mut self, text: &str) {
+        self.live.note(text);
+    }
+}
 
 /// Watches the migration away from `source` until it is over, or undecided for `patience`.
 ///
@@ -23,104 +58,79 @@ pub fn until_over(
     live: &Live,
     interrupts: &Interrupts,
     patience: Duration,
-) -> Result<Figures, Stop> {
-    let mut log = Log::new();
-    let mut seen = interrupts.count();
-    let first = seen;
-    let mut undecided_since: Option<Instant> = None;
-    loop {
-        let progress = source.progress()?;
-        log.add(&progress);
-        live.show(&progress);
-        if progress.is_over() {
-            break;
-        }
-        if progress.status == "undecided" {
-            let since = *undecided_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= patience {
-                break;
-            }
-        } else {
-            undecided_since = None;
-        }
-        interrupts.sleep(LOOK, seen);
-        let now = interrupts.count();
-        if now >= first + 2 {
-            return Err(Stop::with(
-                Status::Detached,
-                format!(
-                    "detached; the migration goes on. `sterna info {}` shows it, `sterna cancel {}` ends it.",
-                    source.endpoint(),
-                    source.endpoint()
-                ),
-            ));
-        }
-        if now > seen {
-            cancel(source, live);
-        }
-        seen = now;
-    }
-    Ok(match source.figures()? {
+) -> Result<(Figures, Trace), DriveError> {
+    let trace = drive::watch(source.vm(), &mut Watcher::new(live, interrupts), patience)?;
+    let figures = match source.figures().ok().flatten() {
         Some(figures) => figures,
-        None => log.figures(),
-    })
+        None => from_trace(&trace),
+    };
+    Ok((figures, trace))
 }
 
-fn cancel(source: &mut Monitor, live: &Live) {
-    match source.try_execute("migrate_cancel", Value::Null) {
-        Ok(_) => live.note("cancelling: the guest runs on at the source (Ctrl-C again detaches)"),
-        Err(error) => live.note(&format!("{} (Ctrl-C again detaches)", source.stop(&error))),
-    }
+/// The error for a command that nobody watches any more, with what to do next.
+pub fn detached(source: &Monitor) -> Stop {
+    let at = source.endpoint();
+    Stop::with(
+        Status::Detached,
+        format!(
+            "detached; the migration goes on. `sterna info {at}` shows it, `sterna cancel {at}` ends it."
+        ),
+    )
 }
 
 /// Figures put together from what was seen: what remains where the monitor keeps no timeline, as QEMU's.
-struct Log {
-    began: Instant,
-    last: Progress,
-    samples: Vec<Sample>,
-    rounds: Vec<Round>,
-}
-
-impl Log {
-    fn new() -> Self {
-        Self { began: Instant::now(), last: Progress::default(), samples: Vec::new(), rounds: Vec::new() }
-    }
-
-    fn add(&mut self, progress: &Progress) {
-        let at = self.began.elapsed().as_secs_f64();
-        self.samples.push(Sample {
+fn from_trace(trace: &Trace) -> Figures {
+    let dirty_pages = |progress: &Progress| (progress.dirty_bytes_per_second / PAGE_BYTES as f64) as u64;
+    let mut figures = Figures::default();
+    let mut before = Progress::default();
+    for (at, progress) in &trace.seen {
+        let at = at.as_secs_f64();
+        if progress.total_bytes == 0 {
+            continue;
+        }
+        figures.samples.push(Sample {
             at,
             transferred_bytes: progress.transferred_bytes,
             remaining_bytes: progress.remaining_bytes,
-            dirty_pages_per_second: (progress.dirty_bytes_per_second / PAGE_BYTES as f64) as u64,
+            dirty_pages_per_second: dirty_pages(progress),
         });
-        if progress.round > self.rounds.len() as u64 {
-            self.rounds.push(Round { number: progress.round, began: at, ..Round::default() });
+        if progress.round > figures.rounds.len() as u64 {
+            let pages = progress.remaining_bytes / PAGE_BYTES;
+            if let Some(ended) = figures.rounds.last_mut() {
+                ended.dirtied_pages = pages;
+            }
+            figures.rounds.push(Round { number: progress.round, began: at, pages, ..Round::default() });
         }
-        if let Some(round) = self.rounds.last_mut() {
+        if let Some(round) = figures.rounds.last_mut() {
             round.took = at - round.began;
-            round.bytes += progress.transferred_bytes.saturating_sub(self.last.transferred_bytes);
+            round.bytes += progress.transferred_bytes.saturating_sub(before.transferred_bytes);
+            round.stopped = trace.stopped.is_some_and(|stopped| stopped.as_secs_f64() <= round.began);
         }
-        self.last = progress.clone();
+        before = progress.clone();
     }
-
-    fn figures(self) -> Figures {
-        let last = self.last;
-        Figures {
-            status: last.status,
-            error: last.error,
-            total_time: self.began.elapsed().as_secs_f64(),
-            downtime: last.downtime_ms.map(|ms| ms as f64 / 1e3),
-            ram_total_bytes: last.total_bytes,
-            ram_remaining_bytes: last.remaining_bytes,
-            transferred_bytes: last.transferred_bytes,
-            bandwidth_bytes: last.bandwidth_bytes as u64,
-            dirty_pages_per_second: (last.dirty_bytes_per_second / PAGE_BYTES as f64) as u64,
-            rounds_begun: last.round,
-            rounds: self.rounds,
-            samples: self.samples,
-            ..Figures::default()
-        }
+    // QEMU forgets its counts when a migration fails or is cancelled.
+    let counted = trace.seen.iter().rev().find(|(_, progress)| progress.total_bytes > 0);
+    let end = trace.last();
+    let last = counted.map_or_else(|| end.clone(), |(_, progress)| progress.clone());
+    let watched = trace.seen.last().map_or(0.0, |(at, _)| at.as_secs_f64());
+    Figures {
+        total_time: end.total_ms.map_or(watched, |ms| ms as f64 / 1e3),
+        setup_time: last.setup_ms as f64 / 1e3,
+        downtime: end.downtime_ms.map(|ms| ms as f64 / 1e3),
+        ram_total_bytes: last.total_bytes,
+        ram_remaining_bytes: last.remaining_bytes,
+        transferred_bytes: last.transferred_bytes,
+        multifd_bytes: last.multifd_bytes,
+        precopy_bytes: last.precopy_bytes,
+        downtime_bytes: last.downtime_bytes,
+        normal_pages: last.normal_pages,
+        zero_pages: last.zero_pages,
+        bandwidth_bytes: last.bandwidth_bytes as u64,
+        dirty_pages_per_second: dirty_pages(&last),
+        rounds_begun: last.round,
+        status: end.status,
+        error: end.error,
+        ..figures
     }
 }
 

@@ -10,10 +10,14 @@
 //! * [`migration`]: [`MigrationControl`] holds what an operator has set and the migrations of one VM, and
 //!   answers the commands, over QMP and as the human monitor does.
 //!
+//! Beside them [`drive`] has the jobs of a program at the other end of the socket: migrations of VMs, QEMU's
+//! or Sterna's, driven through their monitors.
+//!
 //! Nothing here moves RAM: `sterna` does, behind [`migration::Engine`].
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod drive;
 pub mod error;
 pub mod framing;
 pub mod migration;

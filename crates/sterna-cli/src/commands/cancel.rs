@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sterna_qmp::Endpoint;
 
-use crate::exit::{Done, Status};
+use crate::exit::{Done, Status, Stop};
 use crate::monitor::Monitor;
 use crate::terminal;
 
@@ -16,7 +16,17 @@ pub struct Arguments {
 
 /// Cancels.
 pub fn execute(arguments: &Arguments) -> Done {
-    Monitor::connect(&arguments.socket)?.execute("migrate_cancel", Value::Null)?;
+    let mut monitor = Monitor::connect(&arguments.socket)?;
+    let progress = monitor.progress()?;
+    // QEMU does nothing then, and does not say so.
+    if !monitor.is_sterna() && progress.is_over() {
+        return Err(Stop::failed(format!(
+            "{} has no migration under way (status `{}`)",
+            monitor.endpoint(),
+            progress.status
+        )));
+    }
+    monitor.execute("migrate_cancel", Value::Null)?;
     terminal::note("cancelling; the guest runs on at the source");
     Ok(Status::Done)
 }

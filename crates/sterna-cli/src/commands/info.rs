@@ -43,7 +43,6 @@ impl Info {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let name = text(&maybe("query-name")["name"]);
         let uuid = text(&maybe("query-uuid")["UUID"]);
-        let machine = text(&maybe("query-machines")[0]["name"]);
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let record =
             monitor.figures()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
@@ -51,7 +50,7 @@ impl Info {
             status: monitor.run_state()?,
             name,
             uuid,
-            machine: if monitor.is_sterna() { machine } else { String::new() },
+            machine: monitor.vm().machine_type().unwrap_or_default(),
             ram_bytes,
             migration: monitor.execute("query-migrate", Value::Null)?,
             record,

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna_qmp::Endpoint;
+use sterna_qmp::drive::handover::{self, Handover};
+use sterna_qmp::drive::{DriveError, Settings};
 
 use super::pair;
 use crate::exit::{Done, Stop};
@@ -69,30 +71,61 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
-    let ran = source.run_state()? == "running";
+    let mut address = arguments.destination.clone();
+    if let Some(destination) = destination.as_deref_mut() {
+        handover::compare(source.vm(), destination.vm())?;
+    }
     source.switch_on(&arguments.cap)?;
     source.set_parameters(&arguments.set)?;
-    let mut address = arguments.destination.clone();
-    let mut held = false;
     if let Some(destination) = destination.as_deref_mut() {
         address = listen(arguments, destination)?;
-        // Unless it was started stopped, it would start the guest before a QEMU source is sure.
-        if destination.is_sterna() && !source.is_sterna() {
-            destination.execute("stop", Value::Null)?;
-            held = true;
-        }
     }
-    source.execute("migrate", json!({ "uri": address }))?;
+    let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm))?;
+    if let Err(refused) = source.execute("migrate", json!({ "uri": address })) {
+        handover.failed(source.vm(), destination.as_deref_mut().map(Monitor::vm));
+        return Err(refused);
+    }
     let patience = Duration::from_secs(arguments.undecided_wait);
-    let figures = watch::until_over(source, live, interrupts, patience)?;
-    if let Some(destination) = destination
-        && held
-        && ran
-        && figures.status == "completed"
-    {
-        destination.execute("cont", Value::Null)?;
+    let destination = destination.map(Monitor::vm);
+    let (mut figures, trace) = match watch::until_over(source, live, interrupts, patience) {
+        Ok(seen) => seen,
+        Err(DriveError::Detached(_)) => return Err(watch::detached(source)),
+        Err(error) if error.is_disconnect() => {
+            return Err(Stop::failed(handover.lost(source.vm(), destination)));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match figures.status.as_str() {
+        "completed" => {
+            if handover.completed(source.vm(), destination)?
+                && let Some(stopped) = trace.stopped
+            {
+                // The guest waited for us: QEMU's own figure ends too early.
+                figures.downtime = Some((trace.began.elapsed() - stopped).as_secs_f64());
+            }
+        }
+        "failed" | "cancelled" => {
+            if let Some(reason) = handover.failed(source.vm(), destination) {
+                let own = figures.error.take().unwrap_or_else(|| "the connection broke".into());
+                figures.error = Some(format!("{own}; the destination says: {reason}"));
+            }
+        }
+        // Undecided: an operator has the word, and the settings may wait for him.
+        _ => {}
     }
+    figures.channels = figures.channels.max(channels(source)?);
     Ok(Record::new(&source.endpoint().to_string(), &address, figures))
+}
+
+/// Channels that carry pages, as they are set.
+fn channels(monitor: &mut Monitor) -> Result<u32, Stop> {
+    let settings = Settings::read(monitor.vm())?;
+    Ok(match settings.capability("multifd") {
+        Some(true) => {
+            settings.parameter("multifd-channels").and_then(Value::as_u64).map_or(1, |count| count as u32)
+        }
+        _ => 1,
+    })
 }
 
 /// Makes the destination listen with the same settings, unless it does already. Gives back the address with
@@ -109,7 +142,12 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
     if before["status"] != "setup" {
         destination.switch_on(&arguments.cap)?;
         destination.set_parameters(&both_sides(&arguments.set))?;
-        destination.execute("migrate-incoming", json!({ "uri": arguments.destination }))?;
+        let mut incoming = json!({ "uri": arguments.destination });
+        if !destination.is_sterna() && destination.vm().qemu_version() >= (9, 1) {
+            // It stays to say why it failed.
+            incoming["exit-on-error"] = false.into();
+        }
+        destination.execute("migrate-incoming", incoming)?;
     }
     let now = destination.execute("query-migrate", Value::Null)?;
     Ok(with_real_port(&arguments.destination, &now))

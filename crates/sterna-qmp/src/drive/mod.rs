@@ -1,0 +1,24 @@
+//! Driving the migrations of one VM, or of a pair, through their monitors: QEMU's and Sterna's alike.
+//!
+//! A [`Vm`] is a negotiated connection with typed questions. [`Settings`] remembers what an operator had set,
+//! so that a driver that needs other capabilities for a while puts everything back. [`watch`] waits for a
+//! migration's end, shows its [`Progress`] and passes on an operator's wish to cancel. On these stand the
+//! jobs:
+//!
+//! * [`handover`]: which guest may run when two monitors are in hand.
+//!
+//! A job that fails leaves the guest and its VM's settings as they were, or says in one sentence what is
+//! different.
+
+mod error;
+pub mod handover;
+mod progress;
+mod settings;
+mod vm;
+mod wait;
+
+pub use error::DriveError;
+pub use progress::Progress;
+pub use settings::{Changed, Settings};
+pub use vm::{ANSWER_LIMIT, MachineBlock, Vm};
+pub use wait::{Trace, Watch, Wish, watch};

@@ -1,0 +1,126 @@
+//! Waiting for a migration's end.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{DriveError, Progress, Vm};
+
+/// Between two looks, when no event comes.
+const LOOK: Duration = Duration::from_millis(100);
+/// Between two questions for the operator's wish.
+const BLINK: Duration = Duration::from_millis(20);
+
+/// What an operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// To go on.
+    Continue,
+    /// To cancel; heard once for each time it is answered.
+    Cancel,
+    /// To look no longer and leave the migration alone.
+    Detach,
+}
+
+/// Who watches.
+pub trait Watch {
+    /// Shows how far it is.
+    fn show(&mut self, progress: &Progress);
+    /// What the operator wants. Asked about fifty times a second.
+    fn wish(&mut self) -> Wish;
+    /// Tells something in passing.
+    fn note(&mut self, text: &str);
+}
+
+/// What was seen of a migration from outside: all there is where the monitor keeps no timeline, as QEMU's.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    /// When watching began.
+    pub began: Instant,
+    /// When and how it stood, in order. The last is the end.
+    pub seen: Vec<(Duration, Progress)>,
+    /// When the guest's stop was heard of, since `began`.
+    pub stopped: Option<Duration>,
+    /// Whether the operator cancelled.
+    pub was_cancelled: bool,
+}
+
+impl Trace {
+    /// How it stood when last seen.
+    pub fn last(&self) -> Progress {
+        self.seen.last().map(|(_, progress)| progress.clone()).unwrap_or_default()
+    }
+}
+
+/// Watches the migration away from `vm` until it is over, or undecided for `patience`.
+///
+/// Changes are noticed at once if the capability `events` is on, else within a tenth of a second.
+pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result<Trace, DriveError> {
+    let mut trace = Trace { began: Instant::now(), seen: Vec::new(), stopped: None, was_cancelled: false };
+    let mut undecided_since: Option<Instant> = None;
+    let mut told_paused = false;
+    loop {
+        let progress = vm.progress()?;
+        watcher.show(&progress);
+        let is_over = progress.is_over();
+        let is_undecided = progress.status == "undecided";
+        let waits_for_word = progress.status == "pre-switchover";
+        trace.seen.push((trace.began.elapsed(), progress));
+        if is_over {
+            break;
+        }
+        if waits_for_word && !told_paused {
+            told_paused = true;
+            watcher.note(&format!(
+                "{}: the guest is stopped and waits (capability pause-before-switchover); give \
+                 `migrate-continue` with state pre-switchover to go on",
+                vm.at()
+            ));
+        }
+        if is_undecided {
+            if undecided_since.get_or_insert_with(Instant::now).elapsed() >= patience {
+                break;
+            }
+        } else {
+            undecided_since = None;
+        }
+        pause(vm, watcher, &mut trace)?;
+    }
+    Ok(trace)
+}
+
+/// Until the next look: an event, an operator's wish, or the time.
+fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), DriveError> {
+    let until = Instant::now() + LOOK;
+    loop {
+        match watcher.wish() {
+            Wish::Continue => {}
+            Wish::Cancel => {
+                trace.was_cancelled = true;
+                return cancel(vm, watcher);
+            }
+            Wish::Detach => return Err(DriveError::Detached("detached; the migration goes on".into())),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        if let Some(event) = vm.next_event(left.min(BLINK))? {
+            if event.name == "STOP" {
+                trace.stopped = Some(trace.began.elapsed());
+            }
+            if event.name == "MIGRATION" {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn cancel(vm: &mut Vm, watcher: &mut dyn Watch) -> Result<(), DriveError> {
+    match vm.execute("migrate_cancel", Value::Null) {
+        Ok(_) => watcher.note("cancelling: the guest runs on at the source (Ctrl-C again detaches)"),
+        Err(error) if error.is_disconnect() => return Err(error),
+        Err(error) => watcher.note(&format!("{error} (Ctrl-C again detaches)")),
+    }
+    Ok(())
+}
