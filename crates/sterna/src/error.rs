@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna_ram::{DirtyError, RamError};
-use sterna_transport::TransportError;
+use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 
 use crate::order::RearmError;
@@ -80,7 +80,8 @@ impl MigrationError {
             Self::Vm(_) | Self::Ram(_) | Self::Dirty(_) | Self::System(_) | Self::Internal(_) => {
                 Some(Fault::Local)
             }
-            Self::Transport(..) | Self::DestinationFailed(_) | Self::Cancelled => None,
+            Self::Transport(_, Some(error)) => tls_fault(error),
+            Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,
         }
     }
 
@@ -91,6 +92,16 @@ impl MigrationError {
 
     pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
         move |error| Self::Wire { channel: channel.to_owned(), error }
+    }
+}
+
+/// A TLS handshake that fails says who has to change something; what breaks later is a broken connection.
+fn tls_fault(error: &TransportError) -> Option<Fault> {
+    let TransportError::Tls { problem, .. } = error else { return None };
+    match problem.fault() {
+        TlsFault::Ours => Some(Fault::Local),
+        TlsFault::Setup => Some(Fault::PeerIncompatible),
+        TlsFault::Peer | TlsFault::Nobody => None,
     }
 }
 

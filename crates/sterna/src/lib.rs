@@ -37,5 +37,7 @@ pub use outgoing::{Decision, Migration, Outcome, StartError};
 pub use params::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDetection};
 pub use stats::{IncomingStatistics, Round, Sample, Statistics};
 pub use sterna_ram as ram;
-pub use sterna_transport::Address;
+pub use sterna_transport::{
+    Address, Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFiles,
+};
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

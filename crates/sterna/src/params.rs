@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use sterna_transport::Tls;
+
 /// How payloads of multifd packets are compressed (`multifd-compression`; specs/stream.md §3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -51,6 +53,8 @@ pub struct Parameters {
     pub zero_page_detection: ZeroPageDetection,
     /// `x-rdma-chunk-size`, bytes, a power of two from 1 MiB to 1 GiB. No transport uses it yet.
     pub rdma_chunk_size_bytes: u64,
+    /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
+    pub tls: Option<Tls>,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,
 }
@@ -68,6 +72,7 @@ impl Default for Parameters {
             multifd_zstd_level: 1,
             zero_page_detection: ZeroPageDetection::Multifd,
             rdma_chunk_size_bytes: 1 << 20,
+            tls: None,
             limits: WaitLimits::default(),
         }
     }

@@ -263,6 +263,8 @@ impl ParameterSet {
                 _ => ZeroPageDetection::Multifd,
             },
             rdma_chunk_size_bytes: self.number("x-rdma-chunk-size"),
+            // Names of objects, which the monitor keeps.
+            tls: None,
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),

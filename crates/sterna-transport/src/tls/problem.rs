@@ -148,7 +148,11 @@ pub(super) fn certificate(error: &CertificateError) -> String {
             "it was not issued by an authority in ca-cert.pem; both sides need certificates of the same authority"
                 .to_owned()
         }
-        Wrong::BadSignature => "its signature is not its authority's".to_owned(),
+        Wrong::BadSignature => {
+            "it was not issued by an authority in ca-cert.pem, although one there has its issuer's name; both sides \
+             need certificates of the same authority"
+                .to_owned()
+        }
         Wrong::NotValidForNameContext { expected, presented } => wrong_name(expected, presented),
         Wrong::NotValidForName => {
             "it is for another name; set tls-hostname to a name that it bears as subjectAltName".to_owned()

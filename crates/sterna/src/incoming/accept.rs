@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
-use sterna_transport::{Channel, Listener, TransportError};
+use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 use sterna_wire::multifd::InitialPacket;
 
@@ -22,6 +22,8 @@ use crate::events::Event;
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
+/// A TLS handshake's first bytes, whatever the version.
+const TLS_MAGIC: [u8; 2] = [0x16, 3];
 /// Connections that may be saying who they are at once; more are turned away.
 const GREETINGS: usize = 300;
 /// How long a connection has for all of its first bytes together.
@@ -139,6 +141,10 @@ impl<'a> Greeting<'a> {
 
 /// Finds out what a connection is for. An error turns it away and leaves the migration alone.
 fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+    if let Some(tls) = &shared.params.tls {
+        let limit = GREETING.min(shared.params.limits.setup);
+        channel.start_tls(tls, TlsEndpoint::Server, None, limit, &shared.closing)?;
+    }
     let greeting = Greeting::new(shared, channel);
     let magic = greeting.magic()?;
     if magic == StatusQuestion::MAGIC {
@@ -162,6 +168,11 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     }
     if magic == MULTIFD_MAGIC {
         return multifd(shared, channel, &greeting);
+    }
+    if magic.starts_with(&TLS_MAGIC) {
+        let what =
+            format!("{}: it speaks TLS and this side has no tls-creds: set them here too", channel.peer());
+        return Err(MigrationError::PeerIncompatible { what });
     }
     Err(MigrationError::PeerMisbehaved {
         what: format!("{}: its first bytes {magic:02x?} begin no channel of a migration", channel.peer()),

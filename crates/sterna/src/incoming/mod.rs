@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread::{JoinHandle, current};
 
 use sterna_proto::destination::{Event as Fed, State};
-use sterna_transport::{Address, Listener};
+use sterna_transport::{Address, Listener, TlsEndpoint};
 
 pub use sterna_proto::destination::Refusal;
 
@@ -84,6 +84,12 @@ impl Incoming {
     ) -> Result<Self, StartError> {
         if capabilities.multifd && params.multifd_channels == 0 {
             return Err(StartError::Settings("multifd-channels is 0: give 1 to 255".to_owned()));
+        }
+        if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
+            return Err(StartError::Settings(
+                "tls-creds are for the endpoint client, and a destination listens: give it ones for server"
+                    .to_owned(),
+            ));
         }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::{Address, CancelFlag, Channel};
+use sterna_transport::{Address, CancelFlag, Channel, TlsEndpoint};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::shared::{Shared, lock};
@@ -51,12 +51,16 @@ impl Asking {
 }
 
 fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
-    let limit = super::machine_limits(&shared.params().limits).ask;
+    let params = shared.params();
+    let limit = super::machine_limits(&params.limits).ask;
     let channel = Arc::new(Channel::connect(&shared.to, limit, &asking.connecting)?);
     channel.set_stall_limit(Some(limit));
     *lock(&asking.channel) = Some(Arc::clone(&channel));
     if asking.connecting.is_cancelled() {
         channel.shutdown();
+    }
+    if let Some(tls) = &params.tls {
+        channel.start_tls(tls, TlsEndpoint::Client, shared.to.host(), limit, &asking.connecting)?;
     }
     let mut question = Vec::new();
     StatusQuestion { migration_id: shared.migration_id }.encode(&mut question);

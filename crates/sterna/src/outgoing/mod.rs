@@ -23,7 +23,7 @@ mod switchover;
 use std::sync::Arc;
 
 use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
-use sterna_transport::Address;
+use sterna_transport::{Address, TlsEndpoint};
 
 pub use sterna_proto::source::{Decision, Refusal};
 
@@ -238,6 +238,11 @@ fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Resu
     if capabilities.multifd && matches!(to, Address::Fd(_)) {
         return refuse(
             "an inherited descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:",
+        );
+    }
+    if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Client) {
+        return refuse(
+            "tls-creds are for the endpoint server, and a source connects: give it ones for client",
         );
     }
     if capabilities.switchover_ack && !capabilities.return_path {

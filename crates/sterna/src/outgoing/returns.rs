@@ -38,10 +38,13 @@ impl Reader<'_> {
                 other => other?,
             };
             if count == 0 {
-                return Err(MigrationError::Transport(
-                    format!("the destination closed the return path after {position} bytes"),
-                    None,
-                ));
+                let why = match (position, self.channel.is_tls()) {
+                    (0, true) => ": if its log says that it refused this side's certificate, mend that",
+                    (0, false) => ": its log says why; if it expects TLS, set tls-creds here too",
+                    _ => "",
+                };
+                let what = format!("the destination closed the return path after {position} bytes{why}");
+                return Err(MigrationError::Transport(what, None));
             }
             buffer.extend_from_slice(&chunk[..count]);
             while let Some((message, used)) = ReturnMessage::decode(&buffer)

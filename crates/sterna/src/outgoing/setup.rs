@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use sterna_transport::{Channel, TransportError};
+use sterna_transport::{Channel, TlsEndpoint, TransportError};
 use sterna_wire::main::FileHeader;
 use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 
@@ -28,10 +28,14 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
     // One limit for all of them together.
     let began = Instant::now();
     let open = || -> Result<Arc<Channel>, TransportError> {
-        let left = params.limits.setup.saturating_sub(began.elapsed());
-        let channel = Channel::connect(&shared.to, left, &shared.connecting)?;
+        let left = || params.limits.setup.saturating_sub(began.elapsed());
+        let channel = Channel::connect(&shared.to, left(), &shared.connecting)?;
         channel.set_stall_limit(Some(params.limits.stall));
-        Ok(shared.adopt(channel))
+        let channel = shared.adopt(channel);
+        if let Some(tls) = &params.tls {
+            channel.start_tls(tls, TlsEndpoint::Client, shared.to.host(), left(), &shared.connecting)?;
+        }
+        Ok(channel)
     };
     let main = open()?;
     let stream =

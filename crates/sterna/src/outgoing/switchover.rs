@@ -42,6 +42,13 @@ impl Control {
             self.step(SwitchoverStep::Prepare);
         }
         let sent = self.with_main(|stream| self.shared.origin.send_end(stream));
+        // A QEMU demands it behind the last packet (specs/stream.md §3.7). A lane whose end is lost has lost
+        // nothing else: its last SYNC is out.
+        for channel in &self.multifd {
+            if let Err(error) = channel.say_goodbye() {
+                tracing::debug!(%error, "end of a multifd channel");
+            }
+        }
         match sent {
             Ok(()) => self.shared.report(Fed::EofSent),
             Err(error) => {
