@@ -9,14 +9,20 @@
 //! | --- | --- |
 //! | [`model`] | [`Shape`], [`ImageKind`] |
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
+//! | [`pack`] | gzip, bzip2, xz, lzop, zstd |
+//! | [`convert`] | any form to any other |
+//! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
 //!
 //! Paragraph numbers in docs and errors are those of `specs/mapped-ram.md` and `specs/libvirt-save.md`.
 #![forbid(unsafe_code)]
 
+pub mod convert;
 mod error;
 mod mapped;
 pub mod model;
+pub mod pack;
 pub mod read;
+pub mod write;
 
 pub use error::ImageError;
 pub use mapped::MappedRam;
@@ -24,3 +30,4 @@ pub use model::{
     BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
 };
 pub use read::{Image, MappedBlock, MappedPages, PageVisitor, ReadAt, Stamp};
+pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};

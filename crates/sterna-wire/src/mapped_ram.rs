@@ -33,10 +33,23 @@ impl MappedHeader {
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) when the file would be longer than 2^63 bytes.
     pub fn place(header_offset: u64, length_bytes: u64) -> Result<Self, WireError> {
+        Self::place_aligned(header_offset, length_bytes, PAGES_ALIGNMENT)
+    }
+
+    /// The same with pages that start at a multiple of `alignment` bytes; QEMU takes any multiple of the page size.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) when the file would be longer than 2^63 bytes, or `alignment` is no
+    /// multiple of the page size.
+    pub fn place_aligned(header_offset: u64, length_bytes: u64, alignment: u64) -> Result<Self, WireError> {
+        if alignment == 0 || !alignment.is_multiple_of(PAGE_SIZE as u64) {
+            let rule = format!("pages aligned to {alignment} bytes, not a multiple of {PAGE_SIZE}");
+            return Err(WireError::local(MESSAGE, 20, "specs/mapped-ram.md §4.3", rule));
+        }
         let bitmap_offset = header_offset.checked_add(Self::BYTES as u64);
         let pages_offset = bitmap_offset
             .and_then(|at| at.checked_add(bitmap_bytes(length_bytes)))
-            .and_then(|at| at.checked_next_multiple_of(PAGES_ALIGNMENT))
+            .and_then(|at| at.checked_next_multiple_of(alignment))
             .filter(|at| at.checked_add(length_bytes).is_some_and(|end| end <= i64::MAX as u64));
         match (bitmap_offset, pages_offset) {
             (Some(bitmap_offset), Some(pages_offset)) => Ok(Self { bitmap_offset, pages_offset }),
@@ -59,7 +72,8 @@ impl MappedHeader {
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let version = r.u32()?;
-            if version != VERSION {
+            // QEMU takes 0, too (§6.5).
+            if version > VERSION {
                 return Err(r.unfit(SPEC, format!("version {version}, only {VERSION} is known")));
             }
             let page_size = r.u64()?;
@@ -142,6 +156,7 @@ mod tests {
         assert_eq!(bitmap_bytes(64 << 20), 0x800);
         assert_eq!(bitmap_bytes(4096), 8);
         header.check(0x8a, 64 << 20).unwrap();
+        assert_eq!(MappedHeader::place_aligned(0x6e, 64 << 20, 4096).unwrap().pages_offset, 0x1000);
     }
 
     #[test]
@@ -154,6 +169,7 @@ mod tests {
             assert!(header.check(0x8a, length).is_err(), "{header:x?}");
         }
         assert!(MappedHeader::place(u64::MAX - 5, length).is_err());
+        assert!(MappedHeader::place_aligned(0, length, 512).is_err());
         assert!(MappedHeader::place(1 << 62, u64::MAX - 4095).is_err());
     }
 }

@@ -14,7 +14,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Ok(Some((header, used))) = MappedHeader::decode(bytes) else { return };
     let mut again = Vec::new();
     header.encode(&mut again);
-    assert_eq!(again, bytes[..used]);
+    // Version 0 is read, and never written.
+    assert_eq!(again[4..], bytes[4..used]);
     if header.check(place, length).is_ok() {
         assert!(header.bitmap_offset >= place);
         assert!(header.bitmap_offset + bitmap_bytes(length) <= header.pages_offset);

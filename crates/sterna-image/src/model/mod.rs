@@ -1,5 +1,6 @@
 //! What an image is, without its pages: [`Shape`] is the machine, [`ImageKind`] how it is wrapped.
 
+mod convert;
 mod kind;
 mod shape;
 

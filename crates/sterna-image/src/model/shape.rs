@@ -1,5 +1,6 @@
 //! A machine's stream without its pages.
 
+use sterna_wire::global_state::{BODY_BYTES, GlobalState};
 use sterna_wire::main::Configuration;
 
 use super::Form;
@@ -83,6 +84,23 @@ impl Shape {
     /// Whether the configuration lists the capability.
     pub fn has_capability(&self, name: &str) -> bool {
         self.configuration.capabilities.iter().any(|capability| capability == name)
+    }
+
+    /// What the guest was doing when it was saved, such as `running` or `paused`; none if the devices do not say.
+    pub fn run_state(&self) -> Option<String> {
+        const NAME: &[u8] = b"\x0bglobalstate";
+        // The header's rest: instance and version.
+        let mut found = self.devices.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
+        found.find_map(|(at, _)| {
+            let start = at + NAME.len() + 8;
+            let body = self.devices.get(start..start + BODY_BYTES)?;
+            Some(GlobalState::decode(body).ok()?.run_state)
+        })
+    }
+
+    /// Whether the guest was running when it was saved.
+    pub fn was_running(&self) -> bool {
+        matches!(self.run_state().as_deref(), Some("running" | "suspended"))
     }
 
     /// Sum of the used lengths of all blocks in bytes.

@@ -86,10 +86,6 @@ impl Cursor {
         Ok(self.take::<1>(what)?[0])
     }
 
-    pub(crate) fn u32(&mut self, what: &'static str) -> Result<u32, ImageError> {
-        Ok(u32::from_be_bytes(self.take(what)?))
-    }
-
     pub(crate) fn u64(&mut self, what: &'static str) -> Result<u64, ImageError> {
         Ok(u64::from_be_bytes(self.take(what)?))
     }
@@ -129,7 +125,7 @@ impl Cursor {
 
     fn fill(&mut self) -> Result<(), ImageError> {
         let count = self.input.read(&mut self.buffer[self.end..]).map_err(|error| {
-            match error.get_ref().and_then(|inner| inner.downcast_ref::<super::unpack::Damaged>()) {
+            match error.get_ref().and_then(|inner| inner.downcast_ref::<crate::pack::Damaged>()) {
                 Some(damaged) => ImageError::Packing {
                     file: self.file.to_string(),
                     packing: damaged.packing,

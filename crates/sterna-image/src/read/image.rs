@@ -1,19 +1,22 @@
 //! An image, opened for reading.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use sterna_transport::{Direct, OpenOptions, PageFile};
 use sterna_wire::PAGE_SIZE;
 
-use super::body::{self, End, RecordSink};
-use super::cursor::Cursor;
-use super::head;
-use super::mapped::{MappedPages, read_exact};
-use super::source::{Input, ReadAt, Sequential, Stamp};
-use super::{PageVisitor, libvirt, regions, sniff};
+use super::PageVisitor;
+use super::begun::Begun;
+use super::body::{End, RecordSink};
+use super::mapped::MappedPages;
+use super::regions;
+use super::source::{ReadAt, Stamp};
 use crate::ImageError;
-use crate::model::{Container, Form, ImageKind, Packing, Shape};
+use crate::model::{Form, IGNORE_SHARED, ImageKind, Shape};
+use crate::write::{MappedOptions, MappedWriter};
 
 /// An image, opened for reading: what it is, the machine without its pages, and the way to the pages.
 pub struct Image {
@@ -38,14 +41,7 @@ impl Image {
     /// [`ImageError`]: no image, a broken rule and where, an image that is still being written.
     pub fn open(path: &Path) -> Result<Image, ImageError> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| ImageError::io(&name, "open", error))?;
-        let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
-        if !metadata.is_file() {
-            return Err(ImageError::Request(format!(
-                "{name} is no regular file: an image can only be opened where it can be read at any place"
-            )));
-        }
-        Self::open_source(Arc::new(file), &name)
+        Self::open_source(open_file(path)?, &name)
     }
 
     /// Opens the image in `source`; `name` is for errors.
@@ -53,33 +49,32 @@ impl Image {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_source(source: Arc<dyn ReadAt>, name: &str) -> Result<Image, ImageError> {
-        let file: Arc<str> = name.into();
         let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
-        let (kind, stream_offset) = kind(&*source, name)?;
-        let mut cursor = stream(&source, &file, kind.packing, stream_offset)?;
-        let mut head = head::read(&mut cursor)?;
-        let form = head.shape.form();
-        let mut sink = Scan { has_records: vec![false; head.shape.ram.blocks.len()], has_deltas: false };
-        let mapped = match form {
-            Form::Legacy => None,
-            Form::Mapped => {
-                let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
-                regions::check(&head, &file, length)?;
-                let blocks = &head.shape.ram.blocks;
-                let source = Arc::clone(&source);
-                Some(MappedPages::read_bitmaps(blocks, &head.placed, source, Arc::clone(&file))?)
-            }
-        };
-        let end = body::read(&mut cursor, &mut head.shape, &mut sink)?;
-        let mut shape = head.shape;
-        if form == Form::Legacy && shape.has_capability(crate::model::IGNORE_SHARED) {
-            for (block, has_records) in shape.ram.blocks.iter_mut().zip(&sink.has_records) {
+        let begun = Begun::of_source(&source, name, None)?;
+        Self::finish(begun, source, stamp)
+    }
+
+    /// Reads everything but the pages of an image that was begun.
+    pub(crate) fn finish(begun: Begun, source: Arc<dyn ReadAt>, stamp: Stamp) -> Result<Image, ImageError> {
+        let (kind, stream_offset) = (begun.kind.clone(), begun.stream_offset);
+        let file = Arc::clone(&begun.file);
+        let mut mapped = None;
+        if kind.form == Form::Mapped {
+            let length = source.len_bytes().map_err(|error| ImageError::io(&file, "fstat", error))?;
+            regions::check(&begun.head, &file, length)?;
+            let (blocks, placed) = (&begun.head.shape.ram.blocks, &begun.head.placed);
+            let pages = MappedPages::read_bitmaps(blocks, placed, Arc::clone(&source), Arc::clone(&file))?;
+            mapped = Some(pages);
+        }
+        let mut scan =
+            Scan { has_records: vec![false; begun.head.shape.ram.blocks.len()], has_deltas: false };
+        let (mut shape, end) = begun.finish(&mut scan)?;
+        if kind.form == Form::Legacy && shape.has_capability(IGNORE_SHARED) {
+            for (block, has_records) in shape.ram.blocks.iter_mut().zip(&scan.has_records) {
                 block.is_skipped = !has_records;
             }
         }
-        let kind = ImageKind { form, ..kind };
-        check_format(&kind, &file)?;
-        let has_deltas = sink.has_deltas;
+        let has_deltas = scan.has_deltas;
         let image = Image { source, file, stamp, kind, stream_offset, shape, mapped, end, has_deltas };
         image.check_unchanged()?;
         Ok(image)
@@ -120,6 +115,11 @@ impl Image {
         self.end.is_description_torn
     }
 
+    /// Whether pages came as differences to what was sent before (XBZRLE, `specs/mapped-ram.md §3.2`).
+    pub fn has_deltas(&self) -> bool {
+        self.has_deltas
+    }
+
     /// The pages at their places; none for a legacy stream.
     pub fn mapped(&self) -> Option<&MappedPages> {
         self.mapped.as_ref()
@@ -130,17 +130,52 @@ impl Image {
         &self.source
     }
 
+    /// The file once more, for queued or direct I/O, reflinks and holes; none if the image is not in a file.
+    ///
+    /// # Errors
+    /// [`ImageError::File`].
+    pub fn page_file(&self, direct: Direct) -> Result<Option<Arc<PageFile>>, ImageError> {
+        let Some(file) = self.source.file() else { return Ok(None) };
+        // The same file, whatever lies at its path by now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(Some(Arc::new(PageFile::open(path, OpenOptions { direct })?)))
+    }
+
     /// Gives the pages in the order of the stream. Of a legacy stream the same page may come again: the last
     /// one counts. Blocks that are skipped are left out.
     ///
     /// # Errors
-    /// The visitor's; [`ImageError::Changed`], or what is wrong with the image.
+    /// The visitor's; [`ImageError::Changed`], or what is wrong with the image. [`ImageError::Request`] for an
+    /// image with [deltas](Self::has_deltas): [`spool`](Self::spool) it first.
     pub fn visit_pages(&self, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
         match &self.mapped {
             Some(mapped) => mapped.visit(visitor)?,
-            None => self.visit_records(visitor)?,
+            None => self.visit_records(&mut Visit { visitor, file: &self.file })?,
         }
         self.check_unchanged()
+    }
+
+    /// Puts shape and pages into an unlinked, sparse mapped-ram image in directory `dir`, for random access.
+    /// Deltas are applied; of pages that came several times the last one is there.
+    ///
+    /// # Errors
+    /// What is wrong with this image; [`ImageError::File`], such as a full disk.
+    pub fn spool(&self, dir: &Path) -> Result<Image, ImageError> {
+        let writer = MappedWriter::create(&dir.join("sterna-spool"), &self.shape, MappedOptions::default())?;
+        let mut lane = writer.lane();
+        match &self.mapped {
+            Some(mapped) => mapped.visit(&mut lane)?,
+            None => self.visit_records(&mut lane)?,
+        }
+        lane.drain()?;
+        writer.fill_in(&self.shape)?;
+        self.check_unchanged()?;
+        let Some(path) = writer.file().aside_path() else {
+            return Err(ImageError::Request("the spool has no name any more".to_owned()));
+        };
+        let name = format!("the spool of {}", self.file);
+        // Open, it outlives the writer, which removes its name.
+        Self::open_source(open_file(&path)?, &name)
     }
 
     /// Whether the file is as it was when it was opened.
@@ -148,85 +183,30 @@ impl Image {
     /// # Errors
     /// [`ImageError::Changed`]; [`ImageError::Io`].
     pub fn check_unchanged(&self) -> Result<(), ImageError> {
-        let stamp = self.source.stamp().map_err(|error| ImageError::io(&self.file, "fstat", error))?;
-        if stamp == self.stamp { Ok(()) } else { Err(ImageError::Changed { file: self.file.to_string() }) }
+        check_unchanged(&*self.source, self.stamp, &self.file)
     }
 
-    fn visit_records(&self, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
-        if self.has_deltas {
-            return Err(ImageError::Request(format!(
-                "{} holds pages as differences (XBZRLE): spool it first",
-                self.file
-            )));
-        }
-        let mut cursor = stream(&self.source, &self.file, self.kind.packing, self.stream_offset)?;
-        let mut head = head::read(&mut cursor)?;
-        body::read(&mut cursor, &mut head.shape, &mut Visit(visitor))?;
+    fn visit_records(&self, sink: &mut dyn RecordSink) -> Result<(), ImageError> {
+        Begun::of_source(&self.source, &self.file, None)?.finish(sink)?;
         Ok(())
     }
 }
 
-/// The container and the packing of `source`, and where its stream starts. The form is not known yet.
-fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError> {
-    let mut magic = [0; sniff::BYTES];
-    let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
-    let magic = &mut magic[..length.min(sniff::BYTES as u64) as usize];
-    read_exact(source, name, 0, magic, "the first bytes")?;
-    let form = Form::Legacy;
-    match sniff::sniff(magic) {
-        Some(sniff::Sniffed::Stream(packing)) => {
-            Ok((ImageKind { container: Container::Bare, packing, form }, 0))
-        }
-        Some(sniff::Sniffed::Libvirt) => {
-            let (header, offset) = libvirt::read(source, name)?;
-            if !header.is_complete {
-                return Err(ImageError::Unfinished { file: name.to_owned() });
-            }
-            // Versions 0 and 1 know no formats (§2).
-            let packing = match header.version {
-                2 => sniff::packing_of(header.format).unwrap_or(Packing::None),
-                _ => Packing::None,
-            };
-            Ok((ImageKind { container: Container::Libvirt(header), packing, form }, offset))
-        }
-        None if magic.is_empty() => {
-            Err(ImageError::Torn { file: name.to_owned(), offset: 0, what: "the first bytes" })
-        }
-        None => {
-            let magic = format!("{:?}", String::from_utf8_lossy(magic));
-            Err(ImageError::Unknown { file: name.to_owned(), magic })
-        }
+/// Opens a regular file.
+pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| ImageError::io(&name, "open", error))?;
+    let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
+    if !metadata.is_file() {
+        let text = format!("{name} is no regular file, and an image must be readable at any place");
+        return Err(ImageError::Request(text));
     }
+    Ok(Arc::new(file))
 }
 
-/// The format word must tell the truth (`specs/libvirt-save.md §2`).
-fn check_format(kind: &ImageKind, file: &str) -> Result<(), ImageError> {
-    let Container::Libvirt(header) = &kind.container else { return Ok(()) };
-    let says_sparse = header.version == 2 && header.format == sterna_wire::libvirt::FORMAT_SPARSE;
-    if says_sparse == (kind.form == Form::Mapped) {
-        return Ok(());
-    }
-    let (says, is) = if says_sparse { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
-    let rule = format!("the format word says {says}, and the stream is {is}");
-    let paragraph = "specs/libvirt-save.md §2";
-    Err(ImageError::Broken { file: file.to_owned(), offset: 28, rule, paragraph })
-}
-
-/// A cursor at the start of the stream.
-fn stream(
-    source: &Arc<dyn ReadAt>,
-    file: &Arc<str>,
-    packing: Packing,
-    offset: u64,
-) -> Result<Cursor, ImageError> {
-    let input: Box<dyn Input> = match packing {
-        Packing::None => Box::new(Sequential::new(Arc::clone(source), offset)),
-        other => {
-            let rule = format!("{} cannot be read yet", other.name());
-            return Err(ImageError::Request(rule));
-        }
-    };
-    Ok(Cursor::new(input, Arc::clone(file), if packing == Packing::None { offset } else { 0 }))
+pub(crate) fn check_unchanged(source: &dyn ReadAt, before: Stamp, file: &str) -> Result<(), ImageError> {
+    let now = source.stamp().map_err(|error| ImageError::io(file, "fstat", error))?;
+    if now == before { Ok(()) } else { Err(ImageError::Changed { file: file.to_owned() }) }
 }
 
 /// Looks at records without keeping pages.
@@ -254,18 +234,22 @@ impl RecordSink for Scan {
 }
 
 /// Hands records on to a visitor.
-struct Visit<'a>(&'a mut dyn PageVisitor);
+struct Visit<'a> {
+    visitor: &'a mut dyn PageVisitor,
+    file: &'a str,
+}
 
 impl RecordSink for Visit<'_> {
     fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError> {
-        self.0.pages(block, page, content)
+        self.visitor.pages(block, page, content)
     }
 
     fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError> {
-        self.0.zero(block, page, 1)
+        self.visitor.zero(block, page, 1)
     }
 
     fn delta(&mut self, _: usize, _: u64, _: &[u8]) -> Result<(), ImageError> {
-        Err(ImageError::Request("a page came as a difference (XBZRLE) that was not there before".to_owned()))
+        let file = self.file;
+        Err(ImageError::Request(format!("{file} holds pages as differences (XBZRLE): spool it first")))
     }
 }

@@ -4,18 +4,18 @@
 //! `specs/mapped-ram.md §8`. Of a mapped-ram image no page is read; a legacy stream has to be walked once,
 //! front to back, since its devices lie behind its pages.
 
-mod body;
+pub(crate) mod begun;
+pub(crate) mod body;
 mod cursor;
 mod head;
-mod image;
+pub(crate) mod image;
 mod libvirt;
-mod mapped;
+pub(crate) mod mapped;
 mod opaque;
 mod regions;
 mod sniff;
 mod source;
 mod tail;
-mod unpack;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};

@@ -1,0 +1,112 @@
+//! Where a stream goes: packed or not, into a file or a pipe.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sterna_transport::CreateOptions;
+
+use crate::ImageError;
+use crate::model::{Packing, Shape};
+use crate::pack::Packer;
+use crate::write::{Envelope, FileSink, failed};
+
+/// The output of a stream.
+pub(super) struct Out {
+    packer: Packer<Below>,
+}
+
+enum Below {
+    File(Box<FileSink>),
+    Pipe(Box<dyn Write + Send>),
+}
+
+impl Out {
+    pub(super) fn file(
+        path: &Path,
+        options: CreateOptions,
+        envelope: Option<Envelope>,
+        packing: Packing,
+        threads: usize,
+    ) -> Result<Self, ImageError> {
+        let sink = FileSink::create(path, options, envelope, packing)?;
+        Self::new(Below::File(Box::new(sink)), packing, threads)
+    }
+
+    pub(super) fn pipe(
+        pipe: Box<dyn Write + Send>,
+        packing: Packing,
+        threads: usize,
+    ) -> Result<Self, ImageError> {
+        Self::new(Below::Pipe(pipe), packing, threads)
+    }
+
+    fn new(below: Below, packing: Packing, threads: usize) -> Result<Self, ImageError> {
+        let packer = Packer::new(below, packing, threads);
+        let packer = packer.map_err(|error| ImageError::io(packing.name(), "starting threads", error))?;
+        Ok(Self { packer })
+    }
+
+    /// Ends the stream, and puts the file in its place. Gives the file's length; 0 for a pipe.
+    pub(super) fn complete(self, shape: &Shape, name: &str) -> Result<u64, ImageError> {
+        match self.packer.finish().map_err(|error| failed(name, error))? {
+            Below::File(sink) => sink.complete(shape),
+            Below::Pipe(mut pipe) => {
+                pipe.flush().map_err(|error| failed(name, error))?;
+                Ok(0)
+            }
+        }
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.packer.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.packer.flush()
+    }
+}
+
+impl Write for Below {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Below::File(sink) => sink.write(bytes),
+            Below::Pipe(pipe) => pipe.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An output that the reader of a stream writes to while somebody else keeps it.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Option<Out>>>);
+
+impl Shared {
+    pub(super) fn new(out: Out) -> Self {
+        Self(Arc::new(Mutex::new(Some(out))))
+    }
+
+    /// Takes it back.
+    pub(super) fn into_inner(self) -> Result<Out, ImageError> {
+        let out = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        out.ok_or_else(|| ImageError::Request("the output was taken before".to_owned()))
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(out) => out.write(bytes),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

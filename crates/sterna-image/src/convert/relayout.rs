@@ -1,0 +1,175 @@
+//! Out of a mapped-ram image: into another one by several threads, or front to back.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use sterna_transport::{Direct, PageFile, QueueOptions, RangeReader};
+use sterna_wire::PAGE_SHIFT;
+
+use super::{ConvertOptions, Counts};
+use crate::ImageError;
+use crate::read::{Image, MappedBlock, MappedPages, PageVisitor};
+use crate::write::{MappedLane, MappedWriter};
+
+/// Pages that a thread takes at once: 64 MiB.
+const UNIT: u64 = 16 << 10;
+
+/// Gives every page to `visitor`, in stream order, read ahead.
+pub(super) fn visit(image: &Image, direct: Direct, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
+    let (Some(mapped), Some(file)) = (image.mapped(), image.page_file(direct)?) else {
+        return image.visit_pages(visitor);
+    };
+    let mut reader = RangeReader::new(&file, QueueOptions::default());
+    for (index, block) in mapped.blocks().iter().enumerate().filter(|(_, block)| !block.is_skipped) {
+        let mut next = 0;
+        reader.read(ranges(block, 0..block.pages()), |offset, content| -> Result<(), ImageError> {
+            let first = (offset - block.pages_offset) >> PAGE_SHIFT;
+            if first > next {
+                visitor.zero(index, next, first - next)?;
+            }
+            next = first + (content.len() as u64 >> PAGE_SHIFT);
+            visitor.pages(index, first, content)
+        })?;
+        if next < block.pages() {
+            visitor.zero(index, next, block.pages() - next)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where the held pages of `pages` are in the file, in ascending order.
+fn ranges(block: &MappedBlock, pages: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+    let mut at = pages.start;
+    std::iter::from_fn(move || {
+        let run = block.bitmap.next_run(at, pages.end, pages.end)?;
+        at = run.end();
+        Some(block.pages_offset + (run.first << PAGE_SHIFT)..block.pages_offset + (run.end() << PAGE_SHIFT))
+    })
+}
+
+/// Gives every page to `writer`: shared where the file system can, else copied, holes as holes.
+pub(super) fn copy(
+    image: &Image,
+    writer: &MappedWriter,
+    options: &ConvertOptions,
+    counts: &Counts,
+) -> Result<(), ImageError> {
+    let (Some(mapped), Some(file)) = (image.mapped(), image.page_file(options.direct)?) else {
+        let mut lane = writer.lane();
+        image.visit_pages(&mut super::Counted { to: &mut lane, counts })?;
+        return lane.drain();
+    };
+    let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
+    let next = AtomicUsize::new(0);
+    let count = super::threads(options.threads).min(units.len()).max(1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut copier = Copier::new(mapped, &file, writer, counts);
+                    while let Some((block, pages)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let done = copier.unit(*block, pages.clone());
+                        if done.is_err() {
+                            // The others need not go on.
+                            next.store(units.len(), Ordering::Relaxed);
+                        }
+                        done?;
+                    }
+                    copier.lane.drain()
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| {
+                Err(ImageError::Request("a thread that copies pages has died".to_owned()))
+            })
+        })
+    })
+}
+
+fn units((index, block): (usize, &MappedBlock)) -> Vec<(usize, Range<u64>)> {
+    let pages = if block.is_skipped { 0 } else { block.pages() };
+    let starts = (0..pages).step_by(UNIT as usize);
+    starts.map(|first| (index, first..(first + UNIT).min(pages))).collect()
+}
+
+/// One thread that copies.
+struct Copier<'a> {
+    mapped: &'a MappedPages,
+    from: &'a Arc<PageFile>,
+    reader: RangeReader,
+    writer: &'a MappedWriter,
+    lane: MappedLane,
+    counts: &'a Counts,
+    /// Until the file system has refused once.
+    can_share: bool,
+}
+
+impl<'a> Copier<'a> {
+    fn new(
+        mapped: &'a MappedPages,
+        from: &'a Arc<PageFile>,
+        writer: &'a MappedWriter,
+        counts: &'a Counts,
+    ) -> Self {
+        let reader = RangeReader::new(from, QueueOptions::default());
+        Self { mapped, from, reader, writer, lane: writer.lane(), counts, can_share: true }
+    }
+
+    fn unit(&mut self, index: usize, pages: Range<u64>) -> Result<(), ImageError> {
+        let block = &self.mapped.blocks()[index];
+        let held = block.bitmap.count_range(pages.start, pages.end - pages.start);
+        self.counts.data.fetch_add(held, Ordering::Relaxed);
+        self.counts.zero.fetch_add(pages.end - pages.start - held, Ordering::Relaxed);
+        let mut data = Vec::new();
+        for range in ranges(block, pages) {
+            self.run(index, block, range, &mut data)?;
+        }
+        let lane = &mut self.lane;
+        self.reader.read(data, |offset, content| {
+            lane.pages(index, (offset - block.pages_offset) >> PAGE_SHIFT, content)
+        })
+    }
+
+    /// Shares what can be shared of `range`, and adds to `data` what has to be copied.
+    fn run(
+        &mut self,
+        index: usize,
+        block: &MappedBlock,
+        range: Range<u64>,
+        data: &mut Vec<Range<u64>>,
+    ) -> Result<(), ImageError> {
+        let page = |offset: u64| (offset - block.pages_offset) >> PAGE_SHIFT;
+        let mut at = range.start;
+        while at < range.end {
+            // Bits over a hole are legal (§4.6): they stay, and so does the hole.
+            let next = self.from.next_data(at, range.end)?.unwrap_or(range.end..range.end);
+            let start = at.max(next.start & !((1 << PAGE_SHIFT) - 1));
+            let end = next.end.next_multiple_of(1 << PAGE_SHIFT).min(range.end);
+            if start > at {
+                self.writer.mark(index, page(at), page(start) - page(at));
+            }
+            if start < end && !self.share(index, block, start..end)? {
+                data.push(start..end);
+            }
+            at = end.max(start);
+        }
+        Ok(())
+    }
+
+    fn share(&mut self, index: usize, block: &MappedBlock, range: Range<u64>) -> Result<bool, ImageError> {
+        if !self.can_share {
+            return Ok(false);
+        }
+        let (first, length) = ((range.start - block.pages_offset) >> PAGE_SHIFT, range.end - range.start);
+        let to = self.writer.pages_offset(index) + (first << PAGE_SHIFT);
+        self.can_share = self.writer.file().reflink_range(to, self.from, range.start, length)?;
+        if self.can_share {
+            self.writer.mark(index, first, length >> PAGE_SHIFT);
+            self.counts.shared.fetch_add(length, Ordering::Relaxed);
+        }
+        Ok(self.can_share)
+    }
+}

@@ -1,0 +1,218 @@
+//! Packing a stream in pieces, several at once, in order.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::lzop;
+use crate::model::Packing;
+
+/// A piece to pack, and where the result goes.
+struct Job {
+    piece: Vec<u8>,
+    result: SyncSender<io::Result<Vec<u8>>>,
+}
+
+/// Packs what is written to it and writes that to `W`. Nothing is whole before [`finish`](Self::finish).
+///
+/// Memory: for each thread some pieces of a few MiB ([`Packing`] decides).
+pub struct Packer<W> {
+    out: W,
+    packing: Packing,
+    piece: Vec<u8>,
+    piece_bytes: usize,
+    jobs: Option<SyncSender<Job>>,
+    /// Results in the order of the stream.
+    results: VecDeque<Receiver<io::Result<Vec<u8>>>>,
+    most_results: usize,
+    has_begun: bool,
+}
+
+impl<W: Write> Packer<W> {
+    /// A packer with so many threads (at least one).
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn new(out: W, packing: Packing, threads: usize) -> io::Result<Self> {
+        let threads = threads.max(1);
+        let (sender, receiver) = sync_channel::<Job>(threads);
+        let receiver = Arc::new(Mutex::new(receiver));
+        for _ in 0..if packing == Packing::None { 0 } else { threads } {
+            let receiver = Arc::clone(&receiver);
+            std::thread::Builder::new().name(packing.name().to_owned()).spawn(move || {
+                loop {
+                    // Only the wait for a job is under the lock.
+                    let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(job) = job else { return };
+                    // Nobody waits any more if the packer was dropped.
+                    let _ = job.result.send(pack(packing, &job.piece));
+                }
+            })?;
+        }
+        let piece_bytes = piece_bytes(packing);
+        Ok(Self {
+            out,
+            packing,
+            piece: Vec::with_capacity(piece_bytes),
+            piece_bytes,
+            jobs: Some(sender),
+            results: VecDeque::new(),
+            most_results: 2 * threads,
+            has_begun: false,
+        })
+    }
+
+    /// Packs the rest and gives back what is below; nothing is flushed there.
+    ///
+    /// # Errors
+    /// As of [`Write::write`].
+    pub fn finish(mut self) -> io::Result<W> {
+        if self.packing == Packing::None {
+            return Ok(self.out);
+        }
+        // Nothing at all becomes a file of nothing.
+        if !self.piece.is_empty() || !self.has_begun {
+            self.send_piece()?;
+        }
+        while let Some(result) = self.results.pop_front() {
+            self.write_result(&result)?;
+        }
+        if self.packing == Packing::Lzop {
+            self.out.write_all(&lzop::END)?;
+        }
+        Ok(self.out)
+    }
+
+    fn send_piece(&mut self) -> io::Result<()> {
+        if !self.has_begun && self.packing == Packing::Lzop {
+            self.out.write_all(&lzop::header())?;
+        }
+        self.has_begun = true;
+        if self.results.len() == self.most_results
+            && let Some(result) = self.results.pop_front()
+        {
+            self.write_result(&result)?;
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(self.piece_bytes));
+        let (sender, result) = sync_channel(1);
+        let jobs = self.jobs.as_ref().ok_or_else(|| io::Error::other("the packer is closed"))?;
+        jobs.send(Job { piece, result: sender })
+            .map_err(|_| io::Error::other("the threads that pack have died"))?;
+        self.results.push_back(result);
+        Ok(())
+    }
+
+    fn write_result(&mut self, result: &Receiver<io::Result<Vec<u8>>>) -> io::Result<()> {
+        let packed = result.recv().map_err(|_| io::Error::other("a thread that packs has died"))??;
+        self.out.write_all(&packed)
+    }
+}
+
+impl<W: Write> Write for Packer<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.packing == Packing::None {
+            return self.out.write(bytes);
+        }
+        let count = bytes.len().min(self.piece_bytes - self.piece.len());
+        self.piece.extend_from_slice(&bytes[..count]);
+        if self.piece.len() == self.piece_bytes {
+            self.send_piece()?;
+        }
+        Ok(count)
+    }
+
+    /// Does nothing: a piece is packed when it is full.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is packed at once. Larger pieces pack better and take more memory.
+fn piece_bytes(packing: Packing) -> usize {
+    match packing {
+        Packing::None => 0,
+        Packing::Gzip => 1 << 20,
+        // A whole number of bzip2's own blocks.
+        Packing::Bzip2 => 2 * 900_000,
+        // Twice the dictionary of preset 3.
+        Packing::Xz => 8 << 20,
+        Packing::Lzop => 8 * lzop::BLOCK_BYTES,
+        // Twice the window of level 3.
+        Packing::Zstd => 4 << 20,
+    }
+}
+
+/// A piece as a file of its own (lzop: as blocks), at the level of the program that libvirt runs.
+fn pack(packing: Packing, piece: &[u8]) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    match packing {
+        Packing::None => out.extend_from_slice(piece),
+        Packing::Gzip => {
+            flate2::bufread::GzEncoder::new(piece, flate2::Compression::new(6)).read_to_end(&mut out)?;
+        }
+        Packing::Bzip2 => {
+            bzip2::bufread::BzEncoder::new(piece, bzip2::Compression::best()).read_to_end(&mut out)?;
+        }
+        Packing::Xz => {
+            let mut options = lzma_rust2::XzOptions::with_preset(3);
+            options.set_block_size(NonZeroU64::new(piece_bytes(packing) as u64));
+            let mut writer = lzma_rust2::XzWriter::new(out, options)?;
+            writer.write_all(piece)?;
+            out = writer.finish()?;
+        }
+        Packing::Lzop => out = lzop::blocks(piece),
+        Packing::Zstd => {
+            let mut packer = zstd::bulk::Compressor::new(3)?;
+            packer.include_checksum(true)?;
+            out = packer.compress(piece)?;
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::unpack;
+    use super::*;
+
+    const ALL: [Packing; 6] =
+        [Packing::None, Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd];
+
+    #[test]
+    fn unpack_what_packer_wrote_gives_it_back() {
+        // More than three pieces of every format but xz.
+        let long: Vec<u8> = (0..3_500_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
+        for packing in ALL {
+            for from in [&long[..], &long[..1], b""] {
+                let mut packer = Packer::new(Vec::new(), packing, 2).unwrap();
+                packer.write_all(from).unwrap();
+                let packed = packer.finish().unwrap();
+
+                let mut out = Vec::new();
+                unpack(packing, io::Cursor::new(packed)).unwrap().read_to_end(&mut out).unwrap();
+
+                assert!(out == from, "{packing:?}, {} bytes", from.len());
+            }
+        }
+    }
+
+    #[test]
+    fn unpack_packed_stream_cut_anywhere_is_told() {
+        let from: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 5).to_le_bytes()).collect();
+        for packing in &ALL[1..] {
+            let mut packer = Packer::new(Vec::new(), *packing, 1).unwrap();
+            packer.write_all(&from).unwrap();
+            let packed = packer.finish().unwrap();
+            for length in [1, 3, packed.len() / 2, packed.len() - 9, packed.len() - 1] {
+                let cut = io::Cursor::new(packed[..length].to_vec());
+                let mut out = Vec::new();
+
+                let read = unpack(*packing, cut).unwrap().read_to_end(&mut out);
+
+                assert!(read.is_err(), "{packing:?} cut to {length} of {}", packed.len());
+            }
+        }
+    }
+}

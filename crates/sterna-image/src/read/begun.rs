@@ -1,0 +1,202 @@
+//! An image whose head has been read: what it is, and a cursor in front of its pages.
+
+use std::io::{self, Read};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::body::{self, End, RecordSink};
+use super::cursor::Cursor;
+use super::head::{self, Head};
+use super::mapped::read_exact;
+use super::source::{Input, Piped, ReadAt, Sequential};
+use super::{libvirt, sniff};
+use crate::ImageError;
+use crate::model::{Container, Form, ImageKind, Packing, Shape};
+use crate::pack::unpack;
+
+/// An image whose head has been read.
+pub(crate) struct Begun {
+    pub(crate) kind: ImageKind,
+    pub(crate) stream_offset: u64,
+    pub(crate) head: Head,
+    pub(super) file: Arc<str>,
+    cursor: Cursor,
+}
+
+impl Begun {
+    /// Begins to read `source`. What is read from the unpacked stream also goes to `tee`.
+    pub(crate) fn of_source(
+        source: &Arc<dyn ReadAt>,
+        name: &str,
+        tee: Option<Tee>,
+    ) -> Result<Self, ImageError> {
+        let (kind, stream_offset) = kind(&**source, name)?;
+        let sequential = Sequential::new(Arc::clone(source), stream_offset);
+        let input: Box<dyn Input> = match kind.packing {
+            Packing::None => Box::new(sequential),
+            packing => {
+                let unpacked = unpack(packing, sequential);
+                Box::new(Piped(unpacked.map_err(|error| ImageError::io(name, "unpack", error))?))
+            }
+        };
+        Self::of_input(input, kind, stream_offset, name, tee)
+    }
+
+    /// Begins to read a pipe: a bare legacy stream, packed or not.
+    pub(crate) fn of_pipe(
+        mut pipe: Box<dyn Read + Send>,
+        name: &str,
+        tee: Option<Tee>,
+    ) -> Result<Self, ImageError> {
+        let mut magic = Vec::new();
+        let read = (&mut pipe).take(sniff::BYTES as u64).read_to_end(&mut magic);
+        read.map_err(|error| ImageError::io(name, "read", error))?;
+        let packing = match sniff::sniff(&magic) {
+            Some(sniff::Sniffed::Stream(packing)) => packing,
+            Some(sniff::Sniffed::Libvirt) => {
+                let text = format!("{name} is a libvirt save image: give it as a file, not through a pipe");
+                return Err(ImageError::Request(text));
+            }
+            None => return Err(unknown(&magic, name)),
+        };
+        let whole = io::Cursor::new(magic).chain(pipe);
+        let unpacked = unpack(packing, whole).map_err(|error| ImageError::io(name, "unpack", error))?;
+        let kind = ImageKind { container: Container::Bare, packing, form: Form::Legacy };
+        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee)
+    }
+
+    fn of_input(
+        input: Box<dyn Input>,
+        kind: ImageKind,
+        stream_offset: u64,
+        name: &str,
+        tee: Option<Tee>,
+    ) -> Result<Self, ImageError> {
+        let file: Arc<str> = name.into();
+        let position = if kind.packing == Packing::None { stream_offset } else { 0 };
+        let input: Box<dyn Input> = match tee {
+            Some(tee) => Box::new(Teed { input, tee }),
+            None => input,
+        };
+        let mut cursor = Cursor::new(input, Arc::clone(&file), position);
+        let head = head::read(&mut cursor)?;
+        let kind = ImageKind { form: head.shape.form(), ..kind };
+        check_format(&kind, name)?;
+        Ok(Self { kind, stream_offset, head, file, cursor })
+    }
+
+    /// The name of the file, for errors.
+    pub(crate) fn file_name(&self) -> &str {
+        &self.file
+    }
+
+    /// Reads on to the end; page records go to `sink`.
+    pub(crate) fn finish(mut self, sink: &mut dyn RecordSink) -> Result<(Shape, End), ImageError> {
+        let end = body::read(&mut self.cursor, &mut self.head.shape, sink)?;
+        Ok((self.head.shape, end))
+    }
+}
+
+/// The container and the packing of `source`, and where its stream starts. The form is not known yet.
+fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError> {
+    let mut magic = [0; sniff::BYTES];
+    let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
+    let magic = &mut magic[..length.min(sniff::BYTES as u64) as usize];
+    read_exact(source, name, 0, magic, "the first bytes")?;
+    let form = Form::Legacy;
+    match sniff::sniff(magic) {
+        Some(sniff::Sniffed::Stream(packing)) => {
+            Ok((ImageKind { container: Container::Bare, packing, form }, 0))
+        }
+        Some(sniff::Sniffed::Libvirt) => {
+            let (header, offset) = libvirt::read(source, name)?;
+            if !header.is_complete {
+                return Err(ImageError::Unfinished { file: name.to_owned() });
+            }
+            // Versions 0 and 1 know no formats (§2).
+            let packing = match header.version {
+                2 => sniff::packing_of(header.format).unwrap_or(Packing::None),
+                _ => Packing::None,
+            };
+            Ok((ImageKind { container: Container::Libvirt(header), packing, form }, offset))
+        }
+        None => Err(unknown(magic, name)),
+    }
+}
+
+fn unknown(magic: &[u8], name: &str) -> ImageError {
+    if magic.is_empty() {
+        return ImageError::Torn { file: name.to_owned(), offset: 0, what: "the first bytes" };
+    }
+    let magic = format!("{:?}", String::from_utf8_lossy(magic));
+    ImageError::Unknown { file: name.to_owned(), magic }
+}
+
+/// The format word must tell the truth (`specs/libvirt-save.md §2`).
+fn check_format(kind: &ImageKind, file: &str) -> Result<(), ImageError> {
+    let Container::Libvirt(header) = &kind.container else { return Ok(()) };
+    let says_sparse = header.version == 2 && header.format == sterna_wire::libvirt::FORMAT_SPARSE;
+    if says_sparse == (kind.form == Form::Mapped) {
+        return Ok(());
+    }
+    let (says, is) = if says_sparse { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
+    let rule = format!("the format word says {says}, and the stream is {is}");
+    let paragraph = "specs/libvirt-save.md §2";
+    Err(ImageError::Broken { file: file.to_owned(), offset: 28, rule, paragraph })
+}
+
+/// A second taker of the unpacked stream, which is named when the head is known.
+#[derive(Clone, Default)]
+pub(crate) struct Tee(Arc<Mutex<TeeTo>>);
+
+enum TeeTo {
+    /// Kept until it is known where it goes.
+    Hold(Vec<u8>),
+    Write(Box<dyn io::Write + Send>),
+    Off,
+}
+
+impl Default for TeeTo {
+    fn default() -> Self {
+        TeeTo::Hold(Vec::new())
+    }
+}
+
+impl Tee {
+    /// From now on, and with what came already, to `to`.
+    pub(crate) fn to(&self, mut to: Box<dyn io::Write + Send>) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let TeeTo::Hold(bytes) = &*state {
+            to.write_all(bytes)?;
+        }
+        *state = TeeTo::Write(to);
+        Ok(())
+    }
+
+    /// Nobody wants it.
+    pub(crate) fn off(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = TeeTo::Off;
+    }
+}
+
+struct Teed {
+    input: Box<dyn Input>,
+    tee: Tee,
+}
+
+impl Input for Teed {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(to)?;
+        match &mut *self.tee.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            TeeTo::Hold(bytes) => bytes.extend_from_slice(&to[..count]),
+            TeeTo::Write(out) => out.write_all(&to[..count])?,
+            TeeTo::Off => {}
+        }
+        Ok(count)
+    }
+
+    /// A stream that jumps is no legacy stream: nobody wants a copy of it.
+    fn jump(&mut self, position: u64) -> bool {
+        self.tee.off();
+        self.input.jump(position)
+    }
+}

@@ -1,0 +1,79 @@
+//! A shape as bytes.
+
+use sterna_wire::main::{FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part};
+use sterna_wire::mapped_ram::MappedHeader;
+use sterna_wire::ram::{BlockEntry, RamRecordWriter, SECTION_INSTANCE, SECTION_NAME, SECTION_VERSION, flags};
+use sterna_wire::{WireError, vmdesc};
+
+use crate::model::{BlockShape, Shape};
+
+/// From the first byte to the total of RAM's block list.
+pub(super) fn head(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
+    FileHeader.encode(out);
+    if shape.has_configuration {
+        shape.configuration.encode(out)?;
+    }
+    out.extend_from_slice(&shape.early);
+    let header = SectionHeader {
+        id: shape.ram.section_id,
+        name: SECTION_NAME,
+        instance: SECTION_INSTANCE,
+        version: SECTION_VERSION,
+    };
+    header.encode_start(out)?;
+    out.extend_from_slice(&(shape.ram_bytes() | flags::MEM_SIZE).to_be_bytes());
+    Ok(())
+}
+
+/// A block's entry without a mapped-ram header.
+pub(super) fn block(block: &BlockShape, out: &mut Vec<u8>) -> Result<(), WireError> {
+    BlockEntry::new(block.name.clone(), block.length_bytes).encode(out)?;
+    if let Some(bytes) = block.host_page_bytes {
+        out.extend_from_slice(&bytes.to_be_bytes());
+    }
+    if let Some(address) = block.address {
+        out.extend_from_slice(&address.to_be_bytes());
+    }
+    Ok(())
+}
+
+/// The end of a section of RAM.
+pub(super) fn end_of_section(shape: &Shape, out: &mut Vec<u8>) {
+    RamRecordWriter::eos(out);
+    if shape.ram.footers {
+        encode_footer(shape.ram.section_id, out);
+    }
+}
+
+/// The header of RAM's PART.
+pub(super) fn part(shape: &Shape, out: &mut Vec<u8>) {
+    encode_section_part(shape.ram.section_id, false, out);
+}
+
+/// Everything behind the last section with pages.
+pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
+    out.extend_from_slice(&shape.between);
+    if shape.has_end {
+        encode_section_part(shape.ram.section_id, true, out);
+        end_of_section(shape, out);
+    }
+    out.extend_from_slice(&shape.devices);
+    if shape.has_eof {
+        encode_end(out);
+    }
+    if let Some(description) = &shape.description {
+        match std::str::from_utf8(description) {
+            Ok(text) => vmdesc::encode(text, out)?,
+            // Read so, given back so.
+            Err(_) => {
+                out.push(0x06);
+                out.extend_from_slice(&(description.len() as u32).to_be_bytes());
+                out.extend_from_slice(description);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The header of a block that is not in the image.
+pub(super) const SKIPPED: MappedHeader = MappedHeader { bitmap_offset: 0, pages_offset: 0 };

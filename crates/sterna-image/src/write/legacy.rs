@@ -1,0 +1,93 @@
+//! Legacy streams: head, one PART with every page, devices (`specs/mapped-ram.md §7.2`).
+
+use std::io::{self, Write};
+
+use sterna_wire::PAGE_SIZE;
+use sterna_wire::ram::RamRecordWriter;
+
+use super::encode;
+use crate::ImageError;
+use crate::model::{Form, Shape};
+use crate::read::PageVisitor;
+
+/// Bytes that are handed on at once.
+const CHUNK: usize = 1 << 20;
+
+/// A legacy stream that is being written. Every page of every block must be given, page or zero: a loader leaves
+/// what is missing as it was (§7.2).
+#[derive(Debug)]
+pub struct LegacyWriter<W> {
+    out: W,
+    name: String,
+    blocks: Vec<String>,
+    records: RamRecordWriter,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> LegacyWriter<W> {
+    /// Begins a stream of `shape`, whose devices need not be known yet; `name` is the file's, for errors.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn new(out: W, name: impl Into<String>, shape: &Shape) -> Result<Self, ImageError> {
+        let shape = shape.for_form(Form::Legacy);
+        let mut buffer = Vec::with_capacity(CHUNK + 2 * PAGE_SIZE);
+        encode::head(&shape, &mut buffer)?;
+        for block in &shape.ram.blocks {
+            encode::block(block, &mut buffer)?;
+        }
+        encode::end_of_section(&shape, &mut buffer);
+        encode::part(&shape, &mut buffer);
+        let blocks = shape.ram.blocks.into_iter().map(|block| block.name).collect();
+        Ok(Self { out, name: name.into(), blocks, records: RamRecordWriter::new(), buffer })
+    }
+
+    /// Ends RAM, writes the devices and gives back what is below. Nothing is flushed there.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn finish(mut self, shape: &Shape) -> Result<W, ImageError> {
+        let shape = shape.for_form(Form::Legacy);
+        encode::end_of_section(&shape, &mut self.buffer);
+        encode::tail(&shape, &mut self.buffer)?;
+        self.hand_on(0)?;
+        Ok(self.out)
+    }
+
+    fn hand_on(&mut self, most: usize) -> Result<(), ImageError> {
+        if self.buffer.len() > most {
+            let written = self.out.write_all(&self.buffer);
+            written.map_err(|error| failed(&self.name, error))?;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+}
+
+impl<W: Write> PageVisitor for LegacyWriter<W> {
+    fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError> {
+        for (page, content) in (first..).zip(content.chunks_exact(PAGE_SIZE)) {
+            let name = &self.blocks[block];
+            self.records.page_header(block, name, page * PAGE_SIZE as u64, &mut self.buffer)?;
+            self.buffer.extend_from_slice(content);
+            self.hand_on(CHUNK)?;
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
+        for page in first..first + count {
+            self.records.zero(block, &self.blocks[block], page * PAGE_SIZE as u64, &mut self.buffer)?;
+            self.hand_on(CHUNK)?;
+        }
+        Ok(())
+    }
+}
+
+/// An error of an output; a typed one that went through `io::Error` comes out again.
+pub(crate) fn failed(name: &str, error: io::Error) -> ImageError {
+    match error.downcast::<ImageError>() {
+        Ok(error) => error,
+        Err(error) => ImageError::io(name, "write", error),
+    }
+}

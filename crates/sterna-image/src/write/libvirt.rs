@@ -1,0 +1,103 @@
+//! libvirt's container around an image (`specs/libvirt-save.md §1`).
+
+use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION};
+
+use crate::ImageError;
+use crate::model::{Form, LibvirtHeader, Packing, Shape};
+
+/// The only version of the header that is written.
+pub const OUTPUT_VERSION: u32 = VERSION;
+
+/// What goes into the container besides the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Envelope {
+    /// The domain's XML without a NUL; kept byte for byte.
+    pub xml: Vec<u8>,
+    /// The cookie without a NUL; kept byte for byte.
+    pub cookie: Option<Vec<u8>>,
+    /// The word *was running*: not 0 to start the CPUs after a restore; none for what the guest was when it was
+    /// saved.
+    pub was_running: Option<u32>,
+    /// Bytes between header and stream; none for what libvirt would take: the texts and room for longer ones.
+    pub data_length: Option<u32>,
+}
+
+impl Envelope {
+    /// The envelope of an image that was read, its room for texts included.
+    pub fn of(header: &LibvirtHeader) -> Self {
+        Self {
+            xml: header.xml.clone(),
+            cookie: header.cookie.clone(),
+            was_running: Some(header.was_running),
+            data_length: Some(header.data_length),
+        }
+    }
+
+    /// An envelope for a domain.
+    ///
+    /// # Errors
+    /// [`ImageError::Request`] for a text with a NUL in it, or no text.
+    pub fn new(xml: Vec<u8>, cookie: Option<Vec<u8>>) -> Result<Self, ImageError> {
+        let request = |text: &str| Err(ImageError::Request(text.to_owned()));
+        if !xml.windows(7).any(|part| part == b"<domain") || xml.contains(&0) {
+            return request(
+                "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
+            );
+        }
+        if cookie.as_ref().is_some_and(|cookie| cookie.contains(&0)) {
+            return request("the cookie must be text without NUL");
+        }
+        Ok(Self { xml, cookie, was_running: None, data_length: None })
+    }
+
+    /// Header and texts, and where the stream starts; between them lie zeros. With the whole shape, the image is
+    /// marked complete.
+    pub(crate) fn bytes(
+        &self,
+        form: Form,
+        packing: Packing,
+        complete: Option<&Shape>,
+    ) -> Result<(Vec<u8>, u64), ImageError> {
+        let texts = self.xml.len() + 1 + self.cookie.as_ref().map_or(0, |cookie| cookie.len() + 1);
+        let smallest = u32::try_from(texts).ok().filter(|bytes| bytes.checked_add(PADDING_BYTES).is_some());
+        let Some(smallest) = smallest else {
+            return Err(ImageError::Request("XML and cookie take more than 4 GiB".to_owned()));
+        };
+        let data_length = match self.data_length {
+            Some(length) if length >= smallest => length,
+            _ => smallest + PADDING_BYTES,
+        };
+        let was_running = u32::from(complete.is_some_and(Shape::was_running));
+        let header = SaveHeader {
+            is_complete: complete.is_some(),
+            byte_order: ByteOrder::Little,
+            version: OUTPUT_VERSION,
+            data_length,
+            was_running: self.was_running.unwrap_or(was_running),
+            format: format_number(form, packing),
+            cookie_offset: if self.cookie.is_some() { self.xml.len() as u32 + 1 } else { 0 },
+        };
+        let mut out = Vec::new();
+        header.encode(&mut out);
+        out.extend_from_slice(&self.xml);
+        out.push(0);
+        if let Some(cookie) = &self.cookie {
+            out.extend_from_slice(cookie);
+            out.push(0);
+        }
+        Ok((out, header.stream_offset()))
+    }
+}
+
+/// The format word (§2).
+fn format_number(form: Form, packing: Packing) -> u32 {
+    match (form, packing) {
+        (Form::Mapped, _) => FORMAT_SPARSE,
+        (_, Packing::None) => 0,
+        (_, Packing::Gzip) => 1,
+        (_, Packing::Bzip2) => 2,
+        (_, Packing::Xz) => 3,
+        (_, Packing::Lzop) => 4,
+        (_, Packing::Zstd) => 5,
+    }
+}

@@ -1,0 +1,354 @@
+//! mapped-ram images: every page at its place, bitmaps and devices last.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use sterna_ram::PageBitmap;
+use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
+use sterna_wire::mapped_ram::{MappedHeader, PAGES_ALIGNMENT};
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
+
+use super::{Envelope, encode};
+use crate::ImageError;
+use crate::model::{Form, Packing, RamShape, Shape};
+use crate::read::PageVisitor;
+use crate::read::body::RecordSink;
+
+/// How a mapped-ram image is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MappedOptions {
+    /// How the file is made.
+    pub file: CreateOptions,
+    /// What the start of each block's pages is a multiple of, in bytes; itself a multiple of the page size.
+    pub alignment: u64,
+    /// Where the stream starts, in bytes, if there is no envelope.
+    pub start_offset: u64,
+    /// libvirt's container; none for a bare image.
+    pub envelope: Option<Envelope>,
+}
+
+impl Default for MappedOptions {
+    fn default() -> Self {
+        Self { file: CreateOptions::default(), alignment: PAGES_ALIGNMENT, start_offset: 0, envelope: None }
+    }
+}
+
+/// A mapped-ram image that is being written. Absent from its place until [`complete`](Self::complete).
+#[derive(Clone)]
+pub struct MappedWriter {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    file: Arc<PageFile>,
+    ram: RamShape,
+    blocks: Vec<Placed>,
+    /// Where the stream goes on behind START.
+    tail_offset: u64,
+    envelope: Option<Envelope>,
+}
+
+struct Placed {
+    /// Both offsets 0 if the block is skipped.
+    header: MappedHeader,
+    /// Pages that count.
+    held: PageBitmap,
+    /// Pages that were written, whether or not they count: what is not held of them is stale.
+    written: PageBitmap,
+}
+
+impl fmt::Debug for MappedWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedWriter").field("file", &self.inner.file.path()).finish_non_exhaustive()
+    }
+}
+
+impl MappedWriter {
+    /// Begins an image of `shape` for `path`. The shape's devices need not be known yet.
+    ///
+    /// # Errors
+    /// [`ImageError`]; nothing is left behind.
+    pub fn create(path: &Path, shape: &Shape, options: MappedOptions) -> Result<Self, ImageError> {
+        let file = Arc::new(PageFile::create(path, options.file)?);
+        let shape = shape.for_form(Form::Mapped);
+        let mut start = options.start_offset;
+        if let Some(envelope) = &options.envelope {
+            let (bytes, offset) = envelope.bytes(Form::Mapped, Packing::None, None)?;
+            file.write_at(0, &[IoPart::Bytes(&bytes)])?;
+            start = offset;
+        }
+        let (pieces, headers, tail_offset) = layout(&shape, start, options.alignment)?;
+        for (offset, bytes) in pieces {
+            file.write_at(offset, &[IoPart::Bytes(&bytes)])?;
+        }
+        let blocks = shape.ram.blocks.iter().zip(headers).map(|(block, header)| {
+            let pages = if block.is_skipped { 0 } else { block.length_bytes >> PAGE_SHIFT };
+            Placed { header, held: PageBitmap::new(pages), written: PageBitmap::new(pages) }
+        });
+        let blocks = blocks.collect();
+        let (ram, envelope) = (shape.ram, options.envelope);
+        Ok(Self { inner: Arc::new(Inner { file, ram, blocks, tail_offset, envelope }) })
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<PageFile> {
+        &self.inner.file
+    }
+
+    /// Where the pages of block `block` start in the file; 0 if it is skipped.
+    pub fn pages_offset(&self, block: usize) -> u64 {
+        self.inner.blocks[block].header.pages_offset
+    }
+
+    /// Writes whole pages of block `block` from page `first` on. Any thread, any order.
+    ///
+    /// # Errors
+    /// [`ImageError::File`], such as a full disk.
+    ///
+    /// # Panics
+    /// If the pages are not in the block.
+    pub fn write(&self, block: usize, first: u64, parts: &[IoPart<'_>]) -> Result<(), ImageError> {
+        let placed = &self.inner.blocks[block];
+        let bytes: usize = parts
+            .iter()
+            .map(|part| match part {
+                IoPart::Bytes(bytes) => bytes.len(),
+                IoPart::Ram(slice) => slice.len(),
+            })
+            .sum();
+        let count = (bytes / PAGE_SIZE) as u64;
+        placed.written.set_range(first, count);
+        self.inner.file.write_at(placed.header.page_offset(first), parts)?;
+        placed.held.set_range(first, count);
+        Ok(())
+    }
+
+    /// These pages are zero, whatever was written before.
+    ///
+    /// # Panics
+    /// If the pages are not in the block.
+    pub fn zero(&self, block: usize, first: u64, count: u64) {
+        self.inner.blocks[block].held.clear_range(first, count);
+    }
+
+    /// Marks pages as held that somebody else has written, or will have before [`complete`](Self::complete): by
+    /// reflinks, a queue of their own, another process.
+    ///
+    /// # Panics
+    /// If the pages are not in the block.
+    pub fn mark(&self, block: usize, first: u64, count: u64) {
+        self.inner.blocks[block].written.set_range(first, count);
+        self.inner.blocks[block].held.set_range(first, count);
+    }
+
+    /// A thread's own way into the image: queued, coalesced, several pieces on their way at once.
+    pub fn lane(&self) -> MappedLane {
+        let queue = PageQueue::new(&self.inner.file, QueueOptions::default());
+        MappedLane { inner: Arc::clone(&self.inner), queue, on_the_way: Vec::new() }
+    }
+
+    /// Fills `to` with a page as it stands now; what lanes have not drained yet is not seen.
+    ///
+    /// # Errors
+    /// [`ImageError::File`].
+    ///
+    /// # Panics
+    /// If the page is not in the block.
+    pub fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
+        self.inner.read(block, page, to)
+    }
+
+    /// Pages that the image holds so far.
+    pub fn held_pages(&self) -> u64 {
+        self.inner.blocks.iter().map(|placed| placed.held.count()).sum()
+    }
+
+    /// Leaves no stale bytes, writes bitmaps, devices and description, syncs, and puts the file in its place.
+    /// All lanes must have been drained.
+    ///
+    /// # Errors
+    /// [`ImageError::File`]: the place is as it was. [`ImageError::Request`] if the RAM of `shape` is not that of
+    /// the shape which the image was begun with.
+    pub fn complete(&self, shape: &Shape) -> Result<(), ImageError> {
+        self.fill_in(shape)?;
+        self.inner.file.publish()?;
+        Ok(())
+    }
+
+    /// All of [`complete`](Self::complete) but the last step: the file is whole and on the disk, not in its place.
+    /// May be called again with a shape of which more is known.
+    ///
+    /// # Errors
+    /// As [`complete`](Self::complete).
+    pub fn fill_in(&self, shape: &Shape) -> Result<(), ImageError> {
+        let inner = &self.inner;
+        let shape = shape.for_form(Form::Mapped);
+        let same = shape.ram.section_id == inner.ram.section_id
+            && shape.ram.footers == inner.ram.footers
+            && shape.ram.blocks == inner.ram.blocks;
+        if !same {
+            let text = "the image was begun with other RAM than it is to be finished with";
+            return Err(ImageError::Request(text.to_owned()));
+        }
+        for placed in &inner.blocks {
+            inner.punch_stale(placed)?;
+            inner.write_bitmap(placed)?;
+        }
+        let mut tail = Vec::new();
+        encode::tail(&shape, &mut tail)?;
+        inner.file.write_at(inner.tail_offset, &[IoPart::Bytes(&tail)])?;
+        inner.file.sync()?;
+        if let Some(envelope) = &inner.envelope {
+            let (bytes, _) = envelope.bytes(Form::Mapped, Packing::None, Some(&shape))?;
+            inner.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
+            inner.file.sync()?;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
+        let placed = &self.blocks[block];
+        if placed.held.get(page) {
+            self.file.read_bytes_at(placed.header.page_offset(page), to)?;
+        } else {
+            to.fill(0);
+        }
+        Ok(())
+    }
+
+    fn punch_stale(&self, placed: &Placed) -> Result<(), ImageError> {
+        let pages = placed.written.pages();
+        for (word, (written, held)) in placed.written.words().iter().zip(placed.held.words()).enumerate() {
+            let order = std::sync::atomic::Ordering::Acquire;
+            if written.load(order) & !held.load(order) == 0 {
+                continue;
+            }
+            let first = word as u64 * 64;
+            let stale = |page: &u64| placed.written.get(*page) && !placed.held.get(*page);
+            for page in (first..pages.min(first + 64)).filter(stale) {
+                let offset = placed.header.page_offset(page);
+                self.file.punch(offset..offset + PAGE_SIZE as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_bitmap(&self, placed: &Placed) -> Result<(), ImageError> {
+        // 8 Mi pages at once: 1 MiB of bitmap.
+        for (index, words) in placed.held.words().chunks(1 << 17).enumerate() {
+            let order = std::sync::atomic::Ordering::Acquire;
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(order).to_le_bytes()).collect();
+            let offset = placed.header.bitmap_offset + ((index as u64) << 20);
+            self.file.write_at(offset, &[IoPart::Bytes(&bytes)])?;
+        }
+        Ok(())
+    }
+}
+
+/// One thread's way into a mapped-ram image. Pages of different lanes must differ; one lane may write a page again.
+pub struct MappedLane {
+    inner: Arc<Inner>,
+    queue: PageQueue,
+    /// Pages that may still be on their way; neighbours as one entry.
+    on_the_way: Vec<(usize, u64, u64)>,
+}
+
+/// Entries of [`MappedLane::on_the_way`] that are searched at most.
+const ON_THE_WAY: usize = 256;
+
+impl MappedLane {
+    /// Waits until everything is written.
+    ///
+    /// # Errors
+    /// [`ImageError::File`].
+    pub fn drain(&mut self) -> Result<(), ImageError> {
+        self.on_the_way.clear();
+        Ok(self.queue.drain()?)
+    }
+
+    /// Pieces overtake each other: two that touch the same page must not be on their way at once.
+    fn announce(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
+        let written = &self.inner.blocks[block].written;
+        if written.set_range(first, count) < count {
+            let overlaps =
+                |entry: &&(usize, u64, u64)| entry.0 == block && entry.1 < first + count && first < entry.2;
+            if self.on_the_way.iter().find(overlaps).is_some() {
+                self.drain()?;
+            }
+        }
+        match self.on_the_way.last_mut() {
+            Some(last) if last.0 == block && last.2 == first => last.2 += count,
+            _ => {
+                if self.on_the_way.len() == ON_THE_WAY {
+                    self.drain()?;
+                }
+                self.on_the_way.push((block, first, first + count));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PageVisitor for MappedLane {
+    fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError> {
+        let count = (content.len() / PAGE_SIZE) as u64;
+        self.announce(block, first, count)?;
+        let inner = Arc::clone(&self.inner);
+        let placed = &inner.blocks[block];
+        self.queue.write_bytes(placed.header.page_offset(first), content)?;
+        placed.held.set_range(first, count);
+        Ok(())
+    }
+
+    fn zero(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
+        self.inner.blocks[block].held.clear_range(first, count);
+        Ok(())
+    }
+}
+
+impl RecordSink for MappedLane {
+    fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError> {
+        self.pages(block, page, content)
+    }
+
+    fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError> {
+        PageVisitor::zero(self, block, page, 1)
+    }
+
+    fn delta(&mut self, block: usize, page: u64, delta: &[u8]) -> Result<(), ImageError> {
+        let mut content = [0; PAGE_SIZE];
+        self.drain()?;
+        self.inner.read(block, page, &mut content)?;
+        xbzrle::apply(delta, &mut content)?;
+        self.pages(block, page, &content)
+    }
+}
+
+/// What is written before any page, where; the headers of the blocks; where the stream goes on.
+type Layout = (Vec<(u64, Vec<u8>)>, Vec<MappedHeader>, u64);
+
+fn layout(shape: &Shape, start: u64, alignment: u64) -> Result<Layout, ImageError> {
+    let (mut pieces, mut headers) = (Vec::new(), Vec::new());
+    let (mut at, mut bytes) = (start, Vec::new());
+    encode::head(shape, &mut bytes)?;
+    for block in &shape.ram.blocks {
+        encode::block(block, &mut bytes)?;
+        if block.is_skipped {
+            encode::SKIPPED.encode(&mut bytes);
+            headers.push(encode::SKIPPED);
+            continue;
+        }
+        let header = MappedHeader::place_aligned(at + bytes.len() as u64, block.length_bytes, alignment)?;
+        header.encode(&mut bytes);
+        pieces.push((at, std::mem::take(&mut bytes)));
+        at = header.end_of_pages(block.length_bytes);
+        headers.push(header);
+    }
+    encode::end_of_section(shape, &mut bytes);
+    let tail_offset = at + bytes.len() as u64;
+    pieces.push((at, bytes));
+    Ok((pieces, headers, tail_offset))
+}

@@ -1,0 +1,73 @@
+//! A file that is written front to back: legacy streams, packed or not.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
+
+use super::Envelope;
+use crate::ImageError;
+use crate::model::{Form, Packing, Shape};
+
+/// A file for a stream, in libvirt's container or bare. Absent from its place until [`complete`](Self::complete).
+pub struct FileSink {
+    file: Arc<PageFile>,
+    queue: PageQueue,
+    position: u64,
+    envelope: Option<(Envelope, Packing)>,
+}
+
+impl FileSink {
+    /// Begins a file for `path`; the stream will be packed by `packing`.
+    ///
+    /// # Errors
+    /// [`ImageError`]; nothing is left behind.
+    pub fn create(
+        path: &Path,
+        options: CreateOptions,
+        envelope: Option<Envelope>,
+        packing: Packing,
+    ) -> Result<Self, ImageError> {
+        let file = Arc::new(PageFile::create(path, options)?);
+        let mut position = 0;
+        if let Some(envelope) = &envelope {
+            let (bytes, offset) = envelope.bytes(Form::Legacy, packing, None)?;
+            file.write_at(0, &[IoPart::Bytes(&bytes)])?;
+            position = offset;
+        }
+        let queue = PageQueue::new(&file, QueueOptions::default());
+        Ok(Self { file, queue, position, envelope: envelope.map(|envelope| (envelope, packing)) })
+    }
+
+    /// Syncs, marks it complete, and puts the file in its place. `shape` is that of the stream. Gives
+    /// the file's length in bytes.
+    ///
+    /// # Errors
+    /// [`ImageError::File`]: the place is as it was.
+    pub fn complete(mut self, shape: &Shape) -> Result<u64, ImageError> {
+        self.queue.drain()?;
+        self.file.sync()?;
+        if let Some((envelope, packing)) = &self.envelope {
+            let (bytes, _) = envelope.bytes(Form::Legacy, *packing, Some(shape))?;
+            self.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
+            self.file.sync()?;
+        }
+        let length = self.file.len_bytes()?;
+        self.file.publish()?;
+        Ok(length)
+    }
+}
+
+impl Write for FileSink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.queue.write_bytes(self.position, bytes);
+        written.map_err(|error| io::Error::other(ImageError::from(error)))?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
