@@ -21,6 +21,7 @@ mod commands;
 mod control;
 mod engine;
 mod hmp;
+mod objects;
 mod parameters;
 mod query;
 mod real;

@@ -7,7 +7,7 @@ use sterna::{Address, SourceVm};
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
-use super::{MigrationControl, address, capabilities, hmp, parameters};
+use super::{MigrationControl, address, capabilities, hmp, objects, parameters};
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
 use crate::server::{Arguments, CommandSpec, Context, Handler};
@@ -50,6 +50,8 @@ impl Handler for MigrationControl {
             CommandSpec::new("human-monitor-command")
                 .required("command-line", Text)
                 .optional("cpu-index", Integer),
+            objects::add_command(),
+            CommandSpec::new("object-del").required("id", Text),
             CommandSpec::new("x-sterna-decide").required("guest", Any),
         ]);
         commands
@@ -109,6 +111,8 @@ impl Handler for MigrationControl {
                 self.set_capabilities(&changes).map(done)
             }
             "migrate-set-parameters" => self.set_parameters(arguments).map(done),
+            "object-add" => self.add_object(arguments).map(done),
+            "object-del" => self.delete_object(text("id")?).map(done),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),
             "x-sterna-decide" => self.decide(guest_at(text("guest")?)?).map(done),
             _ => self.describe(command),

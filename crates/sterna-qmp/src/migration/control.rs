@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value, json};
-use sterna::{Address, RunState, SourceVm, Status, TargetVm};
+use sterna::{Address, Parameters, RunState, SourceVm, Status, TargetVm, TlsEndpoint};
 
 use super::capabilities::CapabilitySet;
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+use super::objects::Objects;
 use super::parameters::ParameterSet;
 use super::relay::Relay;
 use super::{MonitoredVm, SternaEngine, query};
@@ -28,6 +29,7 @@ type Handles = (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>);
 
 struct State {
     parameters: ParameterSet,
+    objects: Objects,
     capabilities: CapabilitySet,
     outgoing: Option<Arc<dyn Outgoing>>,
     incoming: Option<Arc<dyn Receiving>>,
@@ -57,6 +59,7 @@ impl MigrationControl {
         let began_without_guest = !vm.has_guest();
         let state = State {
             parameters: ParameterSet::default(),
+            objects: Objects::default(),
             capabilities: CapabilitySet::default(),
             outgoing: None,
             incoming: None,
@@ -91,7 +94,8 @@ impl MigrationControl {
         let mut state = lock(&self.state);
         state.may_migrate(self.vm.has_guest(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
-        let (parameters, capabilities) = (state.parameters.to_engine(), state.capabilities.to_engine(true));
+        let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
+        let capabilities = state.capabilities.to_engine(true);
         let started = by_number(to, fd, |to| {
             self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone())
         });
@@ -112,7 +116,7 @@ impl MigrationControl {
         let mut state = lock(&self.state);
         state.may_listen(self.vm.has_guest())?;
         let vm: Arc<dyn TargetVm> = self.vm.clone();
-        let parameters = state.parameters.to_engine();
+        let parameters = state.engine_parameters(at, TlsEndpoint::Server)?;
         let capabilities = state.capabilities.to_engine(state.autostart);
         self.relay.start_when_held.store(false, Ordering::SeqCst);
         // What listened before has ended; let go of its address first.
@@ -191,6 +195,22 @@ impl MigrationControl {
             outgoing.set_live(&state.parameters.to_engine());
         }
         Ok(())
+    }
+
+    /// `object-add`: TLS credentials, or who is allowed to come.
+    ///
+    /// # Errors
+    /// A kind, property or id that does not do, and files that cannot be used.
+    pub fn add_object(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
+        lock(&self.state).objects.add(arguments)
+    }
+
+    /// `object-del`.
+    ///
+    /// # Errors
+    /// When there is none of that id.
+    pub fn delete_object(&self, id: &str) -> Result<(), QmpError> {
+        lock(&self.state).objects.delete(id)
     }
 
     /// `migrate-set-capabilities`: pairs of a name and its new state.
@@ -352,6 +372,17 @@ impl MigrationControl {
 }
 
 impl State {
+    /// The parameters of a migration over `address`, with the objects that they name.
+    fn engine_parameters(&self, address: &Address, endpoint: TlsEndpoint) -> Result<Parameters, QmpError> {
+        let tls = self.objects.tls(&self.parameters, endpoint)?;
+        if tls.is_some() && matches!(address, Address::File { .. }) {
+            return Err(QmpError::generic(
+                "TLS needs a peer, and a file is none: unset 'tls-creds' for 'file:'",
+            ));
+        }
+        Ok(Parameters { tls, ..self.parameters.to_engine() })
+    }
+
     fn is_migrating(&self) -> bool {
         self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.status().is_terminal())
     }

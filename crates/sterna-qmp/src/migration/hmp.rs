@@ -48,6 +48,8 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             let at = address::from_uri(uri)?;
             control.listen_from(at, context).map(nothing)
         }
+        ["object_add", options] => control.add_object(&object(options)?).map(nothing),
+        ["object_del", id] => control.delete_object(id).map(nothing),
         ["migrate_cancel"] => control.cancel().map(nothing),
         ["migrate_continue", state] => control.continue_switchover(state).map(nothing),
         ["stop" | "s"] => control.stop().map(nothing),
@@ -61,6 +63,8 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             | "migrate_set_capability"
             | "migrate_incoming"
             | "migrate_cancel"
+            | "object_add"
+            | "object_del"
             | "migrate_continue"
             | "stop"
             | "cont"
@@ -77,7 +81,7 @@ fn unknown(line: &str) -> QmpError {
     QmpError::generic(format!(
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
          info status, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
-         migrate_cancel, migrate_continue, stop, cont, quit"
+         migrate_cancel, migrate_continue, object_add, object_del, stop, cont, quit"
     ))
 }
 
@@ -139,9 +143,30 @@ fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
             .map(Value::from)
             .ok_or_else(|| QmpError::expects(spec.name, format!("'on' or 'off', not '{text}'"))),
         // A quoted empty string is how people say "none" here.
-        (Range::Only(Neutral::Empty, _), _) if text == "\"\"" || text == "''" => Ok(json!("")),
-        (Range::Word(_) | Range::Only(..), _) => Ok(text.into()),
+        (Range::Text, _) if text == "\"\"" || text == "''" => Ok(json!("")),
+        (Range::Word(_) | Range::Text | Range::Only(..), _) => Ok(text.into()),
     }
+}
+
+/// `TYPE,id=ID,PROPERTY=VALUE,…`; a comma in a value is doubled.
+fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
+    const COMMA: &str = "\0";
+    let options = options.replace(",,", COMMA);
+    let mut arguments = Map::new();
+    for (index, part) in options.split(',').enumerate() {
+        let (name, value) = match part.split_once('=') {
+            Some((name, value)) => (name, value.replace(COMMA, ",")),
+            None if index == 0 => ("qom-type", part.to_owned()),
+            None => return Err(QmpError::generic(format!("'{part}' is no option: write NAME=VALUE"))),
+        };
+        let value = match (name, on_off(&value)) {
+            ("verify-peer" | "sanity-check", Some(flag)) => flag.into(),
+            _ => value.into(),
+        };
+        arguments.insert(name.to_owned(), value);
+    }
+    super::objects::add_command().check(&arguments)?;
+    Ok(arguments)
 }
 
 fn on_off(text: &str) -> Option<bool> {

@@ -33,6 +33,8 @@ pub enum Range {
     Boolean,
     /// One of some words.
     Word(&'static [&'static str]),
+    /// A line of text; null is the empty one.
+    Text,
     /// Only this value, for want of the feature; the reason is shown.
     Only(Neutral, &'static str),
 }
@@ -40,8 +42,6 @@ pub enum Range {
 /// The one value that a parameter of a missing feature takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Neutral {
-    /// The empty string, or null.
-    Empty,
     /// `false`.
     False,
     /// One word of several known ones.
@@ -100,7 +100,8 @@ enum Default {
 use Change::{Frozen, Harmless, Live};
 use Unit::{Bytes, BytesPerSecond, BytesPerSecondBare, Megabytes, Milliseconds};
 
-const NO_TLS: &str = "Sterna has no TLS yet; migrate through a tunnel or a trusted network";
+/// Longer than any id or host name.
+const TEXT_BYTES: usize = 255;
 const PERCENT: Range = number(1, 99);
 
 const fn number(least: u64, greatest: u64) -> Range {
@@ -130,14 +131,8 @@ const fn flag(name: &'static str, range: Range) -> ParameterSpec {
     ParameterSpec { name, range, unit: Unit::None, change: Harmless, default: Default::Boolean(false) }
 }
 
-const fn empty(name: &'static str) -> ParameterSpec {
-    ParameterSpec {
-        name,
-        range: Range::Only(Neutral::Empty, NO_TLS),
-        unit: Unit::None,
-        change: Harmless,
-        default: Default::Word(""),
-    }
+const fn text(name: &'static str) -> ParameterSpec {
+    ParameterSpec { name, range: Range::Text, unit: Unit::None, change: Frozen, default: Default::Word("") }
 }
 
 const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
@@ -154,9 +149,9 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("cpu-throttle-increment", PERCENT, Unit::None, Harmless, 10),
     flag("cpu-throttle-tailslow", Range::Boolean),
     row("max-cpu-throttle", PERCENT, Unit::None, Harmless, 99),
-    empty("tls-creds"),
-    empty("tls-hostname"),
-    empty("tls-authz"),
+    text("tls-creds"),
+    text("tls-hostname"),
+    text("tls-authz"),
     row("max-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 128 << 20),
     row("avail-switchover-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 0),
     row("downtime-limit", number(0, 2_000_000), Milliseconds, Live, 300),
@@ -297,7 +292,7 @@ pub(crate) fn argument_specs() -> Vec<ArgumentSpec> {
             Range::Integer { .. } | Range::PowerOfTwo { .. } => ArgumentKind::Integer,
             Range::Boolean | Range::Only(Neutral::False, _) => ArgumentKind::Boolean,
             Range::Word(_) | Range::Only(Neutral::Word(..), _) => ArgumentKind::String,
-            Range::Only(Neutral::Empty, _) => ArgumentKind::Any,
+            Range::Text => ArgumentKind::Any,
         };
         ArgumentSpec { name: spec.name, kind, optional: true }
     };
@@ -342,6 +337,7 @@ impl ParameterSpec {
                 value.as_bool().map(Value::from).ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))
             }
             Range::Word(words) => self.one_of(value, words).map(Value::from),
+            Range::Text => self.text(value),
             Range::Only(neutral, why) => self.neutral(neutral, value, why),
         }
     }
@@ -366,12 +362,19 @@ impl ParameterSpec {
         )))
     }
 
+    fn text(&self, value: &Value) -> Result<Value, QmpError> {
+        if value.is_null() {
+            return Ok("".into());
+        }
+        let text = value.as_str().ok_or_else(|| QmpError::wrong_type(self.name, "string or null"))?;
+        if text.len() > TEXT_BYTES || text.contains(char::is_control) {
+            return Err(QmpError::expects(self.name, "at most 255 bytes without control characters"));
+        }
+        Ok(value.clone())
+    }
+
     fn neutral(&self, neutral: Neutral, value: &Value, why: &str) -> Result<Value, QmpError> {
         let taken = match neutral {
-            Neutral::Empty if value.is_null() => return Ok("".into()),
-            Neutral::Empty => {
-                value.as_str().ok_or_else(|| QmpError::wrong_type(self.name, "string or null"))?.is_empty()
-            }
             Neutral::False => !value.as_bool().ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))?,
             Neutral::Word(only, known) => self.one_of(value, known)? == only,
         };

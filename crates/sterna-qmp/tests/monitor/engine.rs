@@ -8,7 +8,7 @@ use crate::support::{ClientExt, FakeVm, LIMIT, Monitor};
 
 /// Waits for the MIGRATION event that ends it.
 #[track_caller]
-fn end_of(client: &mut Client) -> Value {
+pub fn end_of(client: &mut Client) -> Value {
     loop {
         let Some(event) = client.next_event(LIMIT).unwrap() else {
             panic!("no end: {}", client.ok("query-migrate", Value::Null));
@@ -99,7 +99,7 @@ fn operators_last_word_before_the_guest_comes_counts() {
     }
 }
 
-trait ReadAll {
+pub trait ReadAll {
     fn read_all(&self) -> Vec<u8>;
 }
 

@@ -76,7 +76,6 @@ fn set_parameter_has_the_human_units() {
         "downtime-limit 2000001",
         "multifd-compression lz4",
         "cpu-throttle-tailslow maybe",
-        "tls-creds tls0",
         "bogus 1",
     ] {
         let text = client.human(&format!("migrate_set_parameter {line}")).unwrap();

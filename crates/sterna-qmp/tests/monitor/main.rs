@@ -11,3 +11,4 @@ mod python;
 mod refusals;
 mod session;
 mod support;
+mod tls;

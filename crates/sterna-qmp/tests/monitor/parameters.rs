@@ -35,9 +35,9 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ("cpu-throttle-tailslow", vec![json!(true), json!(false)], vec![json!(1), json!("on")]),
         // Its lower edge is cpu-throttle-initial's value, 20.
         range("max-cpu-throttle", 20, 99),
-        ("tls-creds", vec![json!(""), Value::Null], vec![json!("tls0"), json!(1)]),
-        ("tls-hostname", vec![json!(""), Value::Null], vec![json!("host"), json!(1)]),
-        ("tls-authz", vec![json!(""), Value::Null], vec![json!("authz"), json!(false)]),
+        ("tls-creds", vec![json!(""), json!("tls0"), Value::Null], vec![json!("x".repeat(256)), json!(1)]),
+        ("tls-hostname", vec![json!(""), json!("host"), Value::Null], vec![json!("a\nb"), json!(1)]),
+        ("tls-authz", vec![json!(""), json!("authz"), Value::Null], vec![json!("a\u{0}"), json!(false)]),
         range("max-bandwidth", 0, u64::MAX),
         range("avail-switchover-bandwidth", 0, u64::MAX),
         range("downtime-limit", 0, 2_000_000),
@@ -165,6 +165,7 @@ fn every_parameter_reaches_the_engine() {
     client.ok("migrate", json!({"uri": "unix:/nowhere"}));
     let parameters = monitor.engine.outgoing().parameters.lock().unwrap().clone();
     let expected = sterna::Parameters {
+        tls: None,
         max_bandwidth_bytes: 7,
         downtime_limit: Duration::from_millis(8),
         avail_switchover_bandwidth_bytes: 9,

@@ -118,6 +118,9 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
             "it has expired or is not valid yet: renew it, and compare the two hosts' clocks"
         }
         Alert::CertificateRevoked => "it is revoked",
+        Alert::DecryptError => {
+            "a signature does not fit: the peer's ca-cert.pem has another authority of the same name, most likely"
+        }
         Alert::AccessDenied => "it is known and not allowed (tls-authz)",
         Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
             "the peer's log says why (the name, the purpose, or the signature)"

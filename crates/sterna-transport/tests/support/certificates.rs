@@ -102,8 +102,14 @@ impl Authority {
 /// A directory with an authority and a good certificate for each end.
 #[allow(dead_code)]
 pub fn good_directory() -> tempfile::TempDir {
+    directory_of("Test authority")
+}
+
+/// As [`good_directory`], with an authority of this name.
+#[allow(dead_code)]
+pub fn directory_of(authority: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
-    let authority = Authority::new("Test authority");
+    let authority = Authority::new(authority);
     authority.write(directory.path());
     authority.issue(directory.path(), &Wanted { name: "server", ..Wanted::default() });
     authority.issue(directory.path(), &Wanted { name: "client", is_server: false, ..Wanted::default() });
