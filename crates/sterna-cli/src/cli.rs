@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, decide, demo, info, migrate, report, run};
+use crate::commands::{cancel, decide, demo, info, inspect, migrate, report, run, verify};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.
@@ -29,6 +29,10 @@ pub enum Command {
     Cancel(cancel::Arguments),
     /// Say where the guest is when a migration's end was lost in the network
     Decide(decide::Arguments),
+    /// Check an image: structure, bitmaps, every byte of data; say what is damaged where
+    Verify(verify::Arguments),
+    /// Show what an image is: blocks, pages, devices; draw its RAM
+    Inspect(inspect::Arguments),
     /// Turn a migration's record into an HTML page with its timeline
     Report(report::Arguments),
 }
@@ -43,6 +47,8 @@ impl Command {
             Self::Info(arguments) => info::execute(arguments),
             Self::Cancel(arguments) => cancel::execute(arguments),
             Self::Decide(arguments) => decide::execute(arguments),
+            Self::Verify(arguments) => verify::execute(arguments),
+            Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Report(arguments) => report::execute(arguments),
         }
     }

@@ -4,9 +4,11 @@ pub mod cancel;
 pub mod decide;
 pub mod demo;
 pub mod info;
+pub mod inspect;
 pub mod migrate;
 pub mod report;
 pub mod run;
+pub mod verify;
 
 /// `NAME=VALUE`.
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`model`] | [`Shape`], [`ImageKind`] |
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
+//! | [`tools`] | verify, inspect, extract, diff, repair |
 //! | [`pack`] | gzip, bzip2, xz, lzop, zstd |
 //! | [`convert`] | any form to any other |
 //! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
@@ -22,6 +23,7 @@ mod mapped;
 pub mod model;
 pub mod pack;
 pub mod read;
+pub mod tools;
 pub mod write;
 
 pub use error::ImageError;

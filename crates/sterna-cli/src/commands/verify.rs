@@ -1,0 +1,101 @@
+//! `sterna verify`: whether an image is sound, and what is damaged where.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+use sterna_image::ImageError;
+use sterna_image::tools::finding::Severity;
+use sterna_image::tools::verify::{Verdict, VerifyOptions, verify};
+
+use crate::exit::{Done, Status, Stop};
+use crate::{terminal, units};
+
+/// Which image, and how to look.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Image of a guest: mapped-ram, legacy stream, compressed, libvirt's save image
+    pub image: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Threads that read [default: twice the processors, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Print a digest of the guest's RAM: equal for equal RAM, whatever the form of the image (mapped-ram only)
+    #[arg(long)]
+    pub digest: bool,
+    /// Print notes, too, not only warnings and errors
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// Looks, and says what was found.
+pub fn execute(arguments: &Arguments) -> Done {
+    let mut options = VerifyOptions { digest: arguments.digest, ..VerifyOptions::default() };
+    if let Some(threads) = arguments.threads {
+        options.threads = usize::from(threads);
+    }
+    let begin = Instant::now();
+    let verdict = verify(&arguments.image, &options).map_err(stop)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    terminal::print(&if arguments.json {
+        json(&verdict, seconds)?
+    } else {
+        text(&verdict, seconds, arguments.verbose)
+    });
+    Ok(if verdict.is_sound() { Status::Done } else { Status::Failed })
+}
+
+/// An image that cannot be read at all is a wrong file on the command line.
+pub fn stop(error: ImageError) -> Stop {
+    Stop::usage(error.to_string())
+}
+
+fn json(verdict: &Verdict, seconds: f64) -> Result<String, Stop> {
+    let value = json!({
+        "schema": "sterna-verify",
+        "version": 1,
+        "sound": verdict.is_sound(),
+        "seconds": seconds,
+        "verdict": verdict,
+    });
+    serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
+}
+
+fn text(verdict: &Verdict, seconds: f64, verbose: bool) -> String {
+    let mut text = String::new();
+    let least = if verbose { Severity::Note } else { Severity::Warning };
+    for finding in verdict.findings.iter().filter(|finding| finding.severity >= least) {
+        let word = match finding.severity {
+            Severity::Error => terminal::verdict(false, "error"),
+            Severity::Warning => "warning".to_owned(),
+            Severity::Note => "note".to_owned(),
+        };
+        text += &format!("{word} [{}] {finding}\n", finding.code);
+    }
+    let sound = verdict.is_sound();
+    let word = terminal::verdict(sound, if sound { "sound" } else { "damaged" });
+    text += &format!(
+        "{}: {word}: {}{}; {} of RAM, {} pages with data; read {} in {}",
+        verdict.file,
+        verdict.kind,
+        if verdict.machine_type.is_empty() {
+            String::new()
+        } else {
+            format!(" of a {}", verdict.machine_type)
+        },
+        units::bytes(verdict.ram_bytes),
+        units::count(verdict.data_pages),
+        units::bytes(verdict.read_bytes),
+        units::seconds(seconds),
+    );
+    let (warnings, notes) = (verdict.count(Severity::Warning), verdict.count(Severity::Note));
+    if warnings + notes > 0 {
+        text += &format!("; {warnings} warnings, {notes} notes");
+    }
+    if let Some(digest) = &verdict.digest {
+        text += &format!("\nRAM digest {digest}");
+    }
+    text
+}

@@ -1,0 +1,128 @@
+//! The devices of an image, taken apart: each section's body, and by the description its fields.
+
+use sterna_wire::global_state::GlobalState;
+
+use super::description::{Described, Description};
+use super::memory_map::{MapBlock, MapHints, MemoryMap};
+use super::registers::Registers;
+use super::sections::{self, DeviceSection, Stop};
+use crate::read::Image;
+
+/// The devices of an image.
+pub struct State<'a> {
+    image: &'a Image,
+    description: Option<Description>,
+    /// FULL sections in stream order, early ones first.
+    pub sections: Vec<Section<'a>>,
+    /// Whether all bytes could be told apart.
+    pub is_whole: bool,
+}
+
+/// One FULL section.
+#[derive(Debug, Clone)]
+pub struct Section<'a> {
+    /// What its header says.
+    pub header: DeviceSection,
+    /// Its body.
+    pub body: &'a [u8],
+    /// Whether it is loaded before RAM.
+    pub is_early: bool,
+}
+
+impl<'a> State<'a> {
+    /// Takes the devices of `image` apart, as far as they can be.
+    pub fn of(image: &'a Image) -> Self {
+        let shape = image.shape();
+        let text = shape.description.as_deref().and_then(|text| std::str::from_utf8(text).ok());
+        let description = text.and_then(|text| Description::parse(text).ok());
+        let mut state = Self { image, description, sections: Vec::new(), is_whole: shape.has_eof };
+        if !shape.ram.footers {
+            state.is_whole = false;
+            return state;
+        }
+        state.add(&shape.early, true);
+        state.add(&shape.devices, false);
+        state
+    }
+
+    fn add(&mut self, bytes: &'a [u8], is_early: bool) {
+        let walk = sections::walk(bytes, self.description.as_ref(), self.sections.len(), &[]);
+        self.is_whole &= walk.stop == Stop::Whole && walk.flaws.is_empty();
+        self.sections.extend(walk.sections.into_iter().map(|header| {
+            let body = &bytes[header.body_offset..header.body_offset + header.body_bytes];
+            Section { header, body, is_early }
+        }));
+    }
+
+    /// The description of a section, if it has one that fits.
+    pub fn described(&self, section: &Section<'_>) -> Option<&Described> {
+        self.description.as_ref()?.devices().get(section.header.described?)
+    }
+
+    /// The section of that name and instance.
+    pub fn find(&self, name: &str, instance: u32) -> Option<&Section<'a>> {
+        self.sections
+            .iter()
+            .find(|section| section.header.name == name && section.header.instance == instance)
+    }
+
+    /// What the guest was doing before it was stopped: `running`, `paused`, ….
+    pub fn run_state(&self) -> Option<String> {
+        let section = self.find("globalstate", 0)?;
+        GlobalState::decode(section.body).ok().map(|state| state.run_state)
+    }
+
+    /// The registers of all processors, by rising instance.
+    ///
+    /// # Errors
+    /// Why there are none, as a sentence.
+    pub fn registers(&self) -> Result<Vec<Registers>, String> {
+        let mut found: Vec<_> = self.sections.iter().filter(|section| section.header.name == "cpu").collect();
+        found.sort_by_key(|section| section.header.instance);
+        if found.is_empty() {
+            return Err("the image has no section of a processor".into());
+        }
+        let registers: Option<Vec<_>> =
+            found.iter().map(|section| Registers::find(self.described(section)?, section.body)).collect();
+        registers.ok_or_else(|| "the description does not say where the processors' registers are".to_owned())
+    }
+
+    /// The bytes of a field.
+    pub fn field(&self, name: &str, instance: u32, field: &str) -> Option<&'a [u8]> {
+        let section = self.find(name, instance)?;
+        let (place, _) = self.described(section)?.field(field)?;
+        let start = usize::try_from(place.offset).ok()?;
+        section.body.get(start..start.checked_add(usize::try_from(place.bytes).ok()?)?)
+    }
+
+    /// Where blocks lie in physical memory; `placed` are addresses that the user gives.
+    pub fn memory_map(&self, placed: &[(usize, u64)]) -> MemoryMap {
+        let shape = self.image.shape();
+        let blocks: Vec<_> = shape
+            .ram
+            .blocks
+            .iter()
+            .map(|block| MapBlock { name: block.name.clone(), length_bytes: block.length_bytes })
+            .collect();
+        let mut placed = placed.to_vec();
+        for (index, block) in blocks.iter().enumerate() {
+            if placed.iter().all(|(known, _)| *known != index)
+                && let Some(address) = self.virtio_mem_address(&block.name)
+            {
+                placed.push((index, address));
+            }
+        }
+        let machine_type = &shape.configuration.machine_type;
+        let cmos = self.field("mc146818rtc", 0, "cmos_data");
+        MemoryMap::of(&blocks, &MapHints { machine_type, cmos, placed })
+    }
+
+    /// The address that the virtio-mem device of this block's path states in its early section.
+    fn virtio_mem_address(&self, block: &str) -> Option<u64> {
+        let (path, _) = block.rsplit_once('/')?;
+        let section = self.find(&format!("{path}/virtio-mem-device-early"), 0)?;
+        let place = self.described(section)?.nested("tmp", 0, "addr")?;
+        let bytes = section.body.get(usize::try_from(place.offset).ok()?..)?.first_chunk::<8>()?;
+        (place.bytes == 8).then(|| u64::from_be_bytes(*bytes))
+    }
+}

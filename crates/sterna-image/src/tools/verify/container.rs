@@ -1,0 +1,203 @@
+//! The first bytes: a bare stream, a compressed one, or libvirt's container (specs/libvirt-save.md).
+
+use sterna_wire::Fault;
+use sterna_wire::libvirt::{FORMAT_SPARSE, MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader};
+use sterna_wire::main::FileHeader;
+
+use super::window::Window;
+use super::{Finding, Place, Report};
+use crate::ImageError;
+use crate::model::{Form, Packing};
+
+/// How a file starts.
+pub(super) struct Front {
+    pub(super) is_libvirt: bool,
+    /// Whether libvirt finished it; bare files are.
+    pub(super) is_complete: bool,
+    /// The format word, if libvirt looks at it.
+    format: Option<u32>,
+    pub(super) packing: Packing,
+    pub(super) stream_offset: u64,
+}
+
+const PACKERS: [(Packing, &[u8]); 5] = [
+    (Packing::Gzip, b"\x1f\x8b"),
+    (Packing::Bzip2, b"BZh"),
+    (Packing::Xz, b"\xfd7zXZ\0"),
+    (Packing::Lzop, b"\x89LZO"),
+    (Packing::Zstd, b"\x28\xb5\x2f\xfd"),
+];
+
+/// Reads the container, if there is one.
+pub(super) fn examine(window: &Window<'_>, report: &mut Report) -> Result<Front, ImageError> {
+    let start = window.get(0, SaveHeader::BYTES)?;
+    if start.starts_with(&MAGIC_COMPLETE) || start.starts_with(&MAGIC_PARTIAL) {
+        return libvirt(window, &start, report);
+    }
+    let bare =
+        |packing| Front { is_libvirt: false, is_complete: true, format: None, packing, stream_offset: 0 };
+    if start.is_empty() {
+        report.add(
+            Finding::error("empty", "specs/mapped-ram.md §1.1", Place::byte(0), "the file is empty")
+                .effect("A save that was cancelled at once leaves such a file")
+                .remedy("Save again"),
+        );
+        return Ok(bare(Packing::None));
+    }
+    if FileHeader::MAGIC.starts_with(&start[..start.len().min(4)]) {
+        return Ok(bare(Packing::None));
+    }
+    match PACKERS.iter().find(|(_, magic)| start.starts_with(magic)) {
+        Some((packing, _)) => Ok(bare(*packing)),
+        None => {
+            let magic = format!("{:?}", String::from_utf8_lossy(&start[..start.len().min(16)]));
+            Err(ImageError::Unknown { file: window.name.to_owned(), magic })
+        }
+    }
+}
+
+fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Front, ImageError> {
+    let is_complete = start.starts_with(&MAGIC_COMPLETE);
+    if !is_complete {
+        report.add(
+            Finding::error(
+                "unfinished",
+                "specs/libvirt-save.md §4.1",
+                Place::byte(0),
+                "libvirt never finished this image: its magic is LibvirtQemudPart",
+            )
+            .effect("libvirt refuses it: \"save image is incomplete\"")
+            .remedy("Save again; the guest was not stopped for good by a save that failed"),
+        );
+    }
+    let mut front = Front {
+        is_libvirt: true,
+        is_complete,
+        format: None,
+        packing: Packing::None,
+        stream_offset: window.length,
+    };
+    report.verdict.kind = "libvirt".into();
+    let header = match SaveHeader::decode(start) {
+        Ok(Some((header, _))) => header,
+        Ok(None) => {
+            let what = "the file ends inside libvirt's header";
+            report.add(
+                Finding::error("truncated", "specs/libvirt-save.md §1.1", Place::byte(window.length), what)
+                    .remedy("Take a whole copy of the file"),
+            );
+            return Ok(front);
+        }
+        Err(error) if error.fault == Fault::PeerIncompatible => {
+            return Err(ImageError::Unsupported {
+                file: window.name.to_owned(),
+                rule: error.rule.into_owned(),
+                paragraph: error.paragraph,
+            });
+        }
+        Err(error) => {
+            report.add(
+                Finding::error("libvirt-header", error.paragraph, Place::byte(error.offset), error.rule)
+                    .effect("libvirt refuses it"),
+            );
+            return Ok(front);
+        }
+    };
+    front.format = (header.version == 2).then_some(header.format);
+    front.packing = match front.format {
+        Some(1) => Packing::Gzip,
+        Some(2) => Packing::Bzip2,
+        Some(3) => Packing::Xz,
+        Some(4) => Packing::Lzop,
+        Some(5) => Packing::Zstd,
+        _ => Packing::None,
+    };
+    if header.stream_offset() > window.length {
+        let length = header.data_length;
+        report.add(
+            Finding::error(
+                "truncated",
+                "specs/libvirt-save.md §4.3",
+                Place::byte(20),
+                format!(
+                    "{length} bytes of XML and cookie are announced, the file ends at byte {:#x}",
+                    window.length
+                ),
+            )
+            .effect("libvirt refuses it: \"failed to read cookie\"")
+            .remedy("Take a whole copy of the file"),
+        );
+        return Ok(front);
+    }
+    front.stream_offset = header.stream_offset();
+    texts(window, &header, start, report)?;
+    Ok(front)
+}
+
+/// XML, cookie, and words that nobody looks at.
+fn texts(
+    window: &Window<'_>,
+    header: &SaveHeader,
+    start: &[u8],
+    report: &mut Report,
+) -> Result<(), ImageError> {
+    const AREA: &str = "specs/libvirt-save.md §1.2";
+    let first = SaveHeader::BYTES as u64;
+    let area = window.get(first, header.xml_area() as usize)?;
+    match area.iter().position(|byte| *byte == 0) {
+        None => report.add(
+            Finding::error("xml", AREA, Place::byte(first), "the domain XML does not end with a NUL")
+                .effect("libvirt refuses it: the XML cannot be parsed")
+                .remedy("Put the XML back with `virsh save-image-define`"),
+        ),
+        Some(end) => {
+            let xml = area[..end].trim_ascii();
+            if !xml.starts_with(b"<domain") || !xml.ends_with(b"</domain>") {
+                let what = "the XML is no <domain> element";
+                report.add(
+                    Finding::error("xml", AREA, Place::byte(first), what)
+                        .effect("libvirt refuses it: the XML cannot be parsed")
+                        .remedy("Put the XML back with `virsh save-image-define`"),
+                );
+            }
+        }
+    }
+    if header.cookie_offset != 0 && header.cookie_offset != header.data_length {
+        let at = first + u64::from(header.cookie_offset);
+        let area = window.get(at, (header.data_length - header.cookie_offset) as usize)?;
+        if !area.contains(&0) {
+            let what = "the cookie does not end with a NUL";
+            report.add(Finding::error("cookie", AREA, Place::byte(at), what).effect("libvirt refuses it"));
+        }
+    }
+    if header.was_running > 1 {
+        let what = format!("the word \"was running\" is {}, not 0 or 1", header.was_running);
+        report.add(
+            Finding::note("was-running", "specs/libvirt-save.md §1.1", Place::byte(24), what)
+                .effect("libvirt starts the guest, as for 1"),
+        );
+    }
+    if start[36..SaveHeader::BYTES].iter().any(|byte| *byte != 0) {
+        let what = "unused words of the header are not 0";
+        report.add(
+            Finding::note("unused-words", "specs/libvirt-save.md §1.1", Place::byte(36), what)
+                .effect("libvirt does not look at them"),
+        );
+    }
+    Ok(())
+}
+
+/// The format word must tell the truth.
+pub(super) fn check_format(front: &Front, form: Form, report: &mut Report) {
+    let Some(format) = front.format else { return };
+    let says = format == FORMAT_SPARSE;
+    if says != (form == Form::Mapped) && front.packing == Packing::None {
+        let (says, is) = if says { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
+        let what = format!("the format word says {says}, the stream is {is}");
+        report.add(
+            Finding::error("format-word", "specs/libvirt-save.md §2", Place::byte(28), what)
+                .effect("QEMU refuses the stream: capability mapped-ram differs")
+                .remedy("Set the format word to what the stream is"),
+        );
+    }
+}

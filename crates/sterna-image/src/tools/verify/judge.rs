@@ -1,0 +1,193 @@
+//! What bitmaps and content say together: stale data, lost data, saves that were never finished.
+
+use sterna_wire::PAGE_SHIFT;
+
+use super::blocks::{BlockList, BlockPlace};
+use super::content::Content;
+use super::places::{Bits, bytes};
+use super::tail::Tail;
+use super::window::Window;
+use super::{Finding, Place, Report};
+
+const BITMAP: &str = "specs/mapped-ram.md §4.5";
+const TRAPS: &str = "specs/mapped-ram.md §4.6";
+const UNFINISHED: &str = "specs/mapped-ram.md §4.9";
+
+/// Adds findings, and counts pages.
+pub(super) fn judge(
+    window: &Window<'_>,
+    list: &BlockList,
+    bitmaps: &[Bits],
+    content: &Content,
+    tail: &Tail,
+    report: &mut Report,
+) {
+    let held: Vec<Held<'_>> = list
+        .blocks
+        .iter()
+        .zip(bitmaps)
+        .zip(&content.data)
+        .filter(|((block, _), _)| block.is_usable && !block.is_skipped)
+        .map(|((block, bits), data)| Held::new(block, bits, data))
+        .collect();
+    report.verdict.data_pages = held.iter().map(|held| held.set).sum();
+    let pages: u64 = held.iter().map(|held| held.block.length_bytes >> PAGE_SHIFT).sum();
+    report.verdict.zero_pages = pages.saturating_sub(report.verdict.data_pages);
+    let any_bit = held.iter().any(|held| held.set > 0);
+    let stale: u64 = held.iter().map(|held| held.stale).sum();
+    if !any_bit {
+        no_bits(window, stale, tail, report);
+        return;
+    }
+    if !tail.is_there && list.end.is_some() {
+        report.add(no_tail(window));
+    }
+    for held in &held {
+        held.report(content, report);
+    }
+}
+
+/// Not a bit is set anywhere.
+fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
+    let place = Place::default();
+    if !tail.has_devices && !tail.has_eof {
+        // That the stream ends early is no second finding.
+        report.verdict.findings.retain(|finding| !matches!(finding.code, "devices" | "no-eof" | "truncated"));
+        let what = format!("no bitmap was written, and no device follows RAM: {stale} pages have data");
+        report.add(
+            Finding::error("cancelled", UNFINISHED, Place::byte(window.length), what)
+                .effect("QEMU stops, or with multifd crashes, when it loads this")
+                .remedy("The save was cancelled or died, or is still running: save again"),
+        );
+    } else if stale == 0 {
+        report.add(Finding::note("no-data", BITMAP, place, "all of RAM is zero"));
+    } else if tail.has_eof && !tail.has_end {
+        let what = format!(
+            "no bitmap was written, though {stale} pages have data and the devices are whole: this is QEMU's \
+             background snapshot, which lacks RAM's END and with it the bitmaps"
+        );
+        report.add(
+            Finding::error("background-snapshot", UNFINISHED, place, what)
+                .effect("QEMU reports such a save as completed, and cannot load it: RAM stays zero")
+                .remedy("`sterna repair` writes the bitmaps"),
+        );
+    } else {
+        let what = format!("no bit is set in any bitmap, though {stale} pages have data");
+        report.add(
+            Finding::error("bitmaps-lost", BITMAP, place, what)
+                .effect("QEMU loads it with RAM all zero")
+                .remedy("Take a good copy of the file; which pages were stale cannot be told any more"),
+        );
+    }
+}
+
+fn no_tail(window: &Window<'_>) -> Finding {
+    let what = "the file ends with RAM: no device follows";
+    Finding::error("truncated", "specs/mapped-ram.md §6.5", Place::byte(window.length), what)
+        .effect("QEMU stops when it loads this")
+        .remedy("Take a whole copy of the file, or save again")
+}
+
+/// A block's bits against its content.
+struct Held<'a> {
+    block: &'a BlockPlace,
+    words: &'a [u64],
+    data: &'a [u64],
+    set: u64,
+    /// Pages with data under a clear bit.
+    stale: u64,
+    /// Pages without data under a set bit.
+    blank: u64,
+}
+
+impl<'a> Held<'a> {
+    fn new(block: &'a BlockPlace, bits: &'a Bits, data: &'a [u64]) -> Self {
+        let mut held = Self { block, words: &bits.words, data, set: bits.set, stale: 0, blank: 0 };
+        held.stale = held.count(|bits, data| data & !bits);
+        held.blank = held.count(|bits, data| bits & !data);
+        held
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (u64, u64)> {
+        let word = |words: &[u64], index: usize| words.get(index).copied().unwrap_or(0);
+        (0..self.words.len().max(self.data.len()))
+            .map(move |index| (word(self.words, index), word(self.data, index)))
+    }
+
+    fn count(&self, of: impl Fn(u64, u64) -> u64) -> u64 {
+        self.pairs().map(|(bits, data)| u64::from(of(bits, data).count_ones())).sum()
+    }
+
+    /// The pages that `of` picks, in order.
+    fn pages(&self, of: impl Fn(u64, u64) -> u64) -> impl Iterator<Item = u64> {
+        self.pairs().enumerate().flat_map(move |(index, (bits, data))| {
+            let word = of(bits, data);
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index as u64 * 64 + bit)
+        })
+    }
+
+    fn place(&self, page: u64) -> Place {
+        Place::byte(self.block.pages + bytes(page)).block(&self.block.name).page(page)
+    }
+
+    fn report(&self, content: &Content, report: &mut Report) {
+        if self.is_swapped() {
+            let place = Place::byte(self.block.bitmap).block(&self.block.name);
+            let what = format!(
+                "the bitmap fits the pages only with the bytes of each word turned round: {} pages with data have \
+                 clear bits, {} without have set ones",
+                self.stale, self.blank
+            );
+            report.add(
+                Finding::error("bitmap-byte-order", BITMAP, place, what)
+                    .effect("QEMU loads it with wrong memory, without an error")
+                    .remedy("It comes from a host of the other byte order, or was edited: take a good copy"),
+            );
+            return;
+        }
+        if let Some(first) = self.pages(|bits, data| data & !bits).next() {
+            let what = format!("{} pages hold data under clear bits, from here on", self.stale);
+            report.add(
+                Finding::warning("stale-data", TRAPS, self.place(first), what)
+                    .effect("QEMU takes them for zero, as they are; who maps the file restores wrong memory")
+                    .remedy("`sterna convert` writes an image without them"),
+            );
+        }
+        let lost: Vec<u64> = self
+            .pages(|bits, data| bits & !data)
+            .filter(|page| {
+                let start = self.block.pages + bytes(*page);
+                !content.is_stored(start, start + bytes(1))
+            })
+            .collect();
+        let all_set = self.set == self.block.length_bytes >> PAGE_SHIFT;
+        if let Some(first) = lost.first().filter(|_| !all_set) {
+            let what =
+                format!("{} pages have set bits and lie in holes of the file, from here on", lost.len());
+            report.add(
+                Finding::warning("set-over-hole", TRAPS, self.place(*first), what)
+                    .effect("They load as zeros; QEMU writes this only with zero-page-detection=none")
+                    .remedy(
+                        "If the file was copied, its data may have been lost: compare it with the original",
+                    ),
+            );
+        }
+        let blank = self.blank - if all_set { 0 } else { lost.len() as u64 };
+        if blank > 0 {
+            let first = self.pages(|bits, data| bits & !data).next().unwrap_or(0);
+            let why = if all_set { " (the save did not look for zero pages)" } else { "" };
+            let what = format!("{blank} pages of zeros have set bits{why}");
+            report.add(Finding::note("zeros-stored", TRAPS, self.place(first), what));
+        }
+    }
+
+    /// Whether bits and content disagree as they stand, and agree with each word's bytes turned round.
+    fn is_swapped(&self) -> bool {
+        let wrong = self.stale + self.blank;
+        if self.stale == 0 || self.blank == 0 || wrong < 8 {
+            return false;
+        }
+        let swapped = self.count(|bits, data| bits.swap_bytes() ^ data);
+        swapped * 8 < wrong
+    }
+}

@@ -1,0 +1,206 @@
+//! A stream without places: it is read to its end, unpacked if need be, and each page accounted for.
+
+use std::sync::Arc;
+
+use super::container::Front;
+use super::content;
+use super::window::Window;
+use super::{Finding, Place, Report, VerifyOptions};
+use crate::ImageError;
+use crate::model::{IGNORE_SHARED, Packing, Shape};
+use crate::read::{Image, ReadAt};
+use crate::tools::coverage::Coverage;
+use crate::tools::description::Description;
+use crate::tools::sections::{self, Stop};
+
+const STREAM: &str = "specs/mapped-ram.md §3";
+const DESCRIPTION: &str = "specs/mapped-ram.md §1.6";
+
+/// Reads it all.
+pub(super) fn examine(
+    source: &Arc<dyn ReadAt>,
+    window: &Window<'_>,
+    front: &Front,
+    options: &VerifyOptions,
+    report: &mut Report,
+) -> Result<(), ImageError> {
+    let form =
+        if front.packing == Packing::None { String::new() } else { format!("-{}", front.packing.name()) };
+    report.verdict.kind = match (front.is_libvirt, form.as_str()) {
+        (true, "") => "libvirt-raw".into(),
+        (true, form) => format!("libvirt{form}"),
+        (false, form) => format!("legacy{form}"),
+    };
+    if window.length == 0 {
+        report.verdict.kind = "nothing".into();
+    }
+    if !front.is_complete || front.stream_offset >= window.length {
+        // What it is was said already; that its bytes can be read is all that is left to see.
+        return content::read_all(window, options, report);
+    }
+    let image = match Image::open_source(Arc::clone(source), window.name) {
+        Ok(image) => image,
+        Err(error) => {
+            add_error(error, front, report)?;
+            return Ok(());
+        }
+    };
+    report.verdict.kind = image.kind().name();
+    report.verdict.machine_type = image.shape().configuration.machine_type.clone();
+    report.verdict.ram_bytes = image.shape().ram_bytes();
+    report.verdict.read_bytes = window.length;
+    tail(&image, front, report);
+    pages(&image, front, report)
+}
+
+/// Counts pages, of which each must come.
+fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageError> {
+    let shape = image.shape();
+    let mut seen = Coverage::empty(shape);
+    match image.visit_pages(&mut seen) {
+        Ok(()) => {}
+        // Differences need what they differ from. Opening has read and checked all of them.
+        Err(ImageError::Request(_)) => {
+            let what = "pages were sent as differences (XBZRLE); each was checked";
+            report.add(Finding::note("xbzrle", "specs/mapped-ram.md §3.2", Place::default(), what));
+            return Ok(());
+        }
+        Err(error) => return add_error(error, front, report),
+    }
+    for (block, seen) in shape.ram.blocks.iter().zip(&seen.blocks) {
+        let (pages, came) = (seen.pages, seen.came_pages());
+        report.verdict.data_pages += seen.data_pages();
+        let place = Place { block: Some(block.name.clone()), ..Place::default() };
+        if came == 0 && shape.has_capability(IGNORE_SHARED) {
+            let what = "its RAM is not in the image: it was shared memory, and the save left it out (x-ignore-shared)";
+            report.add(Finding::note("skipped", "specs/mapped-ram.md §2.1", place, what));
+            continue;
+        }
+        report.verdict.zero_pages += pages;
+        if came < pages {
+            let first = seen.first_missing();
+            let what = format!("{} of {pages} pages never come", pages - came);
+            let place = place.page(first.unwrap_or(0));
+            if is_virtio_mem(shape, &block.name) {
+                let finding = Finding::note("not-plugged", STREAM, place, what);
+                report.add(finding.effect("The device leaves out what is not plugged in"));
+            } else {
+                let finding = Finding::warning("pages-missing", STREAM, place, what);
+                report.add(finding.effect("A loader keeps what it has there"));
+            }
+        }
+    }
+    report.verdict.zero_pages = report.verdict.zero_pages.saturating_sub(report.verdict.data_pages);
+    Ok(())
+}
+
+/// Whether the block is a virtio-mem device's: its early section has the same path.
+fn is_virtio_mem(shape: &Shape, block: &str) -> bool {
+    let Some((path, _)) = block.rsplit_once('/') else { return false };
+    let name = format!("{path}/virtio-mem-device-early");
+    shape.early.windows(name.len()).any(|window| window == name.as_bytes())
+}
+
+/// The end of the stream: devices, EOF, description.
+fn tail(image: &Image, front: &Front, report: &mut Report) {
+    let shape = image.shape();
+    let place = |byte: u64| Place {
+        byte: Some(byte),
+        is_unpacked: front.packing != Packing::None,
+        ..Place::default()
+    };
+    let text = shape.description.as_deref().and_then(|text| std::str::from_utf8(text).ok());
+    let description = text.and_then(|text| Description::parse(text).ok());
+    let end = image.stream_end();
+    let described = shape.description.as_ref().map_or(0, |text| text.len() as u64 + 5);
+    let devices_at = end.saturating_sub(described + u64::from(shape.has_eof) + shape.devices.len() as u64);
+    if !shape.has_eof {
+        report.add(
+            Finding::error(
+                "no-eof",
+                STREAM,
+                place(end),
+                "the stream ends without its EOF byte, inside the devices",
+            )
+            .effect("QEMU stops when it loads this")
+            .remedy("Take a whole copy of the file, or save again"),
+        );
+    } else if image.is_description_torn() {
+        report.add(
+            Finding::error(
+                "description-cut",
+                DESCRIPTION,
+                place(end),
+                "the stream ends inside the description",
+            )
+            .effect("QEMU loads it without a word: RAM and devices are whole")
+            .remedy("Take a whole copy of the file, or `sterna convert` it"),
+        );
+    } else if shape.description.is_none() {
+        let what = "the stream ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
+                    file was cut exactly here";
+        report.add(Finding::warning("no-description", DESCRIPTION, place(end), what).effect("QEMU loads it"));
+    } else if description.is_none() {
+        let what = "the description cannot be read";
+        report.add(Finding::error("description", DESCRIPTION, place(end), what));
+    }
+    if image.trailing_bytes() > 0 {
+        let what = format!("{} bytes follow the end of the stream", image.trailing_bytes());
+        report.add(Finding::warning("trailing", DESCRIPTION, place(end), what).effect("QEMU ignores them"));
+    }
+    if !shape.has_end {
+        let what = "RAM has no END: this is a background snapshot";
+        report.add(
+            Finding::note("no-end", "specs/mapped-ram.md §1.4", Place::default(), what)
+                .effect("QEMU loads it"),
+        );
+    }
+    if shape.ram.footers && shape.has_eof {
+        let early = sections::walk(&shape.early, description.as_ref(), 0, &[]);
+        let walk = sections::walk(&shape.devices, description.as_ref(), early.sections.len(), &[]);
+        for flaw in early.flaws.iter().chain(&walk.flaws) {
+            let place = place(devices_at + flaw.offset as u64);
+            let code = if flaw.in_description { "description-disagrees" } else { "devices" };
+            report.add(Finding::error(code, DESCRIPTION, place, flaw.what.clone()));
+        }
+        let found = early.sections.len() + walk.sections.len();
+        let listed = description.as_ref().map_or(found, |description| description.devices().len());
+        if walk.stop == Stop::Whole && listed > found {
+            let what = format!("{} devices that it lists are not in the stream", listed - found);
+            report.add(Finding::error("description-disagrees", DESCRIPTION, place(end), what));
+        }
+    }
+}
+
+/// What the reader says about the image becomes a finding; what is not the image's fault stays an error.
+fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<(), ImageError> {
+    let is_unpacked = front.packing != Packing::None;
+    let place = |byte: u64| Place { byte: Some(byte), is_unpacked, ..Place::default() };
+    let finding = match error {
+        ImageError::Broken { offset, rule, paragraph, .. } => {
+            Finding::error("broken", paragraph, place(offset), rule).effect("QEMU stops when it loads this")
+        }
+        ImageError::Torn { offset, what, .. } => {
+            Finding::error("truncated", STREAM, place(offset), format!("the stream ends inside {what}"))
+                .effect("QEMU stops when it loads this")
+                .remedy("Take a whole copy of the file, or save again")
+        }
+        ImageError::Packing { packing, reason, .. } => {
+            let what = format!("{packing} cannot unpack it: {reason}");
+            Finding::error("packing", "specs/libvirt-save.md §2", Place::default(), what)
+                .effect("libvirt's restore fails in the middle")
+                .remedy("Take a good copy of the file, or save again")
+        }
+        ImageError::Changed { .. } => {
+            Finding::error("changed", STREAM, Place::default(), "the file changed while it was read")
+                .remedy("Verify it again when nobody writes to it")
+        }
+        ImageError::Io { call, source, .. } if call == "read" => {
+            Finding::error("unreadable", STREAM, Place::default(), format!("cannot be read: {source}"))
+                .remedy("Look at the disk (dmesg) and take another copy of the file")
+        }
+        other => return Err(other),
+    };
+    report.add(finding);
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Whether an image is sound: its structure, its bitmaps, its content, its tail.
+//!
+//! QEMU checks little when it loads (specs/mapped-ram.md §6.3): it takes cut files for good, crashes on some, and
+//! loads others with wrong memory. Here everything is looked at that can be told without running the guest, and
+//! every byte of data is read, so that an unreadable sector is found before the source is deleted.
+//!
+//! The reader of a mapped-ram image in this module is not the one that loads it. That one stops at the first
+//! broken rule; this one writes it down as a [`Finding`] and goes on where it can, so that a report says all that
+//! is damaged. In the end the other one has to open the image as well.
+//!
+//! ```text
+//! container ── head ── blocks ── places ── tail ── content ── judgement
+//! libvirt's    config  list of    in the    devices  every     stale data, lost data,
+//! header       early   blocks     file, no  EOF,     byte,     torn saves
+//!              sections           overlap   vmdesc   threads
+//! ```
+
+mod blocks;
+mod container;
+mod content;
+mod head;
+mod judge;
+mod legacy;
+mod places;
+mod tail;
+mod window;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::finding::{Finding, Place, Severity};
+use crate::ImageError;
+use crate::model::{Form, Packing};
+use crate::read::{Image, ReadAt};
+use window::Window;
+
+/// How to look.
+#[derive(Debug, Clone)]
+pub struct VerifyOptions {
+    /// Threads that read data; at least 1.
+    pub threads: usize,
+    /// Whether RAM's digest is wanted.
+    pub digest: bool,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { threads: (2 * cores).clamp(2, 8), digest: false }
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verdict {
+    /// The file.
+    pub file: String,
+    /// Kind of image, as `sterna convert` names it, as far as it could be told.
+    pub kind: String,
+    /// Machine type.
+    pub machine_type: String,
+    /// Length of the file in bytes.
+    pub file_bytes: u64,
+    /// Bytes that were read from it.
+    pub read_bytes: u64,
+    /// RAM of all blocks in bytes.
+    pub ram_bytes: u64,
+    /// Pages with content.
+    pub data_pages: u64,
+    /// Pages of zeros.
+    pub zero_pages: u64,
+    /// XXH3 digest of RAM, of 128 bits; equal RAM, equal digest, whatever the form of the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// What was found, by rising severity within the order of the file.
+    pub findings: Vec<Finding>,
+}
+
+impl Verdict {
+    /// Whether nothing is damaged; warnings and notes do not count.
+    pub fn is_sound(&self) -> bool {
+        self.count(Severity::Error) == 0
+    }
+
+    /// How many findings are of this severity.
+    pub fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+
+    /// Whether there is a finding of this code.
+    pub fn has(&self, code: &str) -> bool {
+        self.findings.iter().any(|finding| finding.code == code)
+    }
+}
+
+/// Looks at the image at `path`.
+///
+/// # Errors
+/// Only if nothing can be said: the file cannot be opened, is no image, or is of a version that Sterna does not
+/// know. Damage is no error but a finding.
+pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageError> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| ImageError::io(&name, "open", error))?;
+    let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
+    if !metadata.is_file() {
+        return Err(ImageError::Request(format!("{name} is no regular file")));
+    }
+    verify_source(Arc::new(file), &name, options)
+}
+
+/// Looks at the image in `source`; `name` is for the report.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_source(
+    source: Arc<dyn ReadAt>,
+    name: &str,
+    options: &VerifyOptions,
+) -> Result<Verdict, ImageError> {
+    let window = Window::new(&*source, name)?;
+    let stamp = window.stamp()?;
+    let mut report = Report::new(name, window.length);
+    let front = container::examine(&window, &mut report)?;
+    let form = match front.packing {
+        Packing::None => head::form(&window, front.stream_offset),
+        _ => Form::Legacy,
+    };
+    let examined = match form {
+        Form::Mapped => examine_mapped(&window, &front, options, &mut report),
+        Form::Legacy => legacy::examine(&source, &window, &front, options, &mut report),
+    };
+    examined?;
+    container::check_format(&front, form, &mut report);
+    if form == Form::Mapped && report.is_sound() {
+        cross_check(&source, name, &mut report);
+    }
+    if window.stamp()? != stamp {
+        report.add(
+            Finding::error(
+                "changed",
+                "specs/mapped-ram.md §8",
+                Place::default(),
+                "the file changed while it was read",
+            )
+            .remedy("Verify it again when nobody writes to it"),
+        );
+    }
+    Ok(report.finish())
+}
+
+fn examine_mapped(
+    window: &Window<'_>,
+    front: &container::Front,
+    options: &VerifyOptions,
+    report: &mut Report,
+) -> Result<(), ImageError> {
+    report.verdict.kind = if front.is_libvirt { "libvirt-sparse" } else { "mapped-ram" }.into();
+    let Some(head) = head::examine(window, front.stream_offset, report)? else {
+        return content::read_all(window, options, report);
+    };
+    report.verdict.machine_type = head.machine_type.clone();
+    let list = blocks::examine(window, &head, report)?;
+    report.verdict.ram_bytes = list.blocks.iter().map(|block| block.length_bytes).sum();
+    places::examine(window, &head, &list, report);
+    let tail = tail::examine(window, &head, &list, report)?;
+    let bitmaps = places::bitmaps(window, &list, report)?;
+    let content = content::examine(window, &list, options, report)?;
+    judge::judge(window, &list, &bitmaps, &content, &tail, report);
+    if options.digest && report.is_sound() {
+        report.verdict.digest = Some(content::digest(window, &list, &bitmaps, options)?);
+    }
+    Ok(())
+}
+
+/// The reader that loads images must agree that nothing is wrong.
+fn cross_check(source: &Arc<dyn ReadAt>, name: &str, report: &mut Report) {
+    if let Err(error) = Image::open_source(Arc::clone(source), name) {
+        report.add(Finding::error(
+            "unreadable",
+            "specs/mapped-ram.md §8",
+            Place::default(),
+            error.to_string(),
+        ));
+    }
+}
+
+/// The verdict while it is being found.
+struct Report {
+    verdict: Verdict,
+}
+
+impl Report {
+    fn new(name: &str, file_bytes: u64) -> Self {
+        let verdict = Verdict {
+            file: name.to_owned(),
+            kind: String::new(),
+            machine_type: String::new(),
+            file_bytes,
+            read_bytes: 0,
+            ram_bytes: 0,
+            data_pages: 0,
+            zero_pages: 0,
+            digest: None,
+            findings: Vec::new(),
+        };
+        Self { verdict }
+    }
+
+    fn add(&mut self, finding: Finding) {
+        self.verdict.findings.push(finding);
+    }
+
+    fn is_sound(&self) -> bool {
+        self.verdict.is_sound()
+    }
+
+    /// Worst first, then by place.
+    fn finish(mut self) -> Verdict {
+        self.verdict
+            .findings
+            .sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.place.byte));
+        self.verdict
+    }
+}

@@ -1,0 +1,144 @@
+//! Where bitmaps and pages lie: in the file, apart from each other and from the stream. And the bitmaps.
+
+use sterna_wire::mapped_ram::bitmap_bytes;
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+
+use super::blocks::BlockList;
+use super::head::Head;
+use super::window::Window;
+use super::{Finding, Place, Report};
+use crate::ImageError;
+
+const EVILS: &str = "specs/mapped-ram.md §6.5";
+const RULES: &str = "specs/mapped-ram.md §8";
+
+/// Holds all places against the file and against each other. Blocks that are out of place become unusable.
+pub(super) fn examine(window: &Window<'_>, head: &Head, list: &BlockList, report: &mut Report) {
+    let mut regions =
+        vec![(head.stream_offset, head.ram_offset + 25, "the stream's head".to_owned(), String::new())];
+    if let (Some(eos), Some(_)) = (list.eos, list.end) {
+        regions.push((eos, window.length.max(eos + 1), "the stream behind RAM".into(), String::new()));
+    }
+    for block in &list.blocks {
+        let name = &block.name;
+        regions.push((block.entry, block.entry_end, format!("the entry of block {name:?}"), name.clone()));
+        if block.is_skipped || !block.is_usable {
+            continue;
+        }
+        let bitmap_end = block.bitmap.saturating_add(bitmap_bytes(block.length_bytes));
+        let place = |offset: u64| Place::byte(block.entry_end - offset).block(name);
+        if bitmap_end > window.length {
+            let what = format!("the bitmap at {:#x} reaches beyond the file", block.bitmap);
+            report.add(
+                Finding::error("bitmap-outside", EVILS, place(16), what)
+                    .effect("QEMU stops: \"Error reading dirty bitmap\""),
+            );
+        } else if block.bitmap != block.entry_end {
+            let what = format!("the bitmap is said to be at {:#x}, not behind its header", block.bitmap);
+            report.add(
+                Finding::warning("bitmap-offset", "specs/mapped-ram.md §4.3", place(16), what)
+                    .effect("QEMU takes whatever stands there for the bitmap"),
+            );
+        }
+        if block.pages_end() > window.length {
+            let what = format!(
+                "the pages from {:#x} to {:#x} reach beyond the file of {:#x} bytes",
+                block.pages,
+                block.pages_end(),
+                window.length
+            );
+            report.add(
+                Finding::error("pages-outside", EVILS, place(8), what)
+                    .effect("QEMU stops at the first such page, and with multifd it crashes")
+                    .remedy("The file was cut, or is not whole yet: take a whole copy"),
+            );
+        }
+        regions.push((block.bitmap, bitmap_end, format!("the bitmap of block {name:?}"), name.clone()));
+        regions.push((block.pages, block.pages_end(), format!("the pages of block {name:?}"), name.clone()));
+    }
+    overlaps(regions, report);
+}
+
+fn overlaps(mut regions: Vec<(u64, u64, String, String)>, report: &mut Report) {
+    regions.retain(|(start, end, ..)| start < end);
+    regions.sort();
+    // The one that reaches farthest so far is held against each that follows.
+    let mut farthest = 0;
+    for index in 1..regions.len() {
+        let (_, end, over, _) = &regions[farthest];
+        let (start, own_end, what, name) = &regions[index];
+        if start < end {
+            let mut place = Place::byte(*start);
+            place.block = (!name.is_empty()).then(|| name.clone());
+            report.add(
+                Finding::error("overlap", RULES, place, format!("{what} overlap {over}"))
+                    .effect("QEMU does not look, and loads wrong memory")
+                    .remedy("Take a good copy of the file"),
+            );
+        }
+        if own_end > end {
+            farthest = index;
+        }
+    }
+}
+
+/// Which pages of a block are in the file, by its bitmap.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bits {
+    /// Page `p` is bit `p % 64` of word `p / 64`; bits beyond the last page are cleared.
+    pub(super) words: Vec<u64>,
+    pub(super) set: u64,
+}
+
+/// Reads the bitmaps, in the order of the blocks. What the file lacks counts as clear.
+pub(super) fn bitmaps(
+    window: &Window<'_>,
+    list: &BlockList,
+    report: &mut Report,
+) -> Result<Vec<Bits>, ImageError> {
+    let mut all = Vec::new();
+    for block in &list.blocks {
+        if block.is_skipped || !block.is_usable {
+            all.push(Bits::default());
+            continue;
+        }
+        // No longer than the file, whatever the entry says.
+        let length = bitmap_bytes(block.length_bytes).min(window.length.saturating_sub(block.bitmap));
+        let bytes = window.get(block.bitmap, usize::try_from(length).unwrap_or(usize::MAX))?;
+        let mut words: Vec<u64> = bytes
+            .chunks(8)
+            .map(|chunk| {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_le_bytes(word)
+            })
+            .collect();
+        let pages = block.length_bytes >> PAGE_SHIFT;
+        let tail = (pages % 64) as u32;
+        if let Some(last) = words.get_mut((pages / 64) as usize).filter(|_| tail > 0) {
+            let beyond = *last & (u64::MAX << tail);
+            *last &= !beyond;
+            if beyond != 0 {
+                let at = block.bitmap + pages / 64 * 8;
+                let what = format!("{} bits are set beyond the last page", beyond.count_ones());
+                report.add(
+                    Finding::warning(
+                        "bits-beyond",
+                        "specs/mapped-ram.md §4.5",
+                        Place::byte(at).block(&block.name),
+                        what,
+                    )
+                    .effect("QEMU ignores them, and never writes them"),
+                );
+            }
+        }
+        let set = words.iter().map(|word| u64::from(word.count_ones())).sum();
+        all.push(Bits { words, set });
+    }
+    Ok(all)
+}
+
+/// Bytes of that many pages.
+pub(super) fn bytes(pages: u64) -> u64 {
+    pages * PAGE_SIZE as u64
+}

@@ -1,0 +1,254 @@
+//! Everything behind the block list: RAM's other sections, the devices, EOF, the description.
+
+use std::ops::Range;
+
+use sterna_wire::ram::flags;
+
+use super::blocks::BlockList;
+use super::head::Head;
+use super::window::{Window, be32, be64};
+use super::{Finding, Place, Report};
+use crate::ImageError;
+use crate::model::OPAQUE_BYTES;
+use crate::tools::description::Description;
+use crate::tools::sections::{self, Stop, Walk};
+
+const ORDER: &str = "specs/mapped-ram.md §1.4";
+const DESCRIPTION: &str = "specs/mapped-ram.md §1.6";
+const EVILS: &str = "specs/mapped-ram.md §6.5";
+
+/// How the stream ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// Whether RAM's END was there.
+    pub(super) has_end: bool,
+    /// Whether anything at all follows the block list.
+    pub(super) is_there: bool,
+    /// Whether a device follows RAM.
+    pub(super) has_devices: bool,
+    /// Whether the stream was followed to its EOF.
+    pub(super) has_eof: bool,
+}
+
+/// Reads to the end of the file.
+pub(super) fn examine(
+    window: &Window<'_>,
+    head: &Head,
+    list: &BlockList,
+    report: &mut Report,
+) -> Result<Tail, ImageError> {
+    let Some(start) = list.end else { return Ok(Tail::default()) };
+    let bytes = window.get(start, OPAQUE_BYTES)?;
+    if bytes.is_empty() {
+        return Ok(Tail::default());
+    }
+    if !list.has_footers {
+        let what = "sections have no footers: the devices cannot be told apart";
+        report.add(Finding::note("no-footers", "specs/mapped-ram.md §1.3", Place::byte(start), what));
+        let has_eof = crate::tools::sections::ends_with_description(&bytes);
+        return Ok(Tail {
+            has_end: true,
+            is_there: true,
+            has_devices: bytes.first() == Some(&0x04),
+            has_eof,
+        });
+    }
+    Ok(Examiner { start, bytes: &bytes, head, list, report }.examine())
+}
+
+struct Examiner<'a, 'r> {
+    start: u64,
+    bytes: &'a [u8],
+    head: &'a Head,
+    list: &'a BlockList,
+    report: &'r mut Report,
+}
+
+impl Examiner<'_, '_> {
+    fn examine(mut self) -> Tail {
+        let open = [self.list.section_id];
+        // Twice: footers alone lead to EOF, behind which the description is; with it the lengths are sure.
+        let blind = sections::walk(self.bytes, None, 0, &open);
+        let text = match blind.stop {
+            Stop::Eof(eof) => self.text_behind(eof),
+            _ => self.text_at_the_end(),
+        };
+        let description = text.as_ref().and_then(|text| self.description(text));
+        let early = sections::walk(&self.head.early, description.as_ref(), 0, &[]);
+        let first = early.sections.len();
+        let walk = match &description {
+            Some(description) => sections::walk(self.bytes, Some(description), first, &open),
+            None => blind,
+        };
+        self.flaws(&early, self.head.early_offset);
+        self.flaws(&walk, self.start);
+        let has_end = self.ram_parts(&walk);
+        let has_eof = match walk.stop {
+            Stop::Eof(eof) => {
+                self.behind_eof(eof, text.as_ref());
+                if let Some(description) = &description {
+                    self.undescribed(description, first + walk.sections.len(), text.as_ref());
+                }
+                true
+            }
+            Stop::Whole => {
+                let what = "the stream ends without its EOF byte: the file was cut between two sections";
+                let place = Place::byte(self.start + self.bytes.len() as u64);
+                self.report.add(
+                    Finding::error("no-eof", EVILS, place, what)
+                        .effect("QEMU stops: \"Failed to load section ID\"")
+                        .remedy("Take a whole copy of the file"),
+                );
+                false
+            }
+            Stop::Lost(_) => false,
+        };
+        Tail { has_end, is_there: true, has_devices: !walk.sections.is_empty(), has_eof }
+    }
+
+    fn flaws(&mut self, walk: &Walk, base: u64) {
+        for flaw in &walk.flaws {
+            let place = Place::byte(base + flaw.offset as u64);
+            self.report.add(if flaw.in_description {
+                Finding::error("description-disagrees", DESCRIPTION, place, flaw.what.clone())
+                    .effect("QEMU does not compare them; one of the two is damaged")
+            } else {
+                Finding::error("devices", EVILS, place, flaw.what.clone())
+                    .effect("QEMU stops when it loads the device, or before")
+                    .remedy("Take a good copy of the file")
+            });
+        }
+    }
+
+    /// RAM's other sections are empty in this form. Whether its END is among them.
+    fn ram_parts(&mut self, walk: &Walk) -> bool {
+        let mut has_end = false;
+        for part in walk.parts.iter().filter(|part| part.id == self.list.section_id) {
+            has_end |= part.is_end;
+            let word = be64(self.bytes, part.offset + 5);
+            if part.body_bytes != 8 || word != Some(flags::EOS) {
+                let word = word.unwrap_or(0);
+                let what =
+                    format!("a section of RAM holds the record {word:#x}, and must be empty in this form");
+                let place = Place::byte(self.start + part.offset as u64 + 5);
+                self.report.add(
+                    Finding::error("page-record", "specs/mapped-ram.md §4.1", place, what)
+                        .effect("QEMU stops: \"Unexpected RAM flags\""),
+                );
+            }
+        }
+        has_end
+    }
+
+    /// Where the text behind the EOF that ends at `eof` is, if it is whole.
+    fn text_behind(&self, eof: usize) -> Option<Range<usize>> {
+        let rest = self.bytes.get(eof..)?;
+        let length = be32(rest, 1).filter(|_| rest.first() == Some(&0x06))? as usize;
+        let start = eof + 5;
+        let end = start.checked_add(length)?;
+        (end <= self.bytes.len()).then_some(start..end)
+    }
+
+    /// The text that ends with the file: the last `00 06` whose length says so.
+    fn text_at_the_end(&self) -> Option<Range<usize>> {
+        let last = self.bytes.len().checked_sub(7)?;
+        (0..=last).rev().find_map(|at| {
+            let is_start = self.bytes[at..].starts_with(&[0, 6]) && self.bytes[at + 6] == b'{';
+            let length = be32(self.bytes, at + 2)? as usize;
+            (is_start && at + 6 + length == self.bytes.len()).then(|| at + 6..self.bytes.len())
+        })
+    }
+
+    fn description(&mut self, text: &Range<usize>) -> Option<Description> {
+        if text.is_empty() {
+            return None;
+        }
+        let place = Place::byte(self.start + text.start as u64);
+        let parsed = match std::str::from_utf8(&self.bytes[text.clone()]) {
+            Ok(text) => Description::parse(text).map_err(|error| error.rule.into_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        match parsed {
+            Ok(description) => {
+                self.configuration(&description, &place);
+                Some(description)
+            }
+            Err(why) => {
+                let finding =
+                    Finding::error("description", DESCRIPTION, place, format!("it cannot be read: {why}"));
+                self.report.add(finding.effect("QEMU does not look into it; tools that read images do"));
+                None
+            }
+        }
+    }
+
+    fn configuration(&mut self, description: &Description, place: &Place) {
+        let names = description.configuration_subsections();
+        let told = description.configuration_bytes();
+        // QEMU describes several capabilities as an array of equals, so their length tells nothing.
+        let differs = names != self.head.subsections
+            || (self.head.capabilities < 2 && told != self.head.configuration_bytes);
+        if self.head.configuration_bytes > 0 && told > 0 && differs {
+            let what = format!(
+                "it describes a configuration of {told} bytes, the file has one of {}: a converter changed one \
+                 and not the other",
+                self.head.configuration_bytes
+            );
+            self.report.add(
+                Finding::warning("description-configuration", DESCRIPTION, place.clone(), what)
+                    .effect("QEMU loads it; tools that walk the file by its description go astray")
+                    .remedy("`sterna convert` writes it anew"),
+            );
+        }
+    }
+
+    /// Devices that only the description has.
+    fn undescribed(&mut self, description: &Description, found: usize, text: Option<&Range<usize>>) {
+        if let Some(device) = description.devices().get(found) {
+            let count = description.devices().len() - found;
+            let what = format!(
+                "{count} devices that it lists are not in the stream, the first is {:?}",
+                device.name
+            );
+            let at = self.start + text.map_or(0, |text| text.start as u64);
+            self.report.add(
+                Finding::error("description-disagrees", DESCRIPTION, Place::byte(at), what)
+                    .effect("QEMU does not compare them; sections may have been lost"),
+            );
+        }
+    }
+
+    /// What follows the EOF byte.
+    fn behind_eof(&mut self, eof: usize, text: Option<&Range<usize>>) {
+        let rest = &self.bytes[eof..];
+        let place = Place::byte(self.start + eof as u64);
+        if let Some(text) = text {
+            let junk = self.bytes.len() - text.end;
+            if junk > 0 {
+                let place = Place::byte(self.start + text.end as u64);
+                let what = format!("{junk} bytes follow the end of the stream");
+                let finding = Finding::warning("trailing", DESCRIPTION, place, what);
+                self.report.add(finding.effect("QEMU ignores them"));
+            }
+            return;
+        }
+        if rest.is_empty() {
+            let what = "the file ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
+                        file was cut exactly here";
+            self.report.add(
+                Finding::warning("no-description", DESCRIPTION, place, what)
+                    .effect("QEMU loads it; over the network it would wait for the description"),
+            );
+        } else if rest[0] == 0x06 {
+            self.report.add(
+                Finding::error("description-cut", EVILS, place, "the file ends inside the description")
+                    .effect("QEMU loads it without a word: RAM and devices are whole")
+                    .remedy("Take a whole copy of the file, or `sterna convert` it"),
+            );
+        } else {
+            let what = format!("{} bytes follow EOF, and are no description", rest.len());
+            let finding = Finding::warning("trailing", ORDER, place, what);
+            self.report.add(finding.effect("QEMU ignores them"));
+        }
+    }
+}
