@@ -13,12 +13,14 @@
 //! | [`pages`] | what carries pages: writers and sinks |
 //! | [`codec`] | what a page looks like as bytes |
 //! | [`outgoing`], [`incoming`] | the two sides |
+//! | [`foreign`] | machines that the engine does not know: into images and out of them |
 #![deny(unsafe_code)]
 
 pub mod codec;
 mod driver;
 pub mod error;
 pub mod events;
+pub mod foreign;
 pub mod hooks;
 pub mod incoming;
 mod machine_type;

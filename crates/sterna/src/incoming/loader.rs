@@ -43,6 +43,8 @@ pub(super) struct Loader<'a> {
     lanes: usize,
     /// The source sent a handover section.
     pub(super) is_sterna: bool,
+    /// The source waits for SHUT.
+    pub(super) has_return_path: bool,
     /// The source has asked to prepare.
     pub(super) was_asked: bool,
 }
@@ -57,6 +59,7 @@ impl<'a> Loader<'a> {
             acks: None,
             lanes: lock(&shared.channels).multifd.len(),
             is_sterna: false,
+            has_return_path: false,
             was_asked: false,
         }
     }
@@ -147,6 +150,7 @@ impl<'a> Loader<'a> {
     fn command(&mut self, command: Command) -> Result<(), MigrationError> {
         match command {
             Command::OpenReturnPath => {
+                self.has_return_path = true;
                 self.shared.report(Fed::ReturnPathOpened);
                 let due = self.acks.as_mut().map_or(0, Acks::at_opening);
                 self.acknowledge(due)

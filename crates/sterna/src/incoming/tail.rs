@@ -57,6 +57,10 @@ impl Loader<'_> {
             match self.reader.more()? {
                 More::Bytes => heard = Instant::now(),
                 More::End if shared.stopping.load(Ordering::Acquire) => return Ok(()),
+                More::End if self.has_return_path => {
+                    let what = "the source closed the main channel before it was told that all is here";
+                    return Err(MigrationError::Transport(what.to_owned(), None));
+                }
                 More::End => {
                     let end = tail.closed().map_err(|error| closed_early(&error))?;
                     return self.ended(&tail, &end);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_transport::{Channel, IoPart};
+use sterna_wire::extension::Handover;
 use sterna_wire::main::{Command, SectionHeader, encode_footer, encode_length_prefixed, encode_section_part};
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::vmdesc;
@@ -66,7 +67,10 @@ impl MainStream {
         if length_prefixed {
             fields.insert(0, vmdesc::Field::new("length", "uint32", 4));
         }
-        self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
+        // The migration's name is no device's state: a receiver that keeps the description does not keep it.
+        if name != Handover::SECTION_NAME {
+            self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
+        }
         self.send(|out| {
             SectionHeader { id, name, instance, version }.encode_full(out)?;
             if length_prefixed {

@@ -50,6 +50,7 @@ struct Shared {
     threads: Mutex<Vec<JoinHandle<()>>>,
     ends: Mutex<bool>,
     multifd: Mutex<bool>,
+    opaque: Mutex<bool>,
 }
 
 impl HandMade {
@@ -66,6 +67,7 @@ impl HandMade {
             threads: Mutex::default(),
             ends: Mutex::new(false),
             multifd: Mutex::new(true),
+            opaque: Mutex::new(false),
         });
         let accepting = Arc::clone(&shared);
         let acceptor = spawn(move || accept(&accepting, &listener));
@@ -85,6 +87,12 @@ impl HandMade {
     /// Pages come on the main channel.
     pub fn without_multifd(self) -> Self {
         *self.shared.multifd.lock().unwrap() = false;
+        self
+    }
+
+    /// Devices are not Sterna's.
+    pub fn of_other_devices(self) -> Self {
+        *self.shared.opaque.lock().unwrap() = true;
         self
     }
 
@@ -195,14 +203,16 @@ fn serve(shared: &Shared, mut socket: TcpStream) {
 }
 
 fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
-    let knowledge = |name: &str, _: u32, _: u32, _: SectionKind| match name {
+    let opaque = *shared.opaque.lock().unwrap();
+    let knowledge = move |name: &str, _: u32, _: u32, _: SectionKind| match name {
         "ram" => BodyKind::Ram,
+        _ if opaque => BodyKind::OpaqueByFooter,
         "globalstate" => BodyKind::FixedLength(104),
         _ => BodyKind::LengthPrefixed { most: 16 << 20 },
     };
     let multifd = *shared.multifd.lock().unwrap();
     let mut decoder =
-        MainDecoder::new(Box::new(knowledge), Expectations { multifd, ..Expectations::default() });
+        MainDecoder::new(Box::new(knowledge), Expectations { multifd, background_snapshot: opaque, ..Expectations::default() });
     let mut buffer = first.to_vec();
     shared.main.lock().unwrap().extend_from_slice(&first);
     loop {

@@ -1,0 +1,156 @@
+//! An image comes in from an address.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_image::{MappedOptions, MappedWriter, Shape};
+use sterna_transport::Address;
+
+use super::keeper::Keeper;
+use crate::error::MigrationError;
+use crate::events::{Observer, Status};
+use crate::incoming::{Arrival, Incoming, Refusal};
+use crate::outgoing::StartError;
+use crate::params::{Capabilities, Parameters};
+use crate::stats::IncomingStatistics;
+
+/// Making an image durable waits for the disk, and for no peer.
+const STORING: Duration = Duration::from_secs(24 * 3600);
+
+/// Where a machine is put that is received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImagePlan {
+    /// The image's place.
+    pub path: PathBuf,
+    /// How it is made: direct I/O, replacing what is there, libvirt's container around it.
+    pub options: MappedOptions,
+}
+
+/// A machine that is being received. Cloning gives another handle; when the last one is dropped the address is
+/// given up, and an image that is not in its place yet is dropped.
+///
+/// Keep it after success: a Sterna source that lost the acknowledgement asks here what became of the guest.
+#[derive(Clone)]
+pub struct Receiving {
+    incoming: Incoming,
+    keeper: Arc<Keeper>,
+}
+
+/// A machine that lies in its image.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// The image's place.
+    pub path: PathBuf,
+    /// All of the machine but its pages.
+    pub shape: Shape,
+    /// What was received.
+    pub statistics: IncomingStatistics,
+}
+
+/// Waits at `at` for a source and writes its machine to the image that `plan` names. The address is bound when
+/// this returns.
+///
+/// The source may be a QEMU or a Sterna, with the multifd channels and the compression that `params` and
+/// `capabilities` say (nothing of that is negotiated: specs/stream.md §10). With `return-path` at the source it
+/// learns whether the image is safe; without, it does not.
+///
+/// # Errors
+/// [`StartError`] when the address cannot be bound or the settings make no sense. Whether the image can be written
+/// shows when the source's block list has come.
+pub fn receive(
+    at: &Address,
+    plan: ImagePlan,
+    params: Parameters,
+    capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+) -> Result<Receiving, StartError> {
+    let mut params = params;
+    params.limits.prepare = params.limits.prepare.max(STORING);
+    // No guest is held here: an image is in its place or it is not.
+    let capabilities = Capabilities { unmanaged: true, ..capabilities };
+    let keeper = Arc::new(Keeper::new(plan));
+    let incoming = Incoming::listen_for(keeper.clone(), at, params, capabilities, observer)?;
+    Ok(Receiving { incoming, keeper })
+}
+
+impl Receiving {
+    /// Where it listens, with the port that the kernel chose.
+    pub fn address(&self) -> Address {
+        self.incoming.address()
+    }
+
+    /// Where it stands.
+    pub fn status(&self) -> Status {
+        self.incoming.status()
+    }
+
+    /// Its figures now.
+    pub fn statistics(&self) -> IncomingStatistics {
+        self.incoming.statistics()
+    }
+
+    /// The machine as far as it has come: its configuration and blocks once RAM begins.
+    pub fn shape(&self) -> Shape {
+        self.keeper.shape()
+    }
+
+    /// Gives it up; there will be no image, and the source's guest runs on.
+    ///
+    /// # Errors
+    /// [`Refusal`] once the source has handed the guest over.
+    pub fn cancel(&self) -> Result<(), Refusal> {
+        self.incoming.cancel()
+    }
+
+    /// How it ended, if it has.
+    pub fn result(&self) -> Option<Result<Stored, MigrationError>> {
+        self.incoming.arrival().map(|arrival| self.stored(arrival))
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// Why there is no image. The source's guest runs on, unless the source had no return path and believes that it
+    /// has completed.
+    pub fn wait(&self) -> Result<Stored, MigrationError> {
+        let arrival = self.incoming.wait();
+        self.stored(arrival)
+    }
+
+    fn stored(&self, arrival: Arrival) -> Result<Stored, MigrationError> {
+        match arrival {
+            Arrival::Completed(_) => Ok(Stored {
+                path: self.keeper.plan().path.clone(),
+                shape: self.keeper.shape(),
+                statistics: self.statistics(),
+            }),
+            Arrival::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl ImagePlan {
+    /// Begins the image of a machine whose RAM is known.
+    pub(super) fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
+        Ok(MappedWriter::create(&self.path, shape, self.options.clone())?)
+    }
+
+    /// Makes durable, aside of its place, what is known of the machine.
+    pub(super) fn keep(&self, writer: &MappedWriter, shape: &Shape) -> Result<(), MigrationError> {
+        Ok(writer.fill_in(shape)?)
+    }
+
+    /// Puts the image in its place. `anew`: more is known than when it was made durable.
+    pub(super) fn complete(
+        &self,
+        writer: &MappedWriter,
+        shape: &Shape,
+        anew: bool,
+    ) -> Result<(), MigrationError> {
+        if anew {
+            self.keep(writer, shape)?;
+        }
+        writer.file().publish().map_err(MigrationError::storage)
+    }
+}

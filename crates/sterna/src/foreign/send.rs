@@ -1,0 +1,85 @@
+//! An image goes out to an address.
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sterna_image::Image;
+use sterna_transport::{Address, OpenOptions, PageFile};
+
+use super::stored::StoredMachine;
+use crate::error::MigrationError;
+use crate::events::Observer;
+use crate::machine_type::flushes_silently;
+use crate::outgoing::{Migration, StartError};
+use crate::params::{Capabilities, Parameters};
+
+/// How an image is sent, besides the parameters of every migration.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SendOptions {
+    /// The VM's UUID as the destination has it (QMP's `query-uuid`): with multifd it must be equal, and an image
+    /// states it only with `validate-uuid`. `None`: that of the image, or none.
+    pub uuid: Option<[u8; 16]>,
+    /// How the pages are read: direct I/O.
+    pub file: OpenOptions,
+    /// Where an image whose pages have no fixed places (a legacy stream, a compressed one) is unpacked to: an
+    /// unlinked, sparse file. `None`: beside the image.
+    pub spool: Option<PathBuf>,
+}
+
+/// Sends the machine in `image` to `to`: a QEMU that waits with `-incoming`, with the same machine, devices and RAM,
+/// or a Sterna. Returns at once; the handle is that of any [`Migration`].
+///
+/// The guest is paused as far as the migration goes; it runs at the destination if it ran when it was saved. The
+/// image is left as it is.
+///
+/// # Errors
+/// [`StartError::Settings`] for parameters that do not go together, an image that is torn, or a machine type that
+/// multifd cannot serve; [`StartError::System`] for a file that cannot be read.
+pub fn send(
+    image: Image,
+    to: &Address,
+    options: &SendOptions,
+    params: Parameters,
+    capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+) -> Result<Migration, StartError> {
+    let machine_type = &image.shape().configuration.machine_type;
+    if capabilities.multifd && flushes_silently(machine_type) {
+        return Err(StartError::Settings(format!(
+            "machine type {machine_type:?} flushes multifd channels in the way of QEMU 8.0, which is not sent here: \
+             switch multifd off on both sides"
+        )));
+    }
+    if !image.shape().has_eof {
+        return Err(StartError::Settings(format!(
+            "{} ends inside the devices' state: it cannot be restored",
+            image.path_name()
+        )));
+    }
+    let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
+    let (image, file) = open(image, options).map_err(|error| system(&error))?;
+    let machine = StoredMachine::new(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
+    // Pages are read once and sent once: nothing to be gained by looking at them with the guest's downtime in mind.
+    Migration::begin(Arc::new(machine), to, params, capabilities, observer, None)
+}
+
+/// The image with its pages at fixed places, and its file for reading them.
+fn open(image: Image, options: &SendOptions) -> Result<(Image, PageFile), MigrationError> {
+    let image = if image.mapped().is_some() {
+        image
+    } else {
+        let beside = Path::new(image.path_name()).parent().map(Path::to_owned).unwrap_or_default();
+        let directory = options.spool.clone().unwrap_or(beside);
+        image.spool(&directory)?
+    };
+    let file = image.mapped().and_then(|pages| pages.source().file());
+    let Some(file) = file else {
+        let what = format!("{}: pages can be sent from files only", image.path_name());
+        return Err(MigrationError::System(what));
+    };
+    // By the descriptor: the name may be another's by now, or have gone.
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let file = PageFile::open(name, options.file).map_err(MigrationError::storage)?;
+    Ok((image, file))
+}
