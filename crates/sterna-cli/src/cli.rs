@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, decide, demo, info, inspect, migrate, report, run, verify};
+use crate::commands::{cancel, decide, demo, info, inspect, migrate, report, run, save, verify};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.
@@ -33,6 +33,8 @@ pub enum Command {
     Verify(verify::Arguments),
     /// Show what an image is: blocks, pages, devices; draw its RAM
     Inspect(inspect::Arguments),
+    /// Save a guest into an image
+    Save(save::Arguments),
     /// Turn a migration's record into an HTML page with its timeline
     Report(report::Arguments),
 }
@@ -49,6 +51,7 @@ impl Command {
             Self::Decide(arguments) => decide::execute(arguments),
             Self::Verify(arguments) => verify::execute(arguments),
             Self::Inspect(arguments) => inspect::execute(arguments),
+            Self::Save(arguments) => save::execute(arguments),
             Self::Report(arguments) => report::execute(arguments),
         }
     }

@@ -8,6 +8,7 @@ pub mod inspect;
 pub mod migrate;
 pub mod report;
 pub mod run;
+pub mod save;
 pub mod verify;
 
 /// `NAME=VALUE`.

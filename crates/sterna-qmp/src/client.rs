@@ -155,6 +155,16 @@ impl Client {
         self.execute_with("getfd", json!({"fdname": name}), &[fd]).map(drop)
     }
 
+    /// Executes `command` and passes `fd` beside it, as `add-fd` wants. Unix sockets only.
+    pub fn execute_with_fd(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Value, ClientError> {
+        self.execute_with(command, arguments, &[fd])
+    }
+
     /// A line of the human monitor, and what it prints.
     pub fn human(&mut self, line: &str) -> Result<String, ClientError> {
         match self.execute("human-monitor-command", json!({"command-line": line}))? {

@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use sterna_image::ImageError;
+use sterna_transport::TransportError;
+
 use crate::client::ClientError;
 
 /// What went wrong, in one sentence or two. Unless the variant says otherwise the guest is as it was.
@@ -46,7 +49,6 @@ pub enum DriveError {
 }
 
 impl DriveError {
-    #[expect(dead_code, reason = "saving and restoring come next")]
     pub(super) fn file(doing: &'static str, path: impl Into<PathBuf>, error: impl Into<io::Error>) -> Self {
         Self::File { doing, path: path.into(), error: error.into() }
     }
@@ -61,5 +63,17 @@ fn monitor(at: &str, error: &ClientError) -> String {
     match error {
         ClientError::Refused { command, desc, .. } => format!("{at} refused `{command}`: {desc}"),
         other => format!("{at}: {}", other.to_string().trim_end_matches('.')),
+    }
+}
+
+impl From<ImageError> for DriveError {
+    fn from(error: ImageError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<TransportError> for DriveError {
+    fn from(error: TransportError) -> Self {
+        Self::Failed(error.to_string())
     }
 }

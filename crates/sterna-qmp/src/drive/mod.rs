@@ -5,7 +5,8 @@
 //! migration's end, shows its [`Progress`] and passes on an operator's wish to cancel. On these stand the
 //! jobs:
 //!
-//! * [`handover`]: which guest may run when two monitors are in hand.
+//! * [`handover`]: which guest may run when two monitors are in hand;
+//! * [`save`](mod@save): a guest into an image.
 //!
 //! A job that fails leaves the guest and its VM's settings as they were, or says in one sentence what is
 //! different.
@@ -13,6 +14,7 @@
 mod error;
 pub mod handover;
 mod progress;
+pub mod save;
 mod settings;
 mod vm;
 mod wait;

@@ -1,5 +1,6 @@
 //! One VM's monitor with typed questions.
 
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -115,6 +116,37 @@ impl Vm {
             Err(ClientError::Refused { .. }) => Ok(None),
             Err(error) => Err(self.error(error)),
         }
+    }
+
+    /// Puts `fd` into the descriptor set `set`, or a new one, whose number it gives back (`/dev/fdset/N`).
+    pub fn add_fd(&mut self, set: Option<u64>, fd: BorrowedFd<'_>, what: &str) -> Result<u64, DriveError> {
+        let mut arguments = json!({ "opaque": what });
+        if let Some(set) = set {
+            arguments["fdset-id"] = set.into();
+        }
+        self.check_takes_descriptors()?;
+        let answer =
+            self.client.execute_with_fd("add-fd", arguments, fd).map_err(|error| self.error(error))?;
+        answer["fdset-id"].as_u64().ok_or_else(|| {
+            self.error(ClientError::Protocol(format!("add-fd returned {answer}, without a number")))
+        })
+    }
+
+    /// Gives `fd` to the VM under `name` (`fd:NAME`).
+    pub fn send_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), DriveError> {
+        self.check_takes_descriptors()?;
+        self.client.send_fd(name, fd).map_err(|error| self.error(error))
+    }
+
+    fn check_takes_descriptors(&self) -> Result<(), DriveError> {
+        if self.at.starts_with("tcp:") {
+            return Err(DriveError::Unfit(format!(
+                "files are passed to the VM as descriptors, which {} cannot carry: name a unix socket of its \
+                 monitor, on this machine",
+                self.at
+            )));
+        }
+        Ok(())
     }
 
     pub(super) fn error(&self, error: ClientError) -> DriveError {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{DriveError, Progress, Vm};
+use crate::client::ClientError;
 
 /// Between two looks, when no event comes.
 const LOOK: Duration = Duration::from_millis(100);
@@ -60,7 +61,14 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
     let mut undecided_since: Option<Instant> = None;
     let mut told_paused = false;
     loop {
-        let progress = vm.progress()?;
+        let progress = match vm.progress() {
+            // QEMU answers nobody while it writes a stopped guest's last bytes to a slow reader.
+            Err(DriveError::Monitor { error: ClientError::TimedOut { .. }, .. }) => {
+                pause(vm, watcher, &mut trace)?;
+                continue;
+            }
+            other => other?,
+        };
         watcher.show(&progress);
         let is_over = progress.is_over();
         let is_undecided = progress.status == "undecided";

@@ -1,0 +1,185 @@
+//! `sterna save`: a guest into an image, through its monitor.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::Settings;
+use sterna_qmp::drive::save::{Domain, Format, SaveRequest, Saved, newest_libvirt_format, save};
+use sterna_transport::Direct;
+
+use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
+use crate::monitor::Monitor;
+use crate::terminal::{self, Live};
+use crate::units;
+use crate::watch::Watcher;
+
+/// Which guest, where to, and how.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of the VM, QEMU's or Sterna's: unix:PATH, a path, or qmp:PATH
+    pub source: String,
+    /// The image
+    pub image: PathBuf,
+    /// mapped-ram, legacy, libvirt-raw, libvirt-sparse, or libvirt- or legacy- followed by gzip, bzip2, xz, lzop
+    /// or zstd. auto: the newest that the VM can load again, of libvirt's forms if there is an --xml
+    #[arg(long, default_value = "auto")]
+    pub format: String,
+    /// Threads that write pages (mapped-ram and libvirt-sparse); by default one for each processor, at most four
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub channels: Option<u8>,
+    /// Pages must go past the page cache; by default they do where the file system can
+    #[arg(long)]
+    pub direct_io: bool,
+    /// Pages go through the page cache
+    #[arg(long, conflicts_with = "direct_io")]
+    pub no_direct_io: bool,
+    /// The domain's XML for libvirt's forms: virsh dumpxml --migratable --inactive DOMAIN
+    #[arg(long, value_name = "FILE")]
+    pub xml: Option<PathBuf>,
+    /// libvirt's cookie
+    #[arg(long, value_name = "FILE", requires = "xml")]
+    pub cookie: Option<PathBuf>,
+    /// Replace the image if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// Leave the guest stopped after the save (the default)
+    #[arg(long)]
+    pub stop: bool,
+    /// Let the guest run on after the save
+    #[arg(long, conflicts_with = "stop")]
+    pub resume_after: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Saves.
+pub fn execute(arguments: &Arguments) -> Done {
+    let interrupts = Interrupts::catch()?;
+    let endpoint: Endpoint =
+        arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
+    let domain = domain(arguments)?;
+    let mut monitor = Monitor::connect(&endpoint)?;
+    let format = format(arguments, &mut monitor, domain.is_some())?;
+    let request = SaveRequest {
+        path: arguments.image.clone(),
+        format,
+        channels: arguments.channels,
+        direct: direct(arguments.direct_io, arguments.no_direct_io),
+        domain,
+        replace: arguments.force,
+        resume_after: arguments.resume_after,
+    };
+    let live = Live::new(arguments.json);
+    let saved = save(monitor.vm(), &request, &mut Watcher::new(&live, &interrupts))?;
+    live.end();
+    if let Some(warning) = &saved.warning {
+        terminal::note(&format!("sterna: warning: {warning}"));
+    }
+    terminal::print(&if arguments.json { to_json(&request, &saved) } else { table(&request, &saved) });
+    Ok(Status::Done)
+}
+
+/// `--direct-io`, `--no-direct-io`, or neither.
+pub fn direct(required: bool, off: bool) -> Direct {
+    match (required, off) {
+        (true, _) => Direct::Required,
+        (_, true) => Direct::Off,
+        _ => Direct::Wanted,
+    }
+}
+
+fn domain(arguments: &Arguments) -> Result<Option<Domain>, Stop> {
+    let read = |file: &Path| {
+        std::fs::read(file).map_err(|error| Stop::usage(format!("cannot read {}: {error}", file.display())))
+    };
+    let Some(xml) = &arguments.xml else { return Ok(None) };
+    let cookie = arguments.cookie.as_deref().map(read).transpose()?;
+    Ok(Some(Domain { xml: without_nul(read(xml)?), cookie: cookie.map(without_nul) }))
+}
+
+/// Texts cut out of an image end in their NUL.
+fn without_nul(mut text: Vec<u8>) -> Vec<u8> {
+    if text.last() == Some(&0) {
+        text.pop();
+    }
+    text
+}
+
+fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result<Format, Stop> {
+    if arguments.format != "auto" {
+        return arguments.format.parse().map_err(Stop::usage);
+    }
+    let settings = Settings::read(monitor.vm())?;
+    Ok(if has_xml { newest_libvirt_format(&settings) } else { Format::newest(&settings) })
+}
+
+fn guest(saved: &Saved) -> &'static str {
+    match (saved.was_running, saved.is_running) {
+        (true, true) => "ran, and runs on",
+        (true, false) => "ran, and is stopped now; `cont` lets it run on",
+        (false, _) => "was not running, and is as it was",
+    }
+}
+
+fn table(request: &SaveRequest, saved: &Saved) -> String {
+    let progress = saved.trace.last();
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
+    row("saved", request.path.display().to_string());
+    row("form", request.format.to_string());
+    row("guest", guest(saved).to_owned());
+    row("guest RAM", units::bytes(progress.total_bytes));
+    row(
+        "file",
+        format!(
+            "{} long, {} on the disk",
+            units::bytes(saved.file_bytes),
+            units::bytes(saved.allocated_bytes)
+        ),
+    );
+    row(
+        "total time",
+        format!(
+            "{} ({} checking and putting it on the disk)",
+            units::seconds(saved.total.as_secs_f64()),
+            units::seconds(saved.settling.as_secs_f64())
+        ),
+    );
+    row("rate", format!("{} of guest RAM", units::rate(rate(progress.total_bytes, saved.total))));
+    row(
+        "channels",
+        format!("{}{}", saved.channels, if saved.is_direct { ", past the page cache" } else { "" }),
+    );
+    text
+}
+
+fn rate(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64().max(1e-9)
+}
+
+fn to_json(request: &SaveRequest, saved: &Saved) -> String {
+    let progress = saved.trace.last();
+    let value = json!({
+        "schema": "sterna-save",
+        "version": 1,
+        "image": request.path.display().to_string(),
+        "format": request.format.to_string(),
+        "was_running": saved.was_running,
+        "is_running": saved.is_running,
+        "ram_total_bytes": progress.total_bytes,
+        "normal_pages": progress.normal_pages,
+        "zero_pages": progress.zero_pages,
+        "file_bytes": saved.file_bytes,
+        "allocated_bytes": saved.allocated_bytes,
+        "total_time": saved.total.as_secs_f64(),
+        "settling_time": saved.settling.as_secs_f64(),
+        "channels": saved.channels,
+        "direct_io": saved.is_direct,
+        "warning": saved.warning,
+    });
+    format!("{value:#}\n")
+}

@@ -1,0 +1,106 @@
+//! Whether what the VM wrote is an image.
+//!
+//! A mapped-ram image is opened as any reader opens it: every offset and bitmap is looked at, and the tail walked
+//! to its end. Of a legacy stream, whose pages would all have to be read again, both ends are looked at.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use sterna_image::{Form, Image};
+
+use super::run_state;
+use crate::drive::{DriveError, MachineBlock};
+
+/// `QEVM`, version 3 (specs/mapped-ram.md §1.1).
+const MAGIC: [u8; 8] = [0x51, 0x45, 0x56, 0x4d, 0, 0, 0, 3];
+/// Descriptions of devices are some 100 KiB.
+const TAIL_BYTES: u64 = 16 << 20;
+
+/// Checks the file at `path`, whose stream starts at `offset`, against the machine that wrote it. Gives back the
+/// offset in the file of the run state, if it is there.
+pub fn written(
+    path: &Path,
+    form: Form,
+    offset: u64,
+    blocks: Option<&[MachineBlock]>,
+) -> Result<Option<u64>, DriveError> {
+    match form {
+        Form::Mapped => mapped(path, blocks),
+        Form::Legacy => legacy(path, offset).map_err(|error| DriveError::file("check", path, error))?,
+    }
+    .map_err(|what| DriveError::Failed(format!("the VM says that it saved the guest, but {what}")))
+}
+
+fn mapped(path: &Path, blocks: Option<&[MachineBlock]>) -> Result<Option<u64>, String> {
+    let image = Image::open(path).map_err(|error| error.to_string())?;
+    let shape = image.shape();
+    if !shape.has_eof {
+        return Err("its image ends inside the devices".into());
+    }
+    if image.kind().form != Form::Mapped {
+        return Err("its image is no mapped-ram".into());
+    }
+    for block in &shape.ram.blocks {
+        let Some(machine) = blocks else { break };
+        let fits = machine.iter().any(|m| m.name == block.name && m.used_bytes == block.length_bytes);
+        if !fits {
+            return Err(format!("the RAM block `{}` of its image is none of the machine", block.name));
+        }
+    }
+    let description = shape.description.as_ref().map_or(0, |text| text.len() as u64 + 5);
+    let behind = description + 1 + shape.devices.len() as u64;
+    let devices = image.stream_end().checked_sub(behind);
+    Ok(devices.zip(run_state::find(&shape.devices)).map(|(devices, place)| devices + place.start as u64))
+}
+
+fn legacy(path: &Path, offset: u64) -> io::Result<Result<Option<u64>, String>> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let Some(stream_bytes) = length.checked_sub(offset).filter(|bytes| *bytes >= 64) else {
+        return Ok(Err("its image is empty".into()));
+    };
+    let mut magic = [0; MAGIC.len()];
+    file.read_exact_at(&mut magic, offset)?;
+    if magic != MAGIC {
+        return Ok(Err("its image does not start as a stream does".into()));
+    }
+    let tail_bytes = stream_bytes.min(TAIL_BYTES);
+    let mut tail = vec![0; tail_bytes as usize];
+    file.read_exact_at(&mut tail, length - tail_bytes)?;
+    if !is_whole_tail(&tail) {
+        return Ok(Err("its image has no end".into()));
+    }
+    Ok(Ok(run_state::find(&tail).map(|place| length - tail_bytes + place.start as u64)))
+}
+
+/// Whether a stream's last bytes are its end: EOF, or EOF and the devices' description, whose length reaches
+/// exactly the end (specs/mapped-ram.md §1.6).
+pub fn is_whole_tail(tail: &[u8]) -> bool {
+    let described = (0..tail.len().saturating_sub(6)).rev().any(|at| {
+        tail[at] == 0 && tail[at + 1] == 6 && tail[at + 6] == b'{' && {
+            let length = u32::from_be_bytes([tail[at + 2], tail[at + 3], tail[at + 4], tail[at + 5]]);
+            at as u64 + 6 + u64::from(length) == tail.len() as u64
+        }
+    });
+    // Without a description (`suppress-vmdesc`) the last footer and EOF are all there is.
+    described || matches!(tail, [.., 0x7e, _, _, _, _, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tail_with_a_description_up_to_the_end_is_whole() {
+        let mut tail = vec![9, 9, 0x7e, 0, 0, 0, 1, 0, 6, 0, 0, 0, 4];
+        tail.extend_from_slice(b"{12}");
+
+        assert!(is_whole_tail(&tail));
+        assert!(is_whole_tail(&tail[..8]));
+        for end in (0..tail.len()).filter(|end| *end != 8) {
+            assert!(!is_whole_tail(&tail[..end]), "cut at {end}");
+        }
+    }
+}

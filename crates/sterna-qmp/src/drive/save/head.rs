@@ -1,0 +1,104 @@
+//! What lies before the stream in libvirt's container (specs/libvirt-save.md §1).
+
+use sterna_image::{Form, Packing};
+use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION};
+
+use super::{Domain, Format};
+use crate::drive::DriveError;
+
+/// Header, XML, cookie, and where the stream starts; between them lie zeros.
+pub struct Head {
+    header: SaveHeader,
+    texts: Vec<u8>,
+}
+
+impl Head {
+    /// For an image that nobody has finished yet.
+    pub fn new(format: Format, domain: &Domain, was_running: bool) -> Result<Self, DriveError> {
+        let unfit = |text: &str| Err(DriveError::Unfit(text.to_owned()));
+        if !domain.xml.windows(7).any(|part| part == b"<domain") || domain.xml.contains(&0) {
+            return unfit(
+                "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
+            );
+        }
+        if domain.cookie.as_ref().is_some_and(|cookie| cookie.contains(&0)) {
+            return unfit("the cookie must be text without NUL");
+        }
+        let mut texts = domain.xml.clone();
+        texts.push(0);
+        let mut cookie_offset = 0;
+        if let Some(cookie) = &domain.cookie {
+            cookie_offset = texts.len();
+            texts.extend_from_slice(cookie);
+            texts.push(0);
+        }
+        let length = u32::try_from(texts.len()).ok().and_then(|length| length.checked_add(PADDING_BYTES));
+        let Some(data_length) = length else {
+            return unfit("XML and cookie take more than 4 GiB");
+        };
+        let header = SaveHeader {
+            is_complete: false,
+            byte_order: ByteOrder::Little,
+            version: VERSION,
+            data_length,
+            was_running: was_running.into(),
+            format: number(format),
+            cookie_offset: cookie_offset as u32,
+        };
+        Ok(Self { header, texts })
+    }
+
+    /// Where the stream starts.
+    pub fn stream_offset(&self) -> u64 {
+        self.header.stream_offset()
+    }
+
+    /// The bytes from the file's start on, marked complete or not.
+    pub fn bytes(&self, is_complete: bool) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        SaveHeader { is_complete, ..self.header }.encode(&mut bytes);
+        bytes.extend_from_slice(&self.texts);
+        bytes
+    }
+}
+
+/// The format word (§2).
+fn number(format: Format) -> u32 {
+    match (format.form, format.packing) {
+        (Form::Mapped, _) => FORMAT_SPARSE,
+        (_, Packing::None) => 0,
+        (_, Packing::Gzip) => 1,
+        (_, Packing::Bzip2) => 2,
+        (_, Packing::Xz) => 3,
+        (_, Packing::Lzop) => 4,
+        (_, Packing::Zstd) => 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn head_of_a_domain_is_what_readers_find() {
+        let domain = Domain { xml: b"<domain/>".to_vec(), cookie: Some(b"<cookie/>".to_vec()) };
+
+        let head = Head::new(Format::LIBVIRT_SPARSE, &domain, true).unwrap();
+
+        let (header, length) = SaveHeader::decode(&head.bytes(true)).unwrap().unwrap();
+        assert!(header.is_complete && header.was_running == 1 && header.format == 6);
+        assert_eq!(header.cookie_offset, 10);
+        assert_eq!(&head.bytes(true)[length..], b"<domain/>\0<cookie/>\0");
+        assert_eq!(head.stream_offset(), 92 + 20 + 65536);
+        assert!(!SaveHeader::decode(&head.bytes(false)).unwrap().unwrap().0.is_complete);
+    }
+
+    #[test]
+    fn head_of_what_is_no_domain_is_refused() {
+        for xml in ["", "<network/>", "<domain>\0</domain>"] {
+            let domain = Domain { xml: xml.into(), cookie: None };
+
+            assert!(Head::new(Format::LIBVIRT_RAW, &domain, false).is_err(), "{xml:?}");
+        }
+    }
+}

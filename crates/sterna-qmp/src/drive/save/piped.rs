@@ -1,0 +1,229 @@
+//! The stream that comes through a pipe and is packed here.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde_json::json;
+use sterna_image::ImageError;
+use sterna_image::pack::Packer;
+use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
+
+use super::check::is_whole_tail;
+use super::head::Head;
+use super::{RUNNING, SaveRequest, Settled, run_state};
+use crate::drive::{DriveError, Vm};
+
+/// The name under which the VM gets its end of the pipe.
+const NAME: &str = "sterna-save";
+/// What a pipe holds, where the system allows so much.
+const PIPE_BYTES: usize = 1 << 20;
+/// Of the stream's end, held back.
+const TAIL_BYTES: usize = 4 << 20;
+
+/// A pipe from the VM, and the thread that packs what comes out of it.
+pub struct Piped {
+    file: Arc<PageFile>,
+    head: Option<Head>,
+    packing: Option<JoinHandle<Result<(), ImageError>>>,
+    /// Nobody wants what still comes.
+    is_ended: Arc<AtomicBool>,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Piped {
+    /// Makes file and pipe, and passes the pipe's other end to the VM.
+    /// `state`: what the guest is before it is stopped.
+    pub fn begin(vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Self, DriveError> {
+        if vm.is_sterna() {
+            return Err(DriveError::Unfit(format!(
+                "Sterna's own VMM does not write {}; save as mapped-ram and use `sterna convert`",
+                request.format
+            )));
+        }
+        let head = match &request.domain {
+            None => None,
+            Some(domain) => Some(Head::new(request.format, domain, state == RUNNING)?),
+        };
+        let options =
+            CreateOptions { direct: request.direct, replace: request.replace, ..CreateOptions::default() };
+        let file = Arc::new(PageFile::create(&request.path, options)?);
+        let mut position = 0;
+        if let Some(head) = &head {
+            file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
+            position = head.stream_offset();
+        }
+        let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
+        let packer = Packer::new(sink, request.format.packing, threads).map_err(thread_failed)?;
+        let (ours, theirs) = pipe()?;
+        vm.send_fd(NAME, theirs.as_fd())?;
+        let failure = Arc::new(Mutex::new(None));
+        let (tell, path) = (failure.clone(), request.path.display().to_string());
+        let packing = std::thread::Builder::new().name("packing".into());
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let mut stream = Stream {
+            pipe: File::from(ours),
+            is_ended: is_ended.clone(),
+            path: path.clone(),
+            // libvirt's header says it.
+            state: (head.is_none() && state == RUNNING).then(|| state.to_owned()),
+        };
+        let packing = packing.spawn(move || {
+            // Leaving with an error closes the pipe, and the VM's migration fails.
+            let packed = stream.pack(packer);
+            drop(stream);
+            if let Err(error) = &packed {
+                *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            }
+            packed
+        });
+        Ok(Self { file, head, packing: Some(packing.map_err(thread_failed)?), is_ended, failure })
+    }
+
+    /// The address for `migrate`.
+    pub fn uri(&self) -> String {
+        format!("fd:{NAME}")
+    }
+
+    /// Why this side gave up; nothing if it did not.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for the last byte, puts the file on the disk and into its place.
+    pub fn settle(&mut self) -> Result<Settled, DriveError> {
+        let packed = self.packing.take().map(JoinHandle::join);
+        packed
+            .unwrap_or(Ok(Ok(())))
+            .map_err(|_| DriveError::Failed("the thread that packs has died".into()))??;
+        self.file.sync()?;
+        if let Some(head) = &self.head {
+            self.file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
+            self.file.sync()?;
+        }
+        let settled = Settled {
+            file_bytes: self.file.len_bytes()?,
+            allocated_bytes: self.file.allocated_bytes()?,
+            is_direct: self.file.is_direct(),
+        };
+        self.file.publish()?;
+        Ok(settled)
+    }
+
+    /// Ends the thread, which holds the file: without it the file is gone.
+    pub fn give_up(&mut self) {
+        self.is_ended.store(true, Ordering::Release);
+        if let Some(packing) = self.packing.take() {
+            // Why it failed has been told.
+            let _ = packing.join();
+        }
+    }
+
+    /// Takes the descriptor from the VM again, if it has not used it.
+    pub fn clean(&mut self, vm: &mut Vm) {
+        // A migration takes it out of the list; then there is nothing to close.
+        let _ = vm.try_execute("closefd", json!({ "fdname": NAME }));
+    }
+}
+
+/// The packed stream on its way into the file.
+struct Sink {
+    queue: PageQueue,
+    position: u64,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.queue.write_bytes(self.position, bytes).map_err(io::Error::other)?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.queue.drain().map_err(io::Error::other)
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {
+    let made = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+    let (ours, theirs) = made.map_err(|error| DriveError::Failed(format!("cannot make a pipe: {error}")))?;
+    // Only speed depends on it.
+    let _ = rustix::pipe::fcntl_setpipe_size(&ours, PIPE_BYTES);
+    Ok((ours, theirs))
+}
+
+/// What comes out of the pipe.
+struct Stream {
+    pipe: File,
+    is_ended: Arc<AtomicBool>,
+    path: String,
+    /// The run state to put into it.
+    state: Option<String>,
+}
+
+impl Stream {
+    /// Packs all of it. The last bytes are held back until the end has come: there the run state stands.
+    fn pack(&mut self, mut packer: Packer<Sink>) -> Result<(), ImageError> {
+        let mut buffer = vec![0; PIPE_BYTES];
+        let mut tail: Vec<u8> = Vec::new();
+        loop {
+            let count = self.read(&mut buffer).map_err(|error| self.io("read of the VM's pipe", error))?;
+            if count == 0 {
+                break;
+            }
+            if tail.len() + count > 2 * TAIL_BYTES {
+                let ready = tail.len() - TAIL_BYTES;
+                packer.write_all(&tail[..ready]).map_err(|error| self.io("write", error))?;
+                tail.drain(..ready);
+            }
+            tail.extend_from_slice(&buffer[..count]);
+        }
+        if !is_whole_tail(&tail) {
+            return Err(ImageError::Request("the VM's stream has no end".into()));
+        }
+        if let Some(state) = &self.state
+            && let Some(place) = run_state::find(&tail)
+        {
+            tail[place].copy_from_slice(&run_state::encode(state));
+        }
+        packer.write_all(&tail).map_err(|error| self.io("write", error))?;
+        let mut sink = packer.finish().map_err(|error| self.io("write", error))?;
+        sink.flush().map_err(|error| self.io("write", error))
+    }
+
+    /// What is there, or nothing at the end. Looks up now and then whether anybody wants it.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        loop {
+            if self.is_ended.load(Ordering::Acquire) {
+                return Err(io::Error::other("the save was given up"));
+            }
+            let mut waiting = [PollFd::new(&self.pipe, PollFlags::IN)];
+            match poll(&mut waiting, Some(&LOOK_UP)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => match self.pipe.read(buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    result => return result,
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn io(&self, call: &'static str, source: io::Error) -> ImageError {
+        ImageError::Io { file: self.path.clone(), call, source }
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}

@@ -1,0 +1,101 @@
+//! What must hold before a save, and what the VM is set to for it.
+
+use serde_json::{Map, Value, json};
+use sterna_image::Form;
+
+use super::SaveRequest;
+use crate::drive::{Changed, DriveError, Settings, Vm};
+
+/// Capabilities that a save into a file must not have, for they are refused with it, fail it at the end
+/// (`return-path`), destroy the guest's RAM on the way (`release-ram`) or give another image
+/// (specs/mapped-ram.md §5).
+const OFF: [&str; 16] = [
+    "xbzrle",
+    "rdma-pin-all",
+    "auto-converge",
+    "postcopy-ram",
+    "postcopy-preempt",
+    "postcopy-blocktime",
+    "x-colo",
+    "release-ram",
+    "return-path",
+    "pause-before-switchover",
+    "x-ignore-shared",
+    "validate-uuid",
+    "background-snapshot",
+    "zero-copy-send",
+    "switchover-ack",
+    "dirty-limit",
+];
+
+/// Refuses what cannot be saved, before anything is changed. Gives back the run state.
+pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<String, DriveError> {
+    let unfit = |text: String| Err(DriveError::Unfit(text));
+    if request.format.form == Form::Mapped && settings.capability("mapped-ram").is_none() {
+        return unfit(format!(
+            "{} ({}) does not know mapped-ram; save as legacy or libvirt-raw",
+            vm.at(),
+            vm.version()
+        ));
+    }
+    if request.format.is_libvirt != request.domain.is_some() {
+        return unfit(if request.format.is_libvirt {
+            format!(
+                "{} needs the domain's XML: virsh dumpxml --migratable --inactive DOMAIN, and its name here",
+                request.format
+            )
+        } else {
+            format!("only libvirt's forms hold XML and cookie, and {} is none", request.format)
+        });
+    }
+    if request.channels == Some(0) {
+        return unfit("no channels cannot carry pages: take 1 to 255".into());
+    }
+    let state = vm.run_state()?;
+    if state == "inmigrate" {
+        return unfit(format!("{} waits for a guest and has none to save", vm.at()));
+    }
+    let progress = vm.progress()?;
+    if !progress.is_over() {
+        return unfit(format!(
+            "{} is migrating already (`{}`): wait for its end or cancel it (`sterna cancel`)",
+            vm.at(),
+            progress.status
+        ));
+    }
+    Ok(state)
+}
+
+/// Threads that write pages.
+pub fn channels(request: &SaveRequest) -> u32 {
+    if request.format.form != Form::Mapped {
+        return 1;
+    }
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get().min(4) as u32);
+    request.channels.map_or(processors, u32::from)
+}
+
+/// Sets the VM up. `is_direct`: its page descriptors go past the page cache.
+pub fn change(
+    vm: &mut Vm,
+    settings: &Settings,
+    request: &SaveRequest,
+    is_direct: bool,
+) -> Result<Changed, DriveError> {
+    let is_mapped = request.format.form == Form::Mapped;
+    let mut capabilities: Vec<(&str, bool)> = OFF.iter().map(|name| (*name, false)).collect();
+    capabilities.extend([("events", true), ("mapped-ram", is_mapped), ("multifd", is_mapped)]);
+    let mut parameters = Map::new();
+    let mut set = |name: &str, value: Value| parameters.insert(name.to_owned(), value);
+    set("max-bandwidth", json!(0));
+    set("tls-creds", json!(""));
+    if is_mapped {
+        set("multifd-channels", json!(channels(request)));
+        set("multifd-compression", json!("none"));
+        set("zero-page-detection", json!("multifd"));
+    }
+    // Always said: QEMU 11.1 crashes if it is on from before and finds no descriptor for it
+    // (specs/libvirt-save.md §9).
+    set("direct-io", json!(is_direct));
+    settings.change(vm, &capabilities, &parameters)
+}

@@ -1,0 +1,120 @@
+//! The file that the VM writes itself.
+//!
+//! QEMU gets descriptors instead of a name (`file:/dev/fdset/N`, specs/mapped-ram.md §4.11): one through the page
+//! cache for everything, and one past it for the pages, both write-only. Sterna's own VMM is given the name of
+//! the file aside.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use serde_json::json;
+use sterna_image::Form;
+use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
+
+use super::head::Head;
+use super::{RUNNING, SaveRequest, Settled, check, run_state};
+use crate::drive::{DriveError, Vm};
+
+/// A file aside, and how the VM names it.
+pub struct Written {
+    file: PageFile,
+    set: Option<u64>,
+    head: Option<Head>,
+    uri: String,
+}
+
+impl Written {
+    /// Makes the file and passes it to the VM.
+    pub fn begin(vm: &mut Vm, request: &SaveRequest, was_running: bool) -> Result<Self, DriveError> {
+        let head = match &request.domain {
+            None => None,
+            Some(domain) => Some(Head::new(request.format, domain, was_running)?),
+        };
+        // The legacy stream is unaligned from its first byte on; QEMU writes it through the page cache.
+        let direct = if request.format.form == Form::Mapped { request.direct } else { Direct::Off };
+        let options = CreateOptions { direct, replace: request.replace, ..CreateOptions::default() };
+        let file = PageFile::create(&request.path, options)?;
+        if let Some(head) = &head {
+            file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
+        }
+        let mut written = Self { file, set: None, head, uri: String::new() };
+        written.pass(vm)?;
+        Ok(written)
+    }
+
+    /// Whether the VM's pages go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.file.is_direct()
+    }
+
+    /// The address for `migrate`.
+    pub fn uri(&self) -> String {
+        self.uri.clone()
+    }
+
+    /// The reason that QEMU has no words for: it says *Input/output error* of a full disk.
+    pub fn explain(&self) -> Option<String> {
+        let path = self.file.aside_path()?;
+        let room = rustix::fs::statvfs(&path).ok()?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        (free < 1 << 20).then(|| format!("there is no room left for {}", self.file.path().display()))
+    }
+
+    /// Checks the file, puts it on the disk and into its place. `state`: what the guest was before it was stopped.
+    pub fn settle(&mut self, vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Settled, DriveError> {
+        let path = self.file.aside_path().ok_or_else(|| {
+            DriveError::Failed(format!("{} is in its place before it was checked", request.path.display()))
+        })?;
+        if let Some(head) = &self.head {
+            // Marked complete only when the stream is on the disk.
+            self.file.sync()?;
+            self.file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
+        }
+        let offset = self.head.as_ref().map_or(0, Head::stream_offset);
+        let blocks = vm.blocks()?;
+        let place = check::written(&path, request.format.form, offset, blocks.as_deref())?;
+        if let Some(place) = place.filter(|_| self.head.is_none() && state == RUNNING && !vm.is_sterna()) {
+            self.file.write_at(place, &[IoPart::Bytes(&run_state::encode(state))])?;
+        }
+        self.file.sync()?;
+        let settled = Settled {
+            file_bytes: self.file.len_bytes()?,
+            allocated_bytes: self.file.allocated_bytes()?,
+            is_direct: self.file.is_direct(),
+        };
+        self.file.publish()?;
+        Ok(settled)
+    }
+
+    /// Takes the descriptors from the VM again.
+    pub fn clean(&mut self, vm: &mut Vm) {
+        if let Some(set) = self.set.take() {
+            // If it is gone, so are they.
+            let _ = vm.try_execute("remove-fd", json!({ "fdset-id": set }));
+        }
+    }
+
+    fn pass(&mut self, vm: &mut Vm) -> Result<(), DriveError> {
+        let path = self.file.aside_path().unwrap_or_default();
+        let offset =
+            self.head.as_ref().map_or(String::new(), |head| format!(",offset={:#x}", head.stream_offset()));
+        if vm.is_sterna() {
+            let path = std::path::absolute(&path).map_err(|error| DriveError::file("find", &path, error))?;
+            self.uri = format!("file:{}{offset}", path.display());
+            return Ok(());
+        }
+        let open = |flags: i32| -> Result<File, DriveError> {
+            let mut options = OpenOptions::new();
+            options.write(true).custom_flags(flags);
+            options.open(&path).map_err(|error| DriveError::file("open", &path, error))
+        };
+        let set = vm.add_fd(None, open(0)?.as_fd(), "sterna save")?;
+        self.set = Some(set);
+        if self.file.is_direct() {
+            vm.add_fd(Some(set), open(libc::O_DIRECT)?.as_fd(), "sterna save, direct")?;
+        }
+        self.uri = format!("file:/dev/fdset/{set}{offset}");
+        Ok(())
+    }
+}
