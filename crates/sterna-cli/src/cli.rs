@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, decide, demo, info, inspect, migrate, report, run, save, verify};
+use crate::commands::{cancel, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.
@@ -35,6 +35,12 @@ pub enum Command {
     Inspect(inspect::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
+    /// Take a guest's memory out of an image: a block, a range of addresses, or a core file for gdb and crash
+    Extract(extract::Arguments),
+    /// Compare two images: pages, devices by their fields, configuration
+    Diff(diff::Arguments),
+    /// Mend a background snapshot whose bitmaps QEMU never wrote
+    Repair(repair::Arguments),
     /// Turn a migration's record into an HTML page with its timeline
     Report(report::Arguments),
 }
@@ -52,6 +58,9 @@ impl Command {
             Self::Verify(arguments) => verify::execute(arguments),
             Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
+            Self::Extract(arguments) => extract::execute(arguments),
+            Self::Diff(arguments) => diff::execute(arguments),
+            Self::Repair(arguments) => repair::execute(arguments),
             Self::Report(arguments) => report::execute(arguments),
         }
     }

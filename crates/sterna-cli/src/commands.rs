@@ -3,9 +3,12 @@
 pub mod cancel;
 pub mod decide;
 pub mod demo;
+pub mod diff;
+pub mod extract;
 pub mod info;
 pub mod inspect;
 pub mod migrate;
+pub mod repair;
 pub mod report;
 pub mod run;
 pub mod save;

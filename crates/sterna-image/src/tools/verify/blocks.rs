@@ -12,6 +12,7 @@ use super::head::{Head, truncated};
 use super::window::{Window, be32, be64};
 use super::{Finding, Place, Report};
 use crate::ImageError;
+use crate::read::MappedBlock;
 
 const LIST: &str = "specs/mapped-ram.md §2.1";
 const HEADER: &str = "specs/mapped-ram.md §4.2";
@@ -52,6 +53,23 @@ pub(super) struct BlockList {
     /// Offset of EOS, if the walk came there.
     pub(super) eos: Option<u64>,
     pub(super) has_footers: bool,
+}
+
+impl BlockList {
+    /// The places of blocks that were read already.
+    pub(super) fn of(blocks: &[MappedBlock]) -> Self {
+        let place = |block: &MappedBlock| BlockPlace {
+            name: block.name.clone(),
+            length_bytes: block.length_bytes,
+            entry: 0,
+            entry_end: 0,
+            bitmap: block.bitmap_offset,
+            pages: block.pages_offset,
+            is_skipped: block.is_skipped,
+            is_usable: true,
+        };
+        Self { blocks: blocks.iter().map(place).collect(), ..Self::default() }
+    }
 }
 
 /// Walks the list.

@@ -42,9 +42,27 @@ pub(super) fn judge(
     if !tail.is_there && list.end.is_some() {
         report.add(no_tail(window));
     }
+    if !tail.has_end && tail.has_eof && stale > 0 && list.has_footers {
+        // Each page was written at most once, so nothing can be stale: a repair was broken off.
+        let what = format!(
+            "{stale} pages have data under clear bits, and RAM has no END: not all bitmaps were written"
+        );
+        report.add(background(what));
+        return;
+    }
+    if !tail.has_end && tail.has_eof && list.has_footers {
+        let what = "RAM has no END: this is a background snapshot whose bitmaps were written afterwards";
+        report.add(Finding::note("no-end", UNFINISHED, Place::default(), what).effect("QEMU loads it"));
+    }
     for held in &held {
         held.report(content, report);
     }
+}
+
+fn background(what: String) -> Finding {
+    Finding::error("background-snapshot", UNFINISHED, Place::default(), what)
+        .effect("QEMU reports such a save as completed, and cannot load it: RAM stays zero")
+        .remedy("`sterna repair` writes the bitmaps")
 }
 
 /// Not a bit is set anywhere.
@@ -66,11 +84,7 @@ fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
             "no bitmap was written, though {stale} pages have data and the devices are whole: this is QEMU's \
              background snapshot, which lacks RAM's END and with it the bitmaps"
         );
-        report.add(
-            Finding::error("background-snapshot", UNFINISHED, place, what)
-                .effect("QEMU reports such a save as completed, and cannot load it: RAM stays zero")
-                .remedy("`sterna repair` writes the bitmaps"),
-        );
+        report.add(background(what));
     } else {
         let what = format!("no bit is set in any bitmap, though {stale} pages have data");
         report.add(

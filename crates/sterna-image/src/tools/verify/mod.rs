@@ -34,7 +34,7 @@ use serde::Serialize;
 use super::finding::{Finding, Place, Severity};
 use crate::ImageError;
 use crate::model::{Form, Packing};
-use crate::read::{Image, ReadAt};
+use crate::read::{Image, MappedBlock, ReadAt};
 use window::Window;
 
 /// How to look.
@@ -173,6 +173,23 @@ fn examine_mapped(
         report.verdict.digest = Some(content::digest(window, &list, &bitmaps, options)?);
     }
     Ok(())
+}
+
+/// Per block, one bit per page that is not all zero in the file, whatever the bitmap says.
+pub(super) fn data_pages(
+    source: &dyn ReadAt,
+    name: &str,
+    blocks: &[MappedBlock],
+    options: &VerifyOptions,
+) -> Result<Vec<Vec<u64>>, ImageError> {
+    let window = Window::new(source, name)?;
+    let list = blocks::BlockList::of(blocks);
+    let mut report = Report::new(name, window.length);
+    let content = content::examine(&window, &list, options, &mut report)?;
+    match report.verdict.findings.first() {
+        Some(finding) => Err(ImageError::Request(format!("{name}: {finding}"))),
+        None => Ok(content.data),
+    }
 }
 
 /// The reader that loads images must agree that nothing is wrong.

@@ -1,0 +1,127 @@
+//! `sterna diff`: what two images differ in.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use sterna_image::Image;
+use sterna_image::tools::diff::{BlockDifference, DiffOptions, Difference, SectionDifference, diff};
+use sterna_image::tools::spool;
+
+use super::verify::stop;
+use crate::exit::{Done, Status, Stop};
+use crate::{terminal, units};
+
+/// Which images.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: 0 the same, 1 different, 2 cannot tell. The images may be of different forms: a converted image is the same.")]
+pub struct Arguments {
+    /// An image
+    pub a: PathBuf,
+    /// Another image
+    pub b: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Ranges of pages to list for each block
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub ranges: usize,
+    /// Directory for unpacking images that are no mapped-ram [default: $TMPDIR or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub spool: Option<PathBuf>,
+}
+
+/// Compares.
+pub fn execute(arguments: &Arguments) -> Done {
+    let a = Image::open(&arguments.a).map_err(stop)?;
+    let b = Image::open(&arguments.b).map_err(stop)?;
+    let directory = arguments.spool.clone().unwrap_or_else(spool::default_directory);
+    let options = DiffOptions { ranges: arguments.ranges, ..DiffOptions::default() };
+    let difference = diff(&a, &b, &directory, &options).map_err(stop)?;
+    terminal::print(&if arguments.json { json(&difference)? } else { text(&difference) });
+    Ok(if difference.is_same() { Status::Done } else { Status::Failed })
+}
+
+fn json(difference: &Difference) -> Result<String, Stop> {
+    let value = json!({
+        "schema": "sterna-diff",
+        "version": 1,
+        "same": difference.is_same(),
+        "difference": difference,
+    });
+    serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
+}
+
+fn text(difference: &Difference) -> String {
+    let mut text = String::new();
+    for pair in &difference.configuration {
+        text += &format!("{}: {} | {}\n", pair.what, or_none(&pair.a), or_none(&pair.b));
+    }
+    difference.blocks.iter().for_each(|block| text += &block_text(block));
+    difference.sections.iter().for_each(|section| text += &section_text(section));
+    if difference.description {
+        text += "the descriptions list other devices or fields\n";
+    }
+    let pages = units::count(difference.compared_pages);
+    let [a, b] = &difference.kinds;
+    let word = if difference.is_same() { "the same" } else { "different" };
+    text + &format!("{}: {a} and {b}, {pages} pages compared", terminal::verdict(difference.is_same(), word))
+}
+
+fn block_text(block: &BlockDifference) -> String {
+    let name = &block.name;
+    match (block.length_bytes, &block.not_compared) {
+        ([Some(a), None], _) => format!("block {name}: only in the first, {}\n", units::bytes(a)),
+        ([None, Some(b)], _) => format!("block {name}: only in the second, {}\n", units::bytes(b)),
+        (_, Some(why)) => format!("block {name}: {why}\n"),
+        ([a, b], None) => {
+            let mut text = format!("block {name}: {} pages differ", units::count(block.pages));
+            if let (Some(a), Some(b)) = (a, b)
+                && a != b
+            {
+                text += &format!(", lengths {} | {}", units::bytes(a), units::bytes(b));
+            }
+            let page = |page: u64| format!("{:#x}", page * units::PAGE_BYTES);
+            let ranges: Vec<_> = block
+                .ranges
+                .iter()
+                .map(|(first, count)| format!("{} to {}", page(*first), page(first + count)))
+                .collect();
+            if !ranges.is_empty() {
+                let rest = block.range_count - ranges.len() as u64;
+                let more =
+                    if rest > 0 { format!(" and {} more ranges", units::count(rest)) } else { String::new() };
+                text += &format!(": {}{more}", ranges.join(", "));
+            }
+            text + "\n"
+        }
+    }
+}
+
+fn section_text(section: &SectionDifference) -> String {
+    let head = format!("device {} {}", section.name, section.instance);
+    match section.bytes {
+        [Some(bytes), None] => return format!("{head}: only in the first, {bytes} bytes\n"),
+        [None, Some(bytes)] => return format!("{head}: only in the second, {bytes} bytes\n"),
+        _ => {}
+    }
+    let mut text = format!("{head}: {} bytes differ", section.differing_bytes);
+    if let ([Some(a), Some(b)], true) = (section.bytes, section.bytes[0] != section.bytes[1]) {
+        text += &format!(", lengths {a} | {b}");
+    }
+    if let ([Some(a), Some(b)], true) = (section.versions, section.versions[0] != section.versions[1]) {
+        text += &format!(", versions {a} | {b}");
+    }
+    text += "\n";
+    for field in &section.fields {
+        text += &format!("    {}: {} | {}\n", field.what, field.a, field.b);
+    }
+    if section.has_more {
+        text += "    and more\n";
+    }
+    text
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}

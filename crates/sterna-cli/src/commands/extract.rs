@@ -1,0 +1,135 @@
+//! `sterna extract`: a guest's memory out of an image.
+
+use std::path::PathBuf;
+
+use sterna_image::Image;
+use sterna_image::tools::extract::{ExtractOptions, Extracted, Part, extract};
+
+use super::verify::stop;
+use crate::exit::{Done, Status, Stop};
+use crate::{terminal, units};
+
+/// Which image, what of it, and where it goes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Without --block and --range all of memory comes out as an ELF core of the shape of QEMU's dump-guest-memory:
+  gdb -c CORE            x/8xg at physical addresses; with --virtual at the guest's virtual ones
+  crash vmlinux CORE
+
+The file is written aside and renamed: it is there whole, or it is not there. Pages of zeros are holes.")]
+pub struct Arguments {
+    /// Image of a guest: mapped-ram, legacy stream, compressed, libvirt's save image
+    pub image: PathBuf,
+    /// File to write
+    pub output: PathBuf,
+    /// A RAM block as raw bytes (sterna inspect names them)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["range", "elf"])]
+    pub block: Option<String>,
+    /// Guest physical addresses as raw bytes, such as 0x100000:64K
+    #[arg(long, value_name = "START:LENGTH", conflicts_with = "elf", value_parser = range)]
+    pub range: Option<(u64, u64)>,
+    /// An ELF core of all memory (the default)
+    #[arg(long)]
+    pub elf: bool,
+    /// Follow the page tables, so that the core has the guest's virtual addresses
+    #[arg(long = "virtual", conflicts_with_all = ["block", "range"])]
+    pub is_virtual: bool,
+    /// Physical address of a block that the image does not place, such as a DIMM
+    #[arg(long = "at", value_name = "BLOCK=ADDRESS", value_parser = placed)]
+    pub placed: Vec<(String, u64)>,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+    /// Threads that copy [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Takes it out.
+pub fn execute(arguments: &Arguments) -> Done {
+    let image = Image::open(&arguments.image).map_err(stop)?;
+    let part = match (&arguments.block, arguments.range) {
+        (Some(name), _) => Part::Block(name.clone()),
+        (None, Some((start, length_bytes))) => Part::Range { start, length_bytes },
+        (None, None) => Part::Core { is_virtual: arguments.is_virtual },
+    };
+    let options = ExtractOptions {
+        replace: arguments.force,
+        placed: arguments.placed.clone(),
+        threads: arguments.threads.map_or(0, usize::from),
+    };
+    let done = extract(&image, &part, &arguments.output, &options);
+    let extracted = done.map_err(|error| Stop::failed(error.to_string()))?;
+    if arguments.json {
+        let text = serde_json::to_string_pretty(&extracted);
+        terminal::print(&text.map_err(|error| Stop::failed(error.to_string()))?);
+    } else {
+        terminal::note(&sentence(arguments, &extracted));
+    }
+    Ok(Status::Done)
+}
+
+fn sentence(arguments: &Arguments, extracted: &Extracted) -> String {
+    let mut text = format!(
+        "wrote {}: {}, {} of it data",
+        arguments.output.display(),
+        units::bytes(extracted.file_bytes),
+        units::bytes(extracted.data_bytes)
+    );
+    if extracted.shared_bytes > 0 {
+        text += &format!(" ({} shared with the image)", units::bytes(extracted.shared_bytes));
+    }
+    if extracted.segments > 0 {
+        text +=
+            &format!("; {} segments, registers of {} processors", extracted.segments, extracted.processors);
+    }
+    for note in &extracted.notes {
+        text += &format!("\nnote: {note}");
+    }
+    text
+}
+
+/// `START:LENGTH`, in hexadecimal with 0x or with a unit.
+fn range(text: &str) -> Result<(u64, u64), String> {
+    let Some((start, length)) = text.split_once(':') else {
+        return Err(format!("`{text}` is not START:LENGTH, such as 0x100000:64K"));
+    };
+    Ok((number(start)?, number(length)?))
+}
+
+/// `BLOCK=ADDRESS`; the name may hold anything but is cut at the last `=`.
+fn placed(text: &str) -> Result<(String, u64), String> {
+    match text.rsplit_once('=') {
+        Some((name, address)) if !name.is_empty() => Ok((name.to_owned(), number(address)?)),
+        _ => Err(format!("`{text}` is not BLOCK=ADDRESS, such as dimm0=0x100000000")),
+    }
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    if let Some(digits) = text.strip_prefix("0x") {
+        return u64::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is no hexadecimal number"));
+    }
+    match text {
+        "0" => Ok(0),
+        _ => units::parse_size(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_and_place_read_addresses_and_sizes() {
+        assert_eq!(range("0x100000:64K"), Ok((0x10_0000, 64 << 10)));
+        assert_eq!(range("0:0x10"), Ok((0, 16)));
+        assert_eq!(placed("0000:00:02.0/vm0=0x100000000"), Ok(("0000:00:02.0/vm0".into(), 1 << 32)));
+        for bad in ["", "5", "0x1", "0x1:", "x:1K", "0x1:5"] {
+            assert!(range(bad).is_err(), "{bad}");
+        }
+        assert!(placed("=1K").is_err() && placed("a").is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! `sterna repair`: bitmaps for a background snapshot that QEMU left without.
+
+use std::path::PathBuf;
+
+use sterna_image::tools::repair::{RepairTo, repair};
+use sterna_image::tools::verify::VerifyOptions;
+
+use crate::exit::{Done, Status, Stop};
+use crate::{terminal, units};
+
+/// Which image, and where the mended one goes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+QEMU 11.1 reports a background snapshot with mapped-ram as completed and never writes its bitmaps, so that nothing
+can load it. All pages are in the file, though, and this writes the bitmaps. Nothing else is repaired: of any other
+save it could bring back stale pages.")]
+#[command(group(clap::ArgGroup::new("to").required(true).args(["output", "in_place"])))]
+pub struct Arguments {
+    /// Image to mend
+    pub image: PathBuf,
+    /// Write the mended image to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the bitmaps into the image itself
+    #[arg(long)]
+    pub in_place: bool,
+    /// Replace the output if it is there
+    #[arg(long, requires = "output")]
+    pub force: bool,
+}
+
+/// Mends it.
+pub fn execute(arguments: &Arguments) -> Done {
+    let to = match &arguments.output {
+        Some(path) => RepairTo::File { path: path.clone(), replace: arguments.force },
+        None => RepairTo::Itself,
+    };
+    let done = repair(&arguments.image, &to, &VerifyOptions::default());
+    let repaired = done.map_err(|error| Stop::failed(error.to_string()))?;
+    let path = arguments.output.as_ref().unwrap_or(&arguments.image);
+    terminal::note(&format!(
+        "wrote {}: {} bitmaps, {} pages; `sterna verify` checks it",
+        path.display(),
+        repaired.bitmaps,
+        units::count(repaired.pages)
+    ));
+    Ok(Status::Done)
+}

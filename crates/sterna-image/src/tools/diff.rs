@@ -1,0 +1,397 @@
+//! What two images differ in: pages, devices down to their fields, configuration.
+//!
+//! The forms do not matter: a converted image is the same. So of the capabilities `mapped-ram` is left out, and of
+//! the description what it says of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+
+use super::spool;
+use super::state::{Section, State};
+use crate::ImageError;
+use crate::model::Shape;
+use crate::read::{Image, MappedPages};
+
+/// Pages compared at once.
+const PIECE_PAGES: u64 = 256;
+/// Fields of one section that are named.
+const NAMED_FIELDS: usize = 32;
+
+/// How to compare.
+#[derive(Debug, Clone)]
+pub struct DiffOptions {
+    /// Threads that read pages; 0 for one per processor.
+    pub threads: usize,
+    /// Ranges of pages that are listed for each block.
+    pub ranges: usize,
+}
+
+impl Default for DiffOptions {
+    fn default() -> Self {
+        Self { threads: 0, ranges: 16 }
+    }
+}
+
+/// What differs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// Kinds of the two images; they may differ and the images be the same.
+    pub kinds: [String; 2],
+    /// Members of the configuration, and the stream's shape.
+    pub configuration: Vec<Pair>,
+    /// Blocks that differ.
+    pub blocks: Vec<BlockDifference>,
+    /// Sections of devices that differ.
+    pub sections: Vec<SectionDifference>,
+    /// Whether the descriptions differ in their devices.
+    pub description: bool,
+    /// Pages that were compared.
+    pub compared_pages: u64,
+}
+
+impl Difference {
+    /// Whether the two are the same machine in the same state.
+    pub fn is_same(&self) -> bool {
+        self.configuration.is_empty()
+            && self.blocks.is_empty()
+            && self.sections.is_empty()
+            && !self.description
+    }
+}
+
+/// Something that is one thing here and another there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pair {
+    /// What it is.
+    pub what: String,
+    /// In the first image.
+    pub a: String,
+    /// In the second image.
+    pub b: String,
+}
+
+/// A block that differs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct BlockDifference {
+    /// Its name.
+    pub name: String,
+    /// Its length in bytes in each image; none where it is not there.
+    pub length_bytes: [Option<u64>; 2],
+    /// Why its pages were not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_compared: Option<String>,
+    /// Pages that differ.
+    pub pages: u64,
+    /// Ranges of them, first page and count; the first ones only.
+    pub ranges: Vec<(u64, u64)>,
+    /// How many ranges there are.
+    pub range_count: u64,
+}
+
+/// A section that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SectionDifference {
+    /// Its name.
+    pub name: String,
+    /// Its instance.
+    pub instance: u32,
+    /// Length of its body in bytes in each image; none where it is not there.
+    pub bytes: [Option<u64>; 2],
+    /// Its version in each image.
+    pub versions: [Option<u32>; 2],
+    /// Bytes of the body that differ, as far as both have them.
+    pub differing_bytes: u64,
+    /// Fields that differ, the first ones only.
+    pub fields: Vec<Pair>,
+    /// Whether there are more.
+    pub has_more: bool,
+}
+
+/// Compares `a` with `b`. Images without places for their pages are unpacked into `directory` first.
+///
+/// # Errors
+/// What is wrong with either image, [`ImageError::Io`].
+pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Result<Difference, ImageError> {
+    let mut difference = Difference { kinds: [a.kind().name(), b.kind().name()], ..Difference::default() };
+    difference.configuration = configuration(a.shape(), b.shape());
+    let (state_a, state_b) = (State::of(a), State::of(b));
+    difference.sections = sections(&state_a, &state_b);
+    if difference.sections.is_empty() && a.shape().devices != b.shape().devices {
+        let pair = |shape: &Shape| format!("{} bytes", shape.devices.len());
+        let what = "devices (they cannot be told apart)".into();
+        difference.configuration.push(Pair { what, a: pair(a.shape()), b: pair(b.shape()) });
+    }
+    difference.description = described(a.shape()) != described(b.shape());
+    let spools = [
+        spool::for_random_access(a, directory.to_owned())?,
+        spool::for_random_access(b, directory.to_owned())?,
+    ];
+    let (with_a, with_b) = (spools[0].as_ref().unwrap_or(a), spools[1].as_ref().unwrap_or(b));
+    if let (Some(pages_a), Some(pages_b)) = (with_a.mapped(), with_b.mapped()) {
+        blocks(pages_a, pages_b, options, &mut difference)?;
+    }
+    a.check_unchanged()?;
+    b.check_unchanged()?;
+    Ok(difference)
+}
+
+fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    let mut pair = |what: &str, a: String, b: String| {
+        if a != b {
+            pairs.push(Pair { what: what.into(), a, b });
+        }
+    };
+    let capabilities = |shape: &Shape| {
+        let names: Vec<_> =
+            shape.configuration.capabilities.iter().filter(|name| *name != "mapped-ram").cloned().collect();
+        names.join(", ")
+    };
+    let uuid = |shape: &Shape| shape.configuration.uuid.map_or(String::new(), |uuid| hex(&uuid));
+    let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
+    pair("machine type", a.configuration.machine_type.clone(), b.configuration.machine_type.clone());
+    pair("capabilities", capabilities(a), capabilities(b));
+    pair("uuid", uuid(a), uuid(b));
+    pair("RAM has an END", yes(a.has_end), yes(b.has_end));
+    pair("stream is whole", yes(a.has_eof), yes(b.has_eof));
+    pair("sections have footers", yes(a.ram.footers), yes(b.ram.footers));
+    let order = |shape: &Shape| {
+        let names: Vec<_> = shape.ram.blocks.iter().map(|block| block.name.as_str()).collect();
+        names.join(", ")
+    };
+    let sorted = |shape: &Shape| {
+        let mut names: Vec<_> = shape.ram.blocks.iter().map(|block| block.name.clone()).collect();
+        names.sort();
+        names
+    };
+    if sorted(a) == sorted(b) {
+        pair("order of blocks", order(a), order(b));
+    }
+    pairs
+}
+
+/// The devices of the description, as text that compares.
+fn described(shape: &Shape) -> Option<serde_json::Value> {
+    let text = std::str::from_utf8(shape.description.as_deref()?).ok()?;
+    serde_json::from_str::<serde_json::Value>(text).ok()?.get("devices").cloned()
+}
+
+fn sections(a: &State<'_>, b: &State<'_>) -> Vec<SectionDifference> {
+    type Both<'s> = (Option<&'s Section<'s>>, Option<&'s Section<'s>>);
+    // In the order of the first image; what only the second has comes last.
+    let mut order = Vec::new();
+    let mut both: BTreeMap<(&str, u32), Both<'_>> = BTreeMap::new();
+    for section in &a.sections {
+        let key = (section.header.name.as_str(), section.header.instance);
+        order.push(key);
+        both.entry(key).or_default().0 = Some(section);
+    }
+    for section in &b.sections {
+        let key = (section.header.name.as_str(), section.header.instance);
+        let entry = both.entry(key).or_default();
+        if entry.0.is_none() && entry.1.is_none() {
+            order.push(key);
+        }
+        entry.1 = Some(section);
+    }
+    order.dedup();
+    let differs = |key: &(&str, u32)| {
+        let (first, second) = both[key];
+        section(key, a, first, second)
+    };
+    order.iter().filter_map(differs).collect()
+}
+
+fn section(
+    key: &(&str, u32),
+    state: &State<'_>,
+    a: Option<&Section<'_>>,
+    b: Option<&Section<'_>>,
+) -> Option<SectionDifference> {
+    let bytes = |section: Option<&Section<'_>>| section.map(|section| section.body.len() as u64);
+    let version = |section: Option<&Section<'_>>| section.map(|section| section.header.version);
+    let mut difference = SectionDifference {
+        name: key.0.to_owned(),
+        instance: key.1,
+        bytes: [bytes(a), bytes(b)],
+        versions: [version(a), version(b)],
+        differing_bytes: 0,
+        fields: Vec::new(),
+        has_more: false,
+    };
+    if let (Some(a), Some(b)) = (a, b) {
+        if a.body == b.body && a.header.version == b.header.version {
+            return None;
+        }
+        difference.differing_bytes = a.body.iter().zip(b.body).filter(|(a, b)| a != b).count() as u64;
+        fields(state, a, b, &mut difference);
+    }
+    Some(difference)
+}
+
+/// Names the fields in which the bodies differ.
+fn fields(state: &State<'_>, a: &Section<'_>, b: &Section<'_>, difference: &mut SectionDifference) {
+    let Some(described) = state.described(a) else { return };
+    let common = a.body.len().min(b.body.len());
+    let mut at = 0;
+    while let Some(ahead) = a.body[at..common].iter().zip(&b.body[at..common]).position(|(a, b)| a != b) {
+        at += ahead;
+        if difference.fields.len() == NAMED_FIELDS {
+            difference.has_more = true;
+            return;
+        }
+        let place = described.locate(at as u64);
+        let start = (place.offset as usize).min(at);
+        let end =
+            usize::try_from(place.offset.saturating_add(place.bytes)).unwrap_or(common).clamp(at + 1, common);
+        let what = if place.path.is_empty() { format!("byte {at}") } else { place.path };
+        difference.fields.push(Pair { what, a: value(&a.body[start..end]), b: value(&b.body[start..end]) });
+        at = end;
+    }
+}
+
+/// A field's bytes: a number as far as one fits, else bytes.
+fn value(bytes: &[u8]) -> String {
+    match bytes.len() {
+        1 | 2 | 4 | 8 => format!("0x{}", hex(bytes)),
+        0..=32 => hex(bytes),
+        length => format!("{}… ({length} bytes)", hex(&bytes[..32])),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn blocks(
+    a: &MappedPages,
+    b: &MappedPages,
+    options: &DiffOptions,
+    difference: &mut Difference,
+) -> Result<(), ImageError> {
+    for (index, block) in a.blocks().iter().enumerate() {
+        let other = b.blocks().iter().position(|other| other.name == block.name);
+        let mut found = BlockDifference { name: block.name.clone(), ..BlockDifference::default() };
+        found.length_bytes = [Some(block.length_bytes), other.map(|other| b.blocks()[other].length_bytes)];
+        let Some(other) = other else {
+            difference.blocks.push(found);
+            continue;
+        };
+        let theirs = &b.blocks()[other];
+        if block.is_skipped || theirs.is_skipped {
+            if block.is_skipped != theirs.is_skipped {
+                let one = if block.is_skipped { "first" } else { "second" };
+                found.not_compared = Some(format!("its pages are not in the {one} image (shared memory)"));
+                difference.blocks.push(found);
+            }
+            continue;
+        }
+        let pages = block.pages().min(theirs.pages());
+        difference.compared_pages += pages;
+        pages_of((a, index), (b, other), pages, options, &mut found)?;
+        if found.pages > 0 || block.length_bytes != theirs.length_bytes {
+            difference.blocks.push(found);
+        }
+    }
+    for block in b.blocks() {
+        if a.blocks().iter().all(|other| other.name != block.name) {
+            let length_bytes = [None, Some(block.length_bytes)];
+            let name = block.name.clone();
+            difference.blocks.push(BlockDifference { name, length_bytes, ..BlockDifference::default() });
+        }
+    }
+    Ok(())
+}
+
+/// Compares the first `pages` pages of two blocks.
+fn pages_of(
+    a: (&MappedPages, usize),
+    b: (&MappedPages, usize),
+    pages: u64,
+    options: &DiffOptions,
+    found: &mut BlockDifference,
+) -> Result<(), ImageError> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = if options.threads == 0 { cores } else { options.threads };
+    let words: Vec<AtomicU64> = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+    let next = AtomicU64::new(0);
+    let failure = Mutex::new(None);
+    let work = || -> Result<(), ImageError> {
+        let size = PIECE_PAGES as usize * PAGE_SIZE;
+        let (mut left, mut right) = (vec![0; size], vec![0; size]);
+        loop {
+            let first = next.fetch_add(PIECE_PAGES, Ordering::Relaxed);
+            if first >= pages {
+                return Ok(());
+            }
+            let count = PIECE_PAGES.min(pages - first);
+            let held = |(pages, block): (&MappedPages, usize)| {
+                pages.blocks()[block].bitmap.count_range(first, count) > 0
+            };
+            if !held(a) && !held(b) {
+                continue;
+            }
+            let bytes = (count << PAGE_SHIFT) as usize;
+            a.0.read(a.1, first, &mut left[..bytes])?;
+            b.0.read(b.1, first, &mut right[..bytes])?;
+            if left[..bytes] == right[..bytes] {
+                continue;
+            }
+            for (page, (left, right)) in
+                left[..bytes].chunks(PAGE_SIZE).zip(right[..bytes].chunks(PAGE_SIZE)).enumerate()
+            {
+                if left != right {
+                    let page = first + page as u64;
+                    words[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                if let Err(error) = work()
+                    && let Ok(mut failure) = failure.lock()
+                {
+                    failure.get_or_insert(error);
+                }
+            });
+        }
+    });
+    if let Ok(Some(error)) = failure.into_inner() {
+        return Err(error);
+    }
+    let words: Vec<u64> = words.into_iter().map(AtomicU64::into_inner).collect();
+    found.pages = words.iter().map(|word| u64::from(word.count_ones())).sum();
+    ranges(&words, pages, options.ranges, found);
+    Ok(())
+}
+
+/// The runs of set bits.
+fn ranges(words: &[u64], pages: u64, most: usize, found: &mut BlockDifference) {
+    let is_set = |page: u64| words[(page / 64) as usize] >> (page % 64) & 1 == 1;
+    let mut page = 0;
+    while page < pages {
+        if words[(page / 64) as usize] >> (page % 64) == 0 {
+            page = (page / 64 + 1) * 64;
+            continue;
+        }
+        if !is_set(page) {
+            page += 1;
+            continue;
+        }
+        let first = page;
+        while page < pages && is_set(page) {
+            page += 1;
+        }
+        found.range_count += 1;
+        if found.ranges.len() < most {
+            found.ranges.push((first, page - first));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Giving a background snapshot its bitmaps.
+//!
+//! QEMU 11.1 writes the bitmaps when it writes RAM's END, which a background snapshot does not have: the file has
+//! all pages, a whole tail, and no bit is set (specs/mapped-ram.md §4.9). The bitmaps can be written afterwards, since
+//! such a snapshot writes each page at most once: what is not zero in the file is the page. For any other save that
+//! would bring back stale pages, so nothing else is touched (§7.5).
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
+
+use super::finding::Severity;
+use super::verify::{self, VerifyOptions};
+use crate::ImageError;
+use crate::read::{Image, MappedBlock};
+
+/// Where the mended image goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RepairTo {
+    /// Into another file, which is whole or absent.
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// Whether one that is there is replaced.
+        replace: bool,
+    },
+    /// Into the image itself. If that is broken off, it can be repaired again.
+    Itself,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Repaired {
+    /// Pages that are in the image now and were not before.
+    pub pages: u64,
+    /// Bitmaps that were written.
+    pub bitmaps: usize,
+}
+
+/// Mends the background snapshot at `image`.
+///
+/// # Errors
+/// [`ImageError::Request`] if it is none, or something else is wrong with it: then nothing is written.
+pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Repaired, ImageError> {
+    let verdict = verify::verify(image, options)?;
+    let name = &verdict.file;
+    if verdict.is_sound() {
+        return Err(ImageError::Request(format!("{name} is sound: there is nothing to repair")));
+    }
+    let other = verdict
+        .findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error && finding.code != "background-snapshot");
+    if let Some(other) = other {
+        return Err(ImageError::Request(format!(
+            "{name} cannot be repaired. Only the bitmaps of a background snapshot can be written afterwards \
+             (specs/mapped-ram.md §7.5), and here something else is damaged: {other}"
+        )));
+    }
+    let opened = Image::open(image)?;
+    let Some(pages) = opened.mapped() else {
+        return Err(ImageError::Request(format!("{name} has no bitmaps")));
+    };
+    let data = verify::data_pages(&**opened.source(), name, pages.blocks(), options)?;
+    let mut repaired = Repaired::default();
+    let mut bitmaps = Vec::new();
+    for (block, data) in pages.blocks().iter().zip(data).filter(|(block, _)| !block.is_skipped) {
+        let bytes = merged(block, &data, &mut repaired);
+        bitmaps.push((block.bitmap_offset, bytes));
+    }
+    opened.check_unchanged()?;
+    match to {
+        RepairTo::Itself => write_into(image, name, &bitmaps)?,
+        RepairTo::File { path, replace } => write_copy(&opened, path, *replace, &bitmaps)?,
+    }
+    Ok(repaired)
+}
+
+/// The bitmap of `block` with the pages of `data`, as it stands in a file.
+fn merged(block: &MappedBlock, data: &[u64], repaired: &mut Repaired) -> Vec<u8> {
+    repaired.bitmaps += 1;
+    let word = |index: usize| {
+        let held = block.bitmap.words()[index].load(std::sync::atomic::Ordering::Relaxed);
+        (held, data.get(index).copied().unwrap_or(0))
+    };
+    let words = block.bitmap.words().len();
+    let mut bytes = Vec::with_capacity(words * 8);
+    for (held, data) in (0..words).map(word) {
+        repaired.pages += u64::from((data & !held).count_ones());
+        bytes.extend((held | data).to_le_bytes());
+    }
+    bytes
+}
+
+fn write_into(path: &Path, name: &str, bitmaps: &[(u64, Vec<u8>)]) -> Result<(), ImageError> {
+    let io = |call| move |error| ImageError::io(name, call, error);
+    let file = OpenOptions::new().write(true).open(path).map_err(io("open"))?;
+    for (offset, bytes) in bitmaps {
+        file.write_all_at(bytes, *offset).map_err(io("write"))?;
+    }
+    file.sync_all().map_err(io("fsync"))
+}
+
+/// Copies the image with its holes, sharing what can be shared, and writes the bitmaps into the copy.
+fn write_copy(
+    image: &Image,
+    path: &Path,
+    replace: bool,
+    bitmaps: &[(u64, Vec<u8>)],
+) -> Result<(), ImageError> {
+    let to = PageFile::create(path, CreateOptions { direct: Direct::Off, replace, keep_bytes: 0 })?;
+    let Some(from) = image.page_file(Direct::Off)? else {
+        return Err(ImageError::Request("the image is not in a file".into()));
+    };
+    let length = from.len_bytes()?;
+    to.set_len(length)?;
+    let mut at = 0;
+    while let Some(data) = from.next_data(at, length)? {
+        let mut done = data.start;
+        while done < data.end {
+            match to.copy_range(done, &from, done, data.end - done)? {
+                0 => return Err(ImageError::Changed { file: image.path_name().to_owned() }),
+                copied => done += copied,
+            }
+        }
+        at = data.end;
+    }
+    for (offset, bytes) in bitmaps {
+        to.write_at(*offset, &[IoPart::Bytes(bytes)])?;
+    }
+    image.check_unchanged()?;
+    Ok(to.complete()?)
+}
