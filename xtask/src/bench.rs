@@ -1,23 +1,45 @@
-//! The benches: `micro` (scan, bitmap, packets) and `e2e` (whole migrations on loopback against a plain copy).
+//! The benches: `micro` (scan, bitmap, packets), `e2e` (whole migrations on loopback against a plain copy) and
+//! `qemu` (Sterna's programs beside QEMU's, in one run).
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
-use crate::workspace::Metadata;
+use crate::roots;
+use crate::workspace::{Metadata, target_directory};
 
 const BENCHES: [&str; 2] = ["micro", "e2e"];
 
-/// `cargo xtask bench [micro|e2e] [-- ARGS]`.
+/// `cargo xtask bench [micro|e2e|qemu] [-- ARGS]`; `qemu` only if it is named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
         [] => BENCHES.to_vec(),
+        [one] if one == "qemu" => return beside_qemu(theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
-        [other, ..] => return Err(Failure::Usage(format!("there is no bench `{other}`: micro or e2e"))),
+        [other, ..] => {
+            return Err(Failure::Usage(format!("there is no bench `{other}`: micro, e2e or qemu")));
+        }
     };
     let mut parts = Parts::default();
     for name in wanted {
         parts.part(name, || run(name, theirs));
     }
+    parts.finish()
+}
+
+/// Builds the root with QEMU, the `sterna` command and the bench, and runs it.
+fn beside_qemu(arguments: &[String]) -> std::result::Result<(), Failure> {
+    roots::command(&["qemu".to_owned()])?;
+    let mut parts = Parts::default();
+    parts.part("qemu", || {
+        let mut build = process::cargo();
+        build.args(["build", "--quiet", "--release", "--package", "sterna-cli", "--bin", "sterna"]);
+        process::run(build.args(["--package", "sterna-benches", "--bin", "qemu-bench"]))?;
+        let programs = target_directory().join("release");
+        let mut bench = std::process::Command::new(programs.join("qemu-bench"));
+        bench.env("STERNA_ROOTS", target_directory().join("roots"));
+        bench.arg("--sterna").arg(programs.join("sterna")).args(arguments);
+        process::run(&mut bench).map(|()| Outcome::Passed)
+    });
     parts.finish()
 }
 

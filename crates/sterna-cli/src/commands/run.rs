@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
-use sterna::ram::Backing;
+use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm};
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
@@ -50,6 +50,9 @@ pub struct Arguments {
     /// What guest RAM is made of
     #[arg(long, value_enum, default_value_t = BackingKind::Memfd)]
     pub backing: BackingKind,
+    /// Allocate all of guest RAM at the start, so that nothing has to wait for memory later
+    #[arg(long)]
+    pub prealloc: bool,
     /// The VM's name
     #[arg(long, default_value = "sterna")]
     pub name: String,
@@ -183,7 +186,11 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(remark) = remark {
         terminal::note(&remark);
     }
-    let vm = Hosted::new(build(arguments, kind)?, arguments.arrival_rate, interrupts.clone());
+    let parts = build(arguments, kind)?;
+    if arguments.prealloc {
+        allocate(SourceVm::ram(parts.machine.as_ref()))?;
+    }
+    let vm = Hosted::new(parts, arguments.arrival_rate, interrupts.clone());
     let bus = EventBus::new();
     let control = MigrationControl::new(vm.clone(), bus.clone(), !arguments.stopped);
     let server = match &arguments.qmp {
@@ -228,6 +235,13 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         MachineKind::Process => host::process_machine(&config),
         _ => host::kvm_machine(&config, &arguments.guest, arguments.serial.open()?),
     }
+}
+
+fn allocate(ram: &GuestRam) -> Result<(), Stop> {
+    ram.blocks()
+        .iter()
+        .try_for_each(|block| block.populate(0, block.pages()))
+        .map_err(|error| Stop::failed(format!("cannot allocate guest RAM: {error}")))
 }
 
 fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) -> Result<(), Stop> {

@@ -1,0 +1,46 @@
+//! CPU time of processes, exact to the nanosecond where the kernel counts so.
+
+use std::time::Duration;
+
+use crate::Failure;
+
+/// CPU time of one process: all its threads, also those that have ended.
+pub struct CpuClock(libc::clockid_t);
+
+impl CpuClock {
+    /// The clock of process `pid`, which lives.
+    pub fn of(pid: u32) -> Result<Self, Failure> {
+        let mut clock = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        let failed = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) };
+        if failed == 0 { Ok(Self(clock)) } else { Err(format!("process {pid} has no CPU clock")) }
+    }
+
+    /// The clock of this process.
+    pub fn own() -> Self {
+        Self(libc::CLOCK_PROCESS_CPUTIME_ID)
+    }
+
+    /// User and system time so far; zero of a process that is gone.
+    pub fn read(&self) -> Duration {
+        // SAFETY: all zero is a valid `timespec`.
+        let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to a local that lives through the call.
+        if unsafe { libc::clock_gettime(self.0, &raw mut time) } == 0 {
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        } else {
+            Duration::ZERO
+        }
+    }
+}
+
+/// CPU time of all children that have ended and been waited for.
+pub fn ended_children() -> Duration {
+    // SAFETY: all zero is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a local that lives through the call.
+    let failed = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    assert_eq!(failed, 0, "RUSAGE_CHILDREN is known to every Linux");
+    let duration = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    duration(usage.ru_utime) + duration(usage.ru_stime)
+}

@@ -1,0 +1,85 @@
+//! Things that are timed together: one repetition times each of them once, in turn, so that a noisy
+//! neighbour hits all alike. The first repetition only warms up, and checks that what arrives is what left.
+
+use std::time::{Duration, Instant};
+
+use crate::Failure;
+use crate::figures::{Row, Sample, Table};
+
+/// Times one thing; true: look whether it was done right, too. Gives a sample for each of the tables.
+type Run<'a> = Box<dyn Fn(bool) -> Result<Vec<Sample>, Failure> + 'a>;
+
+/// Tables that have the same rows, each filled by one function.
+pub struct Group<'a> {
+    tables: Vec<Table>,
+    runs: Vec<Run<'a>>,
+}
+
+/// How long a group may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub repetitions: usize,
+    /// No further repetition begins after it.
+    pub until: Instant,
+}
+
+impl<'a> Group<'a> {
+    pub fn new(titles: Vec<String>) -> Self {
+        let tables = titles.into_iter().map(|title| Table { title, rows: Vec::new() });
+        Self { tables: tables.collect(), runs: Vec::new() }
+    }
+
+    /// Adds a row to every table.
+    pub fn row(&mut self, row: &Row, run: impl Fn(bool) -> Result<Vec<Sample>, Failure> + 'a) {
+        self.tables.iter_mut().for_each(|table| table.rows.push(row.clone()));
+        self.runs.push(Box::new(run));
+    }
+
+    /// Times everything.
+    pub fn run(mut self, limits: Limits) -> Vec<Table> {
+        let began = Instant::now();
+        for repetition in 0..=limits.repetitions {
+            // The warm-up and one repetition make figures, if not good ones.
+            if repetition > 1 && Instant::now() > limits.until {
+                break;
+            }
+            for (number, run) in self.runs.iter().enumerate() {
+                let name = self.tables[0].rows[number].name.clone();
+                if self.tables[0].rows[number].stopped.is_some() {
+                    continue;
+                }
+                progress(began.elapsed(), repetition, limits.repetitions, &name);
+                match run(repetition == 0) {
+                    Ok(samples) if repetition > 0 => {
+                        let rows = self.tables.iter_mut().map(|table| &mut table.rows[number]);
+                        rows.zip(samples).for_each(|(row, sample)| row.samples.push(sample));
+                    }
+                    Ok(_) => {}
+                    Err(why) => {
+                        skipped(&name, &why);
+                        self.tables.iter_mut().for_each(|t| t.rows[number].stopped = Some(why.clone()));
+                    }
+                }
+            }
+        }
+        progress_ends();
+        self.tables
+    }
+}
+
+/// Says that something cannot be timed, and why.
+#[allow(clippy::print_stderr, reason = "xtask collects these lines")]
+pub fn skipped(what: &str, why: &str) {
+    progress_ends();
+    eprintln!("SKIPPED {what}: {why}");
+}
+
+#[allow(clippy::print_stderr, reason = "a bench says what it is doing")]
+fn progress(since: Duration, repetition: usize, of: usize, what: &str) {
+    eprint!("\r\x1b[K{:>5.0} s, repetition {repetition} of {of}: {what}", since.as_secs_f64());
+}
+
+#[allow(clippy::print_stderr, reason = "a bench says what it is doing")]
+fn progress_ends() {
+    eprint!("\r\x1b[K");
+}

@@ -1,0 +1,152 @@
+//! What the machine can do at all, in the same run: copy memory, copy it over loopback, write and read a file.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_ram::{Backing, GuestRam, RamBlock, RamSlice};
+use sterna_transport::{Address, CancelFlag, Channel, IoPart, Listener};
+
+use crate::Failure;
+use crate::clock::CpuClock;
+use crate::figures::Sample;
+
+/// As a packet's payload.
+const WRITE_BYTES: usize = 512 << 10;
+/// A disk's block, and how many are under way.
+const BLOCK_BYTES: usize = 1 << 20;
+const DEPTH: usize = 8;
+/// What O_DIRECT wants at most.
+const ALIGNMENT: usize = 4096;
+/// More than any cache. Larger guests are copied in several rounds over it.
+const MOST_WINDOW_BYTES: u64 = 1 << 30;
+
+/// Memory for copies, as guest RAM is made, and touched.
+pub struct Memory {
+    from: GuestRam,
+    to: GuestRam,
+}
+
+impl Memory {
+    /// For guests of `bytes`.
+    pub fn new(bytes: u64) -> Result<Self, Failure> {
+        let window = bytes.min(MOST_WINDOW_BYTES);
+        let ram = |seed: u64| -> Result<GuestRam, Failure> {
+            let block = RamBlock::new("limit", window, Backing::Memfd).map_err(|error| error.to_string())?;
+            for at in (0..window).step_by(BLOCK_BYTES) {
+                block.write(at, &noise(seed + at)).map_err(|error| error.to_string())?;
+            }
+            GuestRam::new(vec![block]).map_err(|error| error.to_string())
+        };
+        Ok(Self { from: ram(1)?, to: ram(2)? })
+    }
+
+    /// Copies `bytes` over so many TCP connections of loopback: vectored writes, received in place.
+    pub fn over_loopback(&self, bytes: u64, sockets: usize) -> Result<Sample, Failure> {
+        let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let listener = Listener::bind(&address).map_err(|error| error.to_string())?;
+        let (limit, never) = (Duration::from_secs(10), CancelFlag::new());
+        timed(|| {
+            thread::scope(|scope| {
+                let mut workers = Vec::new();
+                for socket in 0..sockets {
+                    let sender = Channel::connect(&listener.local_address(), limit, &never)?;
+                    let receiver = listener.accept(Some(limit), &never)?;
+                    let (mut from, mut to) = (
+                        windows(&self.from, bytes, socket, sockets),
+                        windows(&self.to, bytes, socket, sockets),
+                    );
+                    workers.push(
+                        scope.spawn(move || from.try_for_each(|w| sender.write_parts(&[IoPart::Ram(w)]))),
+                    );
+                    workers.push(scope.spawn(move || to.try_for_each(|w| receiver.read_into_ram(&[w]))));
+                }
+                workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
+            })
+            .map_err(|error: sterna_transport::TransportError| error.to_string())
+        })
+    }
+}
+
+/// Every `sockets`th window of RAM, from number `socket` on, round and round until it makes `bytes` in all.
+fn windows(ram: &GuestRam, bytes: u64, socket: usize, sockets: usize) -> impl Iterator<Item = RamSlice<'_>> {
+    let in_ram = ram.block(0).len_bytes() / WRITE_BYTES as u64;
+    (0..bytes / WRITE_BYTES as u64)
+        .skip(socket)
+        .step_by(sockets)
+        .filter_map(move |n| ram.block(0).slice(n % in_ram * WRITE_BYTES as u64, WRITE_BYTES).ok())
+}
+
+/// Writes a new file of `bytes` past the page cache, 1 MiB at a time, 8 under way, until it is durable.
+pub fn write_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
+    // What was there before is not written over: images are new files, too.
+    let _ = std::fs::remove_file(path);
+    let file = open(path, OpenOptions::new().write(true).create_new(true))?;
+    timed(|| {
+        each_block(bytes, |at, block| file.write_all_at(block, at))
+            .and_then(|()| file.sync_all())
+            .map_err(|error| format!("{}: {error}", path.display()))
+    })
+}
+
+/// Reads them back likewise.
+pub fn read_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
+    let file = open(path, OpenOptions::new().read(true))?;
+    timed(|| {
+        each_block(bytes, |at, block| file.read_exact_at(block, at))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    })
+}
+
+fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Failure> {
+    let opened = options.custom_flags(libc::O_DIRECT).open(path);
+    opened.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Calls `act` for every block of `bytes`, in 8 threads, each with an aligned buffer of noise.
+fn each_block(bytes: u64, act: impl Fn(u64, &mut [u8]) -> std::io::Result<()> + Sync) -> std::io::Result<()> {
+    let next = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..DEPTH as u64)
+            .map(|worker| {
+                let (act, next) = (&act, &next);
+                scope.spawn(move || {
+                    let mut buffer = noise(worker);
+                    buffer.resize(BLOCK_BYTES + ALIGNMENT, 0);
+                    let skip = buffer.as_ptr().align_offset(ALIGNMENT);
+                    let block = &mut buffer[skip..skip + BLOCK_BYTES];
+                    loop {
+                        let at = next.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
+                        if at >= bytes {
+                            return Ok(());
+                        }
+                        act(at, &mut block[..(bytes - at).min(BLOCK_BYTES as u64) as usize])?;
+                    }
+                })
+            })
+            .collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| std::io::Error::other("a worker panicked"))?)
+    })
+}
+
+/// A block that nothing shrinks.
+fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let words = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state ^ state >> 32).to_le_bytes()
+    });
+    words.take(BLOCK_BYTES / 8).flatten().collect()
+}
+
+fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<Sample, Failure> {
+    let clock = CpuClock::own();
+    let (cpu, began) = (clock.read(), Instant::now());
+    work()?;
+    Ok(Sample { took: began.elapsed(), cpu: clock.read().saturating_sub(cpu), ..Sample::default() })
+}

@@ -1,0 +1,262 @@
+//! Sterna beside QEMU in one run: save, restore and migration of the same RAM on the same machine.
+//!
+//! - Both are processes that are driven over QMP by the same code: `sterna run`, and the QEMU of the root
+//!   that `cargo xtask roots qemu` builds. RAM is a memfd in both.
+//! - The clock is the operator's: from the command until the machines' events say that it is done. Saves are
+//!   compared by the time until the image is durable: QEMU does not sync, so the bench does it and adds the
+//!   time; Sterna says that it is done no sooner. Images are dropped from the page cache before the restore.
+//! - The guests stand still and their RAM is put into them from outside, so that both hold the same bytes.
+//!   Sources' RAM and destinations' RAM is allocated before (`prealloc=on` in QEMU, `--prealloc` in Sterna):
+//!   memory that is new to a virtual machine costs seconds per GiB, and would drown everything. Destinations
+//!   that were not touched are reported beside.
+//! - The machine that a guest has come to is the next repetition's source. In the warm-up the bytes that
+//!   arrived are compared with those that left.
+//! - CPU seconds are those of all processes that took part, all threads, the bench's own limits included.
+//! - Repetitions are interleaved; figures are medians with least and most, ratios are medians of the
+//!   repetitions' ratios.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+
+mod clock;
+mod content;
+mod figures;
+mod group;
+mod image;
+mod limits;
+mod live;
+mod machines;
+mod output;
+mod peer;
+mod plan;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use content::{Content, Kind as Fill};
+use figures::Table;
+use group::{Group, Limits, skipped};
+use machines::Lab;
+use plan::{Chains, Tool, Width};
+use sterna_interop::Root;
+
+/// What went wrong, in words.
+type Failure = String;
+
+/// Times Sterna beside QEMU.
+#[derive(Parser)]
+struct Args {
+    /// RAM of the guests, MiB.
+    #[arg(long, default_value_t = 1024)]
+    ram: u64,
+    /// What RAM holds; the first in every setting, the others in those that matter.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "random,half,zero,linux")]
+    contents: Vec<Fill>,
+    /// What is timed.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "live,disk,tmpfs,load")]
+    only: Vec<Part>,
+    /// Repetitions of the first content; of the others at most 3.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// About so long may it take; repetitions are left out.
+    #[arg(long, default_value_t = 24.0)]
+    minutes: f64,
+    /// Random content, few settings, 3 repetitions, 5 minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Directory on a disk [default: in the target directory].
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Directory on a tmpfs.
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: PathBuf,
+    /// The `sterna` to be timed [default: beside this program].
+    #[arg(long, overrides_with = "sterna")]
+    sterna: Option<PathBuf>,
+    /// Without KVM even where there is one.
+    #[arg(long)]
+    no_kvm: bool,
+    /// Write all figures, repetition by repetition.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the tables in Markdown.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+enum Part {
+    /// Migration of an idle guest.
+    Live,
+    /// Images on the disk.
+    Disk,
+    /// Images on the tmpfs.
+    Tmpfs,
+    /// Migration of a guest that writes.
+    Load,
+}
+
+fn main() {
+    let mut args = Args::parse();
+    if args.quick {
+        args.contents.truncate(1);
+        (args.runs, args.minutes) = (args.runs.min(3), args.minutes.min(5.0));
+    }
+    if let Err(why) = run(&args) {
+        eprintln!("bench qemu: {why}");
+        std::process::exit(1);
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    let lab = lab(args)?;
+    let disk = scratch(&args.dir.clone().unwrap_or(beside()?))?;
+    let tmpfs = scratch(&args.tmpfs)?;
+    let tools = tools(&lab, disk.path())?;
+    warm(2 * (args.ram << 20));
+    let mut schedule = Schedule::new(args);
+    let mut tables = Vec::new();
+    for (number, &fill) in args.contents.iter().enumerate() {
+        let content = match Content::new(fill, args.ram << 20, lab.root.as_ref(), disk.path()) {
+            Ok(content) => content,
+            Err(why) => {
+                skipped(&format!("content {fill:?}"), &why);
+                continue;
+            }
+        };
+        let width = if number == 0 && !args.quick { Width::All } else { Width::Few };
+        let chains = Chains::new(&lab, &content, width);
+        // Whoever is timed first would fill RAM otherwise; and then it is known what there is to copy.
+        chains.sterna.source().and_then(|peer| chains.sterna.arrived(peer, false))?;
+        let about = format!("{} MiB, {}", args.ram, format!("{fill:?}").to_lowercase());
+        if args.only.contains(&Part::Live) {
+            let memory = if fill == Fill::Zero { None } else { Some(limits::Memory::new(content.bytes)?) };
+            tables.extend(schedule.run(plan::live(&chains, &about, memory.as_ref())));
+        }
+        for (part, place, medium) in [(Part::Disk, &disk, "disk"), (Part::Tmpfs, &tmpfs, "tmpfs")] {
+            if args.only.contains(&part) {
+                let about = format!("{about}, {medium}");
+                tables.extend(schedule.run(plan::images(&chains, &about, place.path(), &tools)));
+            }
+        }
+    }
+    if args.only.contains(&Part::Load) {
+        let sector = disk.path().join("boot.img");
+        match plan::writing(&lab, &sector) {
+            Ok(group) => tables.extend(schedule.run(group)),
+            Err(why) => skipped("the guest that writes", &why),
+        }
+    }
+    report(args, &lab, &tables)
+}
+
+fn lab(args: &Args) -> Result<Lab, Failure> {
+    let sterna = args.sterna.clone().unwrap_or(beside()?.join("sterna"));
+    if !sterna.is_file() {
+        return Err(format!("{} is not there: build it, or name another with --sterna", sterna.display()));
+    }
+    let kvm = !args.no_kvm && sterna_interop::kvm_for("KVM");
+    Ok(Lab { root: Root::qemu_for("all of QEMU's rows"), sterna, kvm })
+}
+
+/// The directory of this program.
+fn beside() -> Result<PathBuf, Failure> {
+    let exe = std::env::current_exe().map_err(|error| error.to_string())?;
+    exe.parent().map(Path::to_path_buf).ok_or_else(|| "this program lies nowhere".into())
+}
+
+fn scratch(directory: &Path) -> Result<tempfile::TempDir, Failure> {
+    let made = tempfile::Builder::new().prefix("sterna-bench-").tempdir_in(directory);
+    made.map_err(|error| format!("{}: {error}", directory.display()))
+}
+
+/// Forms of `sterna save` that are timed.
+fn tools(lab: &Lab, place: &Path) -> Result<Vec<Tool>, Failure> {
+    let xml = place.join("domain.xml");
+    std::fs::write(&xml, "<domain type='kvm'><name>bench</name></domain>\n")
+        .map_err(|error| format!("{}: {error}", xml.display()))?;
+    let xml = xml.display().to_string();
+    let known = std::process::Command::new(&lab.sterna).args(["save", "--help"]).output();
+    if !known.is_ok_and(|done| done.status.success()) {
+        skipped("sterna save and restore of QEMU", "this sterna has no command `save`");
+        return Ok(Vec::new());
+    }
+    let tool = |name, form, matters, arguments: &[&str]| Tool {
+        name,
+        form,
+        matters,
+        arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
+    };
+    Ok(vec![
+        tool("legacy", "legacy", true, &["--format", "legacy"]),
+        tool("mapped-ram", "mapped-ram", true, &["--format", "mapped-ram"]),
+        tool("libvirt raw", "", false, &["--format", "libvirt-raw", "--xml", &xml]),
+        tool("libvirt sparse", "", false, &["--format", "libvirt-sparse", "--xml", &xml]),
+        tool("libvirt zstd", "", false, &["--format", "libvirt-zstd", "--xml", &xml]),
+    ])
+}
+
+/// Takes memory from the machine below us and gives it back: what comes next finds it recycled.
+fn warm(bytes: u64) {
+    let mut memory = vec![0u8; bytes as usize];
+    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    std::hint::black_box(&memory);
+}
+
+/// Divides the time that there is among the groups that are left.
+struct Schedule {
+    end: Instant,
+    groups_left: u32,
+    groups_done: u32,
+    runs: usize,
+    first: u32,
+}
+
+impl Schedule {
+    fn new(args: &Args) -> Self {
+        let of_content = args.only.iter().filter(|part| **part != Part::Load).count() as u32;
+        let load = u32::from(args.only.contains(&Part::Load));
+        Self {
+            end: Instant::now() + Duration::from_secs_f64(args.minutes * 60.0),
+            // The first content's groups have more settings and repetitions.
+            groups_left: of_content * (FIRST_WEIGHT + args.contents.len() as u32 - 1) + load,
+            groups_done: 0,
+            runs: args.runs,
+            first: of_content,
+        }
+    }
+
+    fn run(&mut self, group: Group<'_>) -> Vec<Table> {
+        let is_first = self.groups_done < self.first;
+        let weight = if is_first { FIRST_WEIGHT } else { 1 };
+        let left = self.end.saturating_duration_since(Instant::now());
+        let share = left * weight / self.groups_left.max(weight);
+        let repetitions = if is_first { self.runs } else { self.runs.min(3) };
+        let tables = group.run(Limits { repetitions, until: Instant::now() + share });
+        self.groups_left = self.groups_left.saturating_sub(weight);
+        self.groups_done += 1;
+        tables.iter().for_each(|table| print!("{}", output::terminal(table)));
+        tables
+    }
+}
+
+/// So many times as much time for the first content's groups as for the others'.
+const FIRST_WEIGHT: u32 = 4;
+
+fn report(args: &Args, lab: &Lab, tables: &[Table]) -> Result<(), Failure> {
+    let qemu = lab.root.as_ref().and_then(|root| root.version("qemu-system-x86"));
+    let qemu = qemu.unwrap_or_else(|| "none".to_owned());
+    println!("\nQEMU {qemu}, {}", if lab.kvm { "KVM" } else { "no KVM" });
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    if let Some(path) = &args.json {
+        let tables: Vec<_> = tables.iter().map(Table::json).collect();
+        let all = serde_json::json!({"qemu": qemu, "kvm": lab.kvm, "ram_mib": args.ram, "tables": tables});
+        write(path, format!("{all:#}\n"))?;
+    }
+    if let Some(path) = &args.markdown {
+        let tables: Vec<_> = tables.iter().map(output::markdown).collect();
+        write(path, format!("QEMU {qemu}.\n{}", tables.concat()))?;
+    }
+    Ok(())
+}
