@@ -177,7 +177,7 @@ fn client_that_is_not_authorised_is_refused_by_name() {
         Some(tls(directory.path(), TlsEndpoint::Client)),
         Some(server),
         None,
-        &["closed"],
+        &["log"],
         "C=GB,O=Example,CN=client",
     );
 }

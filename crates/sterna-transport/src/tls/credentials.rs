@@ -258,7 +258,10 @@ impl Read<'_> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
         let builder = if self.verify_peer {
+            // Without the authorities' names: a client with another authority's certificate shows it then, and is
+            // told what is wrong, rather than keeping it back.
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
+                .clear_root_hint_subjects()
                 .with_crls(revocations)
                 .only_check_end_entity_revocation()
                 .allow_unknown_revocation_status()

@@ -64,8 +64,8 @@ fn glob(pattern: &[u8], name: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// The subject of a certificate, in the spelling of RFC 4514 but in the certificate's own order, as GnuTLS
-/// gives it to QEMU: `C=GB,O=Example,CN=host`.
+/// The subject of a certificate, in the spelling of RFC 4514 but in the certificate's own order, as QEMU
+/// spells it: `C=GB,O=Example,CN=host`.
 pub(super) fn subject(certificate: &CertificateDer<'_>) -> Option<String> {
     let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let mut sets = parsed.subject();

@@ -32,6 +32,12 @@ pub enum TlsProblem {
          says which"
     )]
     Closed,
+    /// The peer broke the connection behind the handshake, before its first byte.
+    #[error(
+        "the peer broke the connection behind the TLS handshake, without a word: it refused this side's certificate \
+         (a QEMU looks at it only then), or had no use for the connection; its own log says which"
+    )]
+    Dismissed,
     /// The peer's certificate does not hold.
     #[error("the peer's certificate is refused: {0}")]
     TheirCertificate(String),
@@ -88,7 +94,7 @@ impl TlsProblem {
             | TlsProblem::Incompatible(_) => TlsFault::Setup,
             TlsProblem::Name(_) | TlsProblem::Endpoint { .. } => TlsFault::Ours,
             TlsProblem::Broken(_) => TlsFault::Peer,
-            TlsProblem::Closed => TlsFault::Nobody,
+            TlsProblem::Closed | TlsProblem::Dismissed => TlsFault::Nobody,
         }
     }
 

@@ -108,7 +108,13 @@ impl Session {
             match received {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => channel.wait_readable()?,
-                Err(error) => channel.judge(Direction::Read, error, &mut None)?,
+                Err(error) => {
+                    let judged = channel.judge(Direction::Read, error, &mut None);
+                    if matches!(judged, Err(TransportError::Reset { .. })) && channel.bytes_read() == 0 {
+                        return Err(self.fail(channel, TlsProblem::Dismissed));
+                    }
+                    judged?;
+                }
             }
         }
     }

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_RSA_SHA256,
+    RevokedCertParams, RsaKeySize, SerialNumber, date_time_ymd,
 };
 
 /// An authority.
@@ -21,6 +22,8 @@ pub struct Wanted<'a> {
     pub hosts: &'a [&'a str],
     pub is_server: bool,
     pub is_expired: bool,
+    /// RSA keys, as QEMU's manual makes them, rather than ECDSA.
+    pub is_rsa: bool,
     pub serial: u64,
 }
 
@@ -31,6 +34,7 @@ impl Default for Wanted<'_> {
             hosts: &["localhost", "127.0.0.1"],
             is_server: true,
             is_expired: false,
+            is_rsa: false,
             serial: 7,
         }
     }
@@ -38,11 +42,20 @@ impl Default for Wanted<'_> {
 
 impl Authority {
     pub fn new(name: &str) -> Authority {
+        Self::with_key(name, KeyPair::generate().expect("a key"))
+    }
+
+    /// With an RSA key.
+    #[allow(dead_code)]
+    pub fn rsa(name: &str) -> Authority {
+        Self::with_key(name, rsa_key())
+    }
+
+    fn with_key(name: &str, key: KeyPair) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().expect("a key");
         let pem = params.self_signed(&key).expect("signed").pem();
         Authority { issuer: Issuer::new(params, key), pem }
     }
@@ -56,8 +69,10 @@ impl Authority {
     pub fn issue(&self, directory: &Path, wanted: &Wanted<'_>) {
         let hosts: Vec<String> = wanted.hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("names");
+        // GnuTLS shows a country in any other encoding as hexadecimal digits.
+        let country = DnValue::PrintableString("GB".try_into().expect("printable"));
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CountryName, "GB");
+        params.distinguished_name.push(DnType::CountryName, country);
         params.distinguished_name.push(DnType::OrganizationName, "Example");
         params.distinguished_name.push(DnType::CommonName, wanted.name);
         params.serial_number = Some(SerialNumber::from(wanted.serial));
@@ -71,7 +86,7 @@ impl Authority {
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after =
             if wanted.is_expired { date_time_ymd(2021, 1, 1) } else { date_time_ymd(2090, 1, 1) };
-        let key = KeyPair::generate().expect("a key");
+        let key = if wanted.is_rsa { rsa_key() } else { KeyPair::generate().expect("a key") };
         let certificate = params.signed_by(&key, &self.issuer).expect("signed");
         std::fs::write(directory.join(format!("{word}-cert.pem")), certificate.pem()).expect("written");
         std::fs::write(directory.join(format!("{word}-key.pem")), key.serialize_pem()).expect("written");
@@ -97,6 +112,10 @@ impl Authority {
         let pem = list.signed_by(&self.issuer).expect("signed").pem().expect("encoded");
         std::fs::write(directory.join("ca-crl.pem"), pem).expect("written");
     }
+}
+
+fn rsa_key() -> KeyPair {
+    KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).expect("a key")
 }
 
 /// A directory with an authority and a good certificate for each end.
