@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify};
+use crate::commands::{
+    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify,
+};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.
@@ -33,6 +35,8 @@ pub enum Command {
     Verify(verify::Arguments),
     /// Show what an image is: blocks, pages, devices; draw its RAM
     Inspect(inspect::Arguments),
+    /// Turn an image into another form: mapped-ram, legacy, packed, in libvirt's container or out of it
+    Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
     /// Take a guest's memory out of an image: a block, a range of addresses, or a core file for gdb and crash
@@ -57,6 +61,7 @@ impl Command {
             Self::Decide(arguments) => decide::execute(arguments),
             Self::Verify(arguments) => verify::execute(arguments),
             Self::Inspect(arguments) => inspect::execute(arguments),
+            Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),

@@ -1,6 +1,7 @@
 //! The commands, one file each: its arguments, and what it does with them.
 
 pub mod cancel;
+pub mod convert;
 pub mod decide;
 pub mod demo;
 pub mod diff;

@@ -9,10 +9,10 @@
 //! | --- | --- |
 //! | [`model`] | [`Shape`], [`ImageKind`] |
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
-//! | [`tools`] | verify, inspect, extract, diff, repair |
 //! | [`pack`] | gzip, bzip2, xz, lzop, zstd |
 //! | [`convert`] | any form to any other |
 //! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
+//! | [`tools`] | verify, inspect, extract, diff, repair |
 //!
 //! Paragraph numbers in docs and errors are those of `specs/mapped-ram.md` and `specs/libvirt-save.md`.
 #![forbid(unsafe_code)]
@@ -32,4 +32,5 @@ pub use model::{
     BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
 };
 pub use read::{Image, MappedBlock, MappedPages, PageVisitor, ReadAt, Stamp};
+pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};

@@ -1,0 +1,211 @@
+//! `sterna convert`: an image in another form.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::json;
+use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
+use sterna_image::{Direct, Form, ImageError, Packing};
+
+use crate::exit::{Done, Status, Stop};
+use crate::{terminal, units};
+
+/// From what, to what.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Formats: mapped-ram, legacy, legacy-gzip, legacy-bzip2, legacy-xz, legacy-lzop, legacy-zstd, libvirt-raw, \
+libvirt-gzip, libvirt-bzip2, libvirt-xz, libvirt-lzop, libvirt-zstd, libvirt-sparse (mapped-ram).
+
+The source is not changed. The target is written aside, put on the disk and renamed into its place: it is there \
+whole, or it is not there.")]
+pub struct Arguments {
+    /// Image to read; - for a legacy stream, packed or not, on standard input
+    #[arg(value_name = "SOURCE")]
+    pub from: PathBuf,
+    /// Image to write; - for a bare legacy stream on standard output
+    #[arg(value_name = "TARGET")]
+    pub to: PathBuf,
+    /// What it becomes [default: mapped-ram, in libvirt's container if the source is in one]
+    #[arg(short, long)]
+    pub format: Option<Target>,
+    /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source]
+    #[arg(long, value_name = "FILE")]
+    pub xml: Option<PathBuf>,
+    /// Cookie for a libvirt image [default: that of the source, if it has one]
+    #[arg(long, value_name = "FILE")]
+    pub cookie: Option<PathBuf>,
+    /// Replace the target if it is there
+    #[arg(long)]
+    pub force: bool,
+    /// Threads that copy, pack and write [default: one for each CPU]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+    /// Read and write through the page cache
+    #[arg(long)]
+    pub no_direct_io: bool,
+    /// What the pages of a mapped-ram image are aligned to: a multiple of 4k
+    #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
+    pub alignment: u64,
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Converts.
+pub fn execute(arguments: &Arguments) -> Done {
+    let started = Instant::now();
+    let options = arguments.options()?;
+    let converted = convert(input(&arguments.from)?, output(&arguments.to), &options).map_err(stop)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if arguments.json {
+        terminal::print(&json(arguments, &converted, seconds)?);
+    } else {
+        terminal::note(&sentence(arguments, &converted, seconds));
+    }
+    Ok(Status::Done)
+}
+
+impl Arguments {
+    fn options(&self) -> Result<ConvertOptions, Stop> {
+        Ok(ConvertOptions {
+            target: self.format.or_else(|| is_pipe(&self.to).then(legacy)),
+            xml: self.xml.as_deref().map(text).transpose()?,
+            cookie: self.cookie.as_deref().map(text).transpose()?,
+            replace: self.force,
+            direct: if self.no_direct_io { Direct::Off } else { Direct::Wanted },
+            threads: self.threads,
+            alignment: self.alignment,
+        })
+    }
+}
+
+fn legacy() -> Target {
+    Target::bare(Form::Legacy, Packing::None)
+}
+
+fn is_pipe(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn input(path: &Path) -> Result<Input, Stop> {
+    if is_pipe(path) {
+        return Ok(Input::Pipe(Box::new(io::stdin())));
+    }
+    // A named pipe, or what a shell makes of <(command), is read as one.
+    let is_fifo = std::fs::metadata(path).is_ok_and(|metadata| {
+        use std::os::unix::fs::FileTypeExt;
+        metadata.file_type().is_fifo()
+    });
+    if !is_fifo {
+        return Ok(Input::File(path.into()));
+    }
+    let pipe = std::fs::File::open(path);
+    Ok(Input::Pipe(Box::new(pipe.map_err(|error| Stop::failed(format!("{}: {error}", path.display())))?)))
+}
+
+fn output(path: &Path) -> Output {
+    if is_pipe(path) { Output::Pipe(Box::new(io::stdout())) } else { Output::File(path.into()) }
+}
+
+/// A text file for the container, without the NUL that may end it.
+fn text(path: &Path) -> Result<Vec<u8>, Stop> {
+    let read = std::fs::read(path).map_err(|error| Stop::usage(format!("{}: {error}", path.display())));
+    let mut text = read?;
+    if text.last() == Some(&0) {
+        text.pop();
+    }
+    Ok(text)
+}
+
+/// What went wrong, and whose move it is.
+fn stop(error: ImageError) -> Stop {
+    match error {
+        ImageError::Request(_) | ImageError::Exists { .. } | ImageError::SameFile { .. } => {
+            Stop::usage(error.to_string())
+        }
+        _ => Stop::failed(error.to_string()),
+    }
+}
+
+fn sentence(arguments: &Arguments, converted: &Converted, seconds: f64) -> String {
+    let Converted { from, to, data_pages, zero_pages, shared_bytes, .. } = converted;
+    let mut text = format!(
+        "{} ({from}) is now {} ({to}): {} of data, {} of zeros",
+        arguments.from.display(),
+        arguments.to.display(),
+        units::bytes(data_pages * PAGE_BYTES),
+        units::bytes(zero_pages * PAGE_BYTES),
+    );
+    if *shared_bytes > 0 {
+        text += &format!(", {} shared with the source", units::bytes(*shared_bytes));
+    }
+    text + &format!(", in {}", units::seconds(seconds))
+}
+
+const PAGE_BYTES: u64 = 4096;
+
+fn json(arguments: &Arguments, converted: &Converted, seconds: f64) -> Result<String, Stop> {
+    let value = json!({
+        "schema": "sterna-convert",
+        "version": 1,
+        "source": { "file": arguments.from, "kind": converted.from },
+        "target": { "file": arguments.to, "kind": converted.to, "bytes": converted.target_bytes },
+        "ram_bytes": converted.ram_bytes,
+        "data_bytes": converted.data_pages * PAGE_BYTES,
+        "zero_bytes": converted.zero_pages * PAGE_BYTES,
+        "shared_bytes": converted.shared_bytes,
+        "seconds": seconds,
+    });
+    serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn run(line: &[&str]) -> Done {
+        let line = ["convert"].iter().chain(line);
+        execute(&Line::try_parse_from(line).unwrap().arguments)
+    }
+
+    #[test]
+    fn convert_to_a_file_that_is_there_is_a_usage_error_and_leaves_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("b"));
+        std::fs::write(&from, b"QEVM").unwrap();
+        std::fs::write(&to, b"mine").unwrap();
+
+        let stop = run(&[from.to_str().unwrap(), to.to_str().unwrap()]).unwrap_err();
+
+        assert_eq!(stop.status, Status::Usage);
+        assert_eq!(std::fs::read(&to).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn convert_of_a_file_that_is_no_image_fails_and_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("b"));
+        std::fs::write(&from, b"#!/bin/sh\nexit 0\n").unwrap();
+
+        let stop = run(&[from.to_str().unwrap(), to.to_str().unwrap()]).unwrap_err();
+
+        assert_eq!(stop.status, Status::Failed);
+        assert!(stop.message.contains("no image of a virtual machine"), "{}", stop.message);
+        assert!(!to.exists());
+    }
+
+    #[test]
+    fn format_that_is_unknown_is_refused_with_all_names() {
+        let error = Line::try_parse_from(["convert", "a", "b", "--format", "qcow2"]).err().unwrap();
+        assert!(error.to_string().contains("libvirt-sparse"), "{error}");
+    }
+}
