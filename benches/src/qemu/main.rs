@@ -7,8 +7,8 @@
 //!   time; Sterna says that it is done no sooner. Images are dropped from the page cache before the restore.
 //! - The guests stand still and their RAM is put into them from outside, so that both hold the same bytes.
 //!   Sources' RAM and destinations' RAM is allocated before (`prealloc=on` in QEMU, `--prealloc` in Sterna):
-//!   memory that is new to a virtual machine costs seconds per GiB, and would drown everything. Destinations
-//!   that were not touched are reported beside.
+//!   memory that is new to a virtual machine costs seconds per GiB, and would drown everything. So the page
+//!   cache, too, gets recycled memory. Destinations that were not touched are reported beside.
 //! - The machine that a guest has come to is the next repetition's source. In the warm-up the bytes that
 //!   arrived are compared with those that left.
 //! - CPU seconds are those of all processes that took part, all threads, the bench's own limits included.
@@ -112,7 +112,6 @@ fn run(args: &Args) -> Result<(), Failure> {
     let disk = scratch(&args.dir.clone().unwrap_or(beside()?))?;
     let tmpfs = scratch(&args.tmpfs)?;
     let tools = tools(&lab, disk.path())?;
-    warm(2 * (args.ram << 20));
     let mut schedule = Schedule::new(args);
     let mut tables = Vec::new();
     for (number, &fill) in args.contents.iter().enumerate() {
@@ -175,15 +174,23 @@ fn tools(lab: &Lab, place: &Path) -> Result<Vec<Tool>, Failure> {
     std::fs::write(&xml, "<domain type='kvm'><name>bench</name></domain>\n")
         .map_err(|error| format!("{}: {error}", xml.display()))?;
     let xml = xml.display().to_string();
-    let known = std::process::Command::new(&lab.sterna).args(["save", "--help"]).output();
-    if !known.is_ok_and(|done| done.status.success()) {
-        skipped("sterna save and restore of QEMU", "this sterna has no command `save`");
+    let knows = |command| {
+        let asked = std::process::Command::new(&lab.sterna).args([command, "--help"]).output();
+        let knows = asked.is_ok_and(|done| done.status.success());
+        if !knows {
+            skipped(&format!("sterna {command} of QEMU"), &format!("this sterna has no command `{command}`"));
+        }
+        knows
+    };
+    let (can_save, can_restore) = (knows("save"), knows("restore"));
+    if !can_save {
         return Ok(Vec::new());
     }
     let tool = |name, form, matters, arguments: &[&str]| Tool {
         name,
         form,
         matters,
+        can_restore,
         arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
     };
     Ok(vec![
@@ -193,13 +200,6 @@ fn tools(lab: &Lab, place: &Path) -> Result<Vec<Tool>, Failure> {
         tool("libvirt sparse", "", false, &["--format", "libvirt-sparse", "--xml", &xml]),
         tool("libvirt zstd", "", false, &["--format", "libvirt-zstd", "--xml", &xml]),
     ])
-}
-
-/// Takes memory from the machine below us and gives it back: what comes next finds it recycled.
-fn warm(bytes: u64) {
-    let mut memory = vec![0u8; bytes as usize];
-    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-    std::hint::black_box(&memory);
 }
 
 /// Divides the time that there is among the groups that are left.

@@ -82,20 +82,17 @@ pub fn images<'a>(chains: &'a Chains<'_>, about: &str, place: &'a Path, tools: &
     for (chain, kind, name) in chains.each() {
         for settings in image_settings(chains.width) {
             let row = Row::new(format!("{name} {}", image_name(&settings)), kind);
-            group.row(&row, move |check| {
-                let (saved, restored) = image::own(chain, &settings, place, check)?;
-                Ok(vec![saved, restored])
-            });
+            group.row(&row, move |check| image::own(chain, &settings, place, check));
         }
     }
     for tool in tools.iter().filter(|tool| chains.width == Width::All || tool.matters) {
-        let row = Row::new(format!("sterna save, restore of QEMU: {}", tool.name), Kind::Tool);
-        group.row(&row.against(tool.form), move |check| {
-            let (saved, restored) = image::tool(&chains.qemu, tool, place, check)?;
-            Ok(vec![saved, restored])
-        });
+        let row = Row::new(format!("sterna save of QEMU, {}", tool.name), Kind::Tool);
+        group.row(&row.against(tool.form), move |check| image::tool(&chains.qemu, tool, place, check));
     }
     let content = chains.content;
+    if content.used_bytes() == 0 {
+        return group;
+    }
     group.row(&Row::new("raw file, O_DIRECT, 1 MiB, depth 8", Kind::Limit), move |_| {
         let (path, bytes) = (place.join("limit"), content.used_bytes());
         let done = limits::write_file(&path, bytes)
@@ -137,6 +134,8 @@ pub struct Tool {
     pub form: &'static str,
     /// It is timed with every content.
     pub matters: bool,
+    /// This `sterna` knows `restore`.
+    pub can_restore: bool,
 }
 
 fn channels_name(channels: Option<u8>) -> String {
