@@ -2,9 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{
-    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify,
-};
+use crate::commands::{cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.

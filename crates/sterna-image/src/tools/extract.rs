@@ -454,7 +454,7 @@ impl Copier<'_> {
 
     fn share(&self, to: u64, at: u64, length: u64) -> Result<bool, ImageError> {
         let Some(from) = self.from.filter(|_| self.shares.load(Ordering::Relaxed)) else { return Ok(false) };
-        let is_aligned = (to | at | length) % PAGE_SIZE as u64 == 0;
+        let is_aligned = (to | at | length).is_multiple_of(PAGE_SIZE as u64);
         if !is_aligned {
             return Ok(false);
         }

@@ -50,10 +50,12 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
     if verdict.is_sound() {
         return Err(ImageError::Request(format!("{name} is sound: there is nothing to repair")));
     }
-    let other = verdict
+    // That the bitmaps are lost says less than whatever else is wrong.
+    let errors = verdict
         .findings
         .iter()
-        .find(|finding| finding.severity == Severity::Error && finding.code != "background-snapshot");
+        .filter(|finding| finding.severity == Severity::Error && finding.code != "background-snapshot");
+    let other = errors.min_by_key(|finding| finding.code == "bitmaps-lost");
     if let Some(other) = other {
         return Err(ImageError::Request(format!(
             "{name} cannot be repaired. Only the bitmaps of a background snapshot can be written afterwards \

@@ -310,7 +310,7 @@ fn check_header(block: &mut BlockPlace, version: u32, page_size: u64, place: &Pl
         block.is_usable = false;
         return;
     }
-    if block.pages % PAGE != 0 {
+    if !block.pages.is_multiple_of(PAGE) {
         let what = format!("the pages start at {:#x}, not at a multiple of {PAGE}", block.pages);
         let finding = Finding::error("pages-alignment", LAYOUT, at(20), what);
         report.add(finding.effect("QEMU stops: \"region has bad alignment\""));

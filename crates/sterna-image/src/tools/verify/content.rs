@@ -43,8 +43,8 @@ pub(super) fn examine(
     options: &VerifyOptions,
     report: &mut Report,
 ) -> Result<Content, ImageError> {
-    let reading = Reading::new(window.source);
-    let extents = reading.data(window.length);
+    let reading = Reading::new(window.source, window.length);
+    let extents = reading.data().to_vec();
     let scan = Scan::new(&reading, list, window.length);
     let pieces = pieces(&extents, window.length);
     let next = AtomicUsize::new(0);
@@ -224,7 +224,7 @@ pub(super) fn digest(
     let mut order: Vec<usize> =
         (0..list.blocks.len()).filter(|index| !list.blocks[*index].is_skipped).collect();
     order.sort_by(|a, b| list.blocks[*a].name.cmp(&list.blocks[*b].name));
-    let reading = Reading::new(window.source);
+    let reading = Reading::new(window.source, window.length);
     let mut whole = Xxh3::new();
     for index in order {
         let block = &list.blocks[index];

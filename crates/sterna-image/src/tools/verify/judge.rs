@@ -107,6 +107,8 @@ struct Held<'a> {
     block: &'a BlockPlace,
     words: &'a [u64],
     data: &'a [u64],
+    /// Bits of the last word beyond the last page.
+    beyond: u64,
     set: u64,
     /// Pages with data under a clear bit.
     stale: u64,
@@ -116,7 +118,8 @@ struct Held<'a> {
 
 impl<'a> Held<'a> {
     fn new(block: &'a BlockPlace, bits: &'a Bits, data: &'a [u64]) -> Self {
-        let mut held = Self { block, words: &bits.words, data, set: bits.set, stale: 0, blank: 0 };
+        let mut held =
+            Self { block, words: &bits.words, data, beyond: bits.beyond, set: bits.set, stale: 0, blank: 0 };
         held.stale = held.count(|bits, data| data & !bits);
         held.blank = held.count(|bits, data| bits & !data);
         held
@@ -201,7 +204,15 @@ impl<'a> Held<'a> {
         if self.stale == 0 || self.blank == 0 || wrong < 8 {
             return false;
         }
-        let swapped = self.count(|bits, data| bits.swap_bytes() ^ data);
+        let last = self.words.len().saturating_sub(1);
+        let swapped: u64 = self
+            .pairs()
+            .enumerate()
+            .map(|(index, (bits, data))| {
+                let bits = if index == last { bits | self.beyond } else { bits };
+                u64::from((bits.swap_bytes() ^ data).count_ones())
+            })
+            .sum();
         swapped * 8 < wrong
     }
 }

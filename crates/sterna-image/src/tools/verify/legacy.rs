@@ -34,6 +34,14 @@ pub(super) fn examine(
     if window.length == 0 {
         report.verdict.kind = "nothing".into();
     }
+    if front.is_complete && front.stream_offset >= window.length && report.is_sound() {
+        let what = "the file ends where the stream must start";
+        report.add(
+            Finding::error("truncated", "specs/libvirt-save.md §1", Place::byte(window.length), what)
+                .effect("libvirt starts a QEMU, which stops")
+                .remedy("Take a whole copy of the file"),
+        );
+    }
     if !front.is_complete || front.stream_offset >= window.length {
         // What it is was said already; that its bytes can be read is all that is left to see.
         return content::read_all(window, options, report);
@@ -195,7 +203,7 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
             Finding::error("changed", STREAM, Place::default(), "the file changed while it was read")
                 .remedy("Verify it again when nobody writes to it")
         }
-        ImageError::Io { call, source, .. } if call == "read" => {
+        ImageError::Io { call: "read", source, .. } => {
             Finding::error("unreadable", STREAM, Place::default(), format!("cannot be read: {source}"))
                 .remedy("Look at the disk (dmesg) and take another copy of the file")
         }

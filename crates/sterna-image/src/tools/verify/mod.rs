@@ -133,7 +133,9 @@ pub fn verify_source(
         Form::Legacy => legacy::examine(&source, &window, &front, options, &mut report),
     };
     examined?;
-    container::check_format(&front, form, &mut report);
+    if front.stream_offset < window.length {
+        container::check_format(&front, form, &mut report);
+    }
     if form == Form::Mapped && report.is_sound() {
         cross_check(&source, name, &mut report);
     }

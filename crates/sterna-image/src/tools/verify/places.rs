@@ -87,6 +87,8 @@ fn overlaps(mut regions: Vec<(u64, u64, String, String)>, report: &mut Report) {
 pub(super) struct Bits {
     /// Page `p` is bit `p % 64` of word `p / 64`; bits beyond the last page are cleared.
     pub(super) words: Vec<u64>,
+    /// Bits of the last word that lie beyond the last page.
+    pub(super) beyond: u64,
     pub(super) set: u64,
 }
 
@@ -115,9 +117,11 @@ pub(super) fn bitmaps(
             .collect();
         let pages = block.length_bytes >> PAGE_SHIFT;
         let tail = (pages % 64) as u32;
+        let mut behind = 0;
         if let Some(last) = words.get_mut((pages / 64) as usize).filter(|_| tail > 0) {
             let beyond = *last & (u64::MAX << tail);
             *last &= !beyond;
+            behind = beyond;
             if beyond != 0 {
                 let at = block.bitmap + pages / 64 * 8;
                 let what = format!("{} bits are set beyond the last page", beyond.count_ones());
@@ -133,7 +137,7 @@ pub(super) fn bitmaps(
             }
         }
         let set = words.iter().map(|word| u64::from(word.count_ones())).sum();
-        all.push(Bits { words, set });
+        all.push(Bits { words, beyond: behind, set });
     }
     Ok(all)
 }

@@ -1,0 +1,17 @@
+//! The tools on images: whole ones, and damaged in every way that specs/mapped-ram.md §6.5 names.
+
+#![allow(clippy::print_stdout)] // seeds of random tests
+
+mod sample;
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cores;
+mod differences;
+mod hostile;
+mod inspection;
+mod repairs;
+mod verdicts;
+mod verdicts_of_containers;
+mod verdicts_of_content;
