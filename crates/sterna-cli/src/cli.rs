@@ -2,7 +2,10 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, run, save, verify};
+use crate::commands::{
+    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, restore, run, save,
+    verify,
+};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.
@@ -37,6 +40,8 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
+    /// Restore a guest from an image into a VM that waits for one, or that is started for it
+    Restore(restore::Arguments),
     /// Take a guest's memory out of an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),
     /// Compare two images: pages, devices by their fields, configuration
@@ -61,6 +66,7 @@ impl Command {
             Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
+            Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),

@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod migrate;
 pub mod repair;
 pub mod report;
+pub mod restore;
 pub mod run;
 pub mod save;
 pub mod verify;

@@ -63,6 +63,12 @@ impl Stop {
         Self { status: Status::Usage, message: message.into() }
     }
 
+    /// The same with more behind it.
+    pub fn with_more(mut self, more: &str) -> Self {
+        self.message += more;
+        self
+    }
+
     /// Ends with `status`.
     pub fn with(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }

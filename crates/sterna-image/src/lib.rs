@@ -31,6 +31,6 @@ pub use mapped::MappedRam;
 pub use model::{
     BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
 };
-pub use read::{Image, MappedBlock, MappedPages, PageVisitor, ReadAt, Stamp};
+pub use read::{Image, MappedBlock, MappedPages, PageVisitor, Preview, ReadAt, Stamp};
 pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};

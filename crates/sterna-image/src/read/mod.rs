@@ -12,6 +12,7 @@ pub(crate) mod image;
 mod libvirt;
 pub(crate) mod mapped;
 mod opaque;
+mod preview;
 mod regions;
 mod sniff;
 mod source;
@@ -19,6 +20,7 @@ mod tail;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
+pub use preview::Preview;
 pub use source::{ReadAt, Stamp};
 
 use crate::ImageError;

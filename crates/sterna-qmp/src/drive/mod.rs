@@ -6,20 +6,24 @@
 //! jobs:
 //!
 //! * [`handover`]: which guest may run when two monitors are in hand;
-//! * [`save`](mod@save): a guest into an image.
+//! * [`save`](mod@save): a guest into an image;
+//! * [`restore`](mod@restore): an image into a VM that waits for a guest.
 //!
 //! A job that fails leaves the guest and its VM's settings as they were, or says in one sentence what is
 //! different.
 
 mod error;
 pub mod handover;
+mod pipe;
 mod progress;
+pub mod restore;
 pub mod save;
 mod settings;
 mod vm;
 mod wait;
 
 pub use error::DriveError;
+use pipe::pipe;
 pub use progress::Progress;
 pub use settings::{Changed, Settings};
 pub use vm::{ANSWER_LIMIT, MachineBlock, Vm};

@@ -56,6 +56,20 @@ fn mapped(path: &Path, blocks: Option<&[MachineBlock]>) -> Result<Option<u64>, S
 }
 
 fn legacy(path: &Path, offset: u64) -> io::Result<Result<Option<u64>, String>> {
+    let (tail, at) = match ends(path, offset)? {
+        Ok(tail) => tail,
+        Err(what) => return Ok(Err(what)),
+    };
+    Ok(Ok(run_state::find(&tail).map(|place| at + place.start as u64)))
+}
+
+/// Whether a plain stream from `offset` to the end of the file has a beginning and an end.
+pub fn stream(path: &Path, offset: u64) -> io::Result<bool> {
+    Ok(ends(path, offset)?.is_ok())
+}
+
+/// The last bytes of a stream that has a beginning and an end, and where in the file they begin.
+fn ends(path: &Path, offset: u64) -> io::Result<Result<(Vec<u8>, u64), String>> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
     let Some(stream_bytes) = length.checked_sub(offset).filter(|bytes| *bytes >= 64) else {
@@ -72,7 +86,7 @@ fn legacy(path: &Path, offset: u64) -> io::Result<Result<Option<u64>, String>> {
     if !is_whole_tail(&tail) {
         return Ok(Err("its image has no end".into()));
     }
-    Ok(Ok(run_state::find(&tail).map(|place| length - tail_bytes + place.start as u64)))
+    Ok(Ok((tail, length - tail_bytes)))
 }
 
 /// Whether a stream's last bytes are its end: EOF, or EOF and the devices' description, whose length reaches

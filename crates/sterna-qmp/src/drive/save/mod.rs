@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 
 use sterna_transport::Direct;
 
+pub(super) use check::stream as check_stream;
 pub use format::{Format, newest_libvirt_format};
+pub(super) use setup::{OFF, channels};
 
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
 
@@ -133,7 +135,7 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
         file_bytes: file.file_bytes,
         allocated_bytes: file.allocated_bytes,
         is_direct: file.is_direct,
-        channels: setup::channels(request),
+        channels: channels(request.format.form, request.channels),
         total: began.elapsed(),
         settling,
         trace,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -17,12 +17,11 @@ use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions}
 use super::check::is_whole_tail;
 use super::head::Head;
 use super::{RUNNING, SaveRequest, Settled, run_state};
+use crate::drive::pipe::{PIPE_BYTES, pipe};
 use crate::drive::{DriveError, Vm};
 
 /// The name under which the VM gets its end of the pipe.
 const NAME: &str = "sterna-save";
-/// What a pipe holds, where the system allows so much.
-const PIPE_BYTES: usize = 1 << 20;
 /// Of the stream's end, held back.
 const TAIL_BYTES: usize = 4 << 20;
 
@@ -149,14 +148,6 @@ impl Write for Sink {
     fn flush(&mut self) -> io::Result<()> {
         self.queue.drain().map_err(io::Error::other)
     }
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {
-    let made = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
-    let (ours, theirs) = made.map_err(|error| DriveError::Failed(format!("cannot make a pipe: {error}")))?;
-    // Only speed depends on it.
-    let _ = rustix::pipe::fcntl_setpipe_size(&ours, PIPE_BYTES);
-    Ok((ours, theirs))
 }
 
 /// What comes out of the pipe.

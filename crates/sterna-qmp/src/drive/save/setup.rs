@@ -9,7 +9,7 @@ use crate::drive::{Changed, DriveError, Settings, Vm};
 /// Capabilities that a save into a file must not have, for they are refused with it, fail it at the end
 /// (`return-path`), destroy the guest's RAM on the way (`release-ram`) or give another image
 /// (specs/mapped-ram.md §5).
-const OFF: [&str; 16] = [
+pub const OFF: [&str; 16] = [
     "xbzrle",
     "rdma-pin-all",
     "auto-converge",
@@ -66,13 +66,13 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
     Ok(state)
 }
 
-/// Threads that write pages.
-pub fn channels(request: &SaveRequest) -> u32 {
-    if request.format.form != Form::Mapped {
+/// Threads that carry pages of this form.
+pub fn channels(form: Form, wanted: Option<u8>) -> u32 {
+    if form != Form::Mapped {
         return 1;
     }
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get().min(4) as u32);
-    request.channels.map_or(processors, u32::from)
+    wanted.map_or(processors, u32::from)
 }
 
 /// Sets the VM up. `is_direct`: its page descriptors go past the page cache.
@@ -90,7 +90,7 @@ pub fn change(
     set("max-bandwidth", json!(0));
     set("tls-creds", json!(""));
     if is_mapped {
-        set("multifd-channels", json!(channels(request)));
+        set("multifd-channels", json!(channels(request.format.form, request.channels)));
         set("multifd-compression", json!("none"));
         set("zero-page-detection", json!("multifd"));
     }

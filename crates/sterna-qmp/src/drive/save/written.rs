@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::Form;
 use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
@@ -104,15 +105,15 @@ impl Written {
             self.uri = format!("file:{}{offset}", path.display());
             return Ok(());
         }
-        let open = |flags: i32| -> Result<File, DriveError> {
+        let open = |flags: OFlags| -> Result<File, DriveError> {
             let mut options = OpenOptions::new();
-            options.write(true).custom_flags(flags);
+            options.write(true).custom_flags(flags.bits() as i32);
             options.open(&path).map_err(|error| DriveError::file("open", &path, error))
         };
-        let set = vm.add_fd(None, open(0)?.as_fd(), "sterna save")?;
+        let set = vm.add_fd(None, open(OFlags::empty())?.as_fd(), "sterna save")?;
         self.set = Some(set);
         if self.file.is_direct() {
-            vm.add_fd(Some(set), open(libc::O_DIRECT)?.as_fd(), "sterna save, direct")?;
+            vm.add_fd(Some(set), open(OFlags::DIRECT)?.as_fd(), "sterna save, direct")?;
         }
         self.uri = format!("file:/dev/fdset/{set}{offset}");
         Ok(())

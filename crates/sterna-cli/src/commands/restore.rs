@@ -1,0 +1,157 @@
+//! `sterna restore`: a guest from an image into a VM that waits for one, or that is started for it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use serde_json::json;
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::Vm;
+use sterna_qmp::drive::restore::launch::Launched;
+use sterna_qmp::drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
+
+use crate::commands::save::direct;
+use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
+use crate::monitor::Monitor;
+use crate::terminal::{self, Live};
+use crate::units;
+use crate::watch::Watcher;
+
+/// Which image, and into which VM.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The image, in any form that `sterna save`, QEMU or libvirt writes
+    pub image: PathBuf,
+    /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH
+    #[arg(required_unless_present = "command", conflicts_with = "command")]
+    pub target: Option<String>,
+    /// Threads that read pages (mapped-ram and libvirt-sparse); by default one for each processor, at most four
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub channels: Option<u8>,
+    /// Pages must go past the page cache; by default they do where the file system can
+    #[arg(long)]
+    pub direct_io: bool,
+    /// Pages go through the page cache
+    #[arg(long, conflicts_with = "direct_io")]
+    pub no_direct_io: bool,
+    /// Leave the guest stopped, whatever it was
+    #[arg(long)]
+    pub paused: bool,
+    /// Start the guest, whatever it was
+    #[arg(long, conflicts_with = "paused")]
+    pub running: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A VM's command line, such as `-- qemu-system-x86_64 -m 4G …`: it is started with `-incoming defer` and a
+    /// monitor, and lives on
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Restores.
+pub fn execute(arguments: &Arguments) -> Done {
+    let interrupts = Interrupts::catch()?;
+    let request = RestoreRequest {
+        path: arguments.image.clone(),
+        channels: arguments.channels,
+        direct: direct(arguments.direct_io, arguments.no_direct_io),
+        start: match (arguments.paused, arguments.running) {
+            (true, _) => Start::Paused,
+            (_, true) => Start::Running,
+            _ => Start::AsItWas,
+        },
+    };
+    let live = Live::new(arguments.json);
+    let mut watcher = Watcher::new(&live, &interrupts);
+    let Some(target) = &arguments.target else {
+        return start_and_restore(arguments, &request, &mut watcher, &live);
+    };
+    let endpoint: Endpoint = target.strip_prefix("qmp:").unwrap_or(target).parse().map_err(Stop::usage)?;
+    let mut monitor = Monitor::connect(&endpoint)?;
+    let restored = restore(monitor.vm(), &request, &mut watcher)?;
+    live.end();
+    tell(arguments, &restored, None);
+    Ok(Status::Done)
+}
+
+fn start_and_restore(
+    arguments: &Arguments,
+    request: &RestoreRequest,
+    watcher: &mut Watcher<'_>,
+    live: &Live,
+) -> Done {
+    // Starting a VM for an image that cannot be restored would waste everybody's time.
+    Subject::examine(&request.path)?;
+    let directory = tempfile::Builder::new()
+        .prefix("sterna-restore-")
+        .tempdir()
+        .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))?;
+    let mut launched = Launched::start(&arguments.command, directory.path())?;
+    let mut vm: Vm = launched.vm()?;
+    let restored =
+        restore(&mut vm, request, watcher).map_err(|error| Stop::from(error).with_more(&launched.said()))?;
+    live.end();
+    tell(arguments, &restored, Some(&launched));
+    launched.release();
+    let _ = directory.keep();
+    Ok(Status::Done)
+}
+
+fn tell(arguments: &Arguments, restored: &Restored, launched: Option<&Launched>) {
+    for warning in &restored.warnings {
+        terminal::note(&format!("sterna: warning: {warning}"));
+    }
+    terminal::print(&if arguments.json {
+        to_json(arguments, restored, launched)
+    } else {
+        table(arguments, restored, launched)
+    });
+}
+
+fn table(arguments: &Arguments, restored: &Restored, launched: Option<&Launched>) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
+    let seconds = restored.total.as_secs_f64();
+    row("restored", arguments.image.display().to_string());
+    row("form", restored.kind.clone());
+    row("guest", if restored.is_running { "runs" } else { "is stopped; `cont` starts it" }.into());
+    row("guest RAM", units::bytes(restored.ram_bytes));
+    row(
+        "total time",
+        format!(
+            "{} ({} examining the image)",
+            units::seconds(seconds),
+            units::seconds(restored.examining.as_secs_f64())
+        ),
+    );
+    row("rate", format!("{} of guest RAM", units::rate(restored.ram_bytes as f64 / seconds.max(1e-9))));
+    let past = if restored.is_direct { ", past the page cache" } else { "" };
+    row("channels", format!("{}{past}", restored.channels));
+    if let Some(launched) = launched {
+        row("process", launched.id().to_string());
+        row("monitor", launched.socket().display().to_string());
+        row("messages", launched.log().display().to_string());
+    }
+    text
+}
+
+fn to_json(arguments: &Arguments, restored: &Restored, launched: Option<&Launched>) -> String {
+    let value = json!({
+        "schema": "sterna-restore",
+        "version": 1,
+        "image": arguments.image.display().to_string(),
+        "format": restored.kind,
+        "is_running": restored.is_running,
+        "ram_total_bytes": restored.ram_bytes,
+        "total_time": restored.total.as_secs_f64(),
+        "examining_time": restored.examining.as_secs_f64(),
+        "channels": restored.channels,
+        "direct_io": restored.is_direct,
+        "warnings": restored.warnings,
+        "process": launched.map(Launched::id),
+        "monitor": launched.map(|launched| launched.socket().display().to_string()),
+        "messages": launched.map(|launched| launched.log().display().to_string()),
+    });
+    format!("{value:#}\n")
+}

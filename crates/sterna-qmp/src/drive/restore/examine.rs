@@ -1,0 +1,156 @@
+//! The image, looked at before the VM sees it.
+
+use std::path::Path;
+
+use sterna_image::{Container, Form, Image, ImageKind, Packing, Preview, Shape};
+
+use crate::drive::save::check_stream;
+use crate::drive::{DriveError, MachineBlock, Vm};
+
+/// An image that may be restored.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    preview: Preview,
+    /// Whether its last byte was seen; packed streams end where they end.
+    is_whole: bool,
+}
+
+impl Subject {
+    /// Looks at the image at `path`: all of a mapped-ram image but its pages; head and end of a stream; the head of a
+    /// packed one.
+    ///
+    /// # Errors
+    /// [`DriveError::Failed`]: what is wrong with it, and what helps.
+    pub fn examine(path: &Path) -> Result<Self, DriveError> {
+        let mut preview = Preview::open(path)?;
+        let mut is_whole = true;
+        match (preview.kind.form, preview.kind.packing) {
+            (Form::Mapped, _) => {
+                let image = Image::open(path)?;
+                check_bitmaps(path, &image)?;
+                if !image.shape().has_eof {
+                    return Err(torn(path));
+                }
+                preview.shape = image.shape().clone();
+            }
+            (Form::Legacy, Packing::None) => {
+                let has_end = check_stream(path, preview.stream_offset)
+                    .map_err(|error| DriveError::file("read", path, error))?;
+                // Something may lie behind the end; only a walk over all of it finds that.
+                if !has_end && !Image::open(path)?.shape().has_eof {
+                    return Err(torn(path));
+                }
+            }
+            (Form::Legacy, _) => is_whole = false,
+        }
+        Ok(Self { preview, is_whole })
+    }
+
+    /// How it is wrapped.
+    pub fn kind(&self) -> &ImageKind {
+        &self.preview.kind
+    }
+
+    /// Its head, and all of a mapped-ram image.
+    pub fn shape(&self) -> &Shape {
+        &self.preview.shape
+    }
+
+    /// Where the stream starts.
+    pub fn stream_offset(&self) -> u64 {
+        self.preview.stream_offset
+    }
+
+    /// Whether its last byte was seen.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether the guest ran, if libvirt's header says so; what a bare stream says, the VM reads itself.
+    pub fn was_running(&self) -> Option<bool> {
+        match &self.preview.kind.container {
+            Container::Libvirt(header) => Some(header.was_running != 0),
+            Container::Bare => None,
+        }
+    }
+
+    /// Compares it with the machine of `vm`. Gives back what differs and may do no harm.
+    ///
+    /// # Errors
+    /// [`DriveError::Unfit`]: another machine type, a block that is not there or has another size.
+    pub fn compare(&self, vm: &mut Vm) -> Result<Vec<String>, DriveError> {
+        let shape = &self.preview.shape;
+        let (saved, machine) = (&shape.configuration.machine_type, vm.machine_type()?);
+        if !machine.is_empty() && *saved != machine {
+            return Err(DriveError::Unfit(format!(
+                "the image is of a `{saved}`, and {} is a `{machine}`: start it with -machine {saved}",
+                vm.at()
+            )));
+        }
+        let Some(blocks) = vm.blocks()? else { return Ok(Vec::new()) };
+        for block in &shape.ram.blocks {
+            compare_block(&block.name, block.length_bytes, self.preview.kind.form, &blocks, vm.at())?;
+        }
+        // Machines have blocks that never are in a stream, so this may be nothing.
+        let missing = blocks.iter().filter(|m| shape.ram.blocks.iter().all(|block| block.name != m.name));
+        Ok(missing
+            .map(|block| format!("the machine's RAM block `{}` is not in the image", block.name))
+            .collect())
+    }
+}
+
+fn compare_block(
+    name: &str,
+    bytes: u64,
+    form: Form,
+    machine: &[MachineBlock],
+    at: &str,
+) -> Result<(), DriveError> {
+    let unfit = |text: String| Err(DriveError::Unfit(text));
+    let Some(block) = machine.iter().find(|block| block.name == name) else {
+        return unfit(format!(
+            "the image has a RAM block `{name}`, and {at} has none: start it with the devices and memory backends \
+             that the saved machine had"
+        ));
+    };
+    let can_grow = block.most_bytes > block.used_bytes;
+    let fits = match form {
+        // A stream's block is resized; a mapped-ram block is not (specs/mapped-ram.md §6.4).
+        Form::Legacy if can_grow => bytes <= block.most_bytes,
+        Form::Mapped if can_grow => bytes <= block.used_bytes,
+        _ => bytes == block.used_bytes,
+    };
+    if fits {
+        return Ok(());
+    }
+    let advice = if form == Form::Mapped && can_grow {
+        "convert the image to the legacy form, in which such a block is resized (`sterna convert`)"
+    } else {
+        "start it with as much memory as the saved machine had"
+    };
+    unfit(format!(
+        "the RAM block `{name}` has {bytes} bytes in the image and {} at {at}: {advice}",
+        block.used_bytes
+    ))
+}
+
+/// A background snapshot's bitmaps were never written (specs/mapped-ram.md §4.9): RAM would be all zero.
+fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
+    let Some(mapped) = image.mapped() else { return Ok(()) };
+    let is_empty = mapped.blocks().iter().all(|block| block.bitmap.count() == 0);
+    if is_empty && !image.shape().has_end && image.shape().ram_bytes() > 0 {
+        return Err(DriveError::Unfit(format!(
+            "{} is a background snapshot whose page bitmaps QEMU never wrote, and would load as empty memory: \
+             `sterna repair` mends it",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn torn(path: &Path) -> DriveError {
+    DriveError::Unfit(format!(
+        "{} has no end: it was cut off, or its writer is not done; `sterna verify` says where",
+        path.display()
+    ))
+}

@@ -1,0 +1,149 @@
+//! Starting a VM from its command line, so that it waits for a guest.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::client::Endpoint;
+use crate::drive::{DriveError, Vm};
+
+/// Making RAM takes a while where all of it is allocated at once.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// A VM that was started here. Dropped, it is killed, unless it was [released](Launched::release).
+pub struct Launched {
+    child: Child,
+    directory: PathBuf,
+    is_released: bool,
+}
+
+impl Launched {
+    /// Starts `command` with a QMP socket of its own and `-incoming defer`, apart from our terminal. Its socket
+    /// and what it says go into `directory`, which stays.
+    ///
+    /// # Errors
+    /// [`DriveError::Unfit`]: there is no such program, or the command has an `-incoming` of its own.
+    pub fn start(command: &[OsString], directory: &Path) -> Result<Self, DriveError> {
+        let Some((program, arguments)) = command.split_first() else {
+            return Err(DriveError::Unfit("a command must follow `--`, such as qemu-system-x86_64 …".into()));
+        };
+        if arguments.iter().any(|argument| is_option(argument, "incoming")) {
+            return Err(DriveError::Unfit(
+                "the command has an `-incoming` of its own: leave it out, `-incoming defer` is added".into(),
+            ));
+        }
+        let directory = directory.to_owned();
+        let log_path = directory.join("log");
+        let log = File::create(&log_path).map_err(|error| DriveError::file("create", &log_path, error))?;
+        let log_too = log.try_clone().map_err(|error| DriveError::file("open", &log_path, error))?;
+        let mut child = Command::new(program);
+        child.args(arguments);
+        let socket = socket(&directory);
+        if Path::new(program).file_name() == Some(OsStr::new("sterna")) {
+            child.arg("--incoming=defer").arg(format!("--qmp=unix:{}", socket.display()));
+        } else {
+            let monitor = format!("unix:{},server=on,wait=off", socket.display());
+            child.args(["-incoming", "defer", "-qmp", &monitor]);
+        }
+        let child = child.stdin(Stdio::null()).stdout(log_too).stderr(log).process_group(0).spawn().map_err(
+            |error| DriveError::Unfit(format!("cannot start {}: {error}", Path::new(program).display())),
+        )?;
+        Ok(Self { child, directory, is_released: false })
+    }
+
+    /// Connects to its monitor as soon as there is one.
+    ///
+    /// # Errors
+    /// [`DriveError::Failed`] with what it said, if it ended.
+    pub fn vm(&mut self) -> Result<Vm, DriveError> {
+        let endpoint = Endpoint::Unix(socket(&self.directory));
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            if let Ok(vm) = Vm::connect(&endpoint) {
+                return Ok(vm);
+            }
+            if let Ok(Some(status)) = self.child.try_wait()
+                // With -daemonize the process that was started ends well, and another one has the socket.
+                && !status.success()
+            {
+                return Err(DriveError::Failed(format!("the VM ended with {status}{}", self.said())));
+            }
+            if Instant::now() > deadline {
+                return Err(DriveError::Failed(format!(
+                    "the VM has no monitor after {START_LIMIT:?}{}",
+                    self.said()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its monitor.
+    pub fn socket(&self) -> PathBuf {
+        socket(&self.directory)
+    }
+
+    /// Where what it says is written.
+    pub fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    /// What it has said so far, as the end of a sentence.
+    pub fn said(&self) -> String {
+        match std::fs::read_to_string(self.log()) {
+            Ok(text) if !text.trim().is_empty() => format!(" and said: {}", text.trim()),
+            _ => String::new(),
+        }
+    }
+
+    /// It lives on without us.
+    pub fn release(mut self) {
+        self.is_released = true;
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        if !self.is_released {
+            // Both fail if it has ended, which is what they are for.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("qmp")
+}
+
+/// Whether `argument` is `-name` or `--name`, QEMU's or Sterna's, with or without a value behind `=`.
+fn is_option(argument: &OsStr, name: &str) -> bool {
+    let text = argument.to_string_lossy();
+    let text = text.trim_start_matches('-');
+    argument.to_string_lossy().starts_with('-')
+        && (text == name || text.split_once('=').is_some_and(|(n, _)| n == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_option_knows_one_and_two_dashes() {
+        for text in ["-incoming", "--incoming", "--incoming=defer"] {
+            assert!(is_option(OsStr::new(text), "incoming"), "{text}");
+        }
+        for text in ["incoming", "-incomings", "file=incoming"] {
+            assert!(!is_option(OsStr::new(text), "incoming"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! How the image gets into the VM.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::fs::OFlags;
+use serde_json::json;
+use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
+use sterna_image::{Form, ImageError, Packing};
+use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile};
+
+use super::{RestoreRequest, Subject};
+use crate::drive::{DriveError, Progress, Vm, pipe};
+
+/// The name under which the VM gets its end of the pipe.
+const NAME: &str = "sterna-restore";
+
+/// The VM reads the file itself, or is fed.
+pub enum Feed {
+    /// From descriptors, or by its name (Sterna's own VMM).
+    File {
+        /// The descriptor set.
+        set: Option<u64>,
+        /// The address.
+        uri: String,
+        /// Whether pages go past the page cache.
+        is_direct: bool,
+    },
+    /// Through a pipe, by a thread.
+    Pipe {
+        /// Gives the error.
+        feeding: Option<JoinHandle<Result<(), ImageError>>>,
+        /// Why it gave up; nothing if it did not.
+        failure: Arc<Mutex<Option<String>>>,
+        /// Bytes that went through so far.
+        fed: Arc<AtomicU64>,
+    },
+}
+
+impl Feed {
+    /// Opens the image and passes it, or a pipe's end, to the VM.
+    pub fn begin(vm: &mut Vm, subject: &Subject, request: &RestoreRequest) -> Result<Self, DriveError> {
+        if subject.kind().form == Form::Mapped || vm.is_sterna() && subject.kind().packing == Packing::None {
+            return Self::file(vm, subject, request);
+        }
+        Self::pipe(vm, request)
+    }
+
+    /// The address for `migrate-incoming`.
+    pub fn uri(&self) -> String {
+        match self {
+            Self::File { uri, .. } => uri.clone(),
+            Self::Pipe { .. } => format!("fd:{NAME}"),
+        }
+    }
+
+    /// Whether the VM's pages go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        matches!(self, Self::File { is_direct: true, .. })
+    }
+
+    /// Why this side gave up; nothing if it did not.
+    pub fn failure(&self) -> Option<String> {
+        match self {
+            Self::File { .. } => None,
+            Self::Pipe { failure, .. } => failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// What can be shown beside what the VM says.
+    pub fn progress(&self, mut progress: Progress) -> Progress {
+        if let Self::Pipe { fed, .. } = self {
+            progress.transferred_bytes = fed.load(Ordering::Relaxed);
+        }
+        progress
+    }
+
+    /// The VM has loaded everything: so must the whole image have been sound.
+    pub fn finish(&mut self) -> Result<(), DriveError> {
+        if let Self::Pipe { feeding, .. } = self
+            && let Some(feeding) = feeding.take()
+        {
+            feeding
+                .join()
+                .map_err(|_| DriveError::Failed("the thread that reads the image has died".into()))??;
+        }
+        Ok(())
+    }
+
+    /// Takes the descriptors from the VM again.
+    pub fn clean(&mut self, vm: &mut Vm) {
+        // What the VM has used or closed already is refused.
+        let _ = match self {
+            Self::File { set: Some(set), .. } => vm.try_execute("remove-fd", json!({ "fdset-id": *set })),
+            Self::File { .. } => return,
+            Self::Pipe { .. } => vm.try_execute("closefd", json!({ "fdname": NAME })),
+        };
+    }
+
+    fn file(vm: &mut Vm, subject: &Subject, request: &RestoreRequest) -> Result<Self, DriveError> {
+        let path = &request.path;
+        let offset = match subject.stream_offset() {
+            0 => String::new(),
+            offset => format!(",offset={offset:#x}"),
+        };
+        // Streams are unaligned from their first byte on.
+        let direct = if subject.kind().form == Form::Mapped { request.direct } else { Direct::Off };
+        let is_direct = PageFile::open(path, PageOptions { direct })?.is_direct();
+        if vm.is_sterna() {
+            let path = std::path::absolute(path).map_err(|error| DriveError::file("find", path, error))?;
+            return Ok(Self::File { set: None, uri: format!("file:{}{offset}", path.display()), is_direct });
+        }
+        let open = |flags: OFlags| -> Result<File, DriveError> {
+            let mut options = OpenOptions::new();
+            options.read(true).custom_flags(flags.bits() as i32);
+            options.open(path).map_err(|error| DriveError::file("open", path, error))
+        };
+        let set = vm.add_fd(None, open(OFlags::empty())?.as_fd(), "sterna restore")?;
+        if is_direct {
+            vm.add_fd(Some(set), open(OFlags::DIRECT)?.as_fd(), "sterna restore, direct")?;
+        }
+        Ok(Self::File { set: Some(set), uri: format!("file:/dev/fdset/{set}{offset}"), is_direct })
+    }
+
+    fn pipe(vm: &mut Vm, request: &RestoreRequest) -> Result<Self, DriveError> {
+        let (theirs, ours) = pipe()?;
+        vm.send_fd(NAME, theirs.as_fd())?;
+        drop(theirs);
+        let failure = Arc::new(Mutex::new(None));
+        let fed = Arc::new(AtomicU64::new(0));
+        let out = Counted { pipe: File::from(ours), count: fed.clone() };
+        let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
+        let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
+            let options = ConvertOptions {
+                target: Some(Target::bare(Form::Legacy, Packing::None)),
+                direct,
+                ..ConvertOptions::default()
+            };
+            // Leaving with an error closes the pipe in the middle, and the VM's load fails.
+            let fed = convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop);
+            if let Err(error) = &fed {
+                *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            }
+            fed
+        });
+        let feeding =
+            feeding.map_err(|error| DriveError::Failed(format!("cannot start a thread: {error}")))?;
+        Ok(Self::Pipe { feeding: Some(feeding), failure, fed })
+    }
+}
+
+/// A pipe that knows what went through.
+struct Counted {
+    pipe: File,
+    count: Arc<AtomicU64>,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.pipe.write(bytes)?;
+        self.count.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

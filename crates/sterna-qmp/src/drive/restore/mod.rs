@@ -1,0 +1,203 @@
+//! Restoring a guest from an image into a VM that waits for one (`-incoming defer`).
+//!
+//! # The way of a restore
+//! The image is examined before the VM sees it ([`Subject`]): QEMU 11.1 crashes on a truncated mapped-ram image
+//! when it loads with multifd, and loads others into the wrong machine without a word (specs/mapped-ram.md §6).
+//! Machine type, block names and sizes are compared with the machine's. Then QEMU loads mapped-ram itself, from
+//! descriptors that are passed to it; streams, packed or not, are fed to it through a pipe, checked on the way.
+//!
+//! # What becomes of the guest
+//! It starts if it ran when it was saved, unless the operator says otherwise. After a failure a QEMU ends, as it
+//! would by itself: its RAM is half loaded, and nothing can be loaded into it any more.
+
+mod examine;
+pub mod launch;
+mod loaded;
+mod setup;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_transport::Direct;
+
+pub use examine::Subject;
+use loaded::Feed;
+
+use super::{DriveError, Progress, Settings, Vm, Watch, Wish};
+use crate::client::ClientError;
+
+/// Between two looks when no event comes.
+const LOOK: Duration = Duration::from_millis(100);
+const BLINK: Duration = Duration::from_millis(20);
+
+/// Whether the guest starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// If it ran when it was saved.
+    #[default]
+    AsItWas,
+    /// No.
+    Paused,
+    /// Yes.
+    Running,
+}
+
+/// What to restore, and how.
+#[derive(Debug, Clone)]
+pub struct RestoreRequest {
+    /// The image.
+    pub path: PathBuf,
+    /// Threads that read pages (1 to 255); none for one per processor, at most four.
+    pub channels: Option<u8>,
+    /// Whether pages go past the page cache, where the form allows.
+    pub direct: Direct,
+    /// Whether the guest starts.
+    pub start: Start,
+}
+
+/// A good restore.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// The image's kind, such as `libvirt-sparse`.
+    pub kind: String,
+    /// Bytes of RAM blocks in the image.
+    pub ram_bytes: u64,
+    /// Whether the guest runs now.
+    pub is_running: bool,
+    /// Whether pages went past the page cache.
+    pub is_direct: bool,
+    /// Threads that read pages.
+    pub channels: u32,
+    /// From the command to a guest that can run.
+    pub total: Duration,
+    /// Of that, examining the image.
+    pub examining: Duration,
+    /// What is worth knowing, each a sentence.
+    pub warnings: Vec<String>,
+}
+
+/// Restores the image into `vm`.
+///
+/// # Errors
+/// See [`DriveError`]. [`DriveError::Unfit`]: the VM has seen nothing and still waits.
+pub fn restore(
+    vm: &mut Vm,
+    request: &RestoreRequest,
+    watcher: &mut dyn Watch,
+) -> Result<Restored, DriveError> {
+    let began = Instant::now();
+    let subject = Subject::examine(&request.path)?;
+    let examining = began.elapsed();
+    let settings = Settings::read(vm)?;
+    setup::check(vm, &settings, request)?;
+    let mut warnings = subject.compare(vm)?;
+    let mut feed = Feed::begin(vm, &subject, request)?;
+    let changed = match setup::change(vm, &settings, &subject, request, feed.is_direct()) {
+        Ok(changed) => changed,
+        Err(error) => {
+            feed.clean(vm);
+            return Err(error);
+        }
+    };
+    if request.start == Start::Paused
+        || subject.was_running() == Some(false) && request.start == Start::AsItWas
+    {
+        // While it waits, this only says that the guest must not start by itself.
+        vm.execute("stop", Value::Null)?;
+    }
+    if let Err(error) = load(vm, &mut feed, watcher) {
+        return Err(end(vm, error, &feed));
+    }
+    feed.clean(vm);
+    let wants_to_run = match request.start {
+        Start::AsItWas => subject.was_running() == Some(true),
+        Start::Paused => false,
+        Start::Running => true,
+    };
+    if wants_to_run && vm.run_state()? != "running" {
+        vm.execute("cont", Value::Null)?;
+    }
+    let total = began.elapsed();
+    if let Err(error) = changed.undo(vm) {
+        warnings.push(format!("the VM's settings were not put back: {error}"));
+    }
+    Ok(Restored {
+        kind: subject.kind().name(),
+        ram_bytes: subject.shape().ram_bytes(),
+        is_running: vm.run_state()? == "running",
+        is_direct: feed.is_direct(),
+        channels: setup::channels(&subject, request),
+        total,
+        examining,
+        warnings,
+    })
+}
+
+/// From `migrate-incoming` to the last device.
+fn load(vm: &mut Vm, feed: &mut Feed, watcher: &mut dyn Watch) -> Result<(), DriveError> {
+    let mut arguments = json!({ "uri": feed.uri() });
+    if !vm.is_sterna() && vm.qemu_version() >= (9, 1) {
+        // It stays to say why it failed.
+        arguments["exit-on-error"] = false.into();
+    }
+    vm.execute("migrate-incoming", arguments)?;
+    loop {
+        let progress = match vm.progress() {
+            // QEMU may answer nobody while it loads.
+            Err(DriveError::Monitor { error: ClientError::TimedOut { .. }, .. }) => Progress::default(),
+            other => other?,
+        };
+        match progress.status.as_str() {
+            "completed" => return feed.finish(),
+            "failed" => {
+                let reason = feed.failure().or(progress.error);
+                let reason = reason.unwrap_or_else(|| "it did not say why".into());
+                return Err(DriveError::Failed(format!("{} did not load the image: {reason}", vm.at())));
+            }
+            _ => {}
+        }
+        watcher.show(&feed.progress(progress));
+        pause(vm, watcher)?;
+    }
+}
+
+/// Until the next look: an event, an operator's wish, or the time.
+fn pause(vm: &mut Vm, watcher: &mut dyn Watch) -> Result<(), DriveError> {
+    let until = Instant::now() + LOOK;
+    loop {
+        if watcher.wish() != Wish::Continue {
+            return Err(DriveError::Cancelled("cancelled".into()));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        if vm.next_event(left.min(BLINK))?.is_some_and(|event| event.name == "MIGRATION") {
+            return Ok(());
+        }
+    }
+}
+
+/// After a failure: ends a VM that can load nothing any more. Gives back the error with what became of it.
+fn end(vm: &mut Vm, error: DriveError, feed: &Feed) -> DriveError {
+    if error.is_disconnect() {
+        let reason = feed.failure().map_or(String::new(), |reason| format!(" ({reason})"));
+        return DriveError::Lost(format!(
+            "{} has gone while it loaded the image{reason}; the image is as it was",
+            vm.at()
+        ));
+    }
+    // It may be gone by now.
+    let _ = vm.execute("quit", Value::Null);
+    let say = |text: &str| {
+        format!(
+            "{}; the VM was ended, for nothing can be loaded into it any more",
+            text.trim_end_matches('.')
+        )
+    };
+    match error {
+        DriveError::Cancelled(text) => DriveError::Cancelled(say(&text)),
+        other => DriveError::Failed(say(&other.to_string())),
+    }
+}

@@ -1,0 +1,71 @@
+//! What must hold before a restore, and what the VM is set to for it.
+
+use serde_json::{Map, json};
+use sterna_image::Form;
+
+use super::{RestoreRequest, Subject};
+use crate::drive::{Changed, DriveError, Settings, Vm, save};
+
+/// Refuses a VM that takes no guest.
+pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Result<(), DriveError> {
+    if request.channels == Some(0) {
+        return Err(DriveError::Unfit("no channels cannot carry pages: take 1 to 255".into()));
+    }
+    let state = vm.run_state()?;
+    if state != "inmigrate" {
+        return Err(DriveError::Unfit(format!(
+            "{} is `{state}` and takes no guest: start a VM with `-incoming defer` there",
+            vm.at()
+        )));
+    }
+    let status = vm.progress()?.status;
+    if status != "none" || settings.capability("multifd").is_none() {
+        return Err(DriveError::Unfit(format!(
+            "{} is waiting for a guest elsewhere already (`{status}`): start it with `-incoming defer`",
+            vm.at()
+        )));
+    }
+    Ok(())
+}
+
+/// Threads that read pages.
+pub fn channels(subject: &Subject, request: &RestoreRequest) -> u32 {
+    save::channels(subject.kind().form, request.channels)
+}
+
+/// Sets the VM up.
+pub fn change(
+    vm: &mut Vm,
+    settings: &Settings,
+    subject: &Subject,
+    request: &RestoreRequest,
+    is_direct: bool,
+) -> Result<Changed, DriveError> {
+    let is_mapped = subject.kind().form == Form::Mapped;
+    if is_mapped && settings.capability("mapped-ram").is_none() {
+        return Err(DriveError::Unfit(format!(
+            "{} ({}) does not know mapped-ram: convert the image to the legacy form (`sterna convert`)",
+            vm.at(),
+            vm.version()
+        )));
+    }
+    let shape = subject.shape();
+    let mut capabilities: Vec<(&str, bool)> = save::OFF.iter().map(|name| (*name, false)).collect();
+    // These the image has, or has not.
+    capabilities.retain(|(name, _)| !matches!(*name, "x-ignore-shared" | "validate-uuid"));
+    capabilities.extend([
+        ("x-ignore-shared", shape.has_capability("x-ignore-shared")),
+        ("validate-uuid", shape.configuration.uuid.is_some()),
+        ("events", true),
+        ("mapped-ram", is_mapped),
+        ("multifd", is_mapped),
+    ]);
+    let mut parameters = Map::new();
+    parameters.insert("tls-creds".into(), json!(""));
+    parameters.insert("direct-io".into(), json!(is_direct));
+    if is_mapped {
+        parameters.insert("multifd-channels".into(), json!(channels(subject, request)));
+        parameters.insert("multifd-compression".into(), json!("none"));
+    }
+    settings.change(vm, &capabilities, &parameters)
+}
