@@ -45,6 +45,6 @@ pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};
 pub use root::{Root, kvm_for, skip};
 pub use scenarios::Failure;
-pub use sterna_program::sterna;
+pub use sterna_program::{sterna, sterna_does};
 pub use ticks::{Tick, unbroken};
 pub use workload::{Guest, boot_disk};

@@ -1,6 +1,9 @@
 //! The `sterna` command as these tests build it.
 
+use std::ffi::OsStr;
 use std::process::Command;
+
+use crate::Failure;
 
 /// The `sterna` command (as the program `sterna-under-test`, which cargo builds before this crate's tests).
 ///
@@ -16,4 +19,18 @@ pub fn sterna() -> Command {
         .find(|program| program.is_file())
         .expect("cargo builds sterna-under-test beside the tests of sterna-interop");
     Command::new(program)
+}
+
+/// Runs the `sterna` command and gives back what it printed on standard output.
+///
+/// # Errors
+/// Its exit status and what it complained about.
+pub fn sterna_does<S: AsRef<OsStr>>(arguments: &[S]) -> Result<String, Failure> {
+    let output = sterna().args(arguments).output().map_err(|error| format!("sterna: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let line: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
+    let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(format!("sterna {}: {}: {why}", line.join(" "), output.status))
 }

@@ -13,7 +13,19 @@ impl Qemu {
     /// # Errors
     /// QEMU's refusal.
     pub fn capabilities(&mut self, names: &[&str]) -> Result<(), Failure> {
-        let list: Vec<Value> = names.iter().map(|name| json!({"capability": name, "state": true})).collect();
+        self.switch(names, true)
+    }
+
+    /// Switches migration capabilities off.
+    ///
+    /// # Errors
+    /// QEMU's refusal.
+    pub fn capabilities_off(&mut self, names: &[&str]) -> Result<(), Failure> {
+        self.switch(names, false)
+    }
+
+    fn switch(&mut self, names: &[&str], state: bool) -> Result<(), Failure> {
+        let list: Vec<Value> = names.iter().map(|name| json!({"capability": name, "state": state})).collect();
         self.execute("migrate-set-capabilities", json!({ "capabilities": list })).map(drop)
     }
 
