@@ -9,6 +9,7 @@ pub mod extract;
 pub mod info;
 pub mod inspect;
 pub mod migrate;
+pub mod peer;
 pub mod repair;
 pub mod report;
 pub mod restore;

@@ -121,7 +121,8 @@ impl Monitor {
     }
 }
 
-fn parameter(present: &Value, name: &str, value: &str) -> Result<Value, Stop> {
+/// A parameter's value from its text: of the kind that the present one is.
+pub fn parameter(present: &Value, name: &str, value: &str) -> Result<Value, Stop> {
     let known = present.get(name).ok_or_else(|| {
         let names: Vec<&str> =
             present.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();

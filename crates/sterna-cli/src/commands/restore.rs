@@ -9,6 +9,7 @@ use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::restore::launch::Launched;
 use sterna_qmp::drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
 
+use crate::commands::peer::{self, Wire};
 use crate::commands::save::direct;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -22,7 +23,8 @@ use crate::watch::Watcher;
 pub struct Arguments {
     /// The image, in any form that `sterna save`, QEMU or libvirt writes
     pub image: PathBuf,
-    /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH
+    /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH. Or send:ADDRESS
+    /// (send:tcp:HOST:PORT, send:unix:PATH), where a peer listens
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub target: Option<String>,
     /// Threads that read pages (mapped-ram and libvirt-sparse); by default one for each processor, at most four
@@ -43,6 +45,9 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// What a peer without a monitor was told.
+    #[command(flatten)]
+    pub wire: Wire,
     /// A VM's command line, such as `-- qemu-system-x86_64 -m 4G …`: it is started with `-incoming defer` and a
     /// monitor, and lives on
     #[arg(last = true, value_name = "COMMAND")]
@@ -62,6 +67,22 @@ pub fn execute(arguments: &Arguments) -> Done {
             _ => Start::AsItWas,
         },
     };
+    if let Some(address) = arguments.target.as_ref().and_then(|target| target.strip_prefix("send:")) {
+        if request.start != Start::AsItWas {
+            return Err(Stop::usage(
+                "--paused and --running are for VMs with a monitor; a peer decides itself",
+            ));
+        }
+        return peer::send_to(
+            &arguments.image,
+            address,
+            request.direct,
+            &arguments.wire,
+            arguments.json,
+            &interrupts,
+        );
+    }
+    arguments.wire.check_unused()?;
     let live = Live::new(arguments.json);
     let mut watcher = Watcher::new(&live, &interrupts);
     let Some(target) = &arguments.target else {

@@ -9,6 +9,7 @@ use sterna_qmp::drive::Settings;
 use sterna_qmp::drive::save::{Domain, Format, SaveRequest, Saved, newest_libvirt_format, save};
 use sterna_transport::Direct;
 
+use crate::commands::peer::{self, Listening, Wire};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
@@ -19,7 +20,8 @@ use crate::watch::Watcher;
 /// Which guest, where to, and how.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the VM, QEMU's or Sterna's: unix:PATH, a path, or qmp:PATH
+    /// QMP socket of the VM, QEMU's or Sterna's: unix:PATH, a path, or qmp:PATH. Or listen:ADDRESS
+    /// (listen:tcp:HOST:PORT, listen:unix:PATH), to which a peer then migrates
     pub source: String,
     /// The image
     pub image: PathBuf,
@@ -54,21 +56,43 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// What a peer without a monitor was told.
+    #[command(flatten)]
+    pub wire: Wire,
 }
 
 /// Saves.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
+    let domain = domain(arguments)?;
+    let direct = direct(arguments.direct_io, arguments.no_direct_io);
+    if let Some(address) = arguments.source.strip_prefix("listen:") {
+        let format = match arguments.format.as_str() {
+            "auto" => None,
+            name => Some(name.parse().map_err(Stop::usage)?),
+        };
+        let listening = Listening {
+            address,
+            image: &arguments.image,
+            format,
+            domain,
+            direct,
+            replace: arguments.force,
+            wire: &arguments.wire,
+            json: arguments.json,
+        };
+        return peer::listen(&listening, &interrupts);
+    }
+    arguments.wire.check_unused()?;
     let endpoint: Endpoint =
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
-    let domain = domain(arguments)?;
     let mut monitor = Monitor::connect(&endpoint)?;
     let format = format(arguments, &mut monitor, domain.is_some())?;
     let request = SaveRequest {
         path: arguments.image.clone(),
         format,
         channels: arguments.channels,
-        direct: direct(arguments.direct_io, arguments.no_direct_io),
+        direct,
         domain,
         replace: arguments.force,
         resume_after: arguments.resume_after,

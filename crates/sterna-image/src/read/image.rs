@@ -174,8 +174,11 @@ impl Image {
             return Err(ImageError::Request("the spool has no name any more".to_owned()));
         };
         let name = format!("the spool of {}", self.file);
-        // Open, it outlives the writer, which removes its name.
-        Self::open_source(open_file(&path)?, &name)
+        // Open, it outlives the writer, which removes its name; removing it changes the file's stamp.
+        let file = open_file(&path)?;
+        drop(lane);
+        drop(writer);
+        Self::open_source(file, &name)
     }
 
     /// Whether the file is as it was when it was opened.
