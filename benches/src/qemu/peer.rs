@@ -105,7 +105,16 @@ impl Peer {
         if had.direct || settings.direct {
             parameters["direct-io"] = settings.direct.into();
         }
-        self.execute("migrate-set-parameters", parameters).map(drop)
+        self.execute("migrate-set-parameters", parameters)?;
+        self.forget_events()
+    }
+
+    /// Events of a migration that another client drove would pass for those of the next.
+    fn forget_events(&mut self) -> Result<(), Failure> {
+        let name = self.name;
+        while self.monitor.next_event(Duration::ZERO).map_err(|error| format!("{name}: {error}"))?.is_some() {
+        }
+        Ok(())
     }
 
     /// Waits for a guest on a free port of loopback; gives back the address.
