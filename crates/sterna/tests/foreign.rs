@@ -21,7 +21,7 @@ use support::destination::HandMade;
 use tempfile::TempDir;
 
 fn plan(directory: &TempDir) -> ImagePlan {
-    ImagePlan { path: directory.path().join("image"), options: MappedOptions::default() }
+    ImagePlan { path: directory.path().join("image"), options: MappedOptions::default(), convert: None }
 }
 
 fn reception(directory: &TempDir, params: &Parameters, capabilities: Capabilities) -> Receiving {
@@ -122,7 +122,8 @@ fn image_goes_into_an_image_bit_for_bit() {
     // Of the description the configuration is written anew, as QEMU writes it.
     let (mut one, mut other) = (first.shape.clone(), second.shape.clone());
     let described = [&mut one, &mut other].map(|shape| shape.description.take().expect("described"));
-    let listed = described.map(|text| sterna_wire::vmdesc::section_lengths(std::str::from_utf8(&text).unwrap()));
+    let listed =
+        described.map(|text| sterna_wire::vmdesc::section_lengths(std::str::from_utf8(&text).unwrap()));
     assert_eq!(listed[0].as_ref().unwrap(), listed[1].as_ref().unwrap());
     assert_eq!(one, other);
     let (first, second) = (Image::open(&first.path).unwrap(), Image::open(&second.path).unwrap());
@@ -228,7 +229,10 @@ fn stream_that_lies_is_refused_by_name() {
         let error = stored.expect_err(word).to_string();
         assert!(error.contains(word), "{word}: {error}");
         // SHUT 1: the source's guest runs on. The configuration comes before the return path is open.
-        assert!(word == "x-ignore-shared" || answers.ends_with(&[0, 1, 0, 4, 0, 0, 0, 1]), "{word}: {answers:02x?}");
+        assert!(
+            word == "x-ignore-shared" || answers.ends_with(&[0, 1, 0, 4, 0, 0, 0, 1]),
+            "{word}: {answers:02x?}"
+        );
         assert_absent(&directory);
     }
 }
@@ -311,6 +315,28 @@ fn image_is_sent_to_a_qemu_byte_for_byte() {
         let text = text.map(|text| String::from_utf8(text).unwrap()).unwrap_or_default();
         sterna_wire::vmdesc::encode(&text, &mut end).unwrap();
         assert!(sent.ends_with(&end), "{}", change.0);
+    }
+}
+
+#[test]
+fn stream_is_stored_in_any_form_before_the_source_is_told() {
+    use sterna_image::convert::{ConvertOptions, Target};
+    let mut stream = Stream::new(true);
+    for packing in [sterna_image::Packing::None, sterna_image::Packing::Zstd] {
+        let target = Target::bare(sterna_image::Form::Legacy, packing);
+        let directory = tempfile::tempdir().unwrap();
+        let mut plan = plan(&directory);
+        plan.convert = Some(ConvertOptions { target: Some(target), ..ConvertOptions::default() });
+        let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let receiving = receive(&at, plan, parameters(), Capabilities::default(), Arc::new(())).unwrap();
+        let answers = stream.play(&receiving.address());
+        let stored = receiving.wait().expect("stored");
+        assert!(answers.join().unwrap().ends_with(&[0, 1, 0, 4, 0, 0, 0, 0]));
+        let image = Image::open(&stored.path).unwrap();
+        assert!(image.mapped().is_none());
+        assert_eq!(image.shape().devices, stream.devices);
+        let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
     }
 }
 

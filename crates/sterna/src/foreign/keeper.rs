@@ -240,13 +240,16 @@ impl Target for Keeper {
     }
 
     fn start(&self) -> Result<(), MigrationError> {
-        let state = self.lock();
+        let mut state = self.lock();
         let Some(image) = &state.image else {
             return Err(MigrationError::Internal(
                 "an image is to be put in its place and there is none".to_owned(),
             ));
         };
-        self.plan.complete(&image.writer, &state.shape, state.more_came)
+        self.plan.complete(&image.writer, &state.shape, state.more_came)?;
+        // What was only gathered there is let go of.
+        state.image = None;
+        Ok(())
     }
 
     fn runs_guests(&self) -> bool {

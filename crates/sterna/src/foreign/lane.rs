@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sterna_image::MappedWriter;
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamSlice};
 use sterna_transport::{PageQueue, QueueOptions};
+use sterna_wire::limits::PACKET_PAGES;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -87,17 +88,17 @@ impl ImageLane {
 impl State {
     /// Finds room for `run` in a half, and remembers it.
     fn place(&mut self, run: PageRun) -> Result<(usize, u64), MigrationError> {
-        if run.count > HALF_PAGES - self.filled {
-            // What is prepared and not committed would lie in the half that is left behind.
-            if !self.open.is_empty() {
-                return Err(MigrationError::Internal("a lane prepared more than a packet holds".to_owned()));
-            }
+        // A packet's runs lie in one half: what is prepared and not committed cannot be left behind.
+        if self.open.is_empty() && HALF_PAGES - self.filled < PACKET_PAGES as u64 {
             self.send_ready()?;
             self.half = 1 - self.half;
             self.filled = 0;
             self.halves[self.half].drain().map_err(MigrationError::storage)?;
         }
         let at = self.filled;
+        if run.count > HALF_PAGES - at {
+            return Err(MigrationError::Internal("a lane prepared more than a packet holds".to_owned()));
+        }
         self.filled += run.count;
         self.open.push((run, at));
         Ok((self.half, at))
@@ -199,5 +200,87 @@ impl PageSink for ImageLane {
 
     fn settle(&self) -> Result<(), MigrationError> {
         self.with(State::settle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_image::{BlockShape, Image, MappedOptions, RamShape, Shape};
+
+    /// Pages of one block in packets of scattered runs, some twice, some becoming zero.
+    #[test]
+    fn scattered_packets_end_up_at_their_places_however_they_come() {
+        let pages = 3000u64;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let mut shape = Shape {
+            configuration: Default::default(),
+            has_configuration: true,
+            early: Vec::new(),
+            ram: RamShape { section_id: 1, blocks: Vec::new(), footers: true },
+            between: Vec::new(),
+            has_end: true,
+            devices: Vec::new(),
+            has_eof: true,
+            description: None,
+        };
+        let length_bytes = pages * PAGE_SIZE as u64;
+        let block = BlockShape {
+            name: "m0".into(),
+            length_bytes,
+            address: None,
+            host_page_bytes: None,
+            is_skipped: false,
+        };
+        shape.ram.blocks.push(block);
+        let ram = GuestRam::new(vec![RamBlock::without_memory("m0", length_bytes).unwrap()]).unwrap();
+        let writer = MappedWriter::create(&path, &shape, MappedOptions::default()).unwrap();
+        let lane = ImageLane::new(&writer, Some(&ram)).unwrap();
+        let mut wanted = vec![0u8; pages as usize];
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        for step in 0..100u64 {
+            // A packet of up to 128 pages, in runs with gaps; the same page not twice in it.
+            let (mut page, mut room, mut runs) = (state % 2000, PACKET_PAGES as u64, Vec::new());
+            while room > 0 && page < pages {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let count = (1 + state % 40).min(room).min(pages - page);
+                runs.push(PageRun { block: 0, first: page, count });
+                room -= count;
+                page += count + state % 3;
+            }
+            let places: Vec<_> = runs.iter().map(|run| lane.prepare(*run).unwrap()).collect();
+            for (run, place) in runs.iter().zip(places) {
+                let content: Vec<u8> =
+                    (run.first..run.end()).flat_map(|page| [fill(page, step); PAGE_SIZE]).collect();
+                place.copy_from(&content);
+            }
+            for run in &runs {
+                lane.commit(*run).unwrap();
+                (run.first..run.end()).for_each(|page| wanted[page as usize] = fill(page, step));
+            }
+            let zero = PageRun { block: 0, first: state % (pages - 9), count: 9 };
+            lane.zero(zero).unwrap();
+            (zero.first..zero.end()).for_each(|page| wanted[page as usize] = 0);
+            let mut now = [0; PAGE_SIZE];
+            lane.current(PageRun { count: 1, ..runs[0] }, &mut now).unwrap();
+            assert_eq!(now, [wanted[runs[0].first as usize]; PAGE_SIZE]);
+        }
+        lane.settle().unwrap();
+        lane.close();
+        writer.complete(&shape).unwrap();
+
+        let image = Image::open(&path).unwrap();
+        let mut bytes = vec![0; length_bytes as usize];
+        image.mapped().unwrap().read(0, 0, &mut bytes).unwrap();
+        for (page, content) in bytes.chunks(PAGE_SIZE).enumerate() {
+            assert!(content.iter().all(|byte| *byte == wanted[page]), "page {page}");
+        }
+    }
+
+    fn fill(page: u64, step: u64) -> u8 {
+        (page * 31 + step * 7) as u8 | 1
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::{MappedOptions, MappedWriter, Shape};
 use sterna_transport::Address;
 
@@ -25,6 +26,9 @@ pub struct ImagePlan {
     pub path: PathBuf,
     /// How it is made: direct I/O, replacing what is there, libvirt's container around it.
     pub options: MappedOptions,
+    /// The form that it gets in the end, if that is not mapped-ram: pages come in any order, so they are gathered in
+    /// a mapped-ram image beside its place, which is converted before the source is told that all is well.
+    pub convert: Option<ConvertOptions>,
 }
 
 /// A machine that is being received. Cloning gives another handle; when the last one is dropped the address is
@@ -151,6 +155,13 @@ impl ImagePlan {
         if anew {
             self.keep(writer, shape)?;
         }
-        writer.file().publish().map_err(MigrationError::storage)
+        let Some(options) = &self.convert else {
+            return writer.file().publish().map_err(MigrationError::storage);
+        };
+        let Some(aside) = writer.file().aside_path() else {
+            return Err(MigrationError::Internal("what is to be converted has left its place".to_owned()));
+        };
+        convert(Input::File(aside), Output::File(self.path.clone()), options)?;
+        Ok(())
     }
 }

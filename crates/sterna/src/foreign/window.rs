@@ -106,7 +106,7 @@ mod tests {
 
         let mut asked = Vec::new();
         let mut next = 0x2545_f491_4f6c_dd1du64;
-        for _ in 0..2000 {
+        for _ in 0..500 {
             next ^= next << 13;
             next ^= next >> 7;
             next ^= next << 17;

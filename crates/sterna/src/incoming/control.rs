@@ -194,6 +194,10 @@ impl Control {
     }
 
     fn report_held(&mut self, why: Held) {
+        // What never runs a guest has nothing to wait for.
+        if !self.shared.target.runs_guests() {
+            return self.shared.report(Fed::Abandon);
+        }
         let text = match why {
             Held::UntilSourceCompleted => {
                 "the guest is here and held: once the source's status is *completed*, release it with cont"

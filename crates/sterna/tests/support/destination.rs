@@ -211,8 +211,10 @@ fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
         _ => BodyKind::LengthPrefixed { most: 16 << 20 },
     };
     let multifd = *shared.multifd.lock().unwrap();
-    let mut decoder =
-        MainDecoder::new(Box::new(knowledge), Expectations { multifd, background_snapshot: opaque, ..Expectations::default() });
+    let mut decoder = MainDecoder::new(
+        Box::new(knowledge),
+        Expectations { multifd, background_snapshot: opaque, ..Expectations::default() },
+    );
     let mut buffer = first.to_vec();
     shared.main.lock().unwrap().extend_from_slice(&first);
     loop {
