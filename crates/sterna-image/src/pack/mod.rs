@@ -11,4 +11,5 @@ mod packer;
 mod unpacker;
 
 pub use packer::Packer;
-pub(crate) use unpacker::{Damaged, unpack};
+pub(crate) use unpacker::Damaged;
+pub use unpacker::unpack;

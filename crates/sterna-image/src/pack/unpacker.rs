@@ -22,7 +22,10 @@ pub(crate) struct Damaged {
 
 /// A reader of what `from` was before it was packed. It works ahead in a thread of its own, which ends when the
 /// reader is dropped.
-pub(crate) fn unpack(packing: Packing, from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+///
+/// # Errors
+/// If the thread cannot be started. What is damaged is told by the reader, as an error that says which format and why.
+pub fn unpack(packing: Packing, from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let from = BufReader::with_capacity(PIECE, from);
     let decoder: Box<dyn Read + Send> = match packing {
         Packing::None => return Ok(Box::new(from)),

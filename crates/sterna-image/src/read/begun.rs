@@ -3,12 +3,15 @@
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use sterna_wire::limits::VM_DESCRIPTION_BYTES;
+use sterna_wire::vmdesc::{self, SectionLength};
+
 use super::body::{self, End, RecordSink};
 use super::cursor::Cursor;
-use super::head::{self, Head};
+use super::head::{self, Head, Lengths};
 use super::mapped::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
-use super::{libvirt, sniff};
+use super::{libvirt, sniff, tail};
 use crate::ImageError;
 use crate::model::{Container, Form, ImageKind, Packing, Shape};
 use crate::pack::unpack;
@@ -30,6 +33,11 @@ impl Begun {
         tee: Option<Tee>,
     ) -> Result<Self, ImageError> {
         let (kind, stream_offset) = kind(&**source, name)?;
+        // The description lies at the end, which only a stream that is not packed lets see beforehand.
+        let lengths = || match kind.packing {
+            Packing::None => section_lengths(&**source).unwrap_or_default(),
+            _ => Vec::new(),
+        };
         let sequential = Sequential::new(Arc::clone(source), stream_offset);
         let input: Box<dyn Input> = match kind.packing {
             Packing::None => Box::new(sequential),
@@ -38,7 +46,7 @@ impl Begun {
                 Box::new(Piped(unpacked.map_err(|error| ImageError::io(name, "unpack", error))?))
             }
         };
-        Self::of_input(input, kind, stream_offset, name, tee)
+        Self::of_input(input, kind.clone(), stream_offset, name, tee, &lengths)
     }
 
     /// Begins to read a pipe: a bare legacy stream, packed or not.
@@ -61,7 +69,7 @@ impl Begun {
         let whole = io::Cursor::new(magic).chain(pipe);
         let unpacked = unpack(packing, whole).map_err(|error| ImageError::io(name, "unpack", error))?;
         let kind = ImageKind { container: Container::Bare, packing, form: Form::Legacy };
-        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee)
+        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee, &Vec::new)
     }
 
     fn of_input(
@@ -70,6 +78,7 @@ impl Begun {
         stream_offset: u64,
         name: &str,
         tee: Option<Tee>,
+        lengths: Lengths<'_>,
     ) -> Result<Self, ImageError> {
         let file: Arc<str> = name.into();
         let position = if kind.packing == Packing::None { stream_offset } else { 0 };
@@ -78,7 +87,7 @@ impl Begun {
             None => input,
         };
         let mut cursor = Cursor::new(input, Arc::clone(&file), position);
-        let head = head::read(&mut cursor)?;
+        let head = head::read(&mut cursor, lengths)?;
         let kind = ImageKind { form: head.shape.form(), ..kind };
         check_format(&kind, name)?;
         Ok(Self { kind, stream_offset, head, file, cursor })
@@ -94,6 +103,17 @@ impl Begun {
         let end = body::read(&mut self.cursor, &mut self.head.shape, sink)?;
         Ok((self.head.shape, end))
     }
+}
+
+/// What the description at the end of `source` says of the lengths of bodies; `None` if there is none.
+fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
+    let end = source.len_bytes().ok()?;
+    // More than a description may have, and the devices need not be whole.
+    let start = end.saturating_sub(VM_DESCRIPTION_BYTES as u64 + 64);
+    let mut bytes = vec![0; (end - start) as usize];
+    read_exact(source, "", start, &mut bytes, "the description").ok()?;
+    let description = tail::split(&bytes, true).description?;
+    vmdesc::section_lengths(std::str::from_utf8(&bytes[description]).ok()?).ok()
 }
 
 /// The container and the packing of `source`, and where its stream starts. The form is not known yet.

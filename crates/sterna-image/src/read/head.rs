@@ -4,6 +4,7 @@ use sterna_wire::limits::{BLOCKS, MAIN_STEP_BYTES};
 use sterna_wire::main::{Configuration, FileHeader};
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::ram::{self, flags};
+use sterna_wire::vmdesc::SectionLength;
 use sterna_wire::{PAGE_SIZE, WireError};
 
 use super::cursor::Cursor;
@@ -25,8 +26,11 @@ pub(crate) struct Head {
     pub(crate) regions: Vec<(u64, u64)>,
 }
 
+/// Lengths of the FULL sections' bodies, in stream order, if the description can be had beforehand.
+pub(crate) type Lengths<'a> = &'a dyn Fn() -> Vec<SectionLength>;
+
 /// Reads the head; the cursor then stands behind START.
-pub(crate) fn read(cursor: &mut Cursor) -> Result<Head, ImageError> {
+pub(crate) fn read(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Head, ImageError> {
     let start = cursor.position();
     let header = cursor.need(FileHeader::BYTES, "the header")?.to_vec();
     FileHeader::decode(&header).map_err(|error| wire(cursor, error))?;
@@ -42,16 +46,18 @@ pub(crate) fn read(cursor: &mut Cursor) -> Result<Head, ImageError> {
         cursor.consume(used);
         shape.configuration = configuration;
     }
-    shape.early = early(cursor)?;
+    shape.early = early(cursor, lengths)?;
     let mut head = Head { shape, placed: Vec::new(), regions: Vec::new() };
     ram_start(cursor, &mut head, start)?;
     Ok(head)
 }
 
-/// Sections and commands before RAM (§1.5).
-fn early(cursor: &mut Cursor) -> Result<Vec<u8>, ImageError> {
+/// Sections and commands before RAM (§1.5): by the lengths that the description gives where they lead to a footer, else
+/// up to the first footer that can be one.
+fn early(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Vec<u8>, ImageError> {
     let mut early = Vec::new();
     let mut live = Vec::new();
+    let mut known = None;
     loop {
         let bytes = cursor.peek(HEADER_BYTES)?;
         let have = bytes.len();
@@ -70,6 +76,18 @@ fn early(cursor: &mut Cursor) -> Result<Vec<u8>, ImageError> {
                 }
                 if kind == START {
                     live.push(header.id);
+                }
+                if kind == FULL {
+                    let known = known.get_or_insert_with(|| lengths().into_iter());
+                    let length = known
+                        .next()
+                        .filter(|known| (&known.name, known.instance) == (&header.name, header.instance))
+                        .and_then(|known| usize::try_from(known.length_bytes).ok());
+                    if let Some(length) = length
+                        && opaque::take_known(cursor, &header, length, &live, &mut early)?
+                    {
+                        continue;
+                    }
                 }
                 opaque::take_section(cursor, header.id, header.bytes, &live, &mut early)?;
             }

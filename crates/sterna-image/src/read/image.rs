@@ -1,5 +1,6 @@
 //! An image, opened for reading.
 
+use std::fmt;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -29,6 +30,12 @@ pub struct Image {
     mapped: Option<MappedPages>,
     end: End,
     has_deltas: bool,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("file", &self.file).field("kind", &self.kind).finish_non_exhaustive()
+    }
 }
 
 impl Image {

@@ -20,6 +20,9 @@ pub(super) const FOOTER_BYTES: usize = 5;
 /// The longest header of a section: type, number, name, instance, version.
 pub(super) const HEADER_BYTES: usize = 1 + 4 + 1 + 255 + 4 + 4;
 
+/// Most bytes of a section that is taken by a length which the image itself gives.
+const KNOWN_BYTES: usize = 16 << 20;
+
 /// A section's header, as far as it matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
@@ -75,6 +78,28 @@ pub(super) fn take_section(
             return Ok(());
         }
     }
+}
+
+/// Takes a section whose body is known to have `length` bytes into `out`, if its footer is where it must be then.
+pub(super) fn take_known(
+    cursor: &mut Cursor,
+    header: &Header,
+    length: usize,
+    live: &[u32],
+    out: &mut Vec<u8>,
+) -> Result<bool, ImageError> {
+    let whole = header.bytes.saturating_add(length).saturating_add(FOOTER_BYTES);
+    if whole > KNOWN_BYTES {
+        return Ok(false);
+    }
+    let ahead = cursor.peek(whole + HEADER_BYTES)?;
+    let footer = ahead.get(whole - FOOTER_BYTES..whole);
+    let is_there = footer.is_some_and(|footer| footer[0] == FOOTER && footer[1..] == header.id.to_be_bytes())
+        && begins_element(&ahead[whole..], live);
+    if is_there {
+        take(cursor, whole, "a device section", out)?;
+    }
+    Ok(is_there)
 }
 
 /// Takes the command at hand into `out`.

@@ -13,9 +13,15 @@ const RULES: &str = "specs/mapped-ram.md §8";
 pub(super) fn check(head: &Head, file: &Arc<str>, file_bytes: u64) -> Result<(), ImageError> {
     let mut regions: Vec<(u64, u64, String)> =
         head.regions.iter().map(|(start, end)| (*start, *end, "the stream".to_owned())).collect();
+    // What follows START is the stream's, up to the end of the file: nobody places anything behind it.
+    if let Some((_, end)) = head.regions.last() {
+        regions.push((*end, file_bytes, "the devices".to_owned()));
+    }
     for (block, header) in head.shape.ram.blocks.iter().zip(&head.placed).filter(|pair| !pair.0.is_skipped) {
-        let end_of_bitmap = header.bitmap_offset.saturating_add(bitmap_bytes(block.length_bytes));
-        regions.push((header.bitmap_offset, end_of_bitmap, format!("the bitmap of block {:?}", block.name)));
+        // Where an end would be beyond 2^64, the start is: it lies outside of any file.
+        let bitmap = header.bitmap_offset.min(u64::MAX - bitmap_bytes(block.length_bytes));
+        let end_of_bitmap = bitmap + bitmap_bytes(block.length_bytes);
+        regions.push((bitmap, end_of_bitmap, format!("the bitmap of block {:?}", block.name)));
         let end_of_pages = header.end_of_pages(block.length_bytes);
         regions.push((header.pages_offset, end_of_pages, format!("the pages of block {:?}", block.name)));
     }

@@ -31,12 +31,12 @@ pub trait ReadAt: Send + Sync {
     }
 }
 
-/// Size and times of a file at one moment.
+/// Size and time of a file at one moment. The time of a change of name or mode is left out: another name, or none,
+/// is the same content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stamp {
     length_bytes: u64,
     modified: (i64, i64),
-    changed: (i64, i64),
 }
 
 impl ReadAt for File {
@@ -55,11 +55,7 @@ impl ReadAt for File {
 
     fn stamp(&self) -> io::Result<Stamp> {
         let metadata = self.metadata()?;
-        Ok(Stamp {
-            length_bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
+        Ok(Stamp { length_bytes: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
     }
 
     fn file(&self) -> Option<&File> {

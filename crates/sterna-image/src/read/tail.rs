@@ -93,9 +93,9 @@ fn candidates(bytes: &[u8], footers: bool) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Whether a section's footer, or nothing, is before `at`.
+/// Whether a section's footer, or nothing, is before `at`. Numbers of sections are small.
 fn follows_section(bytes: &[u8], at: usize, footers: bool) -> bool {
-    !footers || at == 0 || (at >= FOOTER_BYTES && bytes[at - FOOTER_BYTES] == FOOTER)
+    !footers || at == 0 || (at >= FOOTER_BYTES && bytes[at - FOOTER_BYTES..].starts_with(&[FOOTER, 0, 0]))
 }
 
 fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
