@@ -22,7 +22,7 @@ pub struct Arguments {
     /// Threads that read [default: twice the processors, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Print a digest of the guest's RAM: equal for equal RAM, whatever the form of the image (mapped-ram only)
+    /// Print a digest of the guest's RAM: equal for equal RAM, whatever the form of the image
     #[arg(long)]
     pub digest: bool,
     /// Print notes, too, not only warnings and errors
@@ -98,4 +98,26 @@ fn text(verdict: &Verdict, seconds: f64, verbose: bool) -> String {
         text += &format!("\nRAM digest {digest}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(image: PathBuf) -> Arguments {
+        Arguments { image, json: true, threads: Some(1), digest: false, verbose: false }
+    }
+
+    #[test]
+    fn verify_of_damage_fails_and_of_no_image_is_a_usage_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let (empty, other) = (directory.path().join("empty"), directory.path().join("other"));
+        std::fs::write(&empty, "").unwrap();
+        std::fs::write(&other, "no image at all").unwrap();
+
+        assert_eq!(execute(&arguments(empty)), Ok(Status::Failed));
+        assert_eq!(execute(&arguments(other)).unwrap_err().status, Status::Usage);
+        assert_eq!(execute(&arguments(directory.path().join("absent"))).unwrap_err().status, Status::Usage);
+        assert_eq!(execute(&arguments(directory.path().into())).unwrap_err().status, Status::Usage);
+    }
 }

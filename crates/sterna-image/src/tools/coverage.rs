@@ -2,6 +2,7 @@
 
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
+use super::spool;
 use crate::ImageError;
 use crate::model::Shape;
 use crate::read::{Image, PageVisitor};
@@ -64,11 +65,15 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Finds out. A mapped-ram image's bitmaps are in memory already; a legacy stream is read to its end.
+    /// Finds out. A mapped-ram image's bitmaps are in memory already; a legacy stream is read to its end, and
+    /// unpacked into a temporary file if pages came as differences (XBZRLE).
     ///
     /// # Errors
-    /// As [`Image::visit_pages`].
+    /// As [`Image::visit_pages`] and [`Image::spool`].
     pub fn of(image: &Image) -> Result<Self, ImageError> {
+        if image.has_deltas() {
+            return Self::of(&image.spool(&spool::default_directory())?);
+        }
         let mut coverage = Self::empty(image.shape());
         let Some(mapped) = image.mapped() else {
             image.visit_pages(&mut coverage)?;

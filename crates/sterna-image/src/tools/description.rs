@@ -23,8 +23,9 @@ pub struct Described {
     pub name: String,
     /// Its instance.
     pub instance: u32,
-    /// Version of its body.
-    pub version: u32,
+    /// Version of its body. Sections that QEMU's older interface writes, such as `slirp`, are described
+    /// without one.
+    pub version: Option<u32>,
     /// Length of its body in bytes.
     pub length_bytes: u64,
     value: Value,
@@ -67,7 +68,7 @@ impl Description {
             .map(|(length, value)| Described {
                 name: length.name,
                 instance: length.instance,
-                version: value.get("version").and_then(Value::as_u64).unwrap_or(0) as u32,
+                version: value.get("version").and_then(Value::as_u64).map(|version| version as u32),
                 length_bytes: length.length_bytes,
                 value,
             })
@@ -247,7 +248,7 @@ mod tests {
         let names: Vec<_> =
             [0, 31, 32, 37, 44, 56, 59, 60, 71].map(|at| cpu.locate(at).path).into_iter().collect();
 
-        assert_eq!(cpu.length_bytes, 32 + 24 + 3 + 1 + 11 + 8);
+        assert_eq!((cpu.length_bytes, cpu.version), (32 + 24 + 3 + 1 + 11 + 8, Some(12)));
         assert_eq!(
             names,
             [
@@ -262,6 +263,14 @@ mod tests {
                 "cpu/s.m"
             ]
         );
+    }
+
+    #[test]
+    fn section_of_the_older_interface_is_described_without_a_version() {
+        let text = r#"{"page_size": 4096, "devices": [{"name": "slirp", "instance_id": 0, "size": 131,
+            "fields": [{"name": "data", "size": 131, "type": "buffer"}]}]}"#;
+
+        assert_eq!(Description::parse(text).unwrap().devices()[0].version, None);
     }
 
     #[test]

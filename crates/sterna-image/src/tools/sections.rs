@@ -244,8 +244,9 @@ impl Walker<'_> {
         let index = self.next;
         let device = &devices[index];
         self.next += 1;
-        if device.version != version {
-            let theirs = device.version;
+        if let Some(theirs) = device.version
+            && theirs != version
+        {
             self.mistold(
                 body,
                 format!("section {name:?} has version {version}, the description says {theirs}"),

@@ -7,6 +7,7 @@ use sterna_image::read::{ReadAt, Stamp};
 use sterna_image::tools::finding::Severity;
 use sterna_image::tools::verify::{VerifyOptions, verify, verify_source};
 
+use crate::common::vector;
 use crate::sample::{PAGE, Plan, fill, holds, verdict};
 
 #[test]
@@ -204,4 +205,5 @@ fn digest_depends_on_ram_alone() {
         assert_eq!(digest(same), expected);
     }
     assert_ne!(digest(changed), expected);
+    assert_eq!(digest(vector("file-mapped-ram")), digest(vector("file-legacy")));
 }

@@ -1,5 +1,7 @@
 //! Where bitmaps and pages lie: in the file, apart from each other and from the stream. And the bitmaps.
 
+use std::sync::atomic::Ordering;
+
 use sterna_wire::mapped_ram::bitmap_bytes;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -8,6 +10,7 @@ use super::head::Head;
 use super::window::Window;
 use super::{Finding, Place, Report};
 use crate::ImageError;
+use crate::read::MappedBlock;
 
 const EVILS: &str = "specs/mapped-ram.md §6.5";
 const RULES: &str = "specs/mapped-ram.md §8";
@@ -90,6 +93,17 @@ pub(super) struct Bits {
     /// Bits of the last word that lie beyond the last page.
     pub(super) beyond: u64,
     pub(super) set: u64,
+}
+
+impl Bits {
+    /// Those of blocks that were read already.
+    pub(super) fn of(blocks: &[MappedBlock]) -> Vec<Self> {
+        let bits = |block: &MappedBlock| {
+            let words = block.bitmap.words().iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            Self { words, beyond: 0, set: block.bitmap.count() }
+        };
+        blocks.iter().map(bits).collect()
+    }
 }
 
 /// Reads the bitmaps, in the order of the blocks. What the file lacks counts as clear.
