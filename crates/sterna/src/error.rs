@@ -128,3 +128,9 @@ impl From<RearmError> for MigrationError {
         Self::Dirty(error.to_string())
     }
 }
+
+impl From<sterna_image::ImageError> for MigrationError {
+    fn from(error: sterna_image::ImageError) -> Self {
+        Self::System(error.to_string())
+    }
+}

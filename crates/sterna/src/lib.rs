@@ -40,6 +40,7 @@ pub use params::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDete
 pub use stats::{IncomingStatistics, Round, Sample, Statistics};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
-    Address, Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFiles,
+    Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,
+    TlsFiles,
 };
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sterna_transport::Tls;
+use sterna_transport::{Direct, Tls};
 
 /// How payloads of multifd packets are compressed (`multifd-compression`; specs/stream.md §3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -55,6 +55,10 @@ pub struct Parameters {
     pub rdma_chunk_size_bytes: u64,
     /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
     pub tls: Option<Tls>,
+    /// `direct-io`: files are written and read past the page cache.
+    pub direct_io: Direct,
+    /// A file that lies where a guest is to be saved is replaced; else that is refused. QEMU replaces always.
+    pub replace_file: bool,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,
 }
@@ -73,6 +77,8 @@ impl Default for Parameters {
             zero_page_detection: ZeroPageDetection::Multifd,
             rdma_chunk_size_bytes: 1 << 20,
             tls: None,
+            direct_io: Direct::Off,
+            replace_file: false,
             limits: WaitLimits::default(),
         }
     }
@@ -115,7 +121,11 @@ impl Default for WaitLimits {
 pub struct Capabilities {
     /// `multifd`: pages travel over [`Parameters::multifd_channels`] channels of their own.
     pub multifd: bool,
-    /// `return-path`. Off only for a peer that cannot answer: then nobody learns whether it succeeded.
+    /// `mapped-ram`: in a file every page has its place (specs/mapped-ram.md); without it a file holds a stream.
+    /// Multifd channels are then threads that write or read it.
+    pub mapped_ram: bool,
+    /// `return-path`. Off only for a peer that cannot answer: then nobody learns whether it succeeded. A file never
+    /// answers, whatever this says; there what the file system says decides.
     pub return_path: bool,
     /// `switchover-ack`: the guest stops only after the destination's devices said that they are ready.
     pub switchover_ack: bool,
@@ -130,6 +140,7 @@ impl Default for Capabilities {
     fn default() -> Self {
         Self {
             multifd: false,
+            mapped_ram: false,
             return_path: true,
             switchover_ack: false,
             pause_before_switchover: false,

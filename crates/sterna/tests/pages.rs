@@ -9,10 +9,9 @@ use std::sync::Arc;
 use plain::Plain;
 use sterna::MigrationError;
 use sterna::order::{LaneCursor, Pass};
-use sterna::pages::{DigestSink, FileWriter, PageSink, PageWriter, digest_of};
+use sterna::pages::{DigestSink, FileWriter, MappedFile, PageSink, PageWriter, digest_of};
 use sterna::ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
-use sterna_image::MappedRam;
-use sterna_wire::main::{BodyKind, Expectations, MainDecoder, MainItem, SectionKind, Step};
+use sterna_transport::{CreateOptions, Direct, PageFile, TransportError};
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, holds_page};
 
 const LANES: usize = 3;
@@ -99,91 +98,107 @@ fn digest_page_that_becomes_zero_counts_as_zero() {
 
 /// A lane into `image` that looks for zero pages as the engine's lanes do.
 fn file_lane(
-    image: &Arc<MappedRam>,
+    image: &Arc<MappedFile>,
     ram: &GuestRam,
 ) -> Box<dyn FnMut(sterna::order::Taken) -> Result<(), MigrationError>> {
-    let (mut writer, ram) = (FileWriter::new(Arc::clone(image), ram.clone()), ram.clone());
+    let (mut writer, ram) = (FileWriter::new(Arc::clone(image), ram), ram.clone());
     Box::new(move |taken| {
+        if taken.absent {
+            return writer.absent_run(taken.run);
+        }
         for page in taken.run.first..taken.run.end() {
             let run = sterna::order::PageRun { first: page, count: 1, ..taken.run };
-            let zero = taken.absent || ram.block(run.block).page(page)?.is_zero();
+            let zero = ram.block(run.block).page(page)?.is_zero();
             if zero { writer.zero_run(run)? } else { writer.write_run(run)? }
         }
         writer.barrier()
     })
 }
 
-/// The blocks of an image as its own bytes describe them: name, length, where.
-fn layout(file: &[u8]) -> Vec<(String, u64, MappedHeader)> {
-    let knowledge = |name: &str, _, _, _: SectionKind| match name {
-        "ram" => BodyKind::Ram,
-        _ => BodyKind::Refuse("only RAM is here".to_owned()),
+/// Pages of `ram` in a file at `path`, with nothing around them but room for the bitmaps.
+fn image_of(path: &Path, ram: &GuestRam) -> Result<(Arc<MappedFile>, Vec<MappedHeader>), TransportError> {
+    let file = PageFile::create(path, CreateOptions { direct: Direct::Wanted, ..Default::default() })?;
+    let mut at = 0;
+    let place = |block: &RamBlock| {
+        let header = MappedHeader::place(at, block.len_bytes()).unwrap();
+        at = header.end_of_pages(block.len_bytes());
+        header
     };
-    let expect = Expectations { mapped_ram: true, ..Expectations::default() };
-    let mut decoder = MainDecoder::new(Box::new(knowledge), expect);
-    let (mut at, mut blocks) = (0usize, Vec::new());
-    loop {
-        match decoder.next(&file[at..]).expect("a sound image") {
-            Step::Item { item: MainItem::MappedBlock { name, length_bytes, header, resume_at }, .. } => {
-                blocks.push((name, length_bytes, header));
-                at = resume_at as usize;
-            }
-            Step::Item { item: MainItem::RamEnd { .. }, .. } => return blocks,
-            Step::Item { consumed, .. } | Step::Partial { consumed } => at += consumed,
-            step @ (Step::NeedMore(_) | Step::End) => panic!("{step:?} at byte {at} of the image"),
-        }
-    }
+    let headers: Vec<_> = ram.blocks().iter().map(place).collect();
+    Ok((Arc::new(MappedFile::new(Arc::new(file), headers.clone(), ram)), headers))
 }
 
 #[test]
 fn image_written_over_many_lanes_holds_every_page_and_holes_for_the_rest() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("guest.img");
     let vm = guest();
-    let image = Arc::new(MappedRam::create(&path, "plain", &vm.ram).unwrap());
+    let (image, headers) = image_of(&path, &vm.ram).unwrap();
     over_lanes(&vm, |_| file_lane(&image, &vm.ram));
+    image.write_bitmaps().unwrap();
     assert!(!path.exists(), "it is there before it is complete");
     let held = image.held_pages();
-    Arc::into_inner(image).expect("no lane is left").complete().unwrap();
+    image.file().complete().unwrap();
 
     let file = std::fs::read(&path).unwrap();
-    let blocks = layout(&file);
-    assert_eq!(blocks.len(), 2);
     let mut marked = 0;
-    for (index, (name, length_bytes, header)) in blocks.iter().enumerate() {
+    for (index, header) in headers.iter().enumerate() {
         let block = vm.ram.block(index);
-        assert_eq!((name.as_str(), *length_bytes), (block.name(), block.len_bytes()));
-        let bitmap = &file[header.bitmap_offset as usize..][..bitmap_bytes(*length_bytes) as usize];
+        let bitmap = &file[header.bitmap_offset as usize..][..bitmap_bytes(block.len_bytes()) as usize];
         let mut content = [0; PAGE_SIZE];
         for page in 0..block.pages() {
             block.read(page * PAGE_SIZE as u64, &mut content).unwrap();
             let holds = holds_page(bitmap, page);
-            assert_eq!(holds, content != [0; PAGE_SIZE], "{name} page {page}");
-            let place = &file[header.page_offset(page) as usize..];
-            assert!(!holds || place[..PAGE_SIZE] == content, "{name} page {page}");
+            assert!(holds || content == [0; PAGE_SIZE], "block {index} page {page}");
+            let place = header.page_offset(page) as usize;
+            let stands: &[u8] = file.get(place..place + PAGE_SIZE).unwrap_or(&[0; PAGE_SIZE]);
+            assert!(stands == content, "block {index} page {page}");
             marked += u64::from(holds);
         }
     }
     assert_eq!(marked, held);
-    // What is not held takes no room on the disk: bitmaps and block lists are all that is there besides.
+    // What is not held takes no room on the disk: bitmaps are all that is there besides.
     let on_disk = std::fs::metadata(&path).unwrap().blocks() * 512;
     assert!(on_disk <= held * PAGE_SIZE as u64 + (64 << 10), "{on_disk} bytes for {held} pages");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn image_that_is_not_completed_leaves_what_was_there() {
-    let directory = tempfile::tempdir().unwrap();
+fn image_page_that_became_zero_leaves_neither_a_bit_nor_its_bytes() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("guest.img");
-    std::fs::write(&path, "an older image").unwrap();
     let vm = guest();
-    let image = Arc::new(MappedRam::create(&path, "plain", &vm.ram).unwrap());
-    over_lanes(&vm, |_| file_lane(&image, &vm.ram));
+    let (image, headers) = image_of(&path, &vm.ram).unwrap();
+    let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
+    let run = |first, count| sterna::order::PageRun { block: 0, first, count };
+    for page in 0..100 {
+        vm.write(page, 7);
+    }
+    writer.write_run(run(0, 100)).unwrap();
+    writer.barrier().unwrap();
+    // A few between others are written as they are; many, and those at an end, are not.
+    for page in (10..12).chain(40..70).chain(98..100) {
+        vm.write(page, 0);
+    }
+    writer.write_run(run(8, 2)).unwrap();
+    writer.zero_run(run(10, 2)).unwrap();
+    writer.write_run(run(12, 1)).unwrap();
+    writer.zero_run(run(40, 30)).unwrap();
+    writer.write_run(run(97, 1)).unwrap();
+    writer.zero_run(run(98, 2)).unwrap();
+    writer.barrier().unwrap();
+    image.write_bitmaps().unwrap();
+    image.file().complete().unwrap();
 
-    drop(image);
-
-    assert_eq!(std::fs::read(&path).unwrap(), b"an older image");
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    let file = std::fs::read(&path).unwrap();
+    let bitmap = &file[headers[0].bitmap_offset as usize..headers[0].pages_offset as usize];
+    for page in 0..100 {
+        let is_zero = (10..12).contains(&page) || (40..70).contains(&page) || page >= 98;
+        assert_eq!(holds_page(bitmap, page), !is_zero || page < 12, "page {page}");
+        let place = headers[0].page_offset(page) as usize;
+        let stands: &[u8] = file.get(place..place + PAGE_SIZE).unwrap_or(&[0; PAGE_SIZE]);
+        assert!(stands.iter().all(|byte| *byte == if is_zero { 0 } else { 7 }), "page {page}");
+    }
 }
 
 #[test]
@@ -193,20 +208,16 @@ fn image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing() {
     let Some(small) = SmallDisk::mount("256k") else { return };
     let path = small.path().join("guest.img");
     let vm = guest();
-    let image = MappedRam::create(&path, "plain", &vm.ram).map(Arc::new);
-    let error = match &image {
-        Err(error) => error.to_string(),
-        Ok(image) => {
-            let mut writer = FileWriter::new(Arc::clone(image), vm.ram.clone());
-            let run = |first| sterna::order::PageRun { block: 0, first, count: 128 };
-            let error = (0..20).find_map(|n| writer.write_run(run(n * 128)).err()).expect("a full disk");
-            assert!(matches!(error, MigrationError::System(_)), "{error:?}");
-            assert_eq!(error.fault(), Some(sterna::Fault::Local));
-            writer.abort();
-            error.to_string()
-        }
-    };
-    drop(image);
+    let (image, _) = image_of(&path, &vm.ram).unwrap();
+    let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
+    let run = |first| sterna::order::PageRun { block: 0, first, count: 128 };
+    let written = (0..20).try_for_each(|n| writer.write_run(run(n * 128)));
+    let error = written.and_then(|()| writer.barrier()).expect_err("a full disk");
+    assert!(matches!(error, MigrationError::System(_)), "{error:?}");
+    assert_eq!(error.fault(), Some(sterna::Fault::Local));
+    writer.abort();
+    drop((writer, image));
+    let error = error.to_string();
     assert!(error.contains("guest.img") && error.contains("No space left"), "{error}");
     assert_eq!(std::fs::read_dir(small.path()).unwrap().count(), 0);
 }

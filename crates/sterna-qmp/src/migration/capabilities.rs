@@ -43,7 +43,7 @@ pub const CAPABILITIES: &[(&str, Support)] = &[
     ("postcopy-preempt", Missing),
     ("switchover-ack", Works),
     ("dirty-limit", Missing),
-    ("mapped-ram", Missing),
+    ("mapped-ram", Works),
     (HOLD, Works),
 ];
 
@@ -127,6 +127,7 @@ impl CapabilitySet {
     pub fn to_engine(&self, autostart: bool) -> Capabilities {
         Capabilities {
             multifd: self.get("multifd"),
+            mapped_ram: self.get("mapped-ram"),
             return_path: self.get("return-path"),
             switchover_ack: self.get("switchover-ack"),
             pause_before_switchover: self.get("pause-before-switchover"),

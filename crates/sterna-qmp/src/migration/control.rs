@@ -276,6 +276,8 @@ impl MigrationControl {
         if self.vm.run_state() == RunState::Running {
             return "running";
         }
+        // A guest that was saved and let run again is nobody's but the operator's.
+        let outgoing = outgoing.filter(|it| it.status() != Status::Completed || !it.may_guest_run());
         match outgoing.map_or(Status::None, |outgoing| outgoing.status()) {
             Status::Completed => "postmigrate",
             Status::PreSwitchover | Status::Device | Status::Undecided => "finish-migrate",
@@ -289,6 +291,9 @@ impl MigrationControl {
         if !self.vm.has_guest() {
             self.relay.start_when_held.store(false, Ordering::SeqCst);
             return self.start_on_arrival(false);
+        }
+        if self.outgoing().is_some_and(|outgoing| outgoing.is_saved()) {
+            return Ok(());
         }
         self.while_guest_is_free(|_| {
             let ran = self.vm.run_state() == RunState::Running;
@@ -317,6 +322,11 @@ impl MigrationControl {
             self.outgoing().filter(|held| held.status() == Status::Failed && !held.may_guest_run())
         {
             return outgoing.retry().map_err(QmpError::generic);
+        }
+        if let Some(outgoing) = self.outgoing().filter(|outgoing| outgoing.is_saved()) {
+            outgoing.resume_saved().map_err(QmpError::generic)?;
+            self.relay.bus.emit("RESUME", None);
+            return Ok(());
         }
         self.while_guest_is_free(|state| {
             let ran = self.vm.run_state() == RunState::Running;
@@ -404,7 +414,14 @@ impl State {
             "Guest is waiting for an incoming migration; migrate it once it runs here"
         } else if self.is_migrating() {
             "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
-        } else if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.status() == Status::Completed) {
+        } else if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_saved()) {
+            "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
+             lets it run on here"
+        } else if self
+            .outgoing
+            .as_ref()
+            .is_some_and(|outgoing| outgoing.status() == Status::Completed && !outgoing.may_guest_run())
+        {
             "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
              migrate it from there"
         } else if self.is_listening() {

@@ -58,6 +58,14 @@ pub trait Outgoing: Send + Sync {
     fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool;
     /// Brings back a guest that is held stopped since bringing it back had failed.
     fn retry(&self) -> Result<(), String>;
+    /// Whether the guest was saved to a file and stands here.
+    fn is_saved(&self) -> bool {
+        false
+    }
+    /// Lets a guest run again that was saved to a file.
+    fn resume_saved(&self) -> Result<(), String> {
+        Err("the guest was not saved to a file".to_owned())
+    }
     /// Ends an undecided handover.
     fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sterna::{Compression, Parameters, WaitLimits, ZeroPageDetection};
+use sterna::{Compression, Direct, Parameters, WaitLimits, ZeroPageDetection};
 
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, ArgumentSpec};
@@ -131,6 +131,10 @@ const fn flag(name: &'static str, range: Range) -> ParameterSpec {
     ParameterSpec { name, range, unit: Unit::None, change: Harmless, default: Default::Boolean(false) }
 }
 
+const fn frozen_flag(name: &'static str) -> ParameterSpec {
+    ParameterSpec { change: Frozen, ..flag(name, Range::Boolean) }
+}
+
 const fn text(name: &'static str) -> ParameterSpec {
     ParameterSpec { name, range: Range::Text, unit: Unit::None, change: Frozen, default: Default::Word("") }
 }
@@ -173,11 +177,9 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("normal"),
     },
     word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
-    flag(
-        "direct-io",
-        Range::Only(Neutral::False, "Sterna migrates to sockets only, which know no direct I/O"),
-    ),
+    frozen_flag("direct-io"),
     row("x-rdma-chunk-size", Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, Bytes, Frozen, 1 << 20),
+    frozen_flag("x-sterna-replace-file"),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-prepare-limit", number(100, HOUR_MS), Milliseconds, Frozen, 60_000),
@@ -260,6 +262,9 @@ impl ParameterSet {
             rdma_chunk_size_bytes: self.number("x-rdma-chunk-size"),
             // Names of objects, which the monitor keeps.
             tls: None,
+            // Where a file system has none, the page cache is better than no file; a warning says so.
+            direct_io: if self.flag("direct-io") { Direct::Wanted } else { Direct::Off },
+            replace_file: self.flag("x-sterna-replace-file"),
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),
@@ -273,6 +278,10 @@ impl ParameterSet {
 
     fn number(&self, name: &str) -> u64 {
         self.get(name).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
     fn word(&self, name: &str) -> &str {

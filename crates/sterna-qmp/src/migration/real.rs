@@ -76,6 +76,14 @@ impl Outgoing for Migration {
         Migration::retry(self).map_err(sentence)
     }
 
+    fn is_saved(&self) -> bool {
+        Migration::is_saved(self)
+    }
+
+    fn resume_saved(&self) -> Result<(), String> {
+        Migration::resume_saved(self).map_err(sentence)
+    }
+
     fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
         let decision = match guest_at {
             GuestAt::Source => Decision::SourceRuns,

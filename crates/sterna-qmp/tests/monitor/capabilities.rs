@@ -84,12 +84,14 @@ fn unknown_capability_and_malformed_lists_are_refused() {
 #[test]
 fn capabilities_reach_the_engine() {
     let (monitor, mut client) = Monitor::running().client_of();
-    for name in ["multifd", "switchover-ack", "pause-before-switchover", "late-block-activate"] {
+    for name in ["multifd", "mapped-ram", "switchover-ack", "pause-before-switchover", "late-block-activate"]
+    {
         client.capability(name, true).unwrap();
     }
     client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
     let expected = sterna::Capabilities {
         multifd: true,
+        mapped_ram: true,
         return_path: true,
         switchover_ack: true,
         pause_before_switchover: true,

@@ -61,6 +61,67 @@ fn guest_moves_with_every_byte_over_qmp_alone() {
 }
 
 #[test]
+fn guest_is_saved_to_a_file_loaded_from_it_and_runs_on_here_too() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, mapped, multifd) in
+        [("legacy", false, false), ("mapped", true, false), ("threads", true, true)]
+    {
+        let path = directory.path().join(name);
+        let uri = format!("file:{},offset=4K", path.display());
+        let channels = json!([{"channel-type": "main",
+            "addr": {"transport": "file", "filename": path, "offset": 4096}}]);
+        let (source, mut src) = Monitor::over_the_real_engine(FakeVm::new(true, true), true).client_of();
+        let (destination, mut dst) =
+            Monitor::over_the_real_engine(FakeVm::new(false, false), true).client_of();
+        for client in [&mut src, &mut dst] {
+            client.capability("events", true).unwrap();
+            client.capability("mapped-ram", mapped).unwrap();
+            client.capability("multifd", multifd).unwrap();
+            client.set("direct-io", json!(true)).unwrap();
+        }
+        let pattern: Vec<u8> =
+            (0..1 << 18).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let ram = |vm: &FakeVm| SourceVm::ram(vm).block(0).read_all();
+        SourceVm::ram(&*source.vm).block(0).write(4096, &pattern).unwrap();
+
+        src.ok("migrate", json!({"uri": uri}));
+        assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+        assert_eq!(src.ok("query-status", Value::Null)["status"], "postmigrate");
+        src.refused("migrate", json!({"uri": uri}));
+        dst.ok("migrate-incoming", json!({"channels": channels}));
+        assert_eq!(end_of(&mut dst), "completed", "{}", dst.ok("query-migrate", Value::Null));
+
+        assert_eq!(ram(&destination.vm)[4096..][..pattern.len()], pattern);
+        assert_eq!(ram(&destination.vm), ram(&source.vm));
+        assert_eq!(dst.ok("query-status", Value::Null)["status"], "running");
+        src.ok("cont", Value::Null);
+        assert_eq!(src.ok("query-status", Value::Null)["status"], "running");
+        src.ok("stop", Value::Null);
+        assert_eq!(src.ok("query-status", Value::Null)["status"], "paused");
+    }
+}
+
+#[test]
+fn file_that_cannot_be_made_fails_the_migration_and_the_guest_runs_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    std::fs::write(&path, "there").unwrap();
+    let uri = json!({"uri": format!("file:{}", path.display())});
+    let (_source, mut src) = Monitor::over_the_real_engine(FakeVm::new(true, true), true).client_of();
+    src.capability("events", true).unwrap();
+    src.capability("mapped-ram", true).unwrap();
+    src.ok("migrate", uri.clone());
+    assert_eq!(end_of(&mut src), "failed");
+    let info = src.ok("query-migrate", Value::Null);
+    assert!(info["error-desc"].as_str().is_some_and(|text| text.contains("is there already")), "{info}");
+    assert_eq!(src.ok("query-status", Value::Null)["status"], "running");
+
+    src.set("x-sterna-replace-file", json!(true)).unwrap();
+    src.ok("migrate", uri);
+    assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+}
+
+#[test]
 fn refused_guest_stays_where_it_is_and_the_next_try_works() {
     let ((source, mut src), (_destination, mut dst), uri) = pair(false);
     dst.ok("migrate_cancel", Value::Null);

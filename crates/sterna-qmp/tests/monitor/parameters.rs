@@ -53,7 +53,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         range("vcpu-dirty-limit", 1, u64::MAX),
         ("mode", vec![json!("normal")], vec![json!("cpr-reboot"), json!("cpr-exec"), json!("x"), json!(0)]),
         words("zero-page-detection", &["none", "legacy", "multifd"]),
-        ("direct-io", vec![json!(false)], vec![json!(true), json!("off")]),
+        ("direct-io", vec![json!(false), json!(true)], vec![json!("off"), json!(1)]),
         (
             "x-rdma-chunk-size",
             vec![json!(1 << 20), json!(1 << 21), json!(1 << 30)],
@@ -66,6 +66,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
                 json!(-1),
             ],
         ),
+        ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
         range("x-sterna-prepare-limit", 100, 3_600_000),
@@ -112,6 +113,7 @@ fn defaults_are_those_of_qemu_11() {
         "multifd-zstd-level": 1, "xbzrle-cache-size": 67_108_864, "max-postcopy-bandwidth": 0,
         "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
+        "x-sterna-replace-file": false,
         "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });
@@ -160,6 +162,7 @@ fn every_parameter_reaches_the_engine() {
             "multifd-compression": "zstd", "multifd-zlib-level": 3, "multifd-zstd-level": 4,
             "zero-page-detection": "legacy", "x-rdma-chunk-size": 2 << 20, "x-sterna-setup-limit": 101,
             "x-sterna-stall-limit": 102, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
+            "direct-io": true, "x-sterna-replace-file": true,
         }),
     );
     client.ok("migrate", json!({"uri": "unix:/nowhere"}));
@@ -175,6 +178,8 @@ fn every_parameter_reaches_the_engine() {
         multifd_zstd_level: 4,
         zero_page_detection: ZeroPageDetection::Legacy,
         rdma_chunk_size_bytes: 2 << 20,
+        direct_io: sterna::Direct::Wanted,
+        replace_file: true,
         limits: sterna::WaitLimits {
             setup: Duration::from_millis(101),
             stall: Duration::from_millis(102),

@@ -10,7 +10,8 @@ use super::buffers::{BUFFER_BYTES, Buffers};
 use super::page_file::{PageFile, Whole};
 use super::ring::{Piece, Ring};
 use super::system::failed;
-use crate::TransportError;
+use crate::parts::Part;
+use crate::{IoPart, TransportError};
 
 /// How a queue works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +136,18 @@ impl PageQueue {
     /// # Errors
     /// Of these bytes or earlier ones: [`TransportError::DiskFull`], [`TransportError::System`].
     pub fn write_bytes(&mut self, at: u64, bytes: &[u8]) -> Result<(), TransportError> {
-        let (mut at, mut rest) = (at, bytes);
-        while !rest.is_empty() {
+        self.write_copy(at, &IoPart::Bytes(bytes))
+    }
+
+    /// As [`PageQueue::write_bytes`], of bytes or of guest RAM, which is copied.
+    ///
+    /// # Errors
+    /// As [`PageQueue::write_bytes`].
+    pub fn write_copy(&mut self, at: u64, part: &IoPart<'_>) -> Result<(), TransportError> {
+        let length = part.raw().1;
+        let mut done = 0;
+        while done < length {
+            let at = at + done as u64;
             let (index, start, filled) = match self.filling {
                 Some((index, start, filled)) if start + filled as u64 == at => (index, start, filled),
                 _ => {
@@ -146,15 +157,20 @@ impl PageQueue {
             };
             // A buffer ends at a multiple of its size in the file, so that the next one starts aligned.
             let room = BUFFER_BYTES - (start % BUFFER_BYTES as u64) as usize - filled;
-            let (now, later) = rest.split_at(rest.len().min(room));
+            let now = room.min(length - done);
             let Some(buffers) = &mut self.buffers else { return Err(self.internal("no buffers")) };
             // SAFETY: the buffer was taken from `free`: no I/O on it is on its way.
-            let buffer = unsafe { buffers.bytes(index) };
-            buffer[filled..filled + now.len()].copy_from_slice(now);
-            self.filling = Some((index, start, filled + now.len()));
-            at += now.len() as u64;
-            rest = later;
-            if now.len() == room {
+            let to = unsafe { &mut buffers.bytes(index)[filled..filled + now] };
+            match part {
+                IoPart::Bytes(bytes) => to.copy_from_slice(&bytes[done..done + now]),
+                IoPart::Ram(window) => {
+                    let Some(window) = window.part(done, now) else { return Err(self.internal("a window")) };
+                    window.copy_to(to);
+                }
+            }
+            self.filling = Some((index, start, filled + now));
+            done += now;
+            if now == room {
                 self.send_filling()?;
             }
         }

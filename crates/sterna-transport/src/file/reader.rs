@@ -63,30 +63,44 @@ impl RangeReader {
         mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut pieces = pieces(ranges.into_iter());
-        let result = self.go(&mut pieces, &mut each);
+        let result = loop {
+            match self.next_piece(&mut pieces) {
+                Ok(None) => break Ok(()),
+                Ok(Some(piece)) => {
+                    let handed = piece.wanted.iter().try_for_each(|range| {
+                        let (from, to) = ((range.start - piece.at) as usize, (range.end - piece.at) as usize);
+                        each(range.start, &self.bytes(&piece)[from..to])
+                    });
+                    self.free.push(piece.buffer);
+                    if handed.is_err() {
+                        break handed;
+                    }
+                }
+                Err(error) => break Err(error.into()),
+            }
+        };
         self.settle();
         result
     }
 
-    fn go<E: From<TransportError>>(
+    /// Asks for as many pieces as there are buffers and waits for the first.
+    fn next_piece(
         &mut self,
-        pieces: &mut dyn Iterator<Item = Vec<Range<u64>>>,
-        each: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        loop {
-            while let Some(buffer) = self.free.pop() {
-                let Some(wanted) = pieces.next() else {
-                    self.free.push(buffer);
-                    break;
-                };
-                self.ask(buffer, wanted)?;
-            }
-            let Some(mut first) = self.await_first()? else { return Ok(()) };
-            let done = first.done.take().unwrap_or(Ok(()));
-            let handed = done.map_err(E::from).and_then(|()| self.hand_out(&first, each));
-            self.free.push(first.buffer);
-            handed?;
+        pieces: &mut impl Iterator<Item = Vec<Range<u64>>>,
+    ) -> Result<Option<Ahead>, TransportError> {
+        while let Some(buffer) = self.free.pop() {
+            let Some(wanted) = pieces.next() else {
+                self.free.push(buffer);
+                break;
+            };
+            self.ask(buffer, wanted)?;
         }
+        let Some(mut first) = self.await_first()? else { return Ok(None) };
+        if let Some(Err(error)) = first.done.take() {
+            self.free.push(first.buffer);
+            return Err(error);
+        }
+        Ok(Some(first))
     }
 
     /// Sends for the bytes of one piece.
@@ -136,18 +150,11 @@ impl RangeReader {
         Ok(self.on_the_way.pop_front())
     }
 
-    fn hand_out<E>(
-        &mut self,
-        ahead: &Ahead,
-        each: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
+    /// What a piece that is back has brought.
+    fn bytes(&mut self, piece: &Ahead) -> &[u8] {
         // SAFETY: the piece is back: the kernel does not have the buffer.
-        let bytes = &unsafe { self.buffers.bytes(ahead.buffer) }[..ahead.length];
-        for range in &ahead.wanted {
-            let (from, to) = ((range.start - ahead.at) as usize, (range.end - ahead.at) as usize);
-            each(range.start, &bytes[from..to])?;
-        }
-        Ok(())
+        let bytes = unsafe { self.buffers.bytes(piece.buffer) };
+        &bytes[..piece.length]
     }
 
     /// Takes back what is on its way and nobody wants any more.

@@ -2,6 +2,7 @@
 
 use crate::error::WireError;
 use crate::limits::VM_DESCRIPTION_BYTES;
+use crate::main::Configuration;
 use serde_json::{Value, json};
 
 /// One field of a device.
@@ -37,17 +38,53 @@ pub struct Device {
 
 /// The JSON for these FULL sections, in stream order, and a machine type of so many bytes.
 pub fn build(machine_type: &str, devices: &[Device]) -> String {
-    let configuration = json!({
+    let configuration = Configuration { machine_type: machine_type.to_owned(), ..Configuration::default() };
+    build_for(&configuration, devices)
+}
+
+/// As [`build`], for a stream that begins with this configuration.
+pub fn build_for(configuration: &Configuration, devices: &[Device]) -> String {
+    let configuration = describe(configuration);
+    let devices: Vec<Value> = devices.iter().map(device).collect();
+    let text = json!({ "configuration": configuration, "page_size": crate::PAGE_SIZE, "devices": devices });
+    to_ascii(&text.to_string())
+}
+
+/// The configuration and its subsections, as QEMU describes them.
+fn describe(configuration: &Configuration) -> Value {
+    let mut described = json!({
         "vmsd_name": "configuration",
         "version": 1,
         "fields": [
             field(&Field::new("len", "uint32", 4)),
-            field(&Field::new("name", "buffer", machine_type.len() as u64)),
+            field(&Field::new("name", "buffer", configuration.machine_type.len() as u64)),
         ],
     });
-    let devices: Vec<Value> = devices.iter().map(device).collect();
-    let text = json!({ "configuration": configuration, "page_size": crate::PAGE_SIZE, "devices": devices });
-    to_ascii(&text.to_string())
+    let mut subsections = Vec::new();
+    let mut subsection = |name: &str, fields: Vec<Value>| {
+        let name = format!("configuration/{name}");
+        subsections.push(json!({ "vmsd_name": name, "version": 1, "fields": fields }));
+    };
+    if configuration.target_page_bits.is_some() {
+        subsection("target-page-bits", vec![field(&Field::new("target_page_bits", "uint32", 4))]);
+    }
+    if let Some(first) = configuration.capabilities.first() {
+        // Of several, QEMU gives the size of the first.
+        let mut list = field(&Field::new("capabilities", "capability", 1 + first.len() as u64));
+        if configuration.capabilities.len() > 1 {
+            list["array_len"] = configuration.capabilities.len().into();
+        }
+        subsection("capabilities", vec![field(&Field::new("caps_count", "uint32", 4)), list]);
+    }
+    if configuration.uuid.is_some() {
+        let mut bytes = field(&Field::new("uuid.data", "uint8", 1));
+        bytes["array_len"] = 16.into();
+        subsection("uuid", vec![bytes]);
+    }
+    if !subsections.is_empty() {
+        described["subsections"] = subsections.into();
+    }
+    described
 }
 
 /// JSON outside ASCII occurs in texts only, where an escape means the same.

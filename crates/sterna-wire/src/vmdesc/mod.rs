@@ -7,5 +7,5 @@ mod build;
 mod json;
 mod parse;
 
-pub use build::{Device, Field, build, encode};
+pub use build::{Device, Field, build, build_for, encode};
 pub use parse::{SectionLength, parse, section_lengths};

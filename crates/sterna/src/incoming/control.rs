@@ -10,7 +10,7 @@ use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::shared::{Shared, lock};
-use super::{Arrival, lane, loader};
+use super::{Arrival, file, lane, loader};
 use crate::driver::Driver;
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
@@ -85,6 +85,10 @@ impl Control {
         for (index, channel) in multifd.into_iter().flatten().enumerate() {
             let shared = Arc::clone(&self.shared);
             self.start(&format!("lane {index}"), move || lane::receive(&shared, index, &channel));
+        }
+        if self.shared.file.is_some() {
+            let shared = Arc::clone(&self.shared);
+            self.start("loader", move || file::load(&shared));
         }
         if let Some(channel) = main {
             let shared = Arc::clone(&self.shared);

@@ -69,6 +69,10 @@ impl KnownVm {
 }
 
 impl Target for KnownVm {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
     fn uuid(&self) -> Option<[u8; 16]> {
         Some(self.vm.uuid().unwrap_or_default())
     }
@@ -79,7 +83,9 @@ impl Target for KnownVm {
             machine_type: Some(self.vm.machine_type()),
             uuid: self.vm.uuid(),
             blocks: Some(blocks.map(|block| (block.name().to_owned(), block.len_bytes())).collect()),
-            multifd: capabilities.multifd,
+            // In a file, multifd channels are threads: its bytes know nothing of them.
+            multifd: capabilities.multifd && !capabilities.mapped_ram,
+            mapped_ram: capabilities.mapped_ram,
             accept_legacy_flush: crate::machine_type::flushes_silently(&self.vm.machine_type()),
             device_state_bytes: self.sections.most_bytes(),
             ..Expectations::default()

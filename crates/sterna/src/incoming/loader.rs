@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use sterna_proto::MigrationId;
 use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
-use sterna_transport::Channel;
+use sterna_transport::{Channel, PageFile};
 use sterna_wire::extension::{self, Features, Handover};
 use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram::BlockList;
@@ -33,6 +33,15 @@ pub(super) fn load(shared: &Shared, channel: &Arc<Channel>) {
     }
 }
 
+/// What came of reading on.
+pub(super) enum Read {
+    Item(MainItem),
+    /// The stream is over.
+    End,
+    /// All is to stop.
+    Stopped,
+}
+
 pub(super) struct Loader<'a> {
     pub(super) shared: &'a Shared,
     pub(super) reader: Reader,
@@ -52,10 +61,22 @@ pub(super) struct Loader<'a> {
 impl<'a> Loader<'a> {
     fn new(shared: &'a Shared, channel: &Arc<Channel>) -> Self {
         let expect = shared.target.expectations(&shared.capabilities);
+        let decoder = MainDecoder::new(shared.target.knowledge(), expect);
+        Self::with(shared, Reader::new(Arc::clone(channel)), decoder)
+    }
+
+    /// A loader of what lies in a file from byte `offset` on.
+    pub(super) fn of_file(shared: &'a Shared, file: &Arc<PageFile>, offset: u64) -> Self {
+        let expect = shared.target.expectations(&shared.capabilities);
+        let decoder = MainDecoder::new(shared.target.knowledge(), expect).starting_at(offset);
+        Self::with(shared, Reader::of_file(file, offset), decoder)
+    }
+
+    fn with(shared: &'a Shared, reader: Reader, decoder: MainDecoder) -> Self {
         Self {
             shared,
-            reader: Reader::new(Arc::clone(channel)),
-            decoder: MainDecoder::new(shared.target.knowledge(), expect),
+            reader,
+            decoder,
             acks: None,
             lanes: lock(&shared.channels).multifd.len(),
             is_sterna: false,
@@ -65,10 +86,39 @@ impl<'a> Loader<'a> {
     }
 
     fn run(&mut self) -> Result<(), MigrationError> {
-        let mut due = 1;
+        loop {
+            match self.read()? {
+                Read::Item(item) => self.take(item)?,
+                Read::End | Read::Stopped => return Ok(()),
+            }
+        }
+    }
+
+    /// As a file is read: `before_end` is asked before the stream's end is told.
+    pub(super) fn run_until_end(
+        &mut self,
+        before_end: &dyn Fn() -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        loop {
+            match self.read()? {
+                Read::Item(item) => {
+                    if matches!(item, MainItem::Eof) {
+                        before_end()?;
+                    }
+                    self.take(item)?;
+                }
+                Read::End | Read::Stopped => return Ok(()),
+            }
+        }
+    }
+
+    /// Reads on to the next item.
+    pub(super) fn read(&mut self) -> Result<Read, MigrationError> {
+        // An item may be followed by another that needs no further byte.
+        let mut due = 0;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if !self.reader.fill(due)? {
-                return self.end_of_file();
+                return self.end_of_file().map(|()| Read::End);
             }
             match self.decoder.next(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))? {
                 Step::NeedMore(count) => due = count,
@@ -78,14 +128,17 @@ impl<'a> Loader<'a> {
                 }
                 Step::Item { item, consumed } => {
                     self.consume(consumed);
-                    // An item may be followed by another that needs no further byte.
-                    due = 0;
-                    self.take(item)?;
+                    return Ok(Read::Item(item));
                 }
-                Step::End => return Ok(()),
+                Step::End => return Ok(Read::End),
             }
         }
-        Ok(())
+        Ok(Read::Stopped)
+    }
+
+    /// The index of a block in this side's RAM.
+    pub(super) fn block_index(&self, name: &str) -> Option<usize> {
+        self.decoder.blocks()?.find(name.as_bytes())
     }
 
     pub(super) fn consume(&mut self, count: usize) {
@@ -100,13 +153,16 @@ impl<'a> Loader<'a> {
         }
         // Nobody did wrong as far as this side can tell: the source died, or cancelled (specs/stream.md §5.2).
         self.decoder.end_of_file(self.reader.bytes().len()).map_err(|error| {
-            let text =
-                format!("the source closed the main channel early: {}, byte {}", error.message, error.offset);
+            let what = match &self.shared.file {
+                Some(_) => format!("{} ends early", self.shared.address),
+                None => "the source closed the main channel early".to_owned(),
+            };
+            let text = format!("{what}: {}, byte {}", error.message, error.offset);
             MigrationError::Transport(text, None)
         })
     }
 
-    fn take(&mut self, item: MainItem) -> Result<(), MigrationError> {
+    pub(super) fn take(&mut self, item: MainItem) -> Result<(), MigrationError> {
         match item {
             MainItem::Command(command) => self.command(command),
             MainItem::Zero { block, offset } => {

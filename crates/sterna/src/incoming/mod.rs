@@ -9,6 +9,7 @@
 mod accept;
 mod acks;
 mod control;
+mod file;
 mod known;
 mod lane;
 mod loader;
@@ -33,6 +34,7 @@ use crate::outgoing::StartError;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;
 use crate::vm::{RunState, TargetVm};
+use file::LoadFile;
 use known::KnownVm;
 use shared::Shared;
 use target::Target;
@@ -91,6 +93,9 @@ impl Incoming {
                     .to_owned(),
             ));
         }
+        if let Some(file) = file::open(at, &params, &capabilities)? {
+            return Self::load(target, at, file, params, capabilities, observer);
+        }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();
         let shared = Shared::new(target, address, params, capabilities, observer)
@@ -102,6 +107,33 @@ impl Incoming {
             .and_then(|()| accept::spawn(&guard.shared, listener))
             .map(|thread| guard.listening = Some(thread))
             .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
+        Ok(Self { guard: Arc::new(guard) })
+    }
+
+    /// Takes a guest out of a file, at once. Without [`Capabilities::unmanaged`] it arrives paused: there is no source
+    /// whose end somebody could wait for.
+    fn load(
+        target: Arc<dyn Target>,
+        at: &Address,
+        file: LoadFile,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        if !target.is_in_memory() {
+            return Err(StartError::Settings("an image goes into another file by converting it".to_owned()));
+        }
+        let mut shared = Shared::new(target, at.clone(), params, capabilities, observer)
+            .map_err(|error| StartError::Settings(error.to_string()))?;
+        shared.file = Some(file);
+        let shared = Arc::new(shared);
+        if !capabilities.unmanaged {
+            let _ = shared.autostart.set(false);
+        }
+        let guard = Guard { shared, listening: None };
+        control::spawn(&guard.shared)
+            .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
+        file::begin(&guard.shared);
         Ok(Self { guard: Arc::new(guard) })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sterna_ram::RamSlice;
-use sterna_transport::{Channel, TransportError};
+use sterna_transport::{Channel, PageFile, TransportError};
 
 use crate::error::MigrationError;
 
@@ -19,15 +19,54 @@ pub(super) enum More {
     Silence,
 }
 
+/// Where the bytes come from.
+enum Source {
+    Channel(Arc<Channel>),
+    /// A file, and what of it is read next.
+    File(Arc<PageFile>, u64),
+}
+
+impl Source {
+    /// Reads some bytes; 0: there are no more.
+    fn read_some(&mut self, to: &mut [u8]) -> Result<usize, TransportError> {
+        match self {
+            Self::Channel(channel) => channel.read_some(to),
+            Self::File(file, at) => {
+                let left = file.len_bytes()?.saturating_sub(*at);
+                let count = usize::try_from(left).unwrap_or(usize::MAX).min(to.len());
+                file.read_bytes_at(*at, &mut to[..count])?;
+                *at += count as u64;
+                Ok(count)
+            }
+        }
+    }
+}
+
 pub(super) struct Reader {
-    channel: Arc<Channel>,
+    source: Source,
     buffer: Vec<u8>,
     start: usize,
 }
 
 impl Reader {
     pub fn new(channel: Arc<Channel>) -> Self {
-        Self { channel, buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
+        Self { source: Source::Channel(channel), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
+    }
+
+    /// Reads a file from byte `at` on.
+    pub fn of_file(file: &Arc<PageFile>, at: u64) -> Self {
+        Self { source: Source::File(Arc::clone(file), at), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
+    }
+
+    /// Goes on at byte `at` of a file.
+    pub fn go_to(&mut self, at: u64) -> Result<(), MigrationError> {
+        let Source::File(_, next) = &mut self.source else {
+            return Err(MigrationError::Internal("a channel has no places to go to".to_owned()));
+        };
+        *next = at;
+        self.buffer.clear();
+        self.start = 0;
+        Ok(())
     }
 
     /// What is there and not consumed.
@@ -50,7 +89,7 @@ impl Reader {
             self.start = 0;
             let held = self.buffer.len();
             self.buffer.resize(held + CHUNK.max(count - held), 0);
-            let read = self.channel.read_some(&mut self.buffer[held..]);
+            let read = self.source.read_some(&mut self.buffer[held..]);
             self.buffer.truncate(held + read.as_ref().copied().unwrap_or(0));
             if read? == 0 {
                 return Ok(false);

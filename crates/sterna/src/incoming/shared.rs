@@ -8,6 +8,7 @@ use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
+use super::file::LoadFile;
 use super::rounds::Rounds;
 use super::target::{Layout, Target};
 use super::{Arrival, status_of};
@@ -23,6 +24,8 @@ pub(super) struct Shared {
     pub target: Arc<dyn Target>,
     /// Where it listens.
     pub address: Address,
+    /// The file, where the guest comes out of one.
+    pub file: Option<LoadFile>,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -109,10 +112,13 @@ impl Shared {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, MigrationError> {
-        let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 0 };
+        // In a file, multifd channels are threads.
+        let has_channels = capabilities.multifd && !capabilities.mapped_ram;
+        let lanes = if has_channels { usize::from(params.multifd_channels) } else { 0 };
         let channels = Channels { multifd: vec![None; lanes], ..Channels::default() };
         let shared = Self {
             layout: OnceLock::new(),
+            file: None,
             rounds: Rounds::new(lanes),
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
@@ -169,7 +175,7 @@ impl Shared {
             let config = Config {
                 // An operator may say otherwise until all is loaded: see `Autostart`.
                 autostart: true,
-                managed: !self.capabilities.unmanaged,
+                managed: !self.capabilities.unmanaged && self.file.is_none(),
                 limits: machine_limits(&self.params.limits),
             };
             Driver::new(Destination::new(config, Duration::ZERO))

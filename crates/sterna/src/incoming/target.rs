@@ -20,6 +20,10 @@ use crate::vm::Device;
 
 /// Takes a guest in. Called by loader and control thread, each call after the other's results are in.
 pub(crate) trait Target: Send + Sync {
+    /// Whether the guest's RAM is memory of this process, so that it can be loaded from a file to where it is.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
     /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.
     fn uuid(&self) -> Option<[u8; 16]>;
     /// What the main channel has to agree with.

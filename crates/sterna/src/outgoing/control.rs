@@ -11,6 +11,7 @@ use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
+use super::file::SaveFile;
 use super::main_stream::MainStream;
 use super::rounds::Rounds;
 use super::shared::{Shared, lock};
@@ -46,6 +47,8 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), Refusal> {
 pub(super) struct Control {
     pub shared: Arc<Shared>,
     pub main: Option<Main>,
+    /// The file, where the guest goes into one.
+    pub file: Option<SaveFile>,
     pub multifd: Vec<Arc<Channel>>,
     pub threads: Vec<JoinHandle<()>>,
     pub rounds: Option<Rounds>,
@@ -57,7 +60,8 @@ pub(super) struct Control {
 
 /// The main channel once it is up.
 pub(super) struct Main {
-    pub channel: Arc<Channel>,
+    /// None where the guest goes into a file.
+    pub channel: Option<Arc<Channel>>,
     pub stream: Arc<Mutex<MainStream>>,
 }
 
@@ -67,6 +71,7 @@ impl Control {
         Self {
             shared,
             main: None,
+            file: None,
             multifd: Vec::new(),
             threads: Vec::new(),
             rounds: None,
@@ -163,8 +168,8 @@ impl Control {
     }
 
     fn identify(&mut self) -> Result<(), MigrationError> {
-        if let Some(main) = &self.main {
-            let (shared, channel) = (Arc::clone(&self.shared), Arc::clone(&main.channel));
+        if let Some(channel) = self.main.as_ref().and_then(|main| main.channel.clone()) {
+            let shared = Arc::clone(&self.shared);
             self.spawn("return path", move || returns::read(&shared, &channel))?;
         }
         self.commands(&[
@@ -304,6 +309,8 @@ impl Control {
             }
         }
         self.main = None;
+        // Unless it is in its place, it is gone with this.
+        self.file = None;
         self.multifd.clear();
         self.shared.drop_channels();
         Ok(())

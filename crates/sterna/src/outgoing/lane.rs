@@ -68,7 +68,7 @@ impl Lane<'_> {
         while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, ram, dirty)? {
             if taken.absent {
                 (self.count_absent)(taken.run.count);
-                writer.zero_run(taken.run)?;
+                writer.absent_run(taken.run)?;
             } else {
                 self.send_run(taken.run, writer)?;
             }

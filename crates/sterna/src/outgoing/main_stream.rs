@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::extension::Handover;
-use sterna_wire::main::{Command, SectionHeader, encode_footer, encode_length_prefixed, encode_section_part};
+use sterna_wire::main::{
+    Command, Configuration, FileHeader, SectionHeader, encode_footer, encode_length_prefixed,
+    encode_section_part,
+};
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::vmdesc;
 
@@ -13,27 +16,42 @@ use crate::error::MigrationError;
 
 const CHANNEL: &str = "main channel";
 
+/// Where the bytes of a main channel go.
+pub(crate) trait Sink: Send + Sync {
+    /// Writes all parts, one behind the other.
+    fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError>;
+}
+
+impl Sink for Channel {
+    fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
+        Ok(Channel::write_parts(self, parts)?)
+    }
+}
+
 /// Whoever holds it writes whole elements.
 pub(crate) struct MainStream {
-    channel: Arc<Channel>,
+    channel: Arc<dyn Sink>,
     counters: Arc<Counters>,
     records: RamRecordWriter,
     /// Section id of `ram`. Ids only link the sections of one device.
     ram_section: u32,
     next_section: u32,
+    /// What the stream began with.
+    configuration: Configuration,
     /// What the description after EOF will list.
     described: Vec<vmdesc::Device>,
 }
 
 impl MainStream {
     /// A stream whose section of RAM and first section of a device have these `ids`.
-    pub(super) fn new(channel: Arc<Channel>, counters: Arc<Counters>, ids: (u32, u32)) -> Self {
+    pub(super) fn new(channel: Arc<dyn Sink>, counters: Arc<Counters>, ids: (u32, u32)) -> Self {
         Self {
             channel,
             counters,
             records: RamRecordWriter::new(),
             ram_section: ids.0,
             next_section: ids.1,
+            configuration: Configuration::default(),
             described: Vec::new(),
         }
     }
@@ -46,6 +64,15 @@ impl MainStream {
         let mut bytes = Vec::new();
         fill(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
         self.write(&[IoPart::Bytes(&bytes)], bytes.len())
+    }
+
+    /// Writes header and configuration: the first bytes.
+    pub(super) fn greet(&mut self, configuration: Configuration) -> Result<(), MigrationError> {
+        self.configuration = configuration.clone();
+        self.send(|out| {
+            FileHeader.encode(out);
+            configuration.encode(out)
+        })
     }
 
     /// Writes commands, in one go.
@@ -94,6 +121,20 @@ impl MainStream {
             SectionHeader { id, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
             blocks.encode(out)?;
             end_of_ram(id, flush, out);
+            Ok(())
+        })
+    }
+
+    /// The number of RAM's section.
+    pub(super) fn ram_section(&self) -> u32 {
+        self.ram_section
+    }
+
+    /// Ends a START section of RAM whose block list was written piece by piece.
+    pub(super) fn end_ram_start(&mut self) -> Result<(), MigrationError> {
+        let id = self.ram_section;
+        self.send(|out| {
+            end_of_ram(id, false, out);
             Ok(())
         })
     }
@@ -148,8 +189,8 @@ impl MainStream {
     }
 
     /// The JSON that follows EOF.
-    pub fn description(&self, machine_type: &str) -> String {
-        vmdesc::build(machine_type, &self.described)
+    pub fn description(&self) -> String {
+        vmdesc::build_for(&self.configuration, &self.described)
     }
 
     fn write(&mut self, parts: &[IoPart<'_>], length: usize) -> Result<(), MigrationError> {

@@ -8,6 +8,7 @@ mod ask;
 mod control;
 mod counters;
 mod figures;
+mod file;
 mod lane;
 mod limiter;
 mod main_lane;
@@ -21,6 +22,7 @@ mod shared;
 mod switchover;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
 use sterna_transport::{Address, TlsEndpoint};
@@ -30,9 +32,9 @@ pub use sterna_proto::source::{Decision, Refusal};
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
 use crate::order::Clause;
-use crate::params::{Capabilities, Parameters, WaitLimits};
+use crate::params::{Capabilities, Compression, Parameters, WaitLimits};
 use crate::stats::Statistics;
-use crate::vm::SourceVm;
+use crate::vm::{SourceVm, VmError};
 use origin::{LiveVm, Origin};
 use shared::{Shared, lock};
 
@@ -170,7 +172,7 @@ impl Migration {
     /// Whether the VMM may let the guest run at its operator's wish: not between the stop for the
     /// switchover and its undoing, and not once the destination has the guest.
     pub fn may_guest_run(&self) -> bool {
-        self.shared.driver.look(Source::may_guest_run)
+        self.shared.runs_again.load(Ordering::Acquire) || self.shared.driver.look(Source::may_guest_run)
     }
 
     /// Runs `act`, an operator's `cont` or `stop`, if the guest is free to run or stop at an operator's
@@ -182,7 +184,22 @@ impl Migration {
     /// progress meanwhile; `act` must be short and must not call back into this migration.
     pub fn while_guest_is_free<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         // Under the machine's lock: it can ask for the guest (`StopGuest`) before or behind, not meanwhile.
-        self.shared.driver.look(|machine| machine.may_guest_run().then(act))
+        let runs_again = self.shared.runs_again.load(Ordering::Acquire);
+        self.shared.driver.look(|machine| (runs_again || machine.may_guest_run()).then(act))
+    }
+
+    /// Whether the guest was saved to a file, and stands here.
+    pub fn is_saved(&self) -> bool {
+        file::is_saved(&self.shared)
+    }
+
+    /// Lets the guest run again after it was saved to a file: takes its hooks (disks, locks) back and resumes it. The
+    /// file is then a snapshot of its past.
+    ///
+    /// # Errors
+    /// Unless this is a migration to a file that has completed; or what the VMM says. The guest stays stopped then.
+    pub fn resume_saved(&self) -> Result<(), VmError> {
+        file::resume(&self.shared)
     }
 
     /// How it ended, if it has.
@@ -205,6 +222,16 @@ impl Migration {
         violated: Option<Clause>,
     ) -> Result<Self, StartError> {
         check(to, &params, &capabilities)?;
+        let mut capabilities = capabilities;
+        if matches!(to, Address::File { .. }) {
+            if !origin.is_in_memory() {
+                return Err(StartError::Settings(
+                    "an image goes into another file by converting it".to_owned(),
+                ));
+            }
+            // A file does not answer.
+            capabilities.return_path = false;
+        }
         let vm = origin.vm();
         let Some(claim) = vm.ram().claim_tracking() else {
             return Err(StartError::Settings(
@@ -234,6 +261,24 @@ fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Resu
     let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
     if capabilities.multifd && params.multifd_channels == 0 {
         return refuse("multifd-channels is 0: give 1 to 255, or switch multifd off");
+    }
+    let is_file = matches!(to, Address::File { .. });
+    if is_file && capabilities.multifd && !capabilities.mapped_ram {
+        return refuse("Migration requires multi-channel URIs: switch multifd off, or mapped-ram on");
+    }
+    if is_file && params.tls.is_some() {
+        return refuse("a file speaks no TLS: leave tls-creds empty");
+    }
+    if is_file && capabilities.switchover_ack {
+        return refuse(
+            "switchover-ack needs a destination that answers, which a file does not: switch it off",
+        );
+    }
+    if capabilities.mapped_ram && !is_file {
+        return refuse("Migration requires seekable transport (e.g. file:) with mapped-ram: switch it off");
+    }
+    if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
+        return refuse("Cannot use compression with mapped-ram: set multifd-compression to none");
     }
     if capabilities.multifd && matches!(to, Address::Fd(_)) {
         return refuse(

@@ -20,6 +20,10 @@ use crate::vm::SourceVm;
 
 /// What a migration sends.
 pub(crate) trait Origin: Send + Sync {
+    /// Whether the guest's RAM is memory of this process, so that it can be saved to a file from where it is.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
     /// The guest: the shape of its RAM, who tells which pages are dirty, how it stops and runs on.
     fn vm(&self) -> &Arc<dyn SourceVm>;
     /// What the stream's configuration says.
@@ -65,6 +69,10 @@ impl PageReader for RamReader {
 pub(super) struct LiveVm(pub Arc<dyn SourceVm>);
 
 impl Origin for LiveVm {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
     fn vm(&self) -> &Arc<dyn SourceVm> {
         &self.0
     }
@@ -116,7 +124,7 @@ impl Origin for LiveVm {
     }
 
     fn send_end(&self, stream: &mut MainStream) -> Result<(), MigrationError> {
-        let description = stream.description(&self.0.machine_type());
+        let description = stream.description();
         stream.send(|out: &mut Vec<u8>| -> Result<(), WireError> {
             encode_end(out);
             vmdesc::encode(&description, out)

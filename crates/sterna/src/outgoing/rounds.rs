@@ -14,6 +14,7 @@ use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 use super::control::Control;
 use super::counters::Counts;
 use super::figures::per_second;
+use super::file;
 use super::multifd_lane::MultifdShared;
 use super::shared::lock;
 use super::{ack_form, setup};
@@ -59,15 +60,20 @@ impl Control {
     pub(super) fn precopy(&mut self) -> Result<(), MigrationError> {
         self.introduce_peer();
         self.count_acknowledgements();
-        let multifd = setup::start_lanes(self)?;
         let shared = Arc::clone(&self.shared);
+        let is_mapped = shared.capabilities.mapped_ram;
+        if is_mapped {
+            // Lanes into a file must know the places of pages.
+            self.start_ram()?;
+        }
+        let multifd = setup::start_lanes(self)?;
         if !self.until(|| shared.lanes.are_through(0).then_some(())) {
             return Ok(());
         }
         shared.vm.dirty_source().start()?;
-        let blocks = shared.origin.blocks();
-        self.with_main(|stream| shared.origin.send_early(stream))?;
-        self.with_main(|stream| stream.ram_start(&blocks, shared.capabilities.multifd))?;
+        if !is_mapped {
+            self.start_ram()?;
+        }
         multifd.passes_merge.store(shared.violated == Some(Clause::OncePerPass), Ordering::Release);
 
         let all = DirtyBitmaps::new(shared.vm.ram());
@@ -93,6 +99,17 @@ impl Control {
         });
         self.enter_pass();
         self.go_round()
+    }
+
+    /// Writes what stands before RAM, and RAM's START section.
+    fn start_ram(&mut self) -> Result<(), MigrationError> {
+        let shared = Arc::clone(&self.shared);
+        let blocks = shared.origin.blocks();
+        self.with_main(|stream| shared.origin.send_early(stream))?;
+        if shared.capabilities.mapped_ram {
+            return file::start_ram(self, &blocks);
+        }
+        self.with_main(|stream| stream.ram_start(&blocks, shared.capabilities.multifd))
     }
 
     /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
@@ -165,7 +182,12 @@ impl Control {
             return Ok(false);
         }
         let merging = |rounds: &Rounds| rounds.multifd.passes_merge.load(Ordering::Acquire);
-        if shared.capabilities.multifd && !self.rounds.as_ref().is_some_and(merging) {
+        if self.file.is_some() {
+            // In the last round all of it is put on the disk at once, behind the devices.
+            if self.rounds.as_ref().is_some_and(|rounds| !rounds.round.stopped) {
+                file::settle(self)?;
+            }
+        } else if shared.capabilities.multifd && !self.rounds.as_ref().is_some_and(merging) {
             self.with_main(|stream| stream.ram_part(false, true))?;
         }
         shared.lanes.queue.flushed(number);

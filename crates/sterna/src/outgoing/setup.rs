@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use sterna_transport::{Channel, TlsEndpoint, TransportError};
-use sterna_wire::main::FileHeader;
+use sterna_transport::{Address, Channel, TlsEndpoint, TransportError};
 use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 
 use super::control::{Control, Main};
+use super::file;
 use super::lane::Lane;
 use super::main_lane::MainLane;
-use super::main_stream::MainStream;
+use super::main_stream::{MainStream, Sink};
 use super::multifd_lane::{MultifdLane, MultifdShared};
 use super::origin::PageReader;
 use super::shared::Shared;
@@ -24,6 +24,9 @@ use crate::params::ZeroPageDetection;
 /// Opens every channel.
 pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
     let shared = Arc::clone(&control.shared);
+    if matches!(shared.to, Address::File { .. }) {
+        return file::open(control);
+    }
     let params = shared.params();
     // One limit for all of them together.
     let began = Instant::now();
@@ -38,9 +41,9 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
         Ok(channel)
     };
     let main = open()?;
-    let stream =
-        MainStream::new(Arc::clone(&main), Arc::clone(&shared.counters), shared.origin.section_ids());
-    control.main = Some(Main { channel: main, stream: Arc::new(Mutex::new(stream)) });
+    let sink: Arc<dyn Sink> = main.clone();
+    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
+    control.main = Some(Main { channel: Some(main), stream: Arc::new(Mutex::new(stream)) });
     if shared.capabilities.multifd {
         for id in 0..params.multifd_channels {
             let channel = open()?;
@@ -56,20 +59,22 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
 
 /// The first bytes of the main channel: header and configuration.
 pub(super) fn greet(control: &mut Control) -> Result<(), MigrationError> {
-    let configuration = control.shared.origin.configuration();
-    control.with_main(|stream| {
-        stream.send(|out| {
-            FileHeader.encode(out);
-            configuration.encode(out)
-        })
-    })
+    let mut configuration = control.shared.origin.configuration();
+    if control.shared.capabilities.mapped_ram {
+        configuration.capabilities.push("mapped-ram".to_owned());
+    }
+    control.with_main(|stream| stream.greet(configuration))?;
+    if control.file.is_some() { file::record_compatibility(control) } else { Ok(()) }
 }
 
 /// Starts one thread per lane. Each writes its opening barrier and waits for passes.
 pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, MigrationError> {
     let shared = Arc::clone(&control.shared);
     let detection = shared.params().zero_page_detection;
-    let legacy = shared.capabilities.multifd && detection == ZeroPageDetection::Legacy;
+    let is_mapped = shared.capabilities.mapped_ram;
+    let legacy = shared.capabilities.multifd && detection == ZeroPageDetection::Legacy && !is_mapped;
+    // Two pieces of I/O that write one page must never be on their way at once.
+    let behind_flush = legacy || is_mapped;
     let main = control.main.as_ref().map(|main| Arc::clone(&main.stream));
     let multifd = Arc::new(MultifdShared {
         packet_number: AtomicU64::new(0),
@@ -82,7 +87,9 @@ pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, M
     for (index, (mut writer, reader)) in writers(control, &multifd)?.into_iter().enumerate() {
         let shared = Arc::clone(&shared);
         control.spawn(&format!("lane {index}"), move || {
-            if let Err(error) = work(&shared, index, detection, legacy, writer.as_mut(), reader.as_ref()) {
+            if let Err(error) =
+                work(&shared, index, detection, behind_flush, writer.as_mut(), reader.as_ref())
+            {
                 writer.abort();
                 shared.fail(error);
             }
@@ -112,15 +119,15 @@ fn work(
     lane.run(writer)
 }
 
-fn writers(
-    control: &Control,
-    multifd: &Arc<MultifdShared>,
-) -> Result<Vec<(Box<dyn PageWriter>, Arc<dyn PageReader>)>, MigrationError> {
+fn writers(control: &Control, multifd: &Arc<MultifdShared>) -> Result<Vec<file::Pair>, MigrationError> {
     let shared = &control.shared;
     let params = shared.params();
+    if shared.capabilities.mapped_ram {
+        return file::lanes(control);
+    }
     if !shared.capabilities.multifd {
         let Some(main) = &control.main else { return Ok(Vec::new()) };
-        let channel = Arc::clone(&main.channel);
+        let channel = main.channel.clone();
         let reader = shared.origin.reader()?;
         let lane = MainLane {
             main: Arc::clone(&main.stream),
@@ -128,12 +135,15 @@ fn writers(
             ram: shared.vm.ram().clone(),
             counters: Arc::clone(&shared.counters),
             limiter: Arc::clone(&shared.limiter),
-            abort: Box::new(move || channel.shutdown()),
+            abort: Box::new(move || {
+                if let Some(channel) = &channel {
+                    channel.shutdown();
+                }
+            }),
         };
         return Ok(vec![(Box::new(lane), reader)]);
     }
-    type Pair = (Box<dyn PageWriter>, Arc<dyn PageReader>);
-    let writer = |(id, channel): (usize, &Arc<Channel>)| -> Result<Pair, MigrationError> {
+    let writer = |(id, channel): (usize, &Arc<Channel>)| -> Result<file::Pair, MigrationError> {
         let reader = shared.origin.reader()?;
         let lane = MultifdLane {
             reader: Arc::clone(&reader),

@@ -1,5 +1,6 @@
 //! What the threads of one outgoing migration share.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
@@ -37,6 +38,8 @@ pub(super) struct Shared {
     pub migration_id: [u8; 16],
     pub violated: Option<Clause>,
     pub connecting: CancelFlag,
+    /// The guest was saved to a file and let run again.
+    pub runs_again: AtomicBool,
     /// Held as long as this migration may touch the dirty log.
     pub claim: Mutex<Option<TrackingClaim>>,
     /// Hooks that are released, in that order.
@@ -70,6 +73,7 @@ impl Shared {
             lanes: Lanes::new(lanes),
             migration_id: random_id(),
             connecting: CancelFlag::new(),
+            runs_again: AtomicBool::new(false),
             claim: Mutex::default(),
             released: Mutex::default(),
             asking: Mutex::default(),
@@ -169,6 +173,10 @@ impl Shared {
             if state == State::Committing {
                 self.tell(&Event::Prepared);
                 self.tell(&Event::Committed);
+            }
+            if matches!(state, State::Cancelled | State::Failed) {
+                // All is undone: whoever hears of it may begin another migration at once.
+                *lock(&self.claim) = None;
             }
             let status = status_of(state);
             if lock(&self.figures).set_status(status) {

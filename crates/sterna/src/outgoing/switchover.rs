@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sterna_proto::source::Event as Fed;
 
 use super::control::Control;
+use super::file;
 use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
 
@@ -32,12 +33,19 @@ impl Control {
         let run_state = self.run_state_before();
         self.with_main(|stream| shared.origin.send_devices(stream, run_state))?;
         self.step(SwitchoverStep::Devices);
+        if self.file.is_some() {
+            file::finish(self)?;
+        }
         shared.report(Fed::FinalStateSent);
         Ok(())
     }
 
     /// Performs `SendEof`. The machine has committed: whatever happens here, the guest stays stopped.
     pub(super) fn send_eof(&mut self) -> Result<(), MigrationError> {
+        if self.file.is_some() {
+            file::publish(self);
+            return Ok(());
+        }
         if self.shared.capabilities.return_path {
             self.step(SwitchoverStep::Prepare);
         }

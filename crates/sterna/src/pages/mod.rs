@@ -8,7 +8,7 @@ mod file;
 mod sink;
 
 pub use digest::{DigestSink, digest_of};
-pub use file::FileWriter;
+pub use file::{FileWriter, MappedFile};
 pub use sink::{PageSink, RamSink};
 
 use crate::error::MigrationError;
@@ -21,6 +21,10 @@ pub trait PageWriter: Send {
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
     /// Carries the news that the pages of `run` are zero.
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
+    /// As [`PageWriter::zero_run`], of pages that were never populated and must not be read.
+    fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.zero_run(run)
+    }
     /// All pages taken so far are out, and none that follows can overtake them.
     fn barrier(&mut self) -> Result<(), MigrationError>;
     /// The migration ends early: unblock whoever waits, drop what is not out.

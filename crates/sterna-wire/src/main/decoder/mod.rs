@@ -117,6 +117,13 @@ impl MainDecoder {
         }
     }
 
+    /// Counts positions from `position` on: where the stream begins in its file.
+    #[must_use]
+    pub fn starting_at(mut self, position: u64) -> Self {
+        self.position = position;
+        self
+    }
+
     /// Reads on. `buf` starts with the first byte that has not been consumed yet.
     ///
     /// # Errors

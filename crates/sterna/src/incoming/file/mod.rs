@@ -1,0 +1,116 @@
+//! A guest comes out of a file instead of from a peer (specs/mapped-ram.md §6).
+//!
+//! A stream in a file is read front to back like a channel. A mapped-ram file is read in three steps:
+//!
+//! 1. its **structure**: everything but pages, to its end, held against the rules of the format and against this
+//!    machine, before a byte of RAM or a device is touched. A file that was cut, that is another machine's, whose
+//!    offsets point astray, stops here ([`structure`]);
+//! 2. its **pages**, by several threads, straight into guest RAM ([`pages`]). A page whose bit is clear is zero,
+//!    whatever the file holds there;
+//! 3. the elements of the stream in their order, so the devices.
+//!
+//! The file must not change meanwhile, and if it did the guest does not start. A file does not answer and is not a
+//! peer: this side takes the guest over when all is loaded, and the file stays as it is.
+
+mod pages;
+mod structure;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sterna_proto::destination::Event as Fed;
+use sterna_transport::{Address, Direct, OpenOptions, PageFile};
+
+use super::loader::Loader;
+use super::shared::{Shared, lock};
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::outgoing::StartError;
+use crate::params::{Capabilities, Compression, Parameters};
+
+/// The file that a guest comes from.
+pub(super) struct LoadFile {
+    pub file: Arc<PageFile>,
+    /// Where the stream begins.
+    pub offset: u64,
+}
+
+/// Opens the file, if `at` is one.
+pub(super) fn open(
+    at: &Address,
+    params: &Parameters,
+    capabilities: &Capabilities,
+) -> Result<Option<LoadFile>, StartError> {
+    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
+    let Address::File { path, offset } = at else {
+        if capabilities.mapped_ram {
+            return refuse(
+                "Migration requires seekable transport (e.g. file:) with mapped-ram: switch it off",
+            );
+        }
+        return Ok(None);
+    };
+    if capabilities.multifd && !capabilities.mapped_ram {
+        return refuse("Migration requires multi-channel URIs: switch multifd off, or mapped-ram on");
+    }
+    if params.tls.is_some() {
+        return refuse("a file speaks no TLS: leave tls-creds empty");
+    }
+    if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
+        return refuse("Cannot use compression with mapped-ram: set multifd-compression to none");
+    }
+    let options = OpenOptions { direct: params.direct_io };
+    let file = PageFile::open(path, options).map_err(|error| StartError::System(error.to_string()))?;
+    Ok(Some(LoadFile { file: Arc::new(file), offset: *offset }))
+}
+
+/// Begins: there is nobody to wait for.
+pub(super) fn begin(shared: &Shared) {
+    if shared.begin().is_none() {
+        return;
+    }
+    lock(&shared.channels).complete = true;
+    if let Some(load) = shared.file.as_ref()
+        && shared.params.direct_io != Direct::Off
+        && !load.file.is_direct()
+    {
+        let text = format!("{}: no direct I/O here, so this goes through the page cache", shared.address);
+        shared.tell(&Event::Warning(text));
+    }
+    shared.report(Fed::ChannelsReady);
+}
+
+/// Loads all of it, or until told to stop.
+pub(super) fn load(shared: &Shared) {
+    if let Err(error) = run(shared) {
+        shared.fail(error);
+    }
+}
+
+fn run(shared: &Shared) -> Result<(), MigrationError> {
+    let Some(LoadFile { file, offset }) = &shared.file else {
+        return Err(MigrationError::Internal("there is no file".to_owned()));
+    };
+    let before = file.version().map_err(MigrationError::storage)?;
+    let mut loader = Loader::of_file(shared, file, *offset);
+    let unchanged = || {
+        if file.version().map_err(MigrationError::storage)? == before {
+            return Ok(());
+        }
+        let what = format!(
+            "{} was changed while it was loaded; load it again when nobody writes it",
+            shared.address
+        );
+        Err(MigrationError::PeerMisbehaved { what })
+    };
+    if !shared.capabilities.mapped_ram {
+        return loader.run_until_end(&unchanged);
+    }
+    let structure = structure::read(&mut loader, file)?;
+    pages::load(shared, file, &structure.blocks)?;
+    if shared.stopping.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    unchanged()?;
+    structure.items.into_iter().try_for_each(|item| loader.take(item))
+}

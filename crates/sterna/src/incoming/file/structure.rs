@@ -1,0 +1,63 @@
+//! Everything of a mapped-ram file but its pages, checked before anything is touched.
+
+use std::sync::Arc;
+
+use sterna_ram::{PAGE_SIZE, PageBitmap};
+use sterna_transport::PageFile;
+use sterna_wire::main::MainItem;
+use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
+
+use crate::error::MigrationError;
+use crate::incoming::loader::{Loader, Read};
+
+/// What the file holds.
+pub(super) struct Structure {
+    pub blocks: Vec<MappedBlock>,
+    /// The stream's elements in order, without the pages' places.
+    pub items: Vec<MainItem>,
+}
+
+/// A block and its pages in the file.
+pub(super) struct MappedBlock {
+    /// Its index in this side's RAM.
+    pub index: usize,
+    pub header: MappedHeader,
+    /// Pages that the file holds; all others are zero.
+    pub held: PageBitmap,
+}
+
+/// Reads on to the end of the file. The decoder holds every element against its rules and against this machine:
+/// machine type, capabilities, names and lengths of blocks, places of bitmaps and pages, devices, versions.
+pub(super) fn read(loader: &mut Loader<'_>, file: &Arc<PageFile>) -> Result<Structure, MigrationError> {
+    let mut items = Vec::new();
+    let mut places = Vec::new();
+    loop {
+        match loader.read()? {
+            Read::Item(MainItem::MappedBlock { name, length_bytes, header, resume_at }) => {
+                places.push((name, length_bytes, header));
+                loader.reader.go_to(resume_at)?;
+            }
+            Read::Item(item) => items.push(item),
+            Read::Stopped | Read::End => break,
+        }
+    }
+    let block = |(name, length_bytes, header): &(String, u64, MappedHeader)| {
+        let index = loader
+            .block_index(name)
+            .ok_or_else(|| MigrationError::Internal(format!("block {name:?} passed and is not here")))?;
+        let mut bytes = vec![0; bitmap_bytes(*length_bytes) as usize];
+        file.read_bytes_at(header.bitmap_offset, &mut bytes).map_err(MigrationError::storage)?;
+        let held = PageBitmap::new(length_bytes / PAGE_SIZE as u64);
+        let words: Vec<u64> = bytes
+            .chunks_exact(8)
+            .map(|word| {
+                u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]])
+            })
+            .collect();
+        // Bits behind the last page mean nothing (specs/mapped-ram.md §4.5).
+        held.merge_words(0, &words);
+        Ok(MappedBlock { index, header: *header, held })
+    };
+    let blocks = places.iter().map(block).collect::<Result<Vec<_>, MigrationError>>()?;
+    Ok(Structure { blocks, items })
+}

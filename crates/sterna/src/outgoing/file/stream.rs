@@ -1,0 +1,63 @@
+//! The main channel of a migration into a file: bytes at a place that moves on.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sterna_transport::{IoPart, PageFile, PageQueue, QueueOptions};
+
+use crate::error::MigrationError;
+use crate::outgoing::main_stream::Sink;
+
+/// Bytes of a file, front to back, but for jumps over the places of pages.
+pub(super) struct FileStream {
+    state: Mutex<State>,
+}
+
+struct State {
+    queue: PageQueue,
+    at: u64,
+}
+
+impl FileStream {
+    /// A stream from byte `at` of `file` on.
+    pub fn new(file: &Arc<PageFile>, at: u64) -> Self {
+        Self { state: Mutex::new(State { queue: PageQueue::new(file, QueueOptions::default()), at }) }
+    }
+
+    /// Where the next byte goes.
+    pub fn position(&self) -> u64 {
+        self.lock().at
+    }
+
+    /// The next byte goes to `at`; what lies between is others'.
+    pub fn go_to(&self, at: u64) -> Result<(), MigrationError> {
+        let mut state = self.lock();
+        state.at = at;
+        // What was gathered must be out before others write its neighbourhood.
+        state.queue.drain().map_err(MigrationError::storage)
+    }
+
+    /// Everything is with the kernel.
+    pub fn drain(&self) -> Result<(), MigrationError> {
+        self.lock().queue.drain().map_err(MigrationError::storage)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sink for FileStream {
+    fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
+        let mut state = self.lock();
+        for part in parts {
+            let length = match part {
+                IoPart::Bytes(bytes) => bytes.len(),
+                IoPart::Ram(window) => window.len(),
+            };
+            let at = state.at;
+            state.queue.write_copy(at, part).map_err(MigrationError::storage)?;
+            state.at += length as u64;
+        }
+        Ok(())
+    }
+}
