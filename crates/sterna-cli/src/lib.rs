@@ -21,6 +21,7 @@ pub mod report;
 pub mod serial;
 pub mod summary;
 pub mod terminal;
+mod tls;
 pub mod units;
 pub mod watch;
 

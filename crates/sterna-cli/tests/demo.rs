@@ -1,5 +1,9 @@
 //! The demo as users run it: whole, cancelled, killed.
 
+#[path = "../../sterna-transport/tests/support/certificates.rs"]
+#[allow(dead_code)]
+mod certificates;
+
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -101,4 +105,20 @@ fn demo_with_a_setting_that_nobody_knows_is_a_usage_error() {
 
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no-such-parameter"));
+}
+
+#[test]
+fn demo_over_tls_arrives_whole_and_needs_the_files() {
+    let directory = certificates::good_directory();
+    let empty = tempfile::tempdir().unwrap();
+    let of = |path: &std::path::Path| format!("--tls-dir={}", path.display());
+
+    let output = demo(&["--rate=2000", "--warm-up=0.2", &of(directory.path())]).output().unwrap();
+    let refused = demo(&["--warm-up=0", &of(empty.path())]).output().unwrap();
+
+    let record = record(&output);
+    assert!(output.status.success(), "{record}");
+    assert_eq!(record["check"]["passed"], true, "{record}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("ca-cert.pem"), "{said}");
 }

@@ -47,6 +47,9 @@ pub struct Arguments {
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
+    /// Certificates under QEMU's names for both ends, the server's for 127.0.0.1: every channel speaks TLS
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Seconds for which the guest writes before it is migrated
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     pub warm_up: f64,
@@ -128,6 +131,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
     }
     set.extend(arguments.set.iter().cloned());
     migrate::Arguments {
+        tls_dir: arguments.tls_dir.clone(),
         socket: source.endpoint().clone(),
         destination: "tcp:127.0.0.1:0".into(),
         dest_qmp: Some(destination.endpoint().clone()),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sterna::TlsEndpoint;
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::handover::{self, Handover};
 use sterna_qmp::drive::{DriveError, Settings};
@@ -18,7 +19,7 @@ use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
 use crate::record::Record;
 use crate::terminal::{self, Live};
-use crate::{summary, watch};
+use crate::{summary, tls, watch};
 
 /// From where, to where, how.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,6 +37,10 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as multifd
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
+    /// Certificates under QEMU's names, on the source's host (with `--dest-qmp` on both hosts): every channel
+    /// speaks TLS
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Print the record as JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -76,6 +81,9 @@ pub fn drive(
         handover::compare(source.vm(), destination.vm())?;
     }
     source.switch_on(&arguments.cap)?;
+    if let Some(directory) = &arguments.tls_dir {
+        tls::give(source, directory, TlsEndpoint::Client)?;
+    }
     source.set_parameters(&arguments.set)?;
     if let Some(destination) = destination.as_deref_mut() {
         address = listen(arguments, destination)?;
@@ -141,6 +149,9 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
     let before = destination.execute("query-migrate", Value::Null)?;
     if before["status"] != "setup" {
         destination.switch_on(&arguments.cap)?;
+        if let Some(directory) = &arguments.tls_dir {
+            tls::give(destination, directory, TlsEndpoint::Server)?;
+        }
         destination.set_parameters(&both_sides(&arguments.set))?;
         let mut incoming = json!({ "uri": arguments.destination });
         if !destination.is_sterna() && destination.vm().qemu_version() >= (9, 1) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use sterna::ram::{Backing, GuestRam};
-use sterna::{RunState, SourceVm};
+use sterna::{RunState, SourceVm, TlsEndpoint};
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
 
@@ -15,7 +15,7 @@ use crate::exit::{Done, Status, Stop};
 use crate::host::{self, GuestChoice, GuestMonitor, Hosted, Load};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
-use crate::{terminal, units};
+use crate::{terminal, tls, units};
 
 /// How a VM is made.
 #[derive(Debug, Clone, clap::Args)]
@@ -41,6 +41,10 @@ pub struct Arguments {
     /// Wait for a guest: at a migration address, or (`defer`) for `migrate-incoming` over QMP
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
+    /// Certificates under QEMU's names (ca-cert.pem, server-cert.pem, client-cert.pem and their keys): guests come
+    /// and go over TLS
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<std::path::PathBuf>,
     /// Leave the guest stopped until `cont`
     #[arg(short = 'S', long)]
     pub stopped: bool,
@@ -203,6 +207,10 @@ pub fn execute(arguments: &Arguments) -> Done {
         }
         None => None,
     };
+    if let Some(directory) = &arguments.tls_dir {
+        let endpoint = if arguments.incoming.is_some() { TlsEndpoint::Server } else { TlsEndpoint::Client };
+        tls::host(&control, directory, endpoint)?;
+    }
     begin(arguments, &control, &vm)?;
     let ended = host_until_end(&vm, &interrupts);
     if let Some(server) = server {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, Outcome, State};
 use sterna_wire::extension;
@@ -243,17 +243,30 @@ impl Control {
     /// nobody has read would break its connection before it has read SHUT.
     fn hear_the_source_out(&mut self) {
         let channels = lock(&self.shared.channels);
-        for channel in channels.multifd.iter().flatten() {
-            channel.shutdown();
-        }
         if let Some(main) = &channels.main {
             main.set_stall_limit(Some(LAST_WORDS));
             // Fails only if the connection is gone already.
             let _ = main.finish_writing();
         }
+        let multifd = channels.multifd.clone();
         drop(channels);
+        if multifd.iter().flatten().any(|channel| channel.is_tls()) {
+            self.wait_for_ends();
+        }
+        for channel in multifd.iter().flatten() {
+            channel.shutdown();
+        }
         self.shared.rounds.stop();
         self.join();
+    }
+
+    /// A QEMU that has read SHUT says goodbye in TLS on every multifd channel, and if it cannot, believes that the
+    /// migration failed: it would resume its guest.
+    fn wait_for_ends(&self) {
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until && !self.threads.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn close_channels(&mut self) {
