@@ -19,8 +19,10 @@ pub struct Group<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub repetitions: usize,
-    /// No further repetition begins after it.
+    /// No further repetition begins after it, once there is one.
     pub until: Instant,
+    /// Nothing at all begins after it.
+    pub end: Instant,
 }
 
 impl<'a> Group<'a> {
@@ -48,6 +50,12 @@ impl<'a> Group<'a> {
                 if self.tables[0].rows[number].stopped.is_some() {
                     continue;
                 }
+                if Instant::now() > limits.end {
+                    if self.tables[0].rows[number].samples.is_empty() {
+                        stop(&mut self.tables, number, "no time is left");
+                    }
+                    continue;
+                }
                 progress(began.elapsed(), repetition, limits.repetitions, &name);
                 match run(repetition == 0) {
                     Ok(samples) if repetition > 0 => {
@@ -55,15 +63,20 @@ impl<'a> Group<'a> {
                         rows.zip(samples).for_each(|(row, sample)| row.samples.push(sample));
                     }
                     Ok(_) => {}
-                    Err(why) => {
-                        skipped(&name, &why);
-                        self.tables.iter_mut().for_each(|t| t.rows[number].stopped = Some(why.clone()));
-                    }
+                    Err(why) => stop(&mut self.tables, number, &why),
                 }
             }
         }
         progress_ends();
         self.tables
+    }
+}
+
+/// A row that is not timed any more.
+fn stop(tables: &mut [Table], number: usize, why: &str) {
+    skipped(&tables[0].rows[number].name, why);
+    for table in tables {
+        table.rows[number].stopped = Some(why.to_owned());
     }
 }
 

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::figures::Sample;
 use crate::machines::{Chain, Role};
 use crate::peer::{Peer, Settings};
-use crate::plan::Tool;
+use crate::tools::Tool;
 
 /// A save, and the restore of what it wrote, of the machine's own: `migrate` to `file:`, `migrate-incoming` from it.
 pub fn own(

@@ -27,16 +27,19 @@ mod machines;
 mod output;
 mod peer;
 mod plan;
+mod schedule;
+mod tools;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use content::{Content, Kind as Fill};
 use figures::Table;
-use group::{Group, Limits, skipped};
+use group::skipped;
 use machines::Lab;
-use plan::{Chains, Tool, Width};
+use plan::{Chains, Width};
+use schedule::{Importance, Schedule};
 use sterna_interop::Root;
 
 /// What went wrong, in words.
@@ -111,9 +114,16 @@ fn run(args: &Args) -> Result<(), Failure> {
     let lab = lab(args)?;
     let disk = scratch(&args.dir.clone().unwrap_or(beside()?))?;
     let tmpfs = scratch(&args.tmpfs)?;
-    let tools = tools(&lab, disk.path())?;
-    let mut schedule = Schedule::new(args);
+    let tools = tools::tools(&lab, disk.path())?;
+    let mut schedule = Schedule::new(Duration::from_secs_f64(args.minutes * 60.0), args.runs, &groups(args));
     let mut tables = Vec::new();
+    if args.only.contains(&Part::Load) {
+        let sector = disk.path().join("boot.img");
+        match plan::writing(&lab, &sector) {
+            Ok(group) => tables.extend(schedule.run(group, Importance::Beside)),
+            Err(why) => skipped("the guest that writes", &why),
+        }
+    }
     for (number, &fill) in args.contents.iter().enumerate() {
         let content = match Content::new(fill, args.ram << 20, lab.root.as_ref(), disk.path()) {
             Ok(content) => content,
@@ -122,30 +132,39 @@ fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let width = if number == 0 && !args.quick { Width::All } else { Width::Few };
+        let importance = importance(number);
+        let width = match importance {
+            Importance::Main if !args.quick => Width::All,
+            _ => Width::Few,
+        };
         let chains = Chains::new(&lab, &content, width);
         // Whoever is timed first would fill RAM otherwise; and then it is known what there is to copy.
         chains.sterna.source().and_then(|peer| chains.sterna.arrived(peer, false))?;
         let about = format!("{} MiB, {}", args.ram, format!("{fill:?}").to_lowercase());
         if args.only.contains(&Part::Live) {
             let memory = if fill == Fill::Zero { None } else { Some(limits::Memory::new(content.bytes)?) };
-            tables.extend(schedule.run(plan::live(&chains, &about, memory.as_ref())));
+            tables.extend(schedule.run(plan::live(&chains, &about, memory.as_ref()), importance));
         }
         for (part, place, medium) in [(Part::Disk, &disk, "disk"), (Part::Tmpfs, &tmpfs, "tmpfs")] {
             if args.only.contains(&part) {
                 let about = format!("{about}, {medium}");
-                tables.extend(schedule.run(plan::images(&chains, &about, place.path(), &tools)));
+                tables.extend(schedule.run(plan::images(&chains, &about, place.path(), &tools), importance));
             }
         }
     }
-    if args.only.contains(&Part::Load) {
-        let sector = disk.path().join("boot.img");
-        match plan::writing(&lab, &sector) {
-            Ok(group) => tables.extend(schedule.run(group)),
-            Err(why) => skipped("the guest that writes", &why),
-        }
-    }
     report(args, &lab, &tables)
+}
+
+/// The groups to come, in their order.
+fn groups(args: &Args) -> Vec<Importance> {
+    let of_content = args.only.iter().filter(|part| **part != Part::Load).count();
+    let contents = (0..args.contents.len()).flat_map(|number| vec![importance(number); of_content]);
+    args.only.contains(&Part::Load).then_some(Importance::Beside).into_iter().chain(contents).collect()
+}
+
+/// The first content is what matters most.
+fn importance(number: usize) -> Importance {
+    if number == 0 { Importance::Main } else { Importance::Beside }
 }
 
 fn lab(args: &Args) -> Result<Lab, Failure> {
@@ -167,81 +186,6 @@ fn scratch(directory: &Path) -> Result<tempfile::TempDir, Failure> {
     let made = tempfile::Builder::new().prefix("sterna-bench-").tempdir_in(directory);
     made.map_err(|error| format!("{}: {error}", directory.display()))
 }
-
-/// Forms of `sterna save` that are timed.
-fn tools(lab: &Lab, place: &Path) -> Result<Vec<Tool>, Failure> {
-    let xml = place.join("domain.xml");
-    std::fs::write(&xml, "<domain type='kvm'><name>bench</name></domain>\n")
-        .map_err(|error| format!("{}: {error}", xml.display()))?;
-    let xml = xml.display().to_string();
-    let knows = |command| {
-        let asked = std::process::Command::new(&lab.sterna).args([command, "--help"]).output();
-        let knows = asked.is_ok_and(|done| done.status.success());
-        if !knows {
-            skipped(&format!("sterna {command} of QEMU"), &format!("this sterna has no command `{command}`"));
-        }
-        knows
-    };
-    let (can_save, can_restore) = (knows("save"), knows("restore"));
-    if !can_save {
-        return Ok(Vec::new());
-    }
-    let tool = |name, form, matters, arguments: &[&str]| Tool {
-        name,
-        form,
-        matters,
-        can_restore,
-        arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
-    };
-    Ok(vec![
-        tool("legacy", "legacy", true, &["--format", "legacy"]),
-        tool("mapped-ram", "mapped-ram", true, &["--format", "mapped-ram"]),
-        tool("mapped-ram, buffered", "mapped-ram", false, &["--format", "mapped-ram", "--no-direct-io"]),
-        tool("libvirt raw", "", false, &["--format", "libvirt-raw", "--xml", &xml]),
-        tool("libvirt sparse", "", false, &["--format", "libvirt-sparse", "--xml", &xml]),
-        tool("libvirt zstd", "", false, &["--format", "libvirt-zstd", "--xml", &xml]),
-    ])
-}
-
-/// Divides the time that there is among the groups that are left.
-struct Schedule {
-    end: Instant,
-    groups_left: u32,
-    groups_done: u32,
-    runs: usize,
-    first: u32,
-}
-
-impl Schedule {
-    fn new(args: &Args) -> Self {
-        let of_content = args.only.iter().filter(|part| **part != Part::Load).count() as u32;
-        let load = u32::from(args.only.contains(&Part::Load));
-        Self {
-            end: Instant::now() + Duration::from_secs_f64(args.minutes * 60.0),
-            // The first content's groups have more settings and repetitions.
-            groups_left: of_content * (FIRST_WEIGHT + args.contents.len() as u32 - 1) + load,
-            groups_done: 0,
-            runs: args.runs,
-            first: of_content,
-        }
-    }
-
-    fn run(&mut self, group: Group<'_>) -> Vec<Table> {
-        let is_first = self.groups_done < self.first;
-        let weight = if is_first { FIRST_WEIGHT } else { 1 };
-        let left = self.end.saturating_duration_since(Instant::now());
-        let share = left * weight / self.groups_left.max(weight);
-        let repetitions = if is_first { self.runs } else { self.runs.min(3) };
-        let tables = group.run(Limits { repetitions, until: Instant::now() + share });
-        self.groups_left = self.groups_left.saturating_sub(weight);
-        self.groups_done += 1;
-        tables.iter().for_each(|table| print!("{}", output::terminal(table)));
-        tables
-    }
-}
-
-/// So many times as much time for the first content's groups as for the others'.
-const FIRST_WEIGHT: u32 = 4;
 
 fn report(args: &Args, lab: &Lab, tables: &[Table]) -> Result<(), Failure> {
     let qemu = lab.root.as_ref().and_then(|root| root.version("qemu-system-x86"));

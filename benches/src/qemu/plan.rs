@@ -8,6 +8,7 @@ use crate::group::Group;
 use crate::limits::{self, Memory};
 use crate::machines::{Chain, Lab, Role, Side};
 use crate::peer::Settings;
+use crate::tools::Tool;
 use crate::{Failure, image, live};
 
 /// RAM of the guest that writes.
@@ -126,18 +127,6 @@ pub fn writing<'a>(lab: &'a Lab, sector: &'a Path) -> Result<Group<'a>, Failure>
     Ok(group)
 }
 
-/// One way to call `sterna save`.
-pub struct Tool {
-    pub name: &'static str,
-    pub arguments: Vec<String>,
-    /// QEMU's rows that it is compared with.
-    pub form: &'static str,
-    /// It is timed with every content.
-    pub matters: bool,
-    /// This `sterna` knows `restore`.
-    pub can_restore: bool,
-}
-
 fn channels_name(channels: Option<u8>) -> String {
     channels.map_or("main channel".into(), |channels| format!("multifd {channels}"))
 }
@@ -145,7 +134,15 @@ fn channels_name(channels: Option<u8>) -> String {
 fn image_settings(width: Width) -> Vec<Settings> {
     let of = |channels, direct| Settings { channels, mapped: true, direct };
     match width {
-        Width::Few => vec![Settings::default(), of(None, true), of(Some(2), true), of(Some(4), true)],
+        Width::Few => {
+            vec![
+                Settings::default(),
+                of(Some(4), false),
+                of(Some(2), true),
+                of(Some(4), true),
+                of(Some(8), true),
+            ]
+        }
         Width::All => {
             let mut all = vec![Settings::default()];
             for direct in [false, true] {
