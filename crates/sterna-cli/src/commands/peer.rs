@@ -131,7 +131,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     };
     let options = MappedOptions { file, envelope: envelope.filter(|_| is_final), ..MappedOptions::default() };
     let began = Instant::now();
-    let plan = ImagePlan { path: path.clone(), options };
+    let plan = ImagePlan { path: path.clone(), options, convert: None };
     let receiving = receive(&address, plan, parameters, capabilities, Arc::new(()))
         .map_err(|error| Stop::failed(error.to_string()))?;
     terminal::note(&format!("listening at {}", receiving.address()));
