@@ -28,7 +28,7 @@ impl Subject {
             (Form::Mapped, _) => {
                 let image = Image::open(path)?;
                 check_bitmaps(path, &image)?;
-                if !image.shape().has_eof {
+                if !has_its_end(&image) {
                     return Err(torn(path));
                 }
                 preview.shape = image.shape().clone();
@@ -37,7 +37,7 @@ impl Subject {
                 let has_end = check_stream(path, preview.stream_offset)
                     .map_err(|error| DriveError::file("read", path, error))?;
                 // Something may lie behind the end; only a walk over all of it finds that.
-                if !has_end && !Image::open(path)?.shape().has_eof {
+                if !has_end && !has_its_end(&Image::open(path)?) {
                     return Err(torn(path));
                 }
             }
@@ -146,6 +146,11 @@ fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
         )));
     }
     Ok(())
+}
+
+/// QEMU drops the description without a look, and so loads an image that was cut inside it. But who cut it?
+fn has_its_end(image: &Image) -> bool {
+    image.shape().has_eof && !image.is_description_torn()
 }
 
 fn torn(path: &Path) -> DriveError {

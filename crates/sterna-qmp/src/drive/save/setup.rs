@@ -55,6 +55,13 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
     if state == "inmigrate" {
         return unfit(format!("{} waits for a guest and has none to save", vm.at()));
     }
+    if state == "postmigrate" {
+        return unfit(format!(
+            "the guest of {} is stopped because it was migrated or saved before, and is not saved twice: `cont` \
+             there first, if it runs nowhere else",
+            vm.at()
+        ));
+    }
     let progress = vm.progress()?;
     if !progress.is_over() {
         return unfit(format!(

@@ -1,0 +1,181 @@
+//! `sterna migrate`, `info` and `cancel` with two real QEMUs.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{Failure, Guest, Qemu, Root, sterna, sterna_does, unbroken};
+
+fn guest(root: &Root) -> sterna_interop::qemu::Builder {
+    Qemu::builder(root).guest(Guest::Boot)
+}
+
+/// `sterna migrate` from one to the other, with more arguments.
+fn migrate(source: &Qemu, target: &Qemu, more: &[&str]) -> Command {
+    let mut command = sterna();
+    command.arg("migrate").arg(source.operator_socket()).arg("tcp:127.0.0.1:0");
+    command.arg("--dest-qmp").arg(target.operator_socket()).arg("--json").args(more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(mut command: Command) -> Result<Child, Failure> {
+    command.spawn().map_err(|error| error.to_string())
+}
+
+/// Waits until the source moves pages.
+fn wait_until_active(source: &mut Qemu) -> Result<(), Failure> {
+    let begin = Instant::now();
+    loop {
+        let query = source.execute("query-migrate", Value::Null)?;
+        if query["status"] == "active" && query["ram"]["transferred"].as_u64().unwrap_or(0) > 0 {
+            return Ok(());
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("the migration did not begin: {query}"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// How it ended and what it complained about.
+fn end(child: Child) -> Result<(Option<i32>, String), Failure> {
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+#[test]
+fn migrate_between_two_qemus_reports_and_lets_the_guest_go_on() -> Result<(), Failure> {
+    let test = "migrate_between_two_qemus_reports_and_lets_the_guest_go_on";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut machines = vec![guest(&root).spawn()?];
+    for more in [&["--set", "max-bandwidth=0"][..], &["--cap", "multifd", "--set", "multifd-channels=3"]] {
+        let source = machines.last_mut().expect("there is one from the start");
+        source.wait_for_ticks(2)?;
+        let mut target = guest(&root).incoming_defer().spawn()?;
+        let before = source.capabilities_on()?;
+
+        let output = migrate(source, &target, more).output().map_err(|error| error.to_string())?;
+
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let record: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+        let figures = &record["statistics"];
+        assert_eq!(figures["status"], "completed");
+        assert!(figures["rounds"].as_array().is_some_and(|rounds| !rounds.is_empty()), "{figures}");
+        assert!(figures["samples"].as_array().is_some_and(|samples| !samples.is_empty()), "{figures}");
+        assert!(
+            figures["normal_pages"].as_u64() > Some(0) && figures["downtime"].as_f64() > Some(0.0),
+            "{figures}"
+        );
+        assert_eq!(figures["channels"], json!(if more[0] == "--cap" { 3 } else { 1 }));
+        // What was not asked for is put back.
+        let mut after = source.capabilities_on()?;
+        after.retain(|name| name != "multifd");
+        assert_eq!(after, before);
+        target.wait_for_status("running")?;
+        machines.push(target);
+    }
+    machines.last_mut().expect("there are many").wait_for_ticks(2)?;
+    unbroken(&machines.iter().collect::<Vec<_>>()).map(drop)
+}
+
+#[test]
+fn migrate_that_is_cancelled_leaves_the_guest_at_the_source() -> Result<(), Failure> {
+    let test = "migrate_that_is_cancelled_leaves_the_guest_at_the_source";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    for by_signal in [true, false] {
+        let target = guest(&root).incoming_defer().spawn()?;
+        let child = start(migrate(&source, &target, &["--set", "max-bandwidth=1M"]))?;
+        wait_until_active(&mut source)?;
+
+        if by_signal {
+            let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+            kill.map_err(|error| error.to_string())?;
+        } else {
+            source.execute("migrate_cancel", Value::Null)?;
+        }
+
+        let (status, said) = end(child)?;
+        assert_eq!(status, Some(130), "{said}");
+        assert_eq!(source.status()?, "running");
+        source.wait_for_ticks(1)?;
+    }
+    unbroken(&[&source]).map(drop)
+}
+
+#[test]
+fn migrate_whose_destination_dies_leaves_the_guest_at_the_source() -> Result<(), Failure> {
+    let test = "migrate_whose_destination_dies_leaves_the_guest_at_the_source";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    let mut target = guest(&root).incoming_defer().spawn()?;
+    let child = start(migrate(&source, &target, &["--set", "max-bandwidth=1M"]))?;
+    wait_until_active(&mut source)?;
+
+    target.kill();
+
+    let (status, said) = end(child)?;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("runs on at the source"), "{said}");
+    source.wait_for_ticks(2)?;
+    unbroken(&[&source]).map(drop)
+}
+
+#[test]
+fn migrate_whose_source_dies_says_where_the_guest_is() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("migrate_whose_source_dies_says_where_the_guest_is") else {
+        return Ok(());
+    };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    let target = guest(&root).incoming_defer().spawn()?;
+    let child = start(migrate(&source, &target, &["--set", "max-bandwidth=1M"]))?;
+    wait_until_active(&mut source)?;
+
+    source.kill();
+
+    let (status, said) = end(child)?;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("monitor") && said.contains("guest"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn migrate_to_another_machine_is_refused_before_anything_moves() -> Result<(), Failure> {
+    let test = "migrate_to_another_machine_is_refused_before_anything_moves";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    for (builder, word) in
+        [(guest(&root).machine("q35"), "machine types differ"), (guest(&root).memory_mib(128), "pc.ram")]
+    {
+        let mut target = builder.incoming_defer().spawn()?;
+
+        let (status, said) = end(start(migrate(&source, &target, &[]))?)?;
+
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains(word), "{said}");
+        assert_eq!((source.status()?, target.status()?), ("running".into(), "inmigrate".into()));
+    }
+    Ok(())
+}
+
+#[test]
+fn info_and_cancel_work_on_a_qemu() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("info_and_cancel_work_on_a_qemu") else { return Ok(()) };
+    let qemu = guest(&root).spawn()?;
+    let socket = qemu.operator_socket().display().to_string();
+
+    let info = sterna_does(&["info", &socket, "--json"])?;
+    let refused = sterna_does(&["cancel", &socket]).expect_err("nothing is under way");
+
+    let info: Value = serde_json::from_str(&info).map_err(|error| error.to_string())?;
+    assert_eq!(info["status"], "running");
+    assert!(info["machine"].as_str().is_some_and(|machine| machine.starts_with("pc-i440fx-")), "{info}");
+    assert!(refused.contains("no migration"), "{refused}");
+    Ok(())
+}
