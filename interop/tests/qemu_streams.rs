@@ -1,0 +1,427 @@
+//! QEMU's streams into Sterna's images and out of them again: every channel, codec, zero page and machine.
+//!
+//! A paused QEMU with its RAM in a file is migrated to [`sterna::foreign::receive`]; the image's RAM must be the
+//! file's, and so must that of a second QEMU which the image is sent to. Running guests must go on counting.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
+use sterna::{Address, Capabilities, Compression, Outcome, Parameters};
+use sterna_image::{Image, MappedOptions};
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{Failure, Guest, Qemu, Ram, Root, skip, unbroken};
+
+/// How a machine travels.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    machine: &'static str,
+    unix: bool,
+    /// 0: the main channel alone.
+    channels: u8,
+    compression: Compression,
+    zero_pages: &'static str,
+    return_path: bool,
+}
+
+const PLAIN: Way = Way {
+    machine: "pc",
+    unix: false,
+    channels: 0,
+    compression: Compression::None,
+    zero_pages: "multifd",
+    return_path: true,
+};
+
+impl Way {
+    fn capabilities(self) -> Capabilities {
+        Capabilities { multifd: self.channels > 0, return_path: self.return_path, ..Capabilities::default() }
+    }
+
+    fn parameters(self) -> Parameters {
+        Parameters {
+            max_bandwidth_bytes: 0,
+            multifd_channels: self.channels.max(1),
+            multifd_compression: self.compression,
+            zero_page_detection: match self.zero_pages {
+                "none" => sterna::ZeroPageDetection::None,
+                "legacy" => sterna::ZeroPageDetection::Legacy,
+                _ => sterna::ZeroPageDetection::Multifd,
+            },
+            ..Parameters::default()
+        }
+    }
+
+    /// Tells a QEMU.
+    fn set(self, qemu: &mut Qemu) -> Result<(), Failure> {
+        let mut on = Vec::new();
+        if self.channels > 0 {
+            on.push("multifd");
+        }
+        if self.return_path {
+            on.push("return-path");
+        }
+        qemu.capabilities(&on)?;
+        let compression = match self.compression {
+            Compression::None => "none",
+            Compression::Zlib => "zlib",
+            Compression::Zstd => "zstd",
+        };
+        qemu.parameters(serde_json::json!({
+            "multifd-channels": self.channels.max(1),
+            "multifd-compression": compression,
+            "zero-page-detection": self.zero_pages,
+        }))
+    }
+}
+
+/// Pages of every kind: noise, text that compresses, a few bytes, zero.
+fn fill(path: &Path, mut state: u64) -> Result<(), Failure> {
+    let length = std::fs::metadata(path).map_err(|e| e.to_string())?.len() as usize;
+    let mut bytes = vec![0u8; length];
+    for page in bytes.chunks_mut(4096) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        match state % 4 {
+            0 => {
+                let mut noise = state;
+                for word in page.chunks_mut(8) {
+                    noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    word.copy_from_slice(&noise.to_le_bytes());
+                }
+            }
+            1 => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = b"sterna "[at % 7]),
+            2 => page[(state >> 8) as usize % 4096] = 1,
+            _ => {}
+        }
+    }
+    // In place: the machine maps this very file.
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| e.to_string())?;
+    file.write_all_at(&bytes, 0).map_err(|e| e.to_string())
+}
+
+fn listen(way: Way, place: &Path) -> Result<Receiving, Failure> {
+    let at = if way.unix {
+        format!("unix:{}", place.with_extension("sock").display())
+    } else {
+        "tcp:127.0.0.1:0".into()
+    };
+    let at: Address = at.parse().map_err(|error| format!("{at}: {error:?}"))?;
+    let plan = ImagePlan { path: place.to_owned(), options: MappedOptions::default(), convert: None };
+    receive(&at, plan, way.parameters(), way.capabilities(), Arc::new(())).map_err(|error| error.to_string())
+}
+
+/// As QEMU spells it.
+fn uri(address: &Address) -> String {
+    address.to_string()
+}
+
+fn save(way: Way, source: &mut Qemu, place: &Path) -> Result<Stored, Failure> {
+    let receiving = listen(way, place)?;
+    way.set(source)?;
+    let told = source.migrate(&uri(&receiving.address()));
+    let stored = receiving.wait().map_err(|error| format!("{way:?}: {error}; the source: {told:?}"))?;
+    told.map(|_| stored)
+}
+
+fn restore(way: Way, place: &Path, target: &mut Qemu) -> Result<(), Failure> {
+    way.set(target)?;
+    let to = if way.unix {
+        target.listen_on_unix()?
+    } else {
+        format!("tcp:127.0.0.1:{}", target.listen_on_tcp()?)
+    };
+    let to: Address = to.parse().map_err(|error| format!("{to}: {error:?}"))?;
+    let image = Image::open(place).map_err(|error| error.to_string())?;
+    let migration =
+        send(image, &to, &SendOptions::default(), way.parameters(), way.capabilities(), Arc::new(()))
+            .map_err(|error| error.to_string())?;
+    match migration.wait() {
+        Outcome::Completed => target.wait_for_migration().map(drop),
+        other => Err(format!("{other:?}; the target: {}", target.log())),
+    }
+}
+
+fn ram_of(image: &Path, name: &str) -> Result<Vec<u8>, Failure> {
+    let image = Image::open(image).map_err(|error| error.to_string())?;
+    let mapped = image.mapped().ok_or("no fixed places")?;
+    let found = mapped.blocks().iter().enumerate().find(|(_, block)| block.name == name);
+    let (index, block) = found.ok_or("no such block")?;
+    let mut bytes = vec![0; block.length_bytes as usize];
+    mapped.read(index, 0, &mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// A paused machine into an image, into a second machine, and into a second image.
+fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
+    eprintln!("{way:?}");
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let builder = Qemu::builder(root).machine(way.machine).memory_mib(32).ram(Ram::File).arg("-S");
+    let mut source = builder.clone().spawn()?;
+    let mut target = builder.incoming_defer().spawn()?;
+    fill(&source.directory().join("ram"), 0x5eed_0000 + u64::from(way.channels))?;
+    let wanted = std::fs::read(source.directory().join("ram")).map_err(|e| e.to_string())?;
+    let place = directory.path().join("first");
+
+    let stored = save(way, &mut source, &place)?;
+    if ram_of(&place, "ram0")? != wanted {
+        return Err(format!("{way:?}: RAM in the image is not the source's"));
+    }
+    restore(way, &place, &mut target)?;
+    if std::fs::read(target.directory().join("ram")).map_err(|e| e.to_string())? != wanted {
+        return Err(format!("{way:?}: RAM of the target is not the source's"));
+    }
+    let again = save(way, &mut target, &directory.path().join("second"))?;
+    if stored.shape.devices.len() != again.shape.devices.len() || stored.shape.early != again.shape.early {
+        return Err(format!(
+            "{way:?}: {} bytes of devices went in and {} came out",
+            stored.shape.devices.len(),
+            again.shape.devices.len()
+        ));
+    }
+    if ram_of(&directory.path().join("second"), "ram0")? != wanted {
+        return Err(format!("{way:?}: RAM has changed on the way"));
+    }
+    Ok(())
+}
+
+fn trips(test: &str, ways: &[Way]) -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    ways.iter().try_for_each(|way| round_trip(&root, *way))
+}
+
+#[test]
+fn main_channel_carries_machines_of_every_type_and_back() -> Result<(), Failure> {
+    let ways: Vec<_> = ["pc", "q35", "microvm"]
+        .into_iter()
+        .flat_map(|machine| [false, true].map(|unix| Way { machine, unix, ..PLAIN }))
+        .collect();
+    trips("main_channel_carries_machines_of_every_type_and_back", &ways)
+}
+
+#[test]
+fn multifd_carries_machines_with_any_number_of_channels_and_back() -> Result<(), Failure> {
+    let ways: Vec<_> = [1, 2, 4, 16]
+        .into_iter()
+        .map(|channels| Way { channels, unix: channels % 4 == 0, ..PLAIN })
+        .collect();
+    trips("multifd_carries_machines_with_any_number_of_channels_and_back", &ways)
+}
+
+#[test]
+fn compressed_multifd_carries_machines_and_back() -> Result<(), Failure> {
+    let ways: Vec<_> = [Compression::Zlib, Compression::Zstd]
+        .into_iter()
+        .flat_map(|compression| [1, 4].map(|channels| Way { channels, compression, ..PLAIN }))
+        .collect();
+    trips("compressed_multifd_carries_machines_and_back", &ways)
+}
+
+#[test]
+fn zero_pages_of_every_form_are_carried_and_back() -> Result<(), Failure> {
+    let ways: Vec<_> = ["none", "legacy", "multifd"]
+        .into_iter()
+        .flat_map(|zero_pages| [0, 2].map(|channels| Way { channels, zero_pages, ..PLAIN }))
+        .collect();
+    trips("zero_pages_of_every_form_are_carried_and_back", &ways)
+}
+
+#[test]
+fn without_return_path_machines_are_carried_and_back() -> Result<(), Failure> {
+    let ways = [0, 2].map(|channels| Way { channels, return_path: false, ..PLAIN });
+    trips("without_return_path_machines_are_carried_and_back", &ways)
+}
+
+#[test]
+fn machine_without_ram_goes_into_an_image_and_back() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("machine_without_ram_goes_into_an_image_and_back") else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let place = directory.path().join("image");
+    let builder = Qemu::builder(&root).machine("none").arg("-S");
+    let mut source = builder.clone().spawn()?;
+    let mut target = builder.incoming_defer().spawn()?;
+    let stored = save(PLAIN, &mut source, &place)?;
+    assert_eq!(stored.shape.configuration.machine_type, "none");
+    restore(PLAIN, &place, &mut target)
+}
+
+#[test]
+fn running_guest_goes_on_behind_its_image() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("running_guest_goes_on_behind_its_image") else { return Ok(()) };
+    for way in [
+        PLAIN,
+        Way { channels: 2, machine: "q35", unix: true, ..PLAIN },
+        Way { machine: "microvm", channels: 4, compression: Compression::Zstd, ..PLAIN },
+    ] {
+        eprintln!("{way:?}");
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let place = directory.path().join("image");
+        let builder = Qemu::builder(&root).machine(way.machine).guest(Guest::Boot);
+        let mut source = builder.clone().spawn()?;
+        let mut target = builder.incoming_defer().spawn()?;
+        source.wait_for_ticks(2)?;
+        save(way, &mut source, &place)?;
+        restore(way, &place, &mut target)?;
+        target.wait_for_ticks(2)?;
+        unbroken(&[&source, &target])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn machine_that_describes_nothing_goes_into_an_image_and_back() -> Result<(), Failure> {
+    let ways =
+        [true, false].map(|return_path| Way { machine: "pc,suppress-vmdesc=on", return_path, ..PLAIN });
+    trips("machine_that_describes_nothing_goes_into_an_image_and_back", &ways)
+}
+
+#[test]
+fn virtio_mem_with_its_early_section_goes_into_an_image_and_back() -> Result<(), Failure> {
+    let test = "virtio_mem_with_its_early_section_goes_into_an_image_and_back";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let builder = Qemu::builder(&root).machine("q35").memory_mib(32).args(&[
+        "-S",
+        "-m",
+        "maxmem=1G",
+        "-object",
+        "memory-backend-ram,id=vm0,size=64M",
+        "-device",
+        "virtio-mem-pci,id=vmem0,memdev=vm0,requested-size=32M",
+    ]);
+    for way in [PLAIN, Way { channels: 2, ..PLAIN }] {
+        let place = directory.path().join(format!("image{}", way.channels));
+        let mut source = builder.clone().spawn()?;
+        let mut target = builder.clone().incoming_defer().spawn()?;
+        let stored = save(way, &mut source, &place)?;
+        let early = String::from_utf8_lossy(&stored.shape.early).into_owned();
+        if !early.contains("virtio-mem-device-early") {
+            return Err(format!("no early section in {early:?}"));
+        }
+        restore(way, &place, &mut target)?;
+        let again = save(way, &mut target, &place.with_extension("again"))?;
+        if again.shape.early != stored.shape.early {
+            return Err("the early section has changed on the way".to_owned());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn background_snapshot_without_end_goes_into_an_image_and_back() -> Result<(), Failure> {
+    let test = "background_snapshot_without_end_goes_into_an_image_and_back";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let place = directory.path().join("image");
+    let builder = Qemu::builder(&root).guest(Guest::Boot);
+    let mut source = builder.clone().spawn()?;
+    source.wait_for_ticks(1)?;
+    if let Err(why) = source.capabilities(&["background-snapshot"]) {
+        skip(test, &why);
+        return Ok(());
+    }
+    let way = Way { return_path: false, ..PLAIN };
+    let receiving = listen(way, &place)?;
+    source.migrate(&uri(&receiving.address()))?;
+    let stored = receiving.wait().map_err(|error| error.to_string())?;
+    assert!(!stored.shape.has_end && stored.shape.between.is_empty());
+    // The guest goes on at the source; from the image it goes on once more.
+    source.wait_for_ticks(1)?;
+    let mut target = builder.incoming_defer().spawn()?;
+    restore(PLAIN, &place, &mut target)?;
+    target.resume()?;
+    target.wait_for_ticks(2).map(drop)
+}
+
+#[test]
+fn xbzrle_of_a_writing_guest_is_applied() -> Result<(), Failure> {
+    let test = "xbzrle_of_a_writing_guest_is_applied";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let place = directory.path().join("image");
+    let builder = Qemu::builder(&root).guest(Guest::Boot);
+    let mut source = builder.clone().spawn()?;
+    source.wait_for_ticks(1)?;
+    source.capabilities(&["return-path", "xbzrle"])?;
+    source.parameters(serde_json::json!({
+        "max-bandwidth": 40_000_000, "downtime-limit": 1, "xbzrle-cache-size": 64 << 20
+    }))?;
+    let receiving = listen(PLAIN, &place)?;
+    source.start_migration(&uri(&receiving.address()))?;
+    // Until deltas have come, a few passes over what the guest has written.
+    let begin = std::time::Instant::now();
+    loop {
+        let state = source.execute("query-migrate", serde_json::Value::Null)?;
+        if state["xbzrle-cache"]["pages"].as_u64().unwrap_or_default() > 100 {
+            break;
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("no deltas: {state}"));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    source.parameters(serde_json::json!({ "max-bandwidth": 0, "downtime-limit": 5000 }))?;
+    source.wait_for_migration()?;
+    receiving.wait().map_err(|error| error.to_string())?;
+    let mut target = builder.incoming_defer().spawn()?;
+    restore(PLAIN, &place, &mut target)?;
+    target.wait_for_ticks(2)?;
+    unbroken(&[&source, &target]).map(drop)
+}
+
+#[test]
+fn qemu_killed_half_way_leaves_no_image() -> Result<(), Failure> {
+    let test = "qemu_killed_half_way_leaves_no_image";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for way in [PLAIN, Way { channels: 2, ..PLAIN }] {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let place = directory.path().join("image");
+        let mut source = Qemu::builder(&root).memory_mib(32).ram(Ram::File).arg("-S").spawn()?;
+        fill(&source.directory().join("ram"), 77)?;
+        way.set(&mut source)?;
+        source.parameters(serde_json::json!({ "max-bandwidth": 2_000_000 }))?;
+        let receiving = listen(way, &place)?;
+        source.start_migration(&uri(&receiving.address()))?;
+        while receiving.statistics().normal_pages == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        source.kill();
+        let error = receiving.wait().err().ok_or("an image of half a machine")?;
+        eprintln!("{error}");
+        drop(receiving);
+        let left = std::fs::read_dir(directory.path()).map_err(|error| error.to_string())?.count();
+        assert_eq!(left, 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn channel_counts_that_differ_fail_both_sides_and_the_guest_runs_on() -> Result<(), Failure> {
+    let test = "channel_counts_that_differ_fail_both_sides_and_the_guest_runs_on";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for (theirs, ours) in [(4, 2), (2, 4), (2, 0)] {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let mut source = Qemu::builder(&root).guest(Guest::Boot).spawn()?;
+        source.wait_for_ticks(1)?;
+        Way { channels: theirs, ..PLAIN }.set(&mut source)?;
+        let here = Way { channels: ours, ..PLAIN };
+        let mut parameters = here.parameters();
+        parameters.limits.setup = std::time::Duration::from_secs(3);
+        let at: Address = "tcp:127.0.0.1:0".parse().map_err(|error| format!("{error:?}"))?;
+        let place = directory.path().join("image");
+        let plan = ImagePlan { path: place, options: MappedOptions::default(), convert: None };
+        let receiving = receive(&at, plan, parameters, here.capabilities(), Arc::new(()))
+            .map_err(|error| error.to_string())?;
+        let told = source.migrate(&uri(&receiving.address()));
+        assert!(told.is_err(), "{theirs} channels there, {ours} here: {told:?}");
+        let error = receiving.wait().err().ok_or("an image")?.to_string();
+        assert!(error.contains("multifd"), "{error}");
+        source.wait_for_status("running")?;
+        source.wait_for_ticks(1)?;
+        drop(receiving);
+        assert_eq!(std::fs::read_dir(directory.path()).map_err(|error| error.to_string())?.count(), 0);
+    }
+    Ok(())
+}
