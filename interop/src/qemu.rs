@@ -20,7 +20,7 @@ use crate::ticks::{Tick, ticks};
 pub use builder::{Accelerator, Builder, Ram};
 
 /// How long anything may take that should take seconds, on a machine that is busy.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// How often what has no event is looked at.
 const STEP: Duration = Duration::from_millis(10);
 
@@ -157,7 +157,11 @@ impl Qemu {
                 return Err(self.explain(&format!("it ended with {status}")));
             }
             if begin.elapsed() > PATIENCE {
-                return Err(self.explain(&format!("the guest ticked {} times, not {wanted}", ticks.len())));
+                let serial = self.serial_lines();
+                let last = serial.last().map_or("nothing", String::as_str);
+                let count = ticks.len();
+                let why = format!("the guest ticked {count} times, not {wanted}; it said last: {last}");
+                return Err(self.explain(&why));
             }
             std::thread::sleep(STEP);
         }

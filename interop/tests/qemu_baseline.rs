@@ -1,19 +1,7 @@
 //! The judge judged: QEMU to QEMU, without Sterna, so that a failure elsewhere is Sterna's.
 #![allow(missing_docs)]
 
-use sterna_interop::{Accelerator, Builder, Failure, Guest, Qemu, Root, kvm_for, machines_for, unbroken};
-
-#[test]
-fn boot_guest_on_every_machine_saved_by_qemu_counts_on() -> Result<(), Failure> {
-    let test = "boot_guest_on_every_machine_saved_by_qemu_counts_on";
-    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
-
-    for machine in machines_for(&root, test) {
-        saved_and_restored(machine.builder, &["mapped-ram"])
-            .map_err(|why| format!("{}: {why}", machine.name))?;
-    }
-    Ok(())
-}
+use sterna_interop::{Accelerator, Builder, Failure, Guest, Qemu, Root, kvm_for, unbroken};
 
 #[test]
 fn boot_guest_saved_as_legacy_stream_by_qemu_counts_on() -> Result<(), Failure> {

@@ -15,7 +15,7 @@ busybox mount -t sysfs sysfs /sys
 busybox mount -t devtmpfs dev /dev
 busybox mount -t tmpfs -o size=80% tmpfs /t
 exec </dev/null >/dev/ttyS0 2>&1
-FILES=48
+FILES=32
 write() { busybox dd if=/dev/urandom of=/t/$1 bs=128k count=1 conv=notrunc 2>/dev/null; }
 digest() { D=$(busybox md5sum /t/$1); D=${D%% *}; }
 i=0
