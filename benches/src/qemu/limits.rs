@@ -85,8 +85,9 @@ pub fn write_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
     // What was there before is not written over: images are new files, too.
     let _ = std::fs::remove_file(path);
     let file = open(path, OpenOptions::new().write(true).create_new(true))?;
+    let mut buffers = buffers(bytes);
     timed(|| {
-        each_block(bytes, |at, block| file.write_all_at(block, at))
+        each_block(&mut buffers, bytes, |at, block| file.write_all_at(block, at))
             .and_then(|()| file.sync_all())
             .map_err(|error| format!("{}: {error}", path.display()))
     })
@@ -95,9 +96,22 @@ pub fn write_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
 /// Reads them back likewise.
 pub fn read_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
     let file = open(path, OpenOptions::new().read(true))?;
+    let mut buffers = buffers(bytes);
     timed(|| {
-        each_block(bytes, |at, block| file.read_exact_at(block, at))
+        each_block(&mut buffers, bytes, |at, block| file.read_exact_at(block, at))
             .map_err(|error| format!("{}: {error}", path.display()))
+    })
+}
+
+/// Copies `bytes` in memory, with one thread.
+pub fn copy_memory(bytes: u64) -> Result<Sample, Failure> {
+    let (from, mut to) = (buffers(bytes / 2).concat(), buffers(bytes / 2).concat());
+    timed(|| {
+        for _ in 0..bytes.div_ceil(from.len() as u64) {
+            to.copy_from_slice(&from);
+            std::hint::black_box(&to);
+        }
+        Ok(())
     })
 }
 
@@ -106,25 +120,45 @@ fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Failure> {
     opened.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Calls `act` for every block of `bytes`, in 8 threads, each with an aligned buffer of noise.
-fn each_block(bytes: u64, act: impl Fn(u64, &mut [u8]) -> std::io::Result<()> + Sync) -> std::io::Result<()> {
+/// Touched memory for each block that is under way to come from or go to: in all as much as a guest has, since
+/// what stays in the CPU's cache would be faster than any guest.
+fn buffers(bytes: u64) -> Vec<Vec<u8>> {
+    let each = (bytes.min(MOST_WINDOW_BYTES) as usize / DEPTH).max(BLOCK_BYTES);
+    (0..DEPTH as u64)
+        .map(|worker| {
+            let mut buffer = noise(worker).repeat(each / BLOCK_BYTES);
+            buffer.resize(buffer.len() + ALIGNMENT, 0);
+            buffer
+        })
+        .collect()
+}
+
+/// Calls `act` for every block of `bytes`, in a thread for each buffer, with a part of it.
+fn each_block(
+    buffers: &mut [Vec<u8>],
+    bytes: u64,
+    act: impl Fn(u64, &mut [u8]) -> std::io::Result<()> + Sync,
+) -> std::io::Result<()> {
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..DEPTH as u64)
-            .map(|worker| {
+        let workers: Vec<_> = buffers
+            .iter_mut()
+            .map(|buffer| {
                 let (act, next) = (&act, &next);
+                let skip = buffer.as_ptr().align_offset(ALIGNMENT);
+                let aligned = buffer.len() - ALIGNMENT;
+                let buffer = &mut buffer[skip..skip + aligned];
                 scope.spawn(move || {
-                    let mut buffer = noise(worker);
-                    buffer.resize(BLOCK_BYTES + ALIGNMENT, 0);
-                    let skip = buffer.as_ptr().align_offset(ALIGNMENT);
-                    let block = &mut buffer[skip..skip + BLOCK_BYTES];
-                    loop {
+                    for turn in 0.. {
                         let at = next.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
                         if at >= bytes {
-                            return Ok(());
+                            break;
                         }
-                        act(at, &mut block[..(bytes - at).min(BLOCK_BYTES as u64) as usize])?;
+                        let begin = turn * BLOCK_BYTES % aligned;
+                        let len = (bytes - at).min(BLOCK_BYTES as u64) as usize;
+                        act(at, &mut buffer[begin..begin + len])?;
                     }
+                    Ok(())
                 })
             })
             .collect();

@@ -64,13 +64,17 @@ pub fn live<'a>(chains: &'a Chains<'_>, about: &str, memory: Option<&'a Memory>)
             });
         }
     }
+    let bytes = chains.content.used_bytes();
+    if memory.is_some() {
+        let row = Row::new("memory copy, 1 thread", Kind::Aside);
+        group.row(&row, move |_| Ok(vec![limits::copy_memory(bytes)?]));
+    }
     for sockets in SOCKETS {
         let Some(memory) = memory else { break };
         let name = format!(
             "plain copy, {}",
             if sockets == 1 { "1 socket".into() } else { format!("{sockets} sockets") }
         );
-        let bytes = chains.content.used_bytes();
         group.row(&Row::new(name, Kind::Limit), move |_| Ok(vec![memory.over_loopback(bytes, sockets)?]));
     }
     group
