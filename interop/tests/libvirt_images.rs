@@ -1,7 +1,7 @@
 //! Save images between libvirt and Sterna, in every format: each reads what the other wrote.
 #![allow(missing_docs)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sterna_interop::ticks::unbroken_serials;
 use sterna_interop::{Failure, Libvirt, SAVE_FORMATS, sterna_does};
@@ -97,7 +97,7 @@ fn after(format: &str) -> &'static str {
     SAVE_FORMATS[(at + 1) % SAVE_FORMATS.len()]
 }
 
-fn convert(from: &Path, to: &PathBuf, format: &str) -> Result<(), Failure> {
+fn convert(from: &Path, to: &Path, format: &str) -> Result<(), Failure> {
     sterna_does(&["convert", path(from)?, path(to)?, "--format", format]).map(drop)
 }
 

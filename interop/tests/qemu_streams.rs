@@ -156,7 +156,6 @@ fn ram_of(image: &Path, name: &str) -> Result<Vec<u8>, Failure> {
 
 /// A paused machine into an image, into a second machine, and into a second image.
 fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
-    eprintln!("{way:?}");
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let builder = Qemu::builder(root).machine(way.machine).memory_mib(32).ram(Ram::File).arg("-S");
     let mut source = builder.clone().spawn()?;
@@ -255,7 +254,6 @@ fn running_guest_goes_on_behind_its_image() -> Result<(), Failure> {
         Way { channels: 2, machine: "q35", unix: true, ..PLAIN },
         Way { machine: "microvm", channels: 4, compression: Compression::Zstd, ..PLAIN },
     ] {
-        eprintln!("{way:?}");
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let place = directory.path().join("image");
         let builder = Qemu::builder(&root).machine(way.machine).guest(Guest::Boot);
@@ -389,7 +387,7 @@ fn qemu_killed_half_way_leaves_no_image() -> Result<(), Failure> {
         }
         source.kill();
         let error = receiving.wait().err().ok_or("an image of half a machine")?;
-        eprintln!("{error}");
+        assert!(!error.to_string().is_empty());
         drop(receiving);
         let left = std::fs::read_dir(directory.path()).map_err(|error| error.to_string())?.count();
         assert_eq!(left, 0);

@@ -2,7 +2,10 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, restore, run, save, verify};
+use crate::commands::{
+    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, restore, run, save,
+    verify,
+};
 use crate::exit;
 
 /// Moves running virtual machines, on QEMU's wire format.

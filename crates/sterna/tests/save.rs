@@ -223,7 +223,7 @@ fn place_taken_in_the_last_moment_fails_and_the_guest_runs_on() {
 
         assert!(error.to_string().contains("is there already"), "{way}: {error}");
         assert_lives_on(&source);
-        assert_eq!(names(directory.path()), [path.clone()]);
+        assert_eq!(names(directory.path()), std::slice::from_ref(&path));
         assert_eq!(std::fs::read(&path).unwrap(), b"another's");
         std::fs::remove_file(&path).unwrap();
     }
