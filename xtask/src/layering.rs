@@ -15,7 +15,8 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-qmp"],
     &["sterna-vmm", "sterna-guests"],
     &["sterna-cli", "minimal-vmm"],
-    &["sterna-benches", "sterna-interop", "sterna-soak"],
+    &["sterna-interop", "sterna-soak"],
+    &["sterna-benches"],
 ];
 
 /// Libraries that may not do I/O: they take nothing that could.
