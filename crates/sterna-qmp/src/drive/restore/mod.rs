@@ -48,7 +48,7 @@ pub enum Start {
 pub struct RestoreRequest {
     /// The image.
     pub path: PathBuf,
-    /// Threads that read pages (1 to 255); none for one per processor, at most four.
+    /// Threads that read pages (1 to 255); none for 8.
     pub channels: Option<u8>,
     /// Whether pages go past the page cache, where the form allows.
     pub direct: Direct,

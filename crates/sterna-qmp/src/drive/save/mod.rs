@@ -42,7 +42,7 @@ pub struct SaveRequest {
     pub path: PathBuf,
     /// Which form. libvirt's need [`domain`](Self::domain).
     pub format: Format,
-    /// Threads that write pages (1 to 255); none for one per processor, at most four.
+    /// Threads that write pages (1 to 255); none for 8.
     pub channels: Option<u8>,
     /// Whether pages go past the page cache, where the form allows.
     pub direct: Direct,
