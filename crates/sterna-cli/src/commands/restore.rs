@@ -27,7 +27,7 @@ pub struct Arguments {
     /// (send:tcp:HOST:PORT, send:unix:PATH), where a peer listens
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub target: Option<String>,
-    /// Threads that read pages (mapped-ram and libvirt-sparse) [default: 8]
+    /// Threads that read pages (mapped-ram and libvirt-sparse); by default eight
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
     /// Pages must go past the page cache; by default they do where the file system can

@@ -29,7 +29,7 @@ pub struct Arguments {
     /// or zstd. auto: the newest that the VM can load again, of libvirt's forms if there is an --xml
     #[arg(long, default_value = "auto")]
     pub format: String,
-    /// Threads that write pages (mapped-ram and libvirt-sparse) [default: 8]
+    /// Threads that write pages (mapped-ram and libvirt-sparse); by default four
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
     /// Pages must go past the page cache; by default they do where the file system can

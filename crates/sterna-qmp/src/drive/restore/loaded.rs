@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -12,8 +13,9 @@ use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
 use sterna_image::{Form, ImageError, Packing};
-use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile};
+use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOptions, RangeReader};
 
+use super::cached::is_cached;
 use super::{RestoreRequest, Subject};
 use crate::drive::{DriveError, Progress, Vm, pipe};
 
@@ -39,16 +41,30 @@ pub enum Feed {
         failure: Arc<Mutex<Option<String>>>,
         /// Bytes that went through so far.
         fed: Arc<AtomicU64>,
+        /// Whether the file is read past the page cache.
+        is_direct: bool,
     },
 }
 
 impl Feed {
     /// Opens the image and passes it, or a pipe's end, to the VM.
     pub fn begin(vm: &mut Vm, subject: &Subject, request: &RestoreRequest) -> Result<Self, DriveError> {
-        if subject.kind().form == Form::Mapped || vm.is_sterna() && subject.kind().packing == Packing::None {
-            return Self::file(vm, subject, request);
+        let (is_mapped, is_plain) =
+            (subject.kind().form == Form::Mapped, subject.kind().packing == Packing::None);
+        let mut direct = request.direct;
+        if direct == Direct::Wanted {
+            let open = File::open(&request.path);
+            let file = open.map_err(|error| DriveError::file("open", &request.path, error))?;
+            if is_cached(&file) {
+                direct = Direct::Off;
+            }
         }
-        Self::pipe(vm, request)
+        let file = Arc::new(PageFile::open(&request.path, PageOptions { direct })?);
+        // QEMU reads streams through the page cache only; past it a pipe is the faster way.
+        if is_mapped || is_plain && (vm.is_sterna() || !file.is_direct()) {
+            return Self::file(vm, subject, request, is_mapped && file.is_direct());
+        }
+        Self::pipe(vm, subject, request, file)
     }
 
     /// The address for `migrate-incoming`.
@@ -59,9 +75,14 @@ impl Feed {
         }
     }
 
-    /// Whether the VM's pages go past the page cache.
-    pub fn is_direct(&self) -> bool {
+    /// Whether the VM reads pages past the page cache itself.
+    pub fn is_direct_in_vm(&self) -> bool {
         matches!(self, Self::File { is_direct: true, .. })
+    }
+
+    /// Whether the file is read past the page cache.
+    pub fn is_direct(&self) -> bool {
+        matches!(self, Self::File { is_direct: true, .. } | Self::Pipe { is_direct: true, .. })
     }
 
     /// Why this side gave up; nothing if it did not.
@@ -85,9 +106,14 @@ impl Feed {
         if let Self::Pipe { feeding, .. } = self
             && let Some(feeding) = feeding.take()
         {
-            feeding
+            let fed = feeding
                 .join()
-                .map_err(|_| DriveError::Failed("the thread that reads the image has died".into()))??;
+                .map_err(|_| DriveError::Failed("the thread that reads the image has died".into()))?;
+            return match fed {
+                // Bytes behind the end of the stream: the VM does not want them.
+                Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                other => Ok(other?),
+            };
         }
         Ok(())
     }
@@ -102,15 +128,17 @@ impl Feed {
         };
     }
 
-    fn file(vm: &mut Vm, subject: &Subject, request: &RestoreRequest) -> Result<Self, DriveError> {
+    fn file(
+        vm: &mut Vm,
+        subject: &Subject,
+        request: &RestoreRequest,
+        is_direct: bool,
+    ) -> Result<Self, DriveError> {
         let path = &request.path;
         let offset = match subject.stream_offset() {
             0 => String::new(),
             offset => format!(",offset={offset:#x}"),
         };
-        // Streams are unaligned from their first byte on.
-        let direct = if subject.kind().form == Form::Mapped { request.direct } else { Direct::Off };
-        let is_direct = PageFile::open(path, PageOptions { direct })?.is_direct();
         if vm.is_sterna() {
             let path = std::path::absolute(path).map_err(|error| DriveError::file("find", path, error))?;
             return Ok(Self::File { set: None, uri: format!("file:{}{offset}", path.display()), is_direct });
@@ -127,22 +155,25 @@ impl Feed {
         Ok(Self::File { set: Some(set), uri: format!("file:/dev/fdset/{set}{offset}"), is_direct })
     }
 
-    fn pipe(vm: &mut Vm, request: &RestoreRequest) -> Result<Self, DriveError> {
+    fn pipe(
+        vm: &mut Vm,
+        subject: &Subject,
+        request: &RestoreRequest,
+        file: Arc<PageFile>,
+    ) -> Result<Self, DriveError> {
         let (theirs, ours) = pipe()?;
         vm.send_fd(NAME, theirs.as_fd())?;
         drop(theirs);
         let failure = Arc::new(Mutex::new(None));
         let fed = Arc::new(AtomicU64::new(0));
         let out = Counted { pipe: File::from(ours), count: fed.clone() };
+        let is_direct = file.is_direct();
         let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
+        let is_packed = subject.kind().packing != Packing::None;
+        let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
-            let options = ConvertOptions {
-                target: Some(Target::bare(Form::Legacy, Packing::None)),
-                direct,
-                ..ConvertOptions::default()
-            };
             // Leaving with an error closes the pipe in the middle, and the VM's load fails.
-            let fed = convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop);
+            let fed = if is_packed { unpack(path, direct, out) } else { pass(&file, offset, out) };
             if let Err(error) = &fed {
                 *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
@@ -150,8 +181,27 @@ impl Feed {
         });
         let feeding =
             feeding.map_err(|error| DriveError::Failed(format!("cannot start a thread: {error}")))?;
-        Ok(Self::Pipe { feeding: Some(feeding), failure, fed })
+        Ok(Self::Pipe { feeding: Some(feeding), failure, fed, is_direct })
     }
+}
+
+/// The stream of a packed image, checked as it goes by.
+fn unpack(path: PathBuf, direct: Direct, out: Counted) -> Result<(), ImageError> {
+    let target = Some(Target::bare(Form::Legacy, Packing::None));
+    let options = ConvertOptions { target, direct, ..ConvertOptions::default() };
+    convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop)
+}
+
+/// The bytes of a plain image from `offset` on. Its ends were looked at; QEMU checks the rest.
+fn pass(file: &Arc<PageFile>, offset: u64, mut out: Counted) -> Result<(), ImageError> {
+    let range = offset..file.len_bytes()?;
+    RangeReader::new(file, QueueOptions::default()).read([range], |_, bytes| {
+        out.write_all(bytes).map_err(|source| ImageError::Io {
+            file: file.path().display().to_string(),
+            call: "write to the VM's pipe",
+            source,
+        })
+    })
 }
 
 /// A pipe that knows what went through.

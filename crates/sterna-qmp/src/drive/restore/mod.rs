@@ -10,6 +10,7 @@
 //! It starts if it ran when it was saved, unless the operator says otherwise. After a failure a QEMU ends, as it
 //! would by itself: its RAM is half loaded, and nothing can be loaded into it any more.
 
+mod cached;
 mod examine;
 pub mod launch;
 mod loaded;
@@ -48,7 +49,7 @@ pub enum Start {
 pub struct RestoreRequest {
     /// The image.
     pub path: PathBuf,
-    /// Threads that read pages (1 to 255); none for 8.
+    /// Threads that read pages (1 to 255); none for eight.
     pub channels: Option<u8>,
     /// Whether pages go past the page cache, where the form allows.
     pub direct: Direct,
@@ -93,7 +94,7 @@ pub fn restore(
     setup::check(vm, &settings, request)?;
     let mut warnings = subject.compare(vm)?;
     let mut feed = Feed::begin(vm, &subject, request)?;
-    let changed = match setup::change(vm, &settings, &subject, request, feed.is_direct()) {
+    let changed = match setup::change(vm, &settings, &subject, request, feed.is_direct_in_vm()) {
         Ok(changed) => changed,
         Err(error) => {
             feed.clean(vm);

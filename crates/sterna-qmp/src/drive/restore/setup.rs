@@ -30,7 +30,7 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Resu
 
 /// Threads that read pages.
 pub fn channels(subject: &Subject, request: &RestoreRequest) -> u32 {
-    save::channels(subject.kind().form, request.channels)
+    save::channels(subject.kind().form, request.channels, save::READERS)
 }
 
 /// Sets the VM up.

@@ -11,6 +11,7 @@
 //! goes on alone: its guest stays stopped (`postmigrate`), and `cont` lets it run on.
 
 mod check;
+mod flush;
 mod format;
 mod head;
 mod piped;
@@ -25,7 +26,7 @@ use sterna_transport::Direct;
 
 pub(super) use check::stream as check_stream;
 pub use format::{Format, newest_libvirt_format};
-pub(super) use setup::{OFF, channels};
+pub(super) use setup::{OFF, READERS, channels};
 
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
 
@@ -42,7 +43,7 @@ pub struct SaveRequest {
     pub path: PathBuf,
     /// Which form. libvirt's need [`domain`](Self::domain).
     pub format: Format,
-    /// Threads that write pages (1 to 255); none for 8.
+    /// Threads that write pages (1 to 255); none for four.
     pub channels: Option<u8>,
     /// Whether pages go past the page cache, where the form allows.
     pub direct: Direct,
@@ -135,7 +136,7 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
         file_bytes: file.file_bytes,
         allocated_bytes: file.allocated_bytes,
         is_direct: file.is_direct,
-        channels: channels(request.format.form, request.channels),
+        channels: channels(request.format.form, request.channels, setup::WRITERS),
         total: began.elapsed(),
         settling,
         trace,

@@ -73,15 +73,19 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
     Ok(state)
 }
 
-/// Threads that carry pages of this form.
-pub fn channels(form: Form, wanted: Option<u8>) -> u32 {
-    if form != Form::Mapped {
-        return 1;
+/// Threads that carry pages of this form. QEMU's each have one piece on its way: their number is the depth of the
+/// disk's queue, and has little to do with processors. The writer gains nothing from more than four.
+pub fn channels(form: Form, wanted: Option<u8>, default: u8) -> u32 {
+    match form {
+        Form::Mapped => wanted.unwrap_or(default).into(),
+        Form::Legacy => 1,
     }
-    // QEMU's threads each have one piece on its way: their number is the depth of the disk's queue, and has little
-    // to do with processors.
-    wanted.map_or(8, u32::from)
 }
+
+/// Threads that write pages if nobody says how many.
+pub const WRITERS: u8 = 4;
+/// Threads that read pages if nobody says how many.
+pub const READERS: u8 = 8;
 
 /// Sets the VM up. `is_direct`: its page descriptors go past the page cache.
 pub fn change(
@@ -98,7 +102,7 @@ pub fn change(
     set("max-bandwidth", json!(0));
     set("tls-creds", json!(""));
     if is_mapped {
-        set("multifd-channels", json!(channels(request.format.form, request.channels)));
+        set("multifd-channels", json!(channels(request.format.form, request.channels, WRITERS)));
         set("multifd-compression", json!("none"));
         set("zero-page-detection", json!("multifd"));
     }

@@ -7,19 +7,23 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::Form;
 use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
 
+use super::flush::Flusher;
 use super::head::Head;
 use super::{RUNNING, SaveRequest, Settled, check, run_state};
 use crate::drive::{DriveError, Vm};
 
 /// A file aside, and how the VM names it.
 pub struct Written {
-    file: PageFile,
+    file: Arc<PageFile>,
+    /// Where pages go through the page cache.
+    flusher: Option<Flusher>,
     set: Option<u64>,
     head: Option<Head>,
     uri: String,
@@ -33,13 +37,18 @@ impl Written {
             Some(domain) => Some(Head::new(request.format, domain, was_running)?),
         };
         // The legacy stream is unaligned from its first byte on; QEMU writes it through the page cache.
-        let direct = if request.format.form == Form::Mapped { request.direct } else { Direct::Off };
+        let direct = match (request.format.form, request.direct) {
+            (Form::Legacy, _) => Direct::Off,
+            (Form::Mapped, Direct::Wanted) if fits_page_cache(vm)? => Direct::Off,
+            (Form::Mapped, direct) => direct,
+        };
         let options = CreateOptions { direct, replace: request.replace, ..CreateOptions::default() };
-        let file = PageFile::create(&request.path, options)?;
+        let file = Arc::new(PageFile::create(&request.path, options)?);
         if let Some(head) = &head {
             file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
         }
-        let mut written = Self { file, set: None, head, uri: String::new() };
+        let flusher = (!file.is_direct()).then(|| Flusher::start(&file));
+        let mut written = Self { file, flusher, set: None, head, uri: String::new() };
         written.pass(vm)?;
         Ok(written)
     }
@@ -67,6 +76,9 @@ impl Written {
         let path = self.file.aside_path().ok_or_else(|| {
             DriveError::Failed(format!("{} is in its place before it was checked", request.path.display()))
         })?;
+        if let Some(flusher) = &mut self.flusher {
+            flusher.end()?;
+        }
         if let Some(head) = &self.head {
             // Marked complete only when the stream is on the disk.
             self.file.sync()?;
@@ -117,5 +129,35 @@ impl Written {
         }
         self.uri = format!("file:/dev/fdset/{set}{offset}");
         Ok(())
+    }
+}
+
+/// Whether the guest's RAM takes little of what this machine has left. QEMU has as many writes under way as it has
+/// threads; the page cache, flushed meanwhile, keeps the disk busier. But it is of no use to what does not fit.
+fn fits_page_cache(vm: &mut Vm) -> Result<bool, DriveError> {
+    let summary = vm.execute("query-memory-size-summary", serde_json::Value::Null)?;
+    let bytes = |name: &str| summary[name].as_u64().unwrap_or(0);
+    let ram_bytes = bytes("base-memory").saturating_add(bytes("plugged-memory"));
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Ok(available_bytes(&text).is_some_and(|available| ram_bytes <= available / 2))
+}
+
+/// What proc_meminfo(5) calls `MemAvailable`.
+fn available_bytes(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_bytes_are_read_from_the_kernels_table() {
+        let text = "MemTotal:       24576000 kB\nMemFree: 1 kB\nMemAvailable:   20480 kB\n";
+
+        assert_eq!(available_bytes(text), Some(20480 * 1024));
+        assert_eq!(available_bytes("MemTotal: 5 kB\n"), None);
     }
 }
