@@ -177,7 +177,8 @@ impl Road {
             Self::Written(written) => written.uri(),
             Self::Piped(piped) => piped.uri(),
         };
-        if is_live {
+        // Sterna's own VMM stays awake while it saves, and its stream says what the guest is when it leaves.
+        if is_live && !vm.is_sterna() {
             vm.execute("stop", serde_json::Value::Null)?;
         }
         vm.execute("migrate", serde_json::json!({ "uri": uri }))?;

@@ -1,12 +1,13 @@
 //! The file that the VM writes itself.
 //!
 //! QEMU gets descriptors instead of a name (`file:/dev/fdset/N`, specs/mapped-ram.md §4.11): one through the page
-//! cache for everything, and one past it for the pages, both write-only. Sterna's own VMM is given the name of
-//! the file aside.
+//! cache for everything, and one past it for the pages, both write-only. Sterna's own VMM is given a name beside the
+//! place; it puts a whole file there or none.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -25,6 +26,8 @@ pub struct Written {
     /// Where pages go through the page cache.
     flusher: Option<Flusher>,
     set: Option<u64>,
+    /// What Sterna's own VMM writes.
+    beside: Option<PathBuf>,
     head: Option<Head>,
     uri: String,
 }
@@ -32,6 +35,11 @@ pub struct Written {
 impl Written {
     /// Makes the file and passes it to the VM.
     pub fn begin(vm: &mut Vm, request: &SaveRequest, was_running: bool) -> Result<Self, DriveError> {
+        if vm.is_sterna() && request.domain.is_some() {
+            return Err(DriveError::Unfit(
+                "libvirt runs no VMM of Sterna's: save as mapped-ram or legacy".into(),
+            ));
+        }
         let head = match &request.domain {
             None => None,
             Some(domain) => Some(Head::new(request.format, domain, was_running)?),
@@ -39,7 +47,8 @@ impl Written {
         // The legacy stream is unaligned from its first byte on; QEMU writes it through the page cache.
         let direct = match (request.format.form, request.direct) {
             (Form::Legacy, _) => Direct::Off,
-            (Form::Mapped, Direct::Wanted) if fits_page_cache(vm)? => Direct::Off,
+            // Sterna's own VMM keeps the disk busy by itself.
+            (Form::Mapped, Direct::Wanted) if !vm.is_sterna() && fits_page_cache(vm)? => Direct::Off,
             (Form::Mapped, direct) => direct,
         };
         let options = CreateOptions { direct, replace: request.replace, ..CreateOptions::default() };
@@ -48,7 +57,7 @@ impl Written {
             file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
         }
         let flusher = (!file.is_direct()).then(|| Flusher::start(&file));
-        let mut written = Self { file, flusher, set: None, head, uri: String::new() };
+        let mut written = Self { file, flusher, set: None, beside: None, head, uri: String::new() };
         written.pass(vm)?;
         Ok(written)
     }
@@ -79,6 +88,9 @@ impl Written {
         if let Some(flusher) = &mut self.flusher {
             flusher.end()?;
         }
+        if let Some(beside) = self.beside.take() {
+            std::fs::rename(&beside, &path).map_err(|error| DriveError::file("rename", beside, error))?;
+        }
         if let Some(head) = &self.head {
             // Marked complete only when the stream is on the disk.
             self.file.sync()?;
@@ -91,9 +103,10 @@ impl Written {
             self.file.write_at(place, &[IoPart::Bytes(&run_state::encode(state))])?;
         }
         self.file.sync()?;
+        let there = std::fs::metadata(&path).map_err(|error| DriveError::file("look at", &path, error))?;
         let settled = Settled {
-            file_bytes: self.file.len_bytes()?,
-            allocated_bytes: self.file.allocated_bytes()?,
+            file_bytes: there.len(),
+            allocated_bytes: there.blocks() * 512,
             is_direct: self.file.is_direct(),
         };
         self.file.publish()?;
@@ -106,6 +119,10 @@ impl Written {
             // If it is gone, so are they.
             let _ = vm.try_execute("remove-fd", json!({ "fdset-id": set }));
         }
+        if let Some(beside) = self.beside.take() {
+            // Mostly it was not even written.
+            let _ = std::fs::remove_file(beside);
+        }
     }
 
     fn pass(&mut self, vm: &mut Vm) -> Result<(), DriveError> {
@@ -113,8 +130,12 @@ impl Written {
         let offset =
             self.head.as_ref().map_or(String::new(), |head| format!(",offset={:#x}", head.stream_offset()));
         if vm.is_sterna() {
-            let path = std::path::absolute(&path).map_err(|error| DriveError::file("find", &path, error))?;
-            self.uri = format!("file:{}{offset}", path.display());
+            let mut beside = std::path::absolute(&path)
+                .map_err(|error| DriveError::file("find", &path, error))?
+                .into_os_string();
+            beside.push(".vm");
+            self.uri = format!("file:{}", beside.display());
+            self.beside = Some(beside.into());
             return Ok(());
         }
         let open = |flags: OFlags| -> Result<File, DriveError> {
