@@ -1,8 +1,8 @@
 //! Fuzzing on the stable toolchain: libFuzzer with the coverage instrumentation of LLVM asked for by hand.
 //!
 //! The targets are the binaries of `fuzz/`, a workspace of its own because every crate in it is built with
-//! these flags. Seeds lie in `fuzz/seeds/NAME` (an example of sterna-wire makes them out of the golden
-//! vectors), what a run finds goes to `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
+//! these flags. Seeds lie in `fuzz/seeds/NAME` (examples of sterna-wire and sterna-image make them out of the
+//! golden vectors), what a run finds goes to `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -86,12 +86,15 @@ fn target_directory() -> PathBuf {
     root().join("fuzz/target")
 }
 
-/// Makes the seeds anew, if there is a program for it.
+/// Makes the seeds anew, with the programs that there are for it.
 fn seeds() -> Result<()> {
-    let Some(target) = Metadata::of_members(None)?.target("fuzz-seeds") else { return Ok(()) };
-    let mut command = process::cargo();
-    command.args(["run", "--quiet", "--package", &target.package, "--example", "fuzz-seeds", "--"]);
-    process::run(command.arg(root().join("fuzz/seeds")))
+    for name in ["fuzz-seeds", "image-seeds"] {
+        let Some(target) = Metadata::of_members(None)?.target(name) else { continue };
+        let mut command = process::cargo();
+        command.args(["run", "--quiet", "--package", &target.package, "--example", name, "--"]);
+        process::run(command.arg(root().join("fuzz/seeds")))?;
+    }
+    Ok(())
 }
 
 fn build(manifest: &PathBuf) -> Result<()> {

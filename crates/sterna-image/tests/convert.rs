@@ -161,3 +161,34 @@ fn convert_to_other_alignment_and_back_gives_the_same_bytes() {
         run(&source, &directory.path().join("d"), &ConvertOptions { alignment: 100, ..target("mapped-ram") });
     assert!(refused.unwrap_err().to_string().contains("multiple"));
 }
+
+/// An output that has no room.
+struct Full(usize);
+
+impl std::io::Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0 < bytes.len() {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.0 -= bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn convert_to_an_output_without_room_blames_the_output() {
+    let directory = tempfile::tempdir().unwrap();
+    for (source, format) in
+        [("file-legacy", "legacy"), ("file-legacy", "legacy-zstd"), ("file-mapped-ram", "legacy")]
+    {
+        let from = Input::File(put(directory.path(), source, &vector(source)));
+        let failed = convert(from, Output::Pipe(Box::new(Full(1000))), &target(format)).unwrap_err();
+
+        assert!(!failed.is_image_at_fault(), "{source}, {format}: {failed}");
+        assert!(failed.to_string().starts_with("standard output: write failed"), "{format}: {failed}");
+    }
+}

@@ -208,7 +208,7 @@ impl Job<'_> {
     ) -> Result<Shape, ImageError> {
         let file = begun.file_name().to_owned();
         if self.target.form() == Form::Legacy {
-            let out = Shared::new(self.out()?);
+            let out = Shared::new(self.out()?, &self.name);
             tee.to(Box::new(out.clone())).map_err(|error| crate::write::failed(&self.name, error))?;
             let (shape, end) = begun.finish(&mut Counting(self.counts))?;
             tee.off();

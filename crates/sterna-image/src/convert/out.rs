@@ -84,25 +84,33 @@ impl Write for Below {
 
 /// An output that the reader of a stream writes to while somebody else keeps it.
 #[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<Option<Out>>>);
+pub(super) struct Shared {
+    out: Arc<Mutex<Option<Out>>>,
+    /// Of the output, so that its errors do not pass for those of the stream that is read.
+    name: Arc<str>,
+}
 
 impl Shared {
-    pub(super) fn new(out: Out) -> Self {
-        Self(Arc::new(Mutex::new(Some(out))))
+    pub(super) fn new(out: Out, name: &str) -> Self {
+        Self { out: Arc::new(Mutex::new(Some(out))), name: name.into() }
     }
 
     /// Takes it back.
     pub(super) fn into_inner(self) -> Result<Out, ImageError> {
-        let out = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let out = self.out.lock().unwrap_or_else(PoisonError::into_inner).take();
         out.ok_or_else(|| ImageError::Request("the output was taken before".to_owned()))
     }
 }
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(out) => out.write(bytes),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(out) = &mut *out else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        match out.write(bytes) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                Err(io::Error::other(failed(&self.name, error)))
+            }
+            done => done,
         }
     }
 

@@ -54,8 +54,7 @@ pub(super) fn spread(
         // What a thread says explains why nothing more could be sent to it.
         let written: Result<Vec<()>, ImageError> = threads.into_iter().map(join).collect();
         match (read, written, sent) {
-            (Err(error @ ImageError::Request(_)), Ok(_), _) | (Err(error), Ok(_), _) => Err(error),
-            (_, Err(error), _) | (_, _, Err(error)) => Err(error),
+            (_, Err(error), _) | (Err(error), ..) | (.., Err(error)) => Err(error),
             (Ok(done), Ok(_), Ok(())) => Ok(done),
         }
     })

@@ -1,9 +1,11 @@
 //! A window over a stream that knows where it is, so that errors can name the byte.
 
+use std::io;
 use std::sync::Arc;
 
 use super::source::Input;
 use crate::ImageError;
+use crate::pack::Damaged;
 
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
@@ -124,18 +126,21 @@ impl Cursor {
     }
 
     fn fill(&mut self) -> Result<(), ImageError> {
-        let count = self.input.read(&mut self.buffer[self.end..]).map_err(|error| {
-            match error.get_ref().and_then(|inner| inner.downcast_ref::<crate::pack::Damaged>()) {
-                Some(damaged) => ImageError::Packing {
-                    file: self.file.to_string(),
-                    packing: damaged.packing,
-                    reason: damaged.reason.clone(),
-                },
-                None => ImageError::io(&self.file, "read", error),
-            }
-        })?;
+        let read = self.input.read(&mut self.buffer[self.end..]);
+        let count = read.map_err(|error| explain(error, &self.file))?;
         self.at_end = count == 0;
         self.end += count;
         Ok(())
     }
+}
+
+/// What an error of the input means: that of a codec, of somebody who takes a copy of the stream, or the system's.
+fn explain(error: io::Error, file: &str) -> ImageError {
+    let error = match error.downcast::<Damaged>() {
+        Ok(Damaged { packing, reason }) => {
+            return ImageError::Packing { file: file.to_owned(), packing, reason };
+        }
+        Err(error) => error,
+    };
+    error.downcast::<ImageError>().unwrap_or_else(|error| ImageError::io(file, "read", error))
 }

@@ -1,0 +1,16 @@
+//! The header of a libvirt save image: what is read is written the same.
+#![no_main]
+
+use sterna_wire::libvirt::{SaveHeader, VERSION};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Ok(Some((header, used))) = SaveHeader::decode(data) else { return };
+    assert_eq!(used, SaveHeader::BYTES);
+    assert!(header.version <= VERSION && header.format <= 6 && header.data_length > 0);
+    assert!(header.xml_area() <= header.data_length);
+    assert!(header.stream_offset() <= 92 + u64::from(u32::MAX));
+    let mut again = Vec::new();
+    header.encode(&mut again);
+    // The unused words may hold anything, and are written as 0.
+    assert_eq!(again[..36], data[..36]);
+});
