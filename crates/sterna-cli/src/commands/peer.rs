@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, Outcome, Parameters, Status as Stage};
-use sterna_image::convert::{ConvertOptions, Input, Output, convert};
+use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Image, MappedOptions};
 use sterna_qmp::drive::save::{Domain, Format};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
@@ -37,11 +37,14 @@ pub struct Wire {
     pub cap: Vec<String>,
     /// listen: and send: only: speak TLS with the certificates in this directory, named as QEMU's tls-creds-x509
     /// wants them
-    #[arg(long, value_name = "DIRECTORY")]
-    pub tls: Option<PathBuf>,
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// send: only: the name that the peer's certificate must bear, if it is not the address's
-    #[arg(long, value_name = "NAME", requires = "tls")]
+    #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
+    /// send: only: the peer's UUID (QMP's query-uuid), which multifd compares; none if the peer has none
+    #[arg(long, value_name = "UUID", value_parser = uuid)]
+    pub uuid: Option<[u8; 16]>,
 }
 
 /// An image that a peer sends.
@@ -67,10 +70,10 @@ pub struct Listening<'a> {
 impl Wire {
     /// Refuses what means nothing where a monitor is driven.
     pub fn check_unused(&self) -> Result<(), Stop> {
-        if self.set.is_empty() && self.cap.is_empty() && self.tls.is_none() {
+        if self.set.is_empty() && self.cap.is_empty() && self.tls_dir.is_none() && self.uuid.is_none() {
             return Ok(());
         }
-        Err(Stop::usage("--set, --cap and --tls are for peers without a monitor (listen: and send:)"))
+        Err(Stop::usage("--set, --cap and --tls-dir are for peers without a monitor (listen: and send:)"))
     }
 
     fn engine(&self, endpoint: TlsEndpoint) -> Result<(Parameters, Capabilities), Stop> {
@@ -85,7 +88,7 @@ impl Wire {
         let capabilities =
             CapabilitySet::default().with(&capabilities).map_err(|error| Stop::usage(error.to_string()))?;
         let mut parameters = set.to_engine();
-        if let Some(directory) = &self.tls {
+        if let Some(directory) = &self.tls_dir {
             let credentials = TlsCredentials::from_directory(directory, endpoint, true)
                 .map_err(|error| Stop::usage(error.to_string()))?;
             parameters.tls =
@@ -115,30 +118,25 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
             format!("only libvirt's forms hold XML and cookie, and {format} is none")
         }));
     }
-    // Pages come in any order over several channels; the other forms are made of the image that holds them.
-    let is_final = format.form == Form::Mapped;
-    let path = if is_final { listening.image.to_owned() } else { beside(listening.image) };
-    if !is_final && listening.image.exists() && !listening.replace {
+    if listening.image.exists() && !listening.replace {
+        // Told now, and not when the peer has sent everything.
         return Err(Stop::failed(format!(
             "{} is there already: choose another name, or --force",
             listening.image.display()
         )));
     }
-    let file = CreateOptions {
-        direct: listening.direct,
-        replace: listening.replace || !is_final,
-        ..CreateOptions::default()
-    };
-    let options = MappedOptions { file, envelope: envelope.filter(|_| is_final), ..MappedOptions::default() };
+    let is_mapped = format.form == Form::Mapped;
+    let file =
+        CreateOptions { direct: listening.direct, replace: listening.replace, ..CreateOptions::default() };
+    let options =
+        MappedOptions { file, envelope: envelope.filter(|_| is_mapped), ..MappedOptions::default() };
+    let convert = if is_mapped { None } else { Some(conversion(listening, format)?) };
     let began = Instant::now();
-    let plan = ImagePlan { path: path.clone(), options, convert: None };
+    let plan = ImagePlan { path: listening.image.to_owned(), options, convert };
     let receiving = receive(&address, plan, parameters, capabilities, Arc::new(()))
         .map_err(|error| Stop::failed(error.to_string()))?;
     terminal::note(&format!("listening at {}", receiving.address()));
     let stored = wait(&receiving, listening, interrupts)?;
-    if !is_final {
-        become_form(listening, format, &path)?;
-    }
     tell_stored(listening, format, &stored, began.elapsed());
     Ok(Status::Done)
 }
@@ -155,7 +153,7 @@ pub fn send_to(
     let (parameters, capabilities) = wire.engine(TlsEndpoint::Client)?;
     let opened = Image::open(image).map_err(|error| Stop::failed(error.to_string()))?;
     let (kind, ram_bytes) = (opened.kind().name(), opened.shape().ram_bytes());
-    let options = SendOptions { file: OpenOptions { direct }, ..SendOptions::default() };
+    let options = SendOptions { uuid: wire.uuid, file: OpenOptions { direct }, ..SendOptions::default() };
     let began = Instant::now();
     let migration = send(opened, &address(to)?, &options, parameters, capabilities, Arc::new(()))
         .map_err(|error| Stop::failed(error.to_string()))?;
@@ -217,6 +215,14 @@ pub fn send_to(
     Ok(Status::Done)
 }
 
+/// 32 hexadecimal digits, with dashes or without.
+fn uuid(text: &str) -> Result<[u8; 16], String> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let is_number = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| is_number);
+    number.map(u128::to_be_bytes).ok_or_else(|| format!("`{text}` is no UUID"))
+}
+
 fn address(text: &str) -> Result<Address, Stop> {
     from_uri(text).map_err(|error| Stop::usage(error.to_string()))
 }
@@ -257,32 +263,16 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
     }
 }
 
-/// Turns the image that came into the form that was asked for. The guest has left its source: nothing is thrown
-/// away before the other image is whole.
-fn become_form(listening: &Listening<'_>, format: Format, from: &Path) -> Result<(), Stop> {
-    let kept = |why: String| {
-        Stop::failed(format!("{why}; the guest is safe in {}: `sterna convert` it", from.display()))
-    };
-    let options = ConvertOptions {
-        target: Some(format.to_string().parse().map_err(kept)?),
+/// The form that is asked for is made of a mapped-ram image beside it, before the peer is told that all is well.
+fn conversion(listening: &Listening<'_>, format: Format) -> Result<ConvertOptions, Stop> {
+    Ok(ConvertOptions {
+        target: Some(format.to_string().parse().map_err(Stop::usage)?),
         xml: listening.domain.as_ref().map(|domain| domain.xml.clone()),
         cookie: listening.domain.as_ref().and_then(|domain| domain.cookie.clone()),
         replace: listening.replace,
         direct: listening.direct,
         ..ConvertOptions::default()
-    };
-    convert(Input::File(from.to_owned()), Output::File(listening.image.to_owned()), &options)
-        .map_err(|error| kept(error.to_string()))?;
-    std::fs::remove_file(from).map_err(|error| {
-        Stop::failed(format!("the image is good, but {} could not be removed: {error}", from.display()))
     })
-}
-
-/// A name beside the image's.
-fn beside(image: &Path) -> PathBuf {
-    let mut name = image.file_name().unwrap_or_default().to_owned();
-    name.push(".mapped-ram");
-    image.with_file_name(name)
 }
 
 fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took: Duration) {
@@ -318,4 +308,22 @@ fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took:
     row("file", format!("{} long", units::bytes(length)));
     row("total time", format!("{} (waiting for the peer included)", units::seconds(took.as_secs_f64())));
     terminal::print(&text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuid_is_read_with_dashes_and_without() {
+        let bytes = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";
+
+        assert_eq!(uuid("01234567-89ab-cdef-0123-456789abcdef"), Ok(bytes));
+        assert_eq!(uuid("0123456789ABCDEF0123456789ABCDEF"), Ok(bytes));
+        for text in
+            ["", "0123", "g1234567-89ab-cdef-0123-456789abcdef", "+1234567-89ab-cdef-0123-456789abcde"]
+        {
+            assert!(uuid(text).is_err(), "{text}");
+        }
+    }
 }
