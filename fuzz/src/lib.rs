@@ -18,6 +18,7 @@ pub fn decoder(choice: u8) -> MainDecoder {
         postcopy: bit(6),
         background_snapshot: bit(7),
         no_description: bit(7),
+        opaque_tail: bit(6) && bit(7),
         device_state_bytes: 1 << 20,
     };
     let knowledge = move |name: &str, _: u32, _: u32, _: SectionKind| match name {
