@@ -91,7 +91,7 @@ pub fn images<'a>(chains: &'a Chains<'_>, about: &str, place: &'a Path, tools: &
         }
     }
     for tool in tools.iter().filter(|tool| chains.width == Width::All || tool.matters) {
-        let row = Row::new(format!("sterna save of QEMU, {}", tool.name), Kind::Tool);
+        let row = Row::new(format!("a live QEMU by sterna save and restore, {}", tool.name), Kind::Tool);
         group.row(&row.against(tool.form), move |check| image::tool(&chains.qemu, tool, place, check));
     }
     let content = chains.content;
