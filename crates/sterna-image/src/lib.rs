@@ -19,7 +19,6 @@
 
 pub mod convert;
 mod error;
-mod mapped;
 pub mod model;
 pub mod pack;
 pub mod read;
@@ -27,7 +26,6 @@ pub mod tools;
 pub mod write;
 
 pub use error::ImageError;
-pub use mapped::MappedRam;
 pub use model::{
     BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
 };

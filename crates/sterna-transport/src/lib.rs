@@ -30,7 +30,7 @@ pub use cancel::CancelFlag;
 pub use channel::Channel;
 pub use error::{Direction, TransportError};
 pub use file::{
-    CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RamFile, RangeReader,
+    CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
 };
 pub use listener::Listener;
 pub use parts::IoPart;

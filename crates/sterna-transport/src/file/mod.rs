@@ -26,7 +26,6 @@ mod aside;
 mod buffers;
 mod page_file;
 mod queue;
-mod ram_file;
 mod reader;
 mod ring;
 mod sparse;
@@ -34,7 +33,6 @@ mod system;
 
 pub use page_file::{CreateOptions, Direct, OpenOptions, PageFile};
 pub use queue::{PageQueue, QueueOptions};
-pub use ram_file::RamFile;
 pub use reader::RangeReader;
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this. File systems ask for 512 or 4096.
