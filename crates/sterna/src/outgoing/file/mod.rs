@@ -205,7 +205,6 @@ pub(super) fn publish(control: &Control) {
 pub(super) fn is_saved(shared: &Shared) -> bool {
     matches!(shared.to, Address::File { .. })
         && shared.driver.look(|machine| machine.state() == State::Completed)
-        && shared.outcome().is_some()
         && !shared.runs_again.load(Ordering::Acquire)
 }
 
@@ -214,6 +213,8 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     if !is_saved(shared) {
         return Err(VmError::new("resuming a saved guest", "it is not saved to a file"));
     }
+    // The control thread may still have to stop the tracking of writes.
+    shared.wait();
     let mut released = lock(&shared.released);
     while let Some(hook) = released.last() {
         hook.take_back()?;
