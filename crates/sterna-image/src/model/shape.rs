@@ -61,8 +61,8 @@ pub(crate) const MAPPED_RAM: &str = "mapped-ram";
 pub(crate) const IGNORE_SHARED: &str = "x-ignore-shared";
 
 impl Shape {
-    /// A shape of nothing.
-    pub(crate) fn empty() -> Self {
+    /// A shape of nothing, to be filled in as a stream comes.
+    pub fn empty() -> Self {
         Self {
             configuration: Configuration::default(),
             has_configuration: false,

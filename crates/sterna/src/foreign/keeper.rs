@@ -82,18 +82,7 @@ impl Keeper {
 
 impl State {
     fn new() -> Self {
-        let shape = Shape {
-            configuration: Configuration::default(),
-            has_configuration: false,
-            early: Vec::new(),
-            ram: RamShape::default(),
-            between: Vec::new(),
-            has_end: false,
-            devices: Vec::new(),
-            has_eof: false,
-            description: None,
-        };
-        Self { shape, early: Vec::new(), image: None, more_came: false }
+        Self { shape: Shape::empty(), early: Vec::new(), image: None, more_came: false }
     }
 
     /// Where bytes that stand between sections of RAM, or before them, are kept.
