@@ -218,6 +218,7 @@ fn left_behind_names_those_that_nobody_writes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     let alive = PageFile::create(&path, CreateOptions::default()).unwrap();
+    // A killed container's first process has the number of the next one's.
     let dead = directory.path().join(".image.1-0.partial");
     std::fs::write(&dead, "left").unwrap();
     std::fs::write(directory.path().join(".image.other.1-0.partial"), "another's").unwrap();

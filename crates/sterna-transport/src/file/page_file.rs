@@ -240,18 +240,30 @@ impl PageFile {
     /// [`PageFile::sync`].
     ///
     /// # Errors
-    /// As [`PageFile::complete`]. If only the directory could not be put on the disk, the file is taken out of
-    /// its place again, which is then empty.
+    /// As [`PageFile::complete`], also if only the directory could not be put on the disk: the file lies aside
+    /// again and may be published once more, or [kept](PageFile::keep). Only where a file system knows neither
+    /// `RENAME_EXCHANGE` nor links, a file that was replaced then is gone, and this one stays in its place.
     pub fn publish(&self) -> Result<(), TransportError> {
         let mut aside = self.lock();
         let Some(aside_now) = &mut *aside else { return Ok(()) };
         let published = aside_now.publish(&self.file);
-        if published.is_err() {
-            aside_now.withdraw(&self.file);
-        } else {
+        if aside_now.is_published() {
             *aside = None;
         }
         published
+    }
+
+    /// The file stays where it lies, also if it never comes into its place: it may be the only copy of what is
+    /// in it. Gives its path: aside of its place, or the place if it is there. Whoever asks for it must have called
+    /// [`PageFile::sync`], and should tell its user where the file is. It can still be published.
+    pub fn keep(&self) -> PathBuf {
+        match &mut *self.lock() {
+            Some(aside) => {
+                aside.keep();
+                aside.path().to_owned()
+            }
+            None => self.path.clone(),
+        }
     }
 
     /// The descriptor that goes past the page cache, if there is one, else the other.
