@@ -149,6 +149,27 @@ fn queue_file_that_ends_too_early_says_where() {
 }
 
 #[test]
+fn queue_that_has_failed_fails_from_then_on() {
+    for (direct, options) in ways() {
+        let directory = on_disk();
+        let path = directory.path().join("image");
+        std::fs::write(&path, vec![1; 5000]).unwrap();
+        // Opened to be read, it takes no byte.
+        let file = Arc::new(PageFile::open(&path, OpenOptions { direct }).unwrap());
+        let mut queue = PageQueue::new(&file, options);
+
+        let written = queue.write_bytes(0, &vec![7; 3 * MIB as usize + 5]).and_then(|()| queue.drain());
+
+        assert!(matches!(written, Err(TransportError::System { .. })), "{written:?}");
+        for _ in 0..2 {
+            assert!(queue.write_bytes(0, b"more").is_err(), "{direct:?} {options:?}");
+            assert!(queue.drain().is_err(), "{direct:?} {options:?}");
+        }
+        assert_eq!(queue.moved_bytes(), 0);
+    }
+}
+
+#[test]
 fn create_where_a_file_lies_is_refused_unless_it_may_be_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -225,6 +246,39 @@ fn left_behind_names_those_that_nobody_writes() {
 
     assert_eq!(PageFile::left_behind(&path), [dead]);
     drop(alive);
+}
+
+#[test]
+fn keep_leaves_the_file_where_it_lies_and_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    let file = PageFile::create(&path, CreateOptions::default()).unwrap();
+    file.write_at(0, &[IoPart::Bytes(b"the only copy")]).unwrap();
+    file.sync().unwrap();
+    // Nothing can be published where a directory lies.
+    std::fs::create_dir(&path).unwrap();
+    file.publish().unwrap_err();
+
+    let kept = file.keep();
+    drop(file);
+
+    assert_eq!(std::fs::read(&kept).unwrap(), b"the only copy");
+    assert_eq!(PageFile::left_behind(&path), [kept]);
+}
+
+#[test]
+fn temporary_file_has_no_name_and_is_read_again() {
+    for (direct, _) in ways() {
+        let directory = on_disk();
+        let file = PageFile::temporary(directory.path(), direct).unwrap();
+        file.write_at(0, &[IoPart::Bytes(&[7; 8192])]).unwrap();
+
+        assert_eq!(names(directory.path()), [] as [&str; 0]);
+
+        let again = file.reopened().unwrap();
+        drop(file);
+        assert_eq!(again.metadata().unwrap().len(), 8192);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna_ram::RamSlice;
 
-use super::aside::{Aside, kind_name, left_behind};
+use super::aside::{self, Aside, kind_name, left_behind};
 use super::system::{read_parts, system, write_parts};
 use super::{DIRECT_ALIGN, sparse};
 use crate::parts::Part;
@@ -78,6 +78,18 @@ impl PageFile {
         Ok(PageFile { file, direct, path, aside: Mutex::new(Some(aside)) })
     }
 
+    /// A file without a name in `directory`, which is gone when the last descriptor is closed, whatever happens.
+    /// [`PageFile::path`] only describes it.
+    ///
+    /// # Errors
+    /// [`TransportError::NoDirect`], [`TransportError::DiskFull`], [`TransportError::System`].
+    pub fn temporary(directory: impl AsRef<Path>, direct: Direct) -> Result<PageFile, TransportError> {
+        let file = aside::temporary(directory.as_ref())?;
+        let path = PathBuf::from(format!("a temporary file in {}", directory.as_ref().display()));
+        let direct = open_direct(&file, &path, direct, true)?;
+        Ok(PageFile { file, direct, path, aside: Mutex::new(None) })
+    }
+
     /// Opens a complete file to read it.
     ///
     /// # Errors
@@ -99,6 +111,21 @@ impl PageFile {
     /// Files for `path` that another run left aside when it was killed.
     pub fn left_behind(path: impl AsRef<Path>) -> Vec<PathBuf> {
         left_behind(path.as_ref())
+    }
+
+    /// Removes what lies aside in this process and is not to be [kept](PageFile::keep): for a process that is about
+    /// to end without dropping anything, such as one that was told to by a signal. Files that are being made can
+    /// not be published afterwards.
+    pub fn remove_all_aside() {
+        aside::remove_all();
+    }
+
+    /// The file once more, through the page cache and wherever it lies: one that outlives this.
+    ///
+    /// # Errors
+    /// [`TransportError::System`].
+    pub fn reopened(&self) -> Result<File, TransportError> {
+        self.file.try_clone().map_err(|error| system(&self.path, "dup", error))
     }
 
     /// Its place.

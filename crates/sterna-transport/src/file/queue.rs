@@ -34,8 +34,9 @@ impl Default for QueueOptions {
 /// Writes and reads large pieces of a file, several on their way at once; each thread has its own.
 ///
 /// Pieces are not ordered among each other: between two that touch the same bytes [`PageQueue::drain`] must be
-/// called. What went wrong with a piece is told by a later call, at the latest by `drain`. Dropping a queue waits
-/// for what is on its way, and tells nobody how it went.
+/// called. What went wrong with a piece is told by a later call, at the latest by `drain`; from then on every call
+/// fails, since nobody knows what of the file is there. Dropping a queue waits for what is on its way, and tells
+/// nobody how it went.
 pub struct PageQueue {
     file: Arc<PageFile>,
     /// Keeps the memory of pieces alive.
@@ -48,7 +49,10 @@ pub struct PageQueue {
     free: Vec<usize>,
     /// The buffer that is being filled: its number, its place in the file, and how much is in it.
     filling: Option<(usize, u64, usize)>,
+    /// The first failure, until somebody was told.
     failure: Option<TransportError>,
+    /// What it was, once somebody was told.
+    broken: Option<String>,
     moved_bytes: u64,
 }
 
@@ -71,6 +75,7 @@ impl PageQueue {
             free: Vec::new(),
             filling: None,
             failure: None,
+            broken: None,
             moved_bytes: 0,
         }
     }
@@ -144,6 +149,7 @@ impl PageQueue {
     /// # Errors
     /// As [`PageQueue::write_bytes`].
     pub fn write_copy(&mut self, at: u64, part: &IoPart<'_>) -> Result<(), TransportError> {
+        self.told()?;
         let length = part.raw().1;
         let mut done = 0;
         while done < length {
@@ -180,9 +186,13 @@ impl PageQueue {
     /// Waits until everything is done: what follows cannot overtake it.
     ///
     /// # Errors
-    /// The first failure of any piece.
+    /// The first failure of any piece. Nothing is on its way then either, unless the ring itself has failed.
     pub fn drain(&mut self) -> Result<(), TransportError> {
-        self.send_filling()?;
+        if let Err(error) = self.send_filling() {
+            // Told here, behind the waiting.
+            self.broken = None;
+            self.failure.get_or_insert(error);
+        }
         while !self.is_idle() {
             self.reap()?;
         }
@@ -197,7 +207,11 @@ impl PageQueue {
     }
 
     fn send(&mut self, piece: Piece) -> Result<(), TransportError> {
-        self.told()?;
+        let sent = self.told().and_then(|()| self.send_now(piece));
+        sent.map_err(|error| self.note(error))
+    }
+
+    fn send_now(&mut self, piece: Piece) -> Result<(), TransportError> {
         let aligned = (piece.at | piece.length as u64 | piece.memory as u64).is_multiple_of(DIRECT_ALIGN);
         self.start();
         let Engine::Ring(_) = self.engine else { return self.do_now(piece, aligned) };
@@ -306,8 +320,13 @@ impl PageQueue {
     /// Waits for one piece and looks how it went.
     fn reap(&mut self) -> Result<(), TransportError> {
         let Engine::Ring(ring) = &mut self.engine else { return Ok(()) };
-        let (piece, moved) =
-            ring.reap().map_err(|error| failed(self.file.path(), "io_uring_enter", 0, error))?;
+        let (piece, moved) = match ring.reap() {
+            Ok(reaped) => reaped,
+            Err(error) => {
+                let error = failed(self.file.path(), "io_uring_enter", 0, error);
+                return Err(self.note(error));
+            }
+        };
         let done = match moved {
             Ok(moved) if moved == piece.length => Ok(()),
             // The kernel stopped in the middle (or at the end of the file, or of the disk): go on by hand, and it
@@ -342,9 +361,21 @@ impl PageQueue {
         Ok(())
     }
 
-    /// A failure that nobody was told yet.
+    /// A failure that nobody was told yet, or that there was one.
     fn told(&mut self) -> Result<(), TransportError> {
-        self.failure.take().map_or(Ok(()), Err)
+        if let Some(error) = self.failure.take() {
+            return Err(self.note(error));
+        }
+        match &self.broken {
+            Some(text) => Err(self.internal(&format!("it has failed before ({text})"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers that `error` is told.
+    fn note(&mut self, error: TransportError) -> TransportError {
+        self.broken.get_or_insert_with(|| error.to_string());
+        error
     }
 
     fn free_buffer(&mut self) -> Result<usize, TransportError> {

@@ -1,6 +1,7 @@
 //! Reads ranges of a file in order, ahead of whoever looks at them.
 
 use std::collections::VecDeque;
+use std::io;
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,6 +96,10 @@ impl RangeReader {
             };
             self.ask(buffer, wanted)?;
         }
+        if self.free.is_empty() && self.on_the_way.is_empty() {
+            let error = io::Error::other("no free buffer, and nothing on its way");
+            return Err(failed(self.file.path(), "range reader", 0, error));
+        }
         let Some(mut first) = self.await_first()? else { return Ok(None) };
         if let Some(Err(error)) = first.done.take() {
             self.free.push(first.buffer);
@@ -157,7 +162,7 @@ impl RangeReader {
         &bytes[..piece.length]
     }
 
-    /// Takes back what is on its way and nobody wants any more.
+    /// Takes back what is on its way and nobody wants any more; then all buffers are free, whatever has failed.
     fn settle(&mut self) {
         if let Some(ring) = &mut self.ring {
             while !ring.is_idle() {
@@ -166,13 +171,12 @@ impl RangeReader {
                     let lost = std::mem::replace(&mut self.buffers, Buffers::new(1));
                     std::mem::forget(lost);
                     self.ring = None;
-                    self.on_the_way.clear();
-                    self.free = vec![0];
-                    return;
+                    break;
                 }
             }
         }
-        self.free.extend(self.on_the_way.drain(..).map(|ahead| ahead.buffer));
+        self.on_the_way.clear();
+        self.free = (0..self.buffers.count()).collect();
     }
 }
 
@@ -223,5 +227,34 @@ impl<I: Iterator<Item = Range<u64>>> Cut<I> {
         }
         self.rest = Some(limit..range.end);
         range.start..limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::OpenOptions;
+
+    #[test]
+    fn read_with_all_buffers_lost_is_an_error_and_the_next_read_has_them_again() {
+        let mut content = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut content, &[7; 10_000]).unwrap();
+        let file = Arc::new(PageFile::open(content.path(), OpenOptions::default()).unwrap());
+        let mut reader = RangeReader::new(&file, QueueOptions::default());
+        // As a piece that could not be sent would leave it.
+        reader.free.clear();
+        let mut came = 0;
+        let mut read = |reader: &mut RangeReader| {
+            reader.read(std::iter::once(0..10_000), |_, bytes| -> Result<(), TransportError> {
+                came += bytes.len();
+                Ok(())
+            })
+        };
+
+        let lost = read(&mut reader);
+        read(&mut reader).unwrap();
+
+        assert!(matches!(lost, Err(TransportError::System { .. })), "{lost:?}");
+        assert_eq!(came, 10_000);
     }
 }

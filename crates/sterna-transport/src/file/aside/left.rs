@@ -1,0 +1,95 @@
+//! Files that a killed run left aside, told from those that somebody writes by a lock.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::{ENDING, directory_of, prefix};
+
+/// How often, a millisecond apart, a new file is tried to be locked.
+const LOCK_TRIES: usize = 100;
+
+/// Locks a new file. It only tells others that somebody works here; where locks cannot be had, nobody does.
+pub(super) fn lock(file: &File) {
+    for _ in 0..LOCK_TRIES {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            // Somebody looks for files that were left behind, which takes a moment.
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Files aside of `place` that nobody writes any more: a run was killed.
+pub(in crate::file) fn left_behind(place: &Path) -> Vec<PathBuf> {
+    let prefix = prefix(place);
+    let Ok(entries) = std::fs::read_dir(directory_of(place)) else { return Vec::new() };
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let middle = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(ENDING));
+            let Some((process, number)) = middle.and_then(|middle| middle.split_once('-')) else {
+                return false;
+            };
+            let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            is_number(process) && is_number(number) && is_left(&entry.path(), process)
+        })
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Whether nobody writes the file at `path` any more, which `process` has made.
+fn is_left(path: &Path, process: &str) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
+        return false;
+    }
+    // Still empty, it may be so new that it is not locked yet.
+    let is_new = file.metadata().is_ok_and(|file| file.len() == 0);
+    !(is_new && Path::new("/proc").join(process).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::name_aside;
+    use super::*;
+
+    #[test]
+    fn left_behind_does_not_take_a_file_for_dead_that_is_about_to_be_locked() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("image");
+        let new = name_aside(&place);
+        File::create(&new).unwrap();
+
+        assert_eq!(left_behind(&place), [] as [PathBuf; 0]);
+
+        std::fs::write(&new, "something").unwrap();
+        assert_eq!(left_behind(&place), [new]);
+    }
+
+    #[test]
+    fn create_while_somebody_looks_is_locked_in_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = File::create(&path).unwrap();
+        let looker = File::open(&path).unwrap();
+        flock(&looker, FlockOperation::NonBlockingLockShared).unwrap();
+        let looking = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            drop(looker);
+        });
+
+        lock(&file);
+
+        looking.join().unwrap();
+        assert!(flock(File::open(&path).unwrap(), FlockOperation::NonBlockingLockShared).is_err());
+    }
+}
