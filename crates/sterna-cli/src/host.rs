@@ -13,7 +13,7 @@ mod tide;
 use std::sync::Arc;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VmError};
 use sterna_qmp::MonitoredVm;
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
@@ -170,6 +170,9 @@ impl SourceVm for Hosted {
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         SourceVm::hooks(&*self.machine)
+    }
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        self.machine.throttle()
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | room | what |
 //! | --- | --- |
-//! | [`vm`], [`hooks`] | what a VMM implements |
+//! | [`vm`], [`hooks`], [`throttle`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`order`] | which page next, and when a round ends |
 //! | [`pages`] | what carries pages: writers and sinks |
@@ -29,6 +29,7 @@ pub mod outgoing;
 pub mod pages;
 pub mod params;
 pub mod stats;
+pub mod throttle;
 pub mod vm;
 
 pub use error::{Fault, MigrationError};
@@ -36,11 +37,12 @@ pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, StartError};
-pub use params::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDetection};
+pub use params::{Capabilities, Compression, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
 pub use stats::{IncomingStatistics, Round, Sample, Statistics};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,
     TlsFiles,
 };
+pub use throttle::{Throttle, VcpuDirtyRate};
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

@@ -32,6 +32,17 @@ pub enum ZeroPageDetection {
     Multifd,
 }
 
+/// What becomes of a migration whose guest writes faster than it can be sent (`x-sterna-non-convergence`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NonConvergence {
+    /// Round after round, until the guest writes less or an operator ends it; as QEMU does. A warning says so.
+    #[default]
+    KeepGoing,
+    /// It fails when several rounds in a row brought the end no nearer and all throttling is spent.
+    Fail,
+}
+
 /// The parameters of one migration. Those marked *live* may change while it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
@@ -59,6 +70,21 @@ pub struct Parameters {
     pub direct_io: Direct,
     /// A file that lies where a guest is to be saved is replaced; else that is refused. QEMU replaces always.
     pub replace_file: bool,
+    /// `cpu-throttle-initial`: share of the time, percent, that vCPUs sleep when `auto-converge` sets in. Live.
+    pub cpu_throttle_initial: u8,
+    /// `cpu-throttle-increment`: percent more for each further step. Live.
+    pub cpu_throttle_increment: u8,
+    /// `cpu-throttle-tailslow`: no step is larger than what brings the dirty rate down to the threshold. Live.
+    pub cpu_throttle_tailslow: bool,
+    /// `max-cpu-throttle`: the most, percent. Live.
+    pub max_cpu_throttle: u8,
+    /// `throttle-trigger-threshold`: throttling sets in, or gets stronger, when in two rounds more bytes were
+    /// dirtied than this share, percent, of those sent. Live.
+    pub throttle_trigger_threshold: u8,
+    /// `vcpu-dirty-limit`: what `dirty-limit` allows each vCPU to dirty, bytes per second. Live.
+    pub vcpu_dirty_limit_bytes: u64,
+    /// What to do with a guest that does not converge. Live.
+    pub non_convergence: NonConvergence,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,
 }
@@ -79,6 +105,13 @@ impl Default for Parameters {
             tls: None,
             direct_io: Direct::Off,
             replace_file: false,
+            cpu_throttle_initial: 20,
+            cpu_throttle_increment: 10,
+            cpu_throttle_tailslow: false,
+            max_cpu_throttle: 99,
+            throttle_trigger_threshold: 50,
+            vcpu_dirty_limit_bytes: 1 << 20,
+            non_convergence: NonConvergence::KeepGoing,
             limits: WaitLimits::default(),
         }
     }
@@ -129,6 +162,11 @@ pub struct Capabilities {
     pub return_path: bool,
     /// `switchover-ack`: the guest stops only after the destination's devices said that they are ready.
     pub switchover_ack: bool,
+    /// `auto-converge`: vCPUs are made to sleep when the guest writes faster than it can be sent.
+    pub auto_converge: bool,
+    /// `dirty-limit`: instead, each vCPU's dirty rate is held down. Needs a VM that counts it; not together with
+    /// [`Capabilities::auto_converge`].
+    pub dirty_limit: bool,
     /// `pause-before-switchover`: wait, with the guest stopped, for [`crate::Migration::continue_switchover`].
     pub pause_before_switchover: bool,
     /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. When false the guest
@@ -143,6 +181,8 @@ impl Default for Capabilities {
             mapped_ram: false,
             return_path: true,
             switchover_ack: false,
+            auto_converge: false,
+            dirty_limit: false,
             pause_before_switchover: false,
             unmanaged: true,
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use sterna_ram::{DirtySource, GuestRam};
 
 use crate::hooks::Hook;
+use crate::throttle::Throttle;
 
 /// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -66,6 +67,11 @@ pub trait SourceVm: Send + Sync {
     /// Disks, locks, network: in the order of release.
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         Vec::new()
+    }
+    /// What slows the guest down so that it can be caught up with. None: nothing does, and `auto-converge` and
+    /// `dirty-limit` are refused.
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        None
     }
 }
 

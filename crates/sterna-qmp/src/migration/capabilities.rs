@@ -130,6 +130,8 @@ impl CapabilitySet {
             mapped_ram: self.get("mapped-ram"),
             return_path: self.get("return-path"),
             switchover_ack: self.get("switchover-ack"),
+            auto_converge: self.get("auto-converge"),
+            dirty_limit: self.get("dirty-limit"),
             pause_before_switchover: self.get("pause-before-switchover"),
             unmanaged: autostart && !self.get(HOLD),
         }

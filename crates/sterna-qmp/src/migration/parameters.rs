@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sterna::{Compression, Direct, Parameters, WaitLimits, ZeroPageDetection};
+use sterna::{Compression, Direct, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
 
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, ArgumentSpec};
@@ -265,6 +265,13 @@ impl ParameterSet {
             // Where a file system has none, the page cache is better than no file; a warning says so.
             direct_io: if self.flag("direct-io") { Direct::Wanted } else { Direct::Off },
             replace_file: self.flag("x-sterna-replace-file"),
+            cpu_throttle_initial: byte("cpu-throttle-initial"),
+            cpu_throttle_increment: byte("cpu-throttle-increment"),
+            cpu_throttle_tailslow: self.flag("cpu-throttle-tailslow"),
+            max_cpu_throttle: byte("max-cpu-throttle"),
+            throttle_trigger_threshold: byte("throttle-trigger-threshold"),
+            vcpu_dirty_limit_bytes: self.number("vcpu-dirty-limit").saturating_mul(1 << 20),
+            non_convergence: NonConvergence::default(),
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),

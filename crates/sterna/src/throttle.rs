@@ -1,0 +1,43 @@
+//! What a VMM implements to let the engine slow a guest down.
+
+use crate::vm::VmError;
+
+/// Slows a guest down. The engine sets it while it migrates and takes all back when the migration ends, however it
+/// ends; who sets it by hand (`set-vcpu-dirty-limit`) does so while nothing migrates.
+pub trait Throttle: Send + Sync {
+    /// Each vCPU sleeps so that it runs `100 - percent` of the time, at most 99; 0: it runs freely. Must return
+    /// soon, and must not delay a stop of the guest.
+    fn set_cpu_throttle(&self, percent: u8);
+
+    /// Whether the VM counts what each vCPU dirties, so that [`Throttle::set_dirty_limit`] can work (KVM: with a
+    /// dirty ring).
+    fn can_limit_dirty_rate(&self) -> bool {
+        false
+    }
+
+    /// The most that a vCPU (all of them, if none is named) may dirty, bytes per second; None: as it likes.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or dirty rates are not counted.
+    fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
+        let _ = (vcpu, bytes_per_second);
+        Err(VmError::new(
+            "dirty limit",
+            "this VM does not count what each vCPU dirties: start it with a dirty ring",
+        ))
+    }
+
+    /// What each vCPU dirties, in the vCPUs' order; empty if it is not counted.
+    fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
+        Vec::new()
+    }
+}
+
+/// What one vCPU dirties.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct VcpuDirtyRate {
+    /// Bytes per second, over the last second or so.
+    pub rate_bytes: u64,
+    /// The limit in force, bytes per second.
+    pub limit_bytes: Option<u64>,
+}
