@@ -95,6 +95,28 @@ pub enum DirtyError {
         /// What is wrong with it.
         rule: &'static str,
     },
+    /// The kernel does not make dirty rings of this size.
+    #[error(
+        "a dirty ring of {entries} entries cannot be had: take a power of two from 1024 to {most} (some processors \
+         do with 256)"
+    )]
+    RingSize {
+        /// Entries asked for.
+        entries: u32,
+        /// The most that this kernel has.
+        most: u32,
+    },
+    /// An entry of a dirty ring names a page that the VM's slots do not have. What it stood for is unknown, so
+    /// tracking cannot be trusted any more until it is stopped and started.
+    #[error("the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which does not exist")]
+    RingEntry {
+        /// Whose ring.
+        vcpu: usize,
+        /// The slot's number.
+        slot: u32,
+        /// The page, counted inside the slot.
+        offset: u64,
+    },
     /// The caller's range or bitmap does not fit the block.
     #[error("dirty source {origin}: {rule} (block {block})")]
     Range {

@@ -6,7 +6,8 @@
 //! set* nothing is protected at the start: the bitmap begins all set and each page is protected when it
 //! is cleared first. Without either, GET clears and protects at once.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{PoisonError, RwLock};
 
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
@@ -114,19 +115,7 @@ impl KvmDirtyLog {
     /// # Errors
     /// [`DirtyError::Slot`].
     pub fn new(vm: OwnedFd, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<Self, DirtyError> {
-        for slot in &slots {
-            let refuse = |rule| Err(DirtyError::Slot { slot: slot.slot, rule });
-            let Some(block) = ram.blocks().get(slot.block) else {
-                return refuse("it maps a block that the guest RAM does not have");
-            };
-            let end = slot.first_page.checked_add(slot.pages);
-            if slot.pages == 0 || end.is_none_or(|end| end > block.pages()) {
-                return refuse("it does not lie inside its block");
-            }
-            if slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0 {
-                return refuse("its dirty log is in use already; only one can read it");
-            }
-        }
+        check_slots(&slots, &ram)?;
         let running = RwLock::new(None);
         Ok(KvmDirtyLog { vm, slots, ram, most: KvmLogMode::InitiallySet, running })
     }
@@ -148,9 +137,7 @@ impl KvmDirtyLog {
 
     /// The best mode that both the kernel and the caller allow.
     fn best_mode(&self) -> KvmLogMode {
-        let capability = libc::c_ulong::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2);
-        let has = sys::ioctl_value(self.vm.as_fd(), KVM_CHECK_EXTENSION, capability).unwrap_or(0);
-        let kernel = match has {
+        let kernel = match capability(self.vm.as_fd(), KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) {
             has if has & 3 == 3 => KvmLogMode::InitiallySet,
             has if has & 1 == 1 => KvmLogMode::Manual,
             _ => KvmLogMode::Automatic,
@@ -159,31 +146,12 @@ impl KvmDirtyLog {
     }
 
     fn set_mode(&self, mode: KvmLogMode) -> Result<(), DirtyError> {
-        let mut enable = EnableCap {
-            capability: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-            flags: 0,
-            arguments: [mode as u64, 0, 0, 0],
-            padding: [0; 64],
-        };
-        // SAFETY: the request expects this structure, which points to nothing.
-        unsafe { sys::ioctl(self.vm.as_fd(), KVM_ENABLE_CAP, &mut enable) }
-            .map(|_| ())
+        enable_capability(self.vm.as_fd(), KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, mode as u64)
             .map_err(|source| failed("KVM_ENABLE_CAP", 0, source))
     }
 
     fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
-        let host = self.ram.block(slot.block).host_address() as u64;
-        let mut region = MemoryRegion {
-            slot: slot.slot,
-            flags: slot.flags | if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
-            guest_address: slot.guest_address,
-            bytes: slot.pages * PAGE_BYTES,
-            host_address: host + slot.first_page * PAGE_BYTES,
-        };
-        // SAFETY: the request expects this structure. The slot maps exactly this memory already, so
-        // only its flags change; `ram` keeps the memory alive.
-        unsafe { sys::ioctl(self.vm.as_fd(), KVM_SET_USER_MEMORY_REGION, &mut region) }
-            .map(|_| ())
+        set_logging(self.vm.as_fd(), &self.ram, slot, on)
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", slot.slot, source))
     }
 
@@ -309,6 +277,51 @@ impl Drop for KvmDirtyLog {
     }
 }
 
+/// Refuses slots that do not lie in `ram`, or that somebody logs already.
+pub(super) fn check_slots(slots: &[KvmSlot], ram: &GuestRam) -> Result<(), DirtyError> {
+    for slot in slots {
+        let refuse = |rule| Err(DirtyError::Slot { slot: slot.slot, rule });
+        let Some(block) = ram.blocks().get(slot.block) else {
+            return refuse("it maps a block that the guest RAM does not have");
+        };
+        let end = slot.first_page.checked_add(slot.pages);
+        if slot.pages == 0 || end.is_none_or(|end| end > block.pages()) {
+            return refuse("it does not lie inside its block");
+        }
+        if slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0 {
+            return refuse("its dirty log is in use already; only one can read it");
+        }
+    }
+    Ok(())
+}
+
+/// Turns the logging of a slot on or off, and changes nothing else of it.
+pub(super) fn set_logging(vm: BorrowedFd<'_>, ram: &GuestRam, slot: &KvmSlot, on: bool) -> io::Result<()> {
+    let host = ram.block(slot.block).host_address() as u64;
+    let mut region = MemoryRegion {
+        slot: slot.slot,
+        flags: slot.flags | if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
+        guest_address: slot.guest_address,
+        bytes: slot.pages * PAGE_BYTES,
+        host_address: host + slot.first_page * PAGE_BYTES,
+    };
+    // SAFETY: the request expects this structure. The slot maps exactly this memory already, so only its
+    // flags change; `ram` keeps the memory alive.
+    unsafe { sys::ioctl(vm, KVM_SET_USER_MEMORY_REGION, &mut region) }.map(|_| ())
+}
+
+/// Switches a capability of the VM on, with one argument.
+pub(super) fn enable_capability(vm: BorrowedFd<'_>, capability: u32, argument: u64) -> io::Result<()> {
+    let mut enable = EnableCap { capability, flags: 0, arguments: [argument, 0, 0, 0], padding: [0; 64] };
+    // SAFETY: the request expects this structure, which points to nothing.
+    unsafe { sys::ioctl(vm, KVM_ENABLE_CAP, &mut enable) }.map(|_| ())
+}
+
+/// What the VM's kernel says about a capability; 0: it does not have it.
+pub(super) fn capability(vm: BorrowedFd<'_>, capability: u32) -> u32 {
+    sys::ioctl_value(vm, KVM_CHECK_EXTENSION, capability.into()).unwrap_or(0).try_into().unwrap_or(0)
+}
+
 /// Clears the bits outside `[first, end)`.
 fn keep_only(words: &mut [u64], first: u64, end: u64) {
     for (index, word) in words.iter_mut().enumerate() {
@@ -320,6 +333,6 @@ fn keep_only(words: &mut [u64], first: u64, end: u64) {
     }
 }
 
-fn failed(call: &'static str, slot: u32, source: std::io::Error) -> DirtyError {
+fn failed(call: &'static str, slot: u32, source: io::Error) -> DirtyError {
     DirtyError::System { origin: NAME, call, what: "slot", index: u64::from(slot), source }
 }

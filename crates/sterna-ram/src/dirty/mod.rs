@@ -18,10 +18,12 @@
 //! must then re-arm all pages, absent ones too, before it asks which are absent.
 
 mod kvm;
+mod ring;
 mod software;
 mod uffd;
 
 pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
+pub use ring::{KvmDirtyRing, KvmDirtyRings};
 pub use software::SoftwareLog;
 pub use uffd::UffdDirtyLog;
 

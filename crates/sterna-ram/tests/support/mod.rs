@@ -34,7 +34,7 @@ pub fn skipped(test: &str, reason: impl std::fmt::Display) {
     say(&format!("SKIPPED {test}: {reason}"));
 }
 
-fn say(line: &str) {
+pub fn say(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{line}");
 }

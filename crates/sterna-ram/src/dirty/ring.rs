@@ -1,0 +1,431 @@
+//! KVM's dirty ring.
+//!
+//! # The model
+//! Instead of a bitmap for each slot every vCPU has a ring in memory that the kernel and this process share. When
+//! a vCPU writes to a page that is protected, the kernel lifts the protection and puts the page into that vCPU's
+//! ring: one entry, with the flag *dirty*. We take entries out and mark them *reset*; the system call
+//! KVM_RESET_DIRTY_RINGS then protects the pages of all marked entries again and frees their places. So the cost
+//! follows the pages that were written and not the size of the guest, and it is known which vCPU wrote them.
+//!
+//! A vCPU whose ring is nearly full comes out of the guest (exit reason [`KvmDirtyRing::EXIT_RING_FULL`]) and may
+//! not go on before its ring was emptied ([`KvmDirtyRing::reap_full`]). It is better not to let it come so far:
+//! [`KvmDirtyRing::look`], called every few milliseconds, empties rings that are half full. What was taken out
+//! waits in the *pending* bitmaps for the next harvest. A page counts for the vCPU that made it pending.
+//!
+//! # The order that makes it right
+//! A page's bit may be handed out only after the reset that protects the page again: if it came earlier, a lane
+//! could read the page, the guest write to it (unprotected still, so unnoticed), and the reset come last. That
+//! write would never be sent. So taking entries out and their reset are one step under one lock, for the vCPUs'
+//! threads as for a harvest; and a harvest hands nothing out (it returns) before its own reset is done. A write
+//! after the reset makes a new entry; a write before it is seen by every read that follows the harvest.
+//!
+//! Harvesting re-arms, so [`DirtySource::rearm`] does nothing. A stopped vCPU has put all of its writes into its
+//! ring: the processor's own log of dirty pages is emptied at every exit from the guest.
+//!
+//! # Bounds
+//! One entry is 16 bytes; a ring has a power of two of them, at most what the kernel says (65,536). It keeps some
+//! for itself (64, and 512 more where the processor logs pages), so the smallest ring that works everywhere has
+//! 1024. Rings are switched on before the VM has its first vCPU, and for good: the bitmaps of
+//! [`super::KvmDirtyLog`] do not work in that VM.
+//!
+//! # Rings that run over
+//! A kernel that looks at its limit too seldom writes over entries that were not taken out yet. (The limit leaves
+//! room for 64; kernels that emulate the guest's instructions go on for hundreds between two looks.) Which pages
+//! were lost cannot be known, so all are reported and protected again; [`KvmDirtyRing::overruns`] counts that.
+//! It shows in one of these ways:
+//! - Every entry is dirty: a kernel that keeps to its limit never comes so far.
+//! - An entry that is not dirty has a dirty one behind it. After an overrun the kernel's positions are ahead of
+//!   ours; the places between are marked too, or it would wait for them for ever.
+//! - Marked entries are not reset, as they were written over before their reset. Those are taken out again.
+//! - A vCPU comes out twice for a full ring that is empty: there are only places without entries.
+//!
+//! An entry that names a page of no slot is skipped, and from then on every harvest fails until tracking is
+//! started anew: a page was written and nobody knows which.
+
+mod map;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::kvm::{capability, check_slots, enable_capability, set_logging};
+use super::{DirtyBitmaps, DirtySource, Harvest, KvmSlot, check_bitmaps, check_rearm};
+use crate::{DirtyError, GuestRam, PageBitmap, sys};
+use map::RingMap;
+
+const NAME: &str = "kvm-dirty-ring";
+
+const KVM_CAP_DIRTY_LOG_RING: u32 = 192;
+const KVM_CAP_DIRTY_LOG_RING_ACQ_REL: u32 = 223;
+const KVM_RESET_DIRTY_RINGS: u32 = 0xaec7;
+const ENTRY_BYTES: u32 = 16;
+
+/// Rings that were switched on in a VM that has no vCPU yet.
+#[derive(Debug)]
+pub struct KvmDirtyRings {
+    vm: OwnedFd,
+    entries: u32,
+}
+
+impl KvmDirtyRings {
+    /// The most entries that a ring may have in this VM; 0 if its kernel has no dirty rings.
+    pub fn most_entries(vm: BorrowedFd<'_>) -> u32 {
+        capability(vm, ring_capability(vm)) / ENTRY_BYTES
+    }
+
+    /// Switches rings of `entries` entries on, for good. `vm` is a duplicate of the VM's descriptor; the VM has no
+    /// vCPU yet.
+    ///
+    /// # Errors
+    /// [`DirtyError::Unsupported`] without dirty rings in the kernel, [`DirtyError::RingSize`], and
+    /// [`DirtyError::System`] if there are vCPUs or rings already.
+    pub fn enable(vm: OwnedFd, entries: u32) -> Result<Self, DirtyError> {
+        let most = Self::most_entries(vm.as_fd());
+        if most == 0 {
+            let source = io::Error::from_raw_os_error(libc::ENOTTY);
+            return Err(DirtyError::Unsupported { origin: NAME, what: "dirty rings, Linux 5.11", source });
+        }
+        if !entries.is_power_of_two() || entries > most {
+            return Err(DirtyError::RingSize { entries, most });
+        }
+        let bytes = u64::from(entries) * u64::from(ENTRY_BYTES);
+        enable_capability(vm.as_fd(), ring_capability(vm.as_fd()), bytes).map_err(|source| {
+            match source.raw_os_error() {
+                // Below a page, or below what the kernel keeps for itself.
+                Some(libc::EINVAL) if entries < 1024 => DirtyError::RingSize { entries, most },
+                _ => failed("KVM_ENABLE_CAP", "ring size", entries.into(), source),
+            }
+        })?;
+        Ok(Self { vm, entries })
+    }
+
+    /// Maps the rings of the VM's vCPUs (all of them, in their order) as a source over the given slots, which must
+    /// be set up already and mapped where `ram` has its blocks. Not started.
+    ///
+    /// # Errors
+    /// [`DirtyError::Slot`], or [`DirtyError::System`] if a ring cannot be mapped.
+    pub fn source(
+        self,
+        vcpus: &[BorrowedFd<'_>],
+        slots: Vec<KvmSlot>,
+        ram: GuestRam,
+    ) -> Result<KvmDirtyRing, DirtyError> {
+        check_slots(&slots, &ram)?;
+        let map = |(index, vcpu): (usize, &BorrowedFd<'_>)| {
+            RingMap::new(*vcpu, self.entries).map_err(|source| failed("mmap", "vcpu", index as u64, source))
+        };
+        let rings: Vec<_> = vcpus.iter().enumerate().map(map).collect::<Result<_, _>>()?;
+        let reported = rings.iter().map(|_| AtomicU64::new(0)).collect();
+        let pending = DirtyBitmaps::new(&ram);
+        let state = State { rings, pending, has_pending: false, is_all_dirty: false, damage: None };
+        Ok(KvmDirtyRing {
+            vm: self.vm,
+            slots,
+            ram,
+            running: AtomicBool::new(false),
+            reported,
+            full_exits: AtomicU64::new(0),
+            overruns: AtomicU64::new(0),
+            state: Mutex::new(state),
+        })
+    }
+}
+
+/// The dirty rings of a KVM virtual machine. See the module for the model.
+#[derive(Debug)]
+pub struct KvmDirtyRing {
+    vm: OwnedFd,
+    slots: Vec<KvmSlot>,
+    ram: GuestRam,
+    /// Changes under `state`'s lock.
+    running: AtomicBool,
+    /// Pages that each vCPU's ring has named.
+    reported: Vec<AtomicU64>,
+    full_exits: AtomicU64,
+    overruns: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    rings: Vec<RingMap>,
+    /// What the rings have named since the last harvest. Handed out only after the reset.
+    pending: DirtyBitmaps,
+    has_pending: bool,
+    /// Pages were lost: every page counts as named.
+    is_all_dirty: bool,
+    damage: Option<Damage>,
+}
+
+/// Why tracking cannot be trusted until it is started anew.
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    /// An entry named a page that does not exist.
+    Entry { vcpu: usize, slot: u32, offset: u64 },
+    /// After an overrun the pages could not be protected again: the errno.
+    Unprotected(i32),
+}
+
+/// How a ring is emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reap {
+    Some,
+    Full,
+}
+
+impl KvmDirtyRing {
+    /// KVM_EXIT_DIRTY_RING_FULL: answer it with [`KvmDirtyRing::reap_full`] and run the vCPU on.
+    pub const EXIT_RING_FULL: u32 = 31;
+
+    /// Empties the ring of a vCPU that came out because it is full; its next run goes on. To be called on any
+    /// thread, while tracking or not.
+    ///
+    /// # Errors
+    /// [`DirtyError::System`]: the kernel does not free the ring, so the vCPU cannot go on.
+    ///
+    /// # Panics
+    /// If there is no vCPU of this index.
+    pub fn reap_full(&self, vcpu: usize) -> Result<(), DirtyError> {
+        self.full_exits.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state();
+        self.reap(&mut state, vcpu, Reap::Full)?;
+        self.forget_unless_running(&mut state);
+        Ok(())
+    }
+
+    /// Looks into the rings, for [`KvmDirtyRing::reported`], and empties those that are half full.
+    ///
+    /// # Errors
+    /// [`DirtyError::System`]: the kernel does not free a ring.
+    pub fn look(&self) -> Result<(), DirtyError> {
+        let mut state = self.state();
+        for vcpu in 0..state.rings.len() {
+            let State { rings, pending, has_pending, .. } = &mut *state;
+            // What is wrong with an entry is found when it is taken out.
+            rings[vcpu].look(|slot, offset| {
+                self.note(vcpu, slot, offset, pending, has_pending);
+            });
+            if rings[vcpu].is_half_full() {
+                self.reap(&mut state, vcpu, Reap::Some)?;
+            }
+        }
+        self.forget_unless_running(&mut state);
+        Ok(())
+    }
+
+    /// How many pages each vCPU has dirtied so far while tracking ran, as of the last [`KvmDirtyRing::look`], harvest
+    /// or full ring. A page counts once between two harvests, for the vCPU that was first.
+    pub fn reported(&self) -> Vec<u64> {
+        self.reported.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    /// One vCPU's count of [`KvmDirtyRing::reported`].
+    ///
+    /// # Panics
+    /// If there is no vCPU of this index.
+    pub fn reported_by(&self, vcpu: usize) -> u64 {
+        self.reported[vcpu].load(Ordering::Relaxed)
+    }
+
+    /// How often a vCPU came out because its ring was full.
+    pub fn full_exits(&self) -> u64 {
+        self.full_exits.load(Ordering::Relaxed)
+    }
+
+    /// How often the kernel ran over the end of a ring, and all pages were reported because of it.
+    pub fn overruns(&self) -> u64 {
+        self.overruns.load(Ordering::Relaxed)
+    }
+
+    /// Whether tracking runs.
+    pub fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every step leaves the state whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a page pending, and counts it for the vCPU if it was not. False: there is no such page.
+    fn note(
+        &self,
+        vcpu: usize,
+        slot: u32,
+        offset: u64,
+        pending: &mut DirtyBitmaps,
+        has_pending: &mut bool,
+    ) -> bool {
+        let Some((block, page)) = self.locate(slot, offset) else { return false };
+        if !pending.block(block).set(page) {
+            *has_pending = true;
+            self.reported[vcpu].fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn locate(&self, slot: u32, offset: u64) -> Option<(usize, u64)> {
+        let found = self.slots.iter().find(|known| known.slot == slot)?;
+        (offset < found.pages).then(|| (found.block, found.first_page + offset))
+    }
+
+    /// Empties a ring into the pending pages and has the kernel protect them again.
+    fn reap(&self, state: &mut State, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
+        let State { rings, pending, has_pending, damage, .. } = state;
+        let each = |slot, offset| {
+            if !self.note(vcpu, slot, offset, pending, has_pending) {
+                damage.get_or_insert(Damage::Entry { vcpu, slot, offset });
+            }
+        };
+        let reset = || {
+            sys::ioctl_value(self.vm.as_fd(), KVM_RESET_DIRTY_RINGS, 0)
+                .map(|done| done.try_into().unwrap_or(0))
+        };
+        let reaped = match how {
+            Reap::Some => rings[vcpu].reap(each, reset),
+            Reap::Full => rings[vcpu].reap_full(each, reset),
+        };
+        let reaped = reaped.map_err(|source| failed("KVM_RESET_DIRTY_RINGS", "vcpu", vcpu as u64, source))?;
+        if reaped.overrun {
+            self.recover(state);
+        }
+        Ok(())
+    }
+
+    /// Pages were lost: protects all of them again, and reports all.
+    fn recover(&self, state: &mut State) {
+        self.overruns.fetch_add(1, Ordering::Relaxed);
+        if !self.is_running() {
+            return;
+        }
+        state.is_all_dirty = true;
+        for slot in &self.slots {
+            let again =
+                [false, true].iter().try_for_each(|on| set_logging(self.vm.as_fd(), &self.ram, slot, *on));
+            if let Err(error) = again {
+                state.damage.get_or_insert(Damage::Unprotected(error.raw_os_error().unwrap_or(libc::EIO)));
+            }
+        }
+    }
+
+    fn forget_unless_running(&self, state: &mut State) {
+        if !self.is_running() && state.has_pending {
+            self.forget(state);
+        }
+    }
+
+    fn forget(&self, state: &mut State) {
+        state.pending.clear_all();
+        (state.has_pending, state.is_all_dirty, state.damage) = (false, false, None);
+    }
+
+    /// Empties the rings for nobody.
+    fn drain(&self, state: &mut State) -> Result<(), DirtyError> {
+        for vcpu in 0..state.rings.len() {
+            self.reap(state, vcpu, Reap::Some)?;
+        }
+        self.forget(state);
+        Ok(())
+    }
+
+    fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
+        set_logging(self.vm.as_fd(), &self.ram, slot, on)
+            .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", "slot", slot.slot.into(), source))
+    }
+
+    /// Turns logging off everywhere; goes on after an error and gives the first.
+    fn undo(&self) -> Result<(), DirtyError> {
+        self.slots.iter().fold(Ok(()), |result, slot| result.and(self.set_logging(slot, false)))
+    }
+}
+
+impl DirtySource for KvmDirtyRing {
+    fn start(&self) -> Result<(), DirtyError> {
+        let mut state = self.state();
+        if self.is_running() {
+            return Ok(());
+        }
+        self.drain(&mut state)?;
+        for slot in &self.slots {
+            if let Err(error) = self.set_logging(slot, true) {
+                // The error that matters is the first one.
+                let _ = self.undo();
+                return Err(error);
+            }
+        }
+        self.running.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        let mut state = self.state();
+        if !self.running.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let undone = self.undo();
+        undone.and(self.drain(&mut state))
+    }
+
+    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        let mut state = self.state();
+        if !self.is_running() {
+            return Err(DirtyError::NotStarted { origin: NAME });
+        }
+        check_bitmaps(NAME, &self.ram, into)?;
+        for vcpu in 0..state.rings.len() {
+            self.reap(&mut state, vcpu, Reap::Some)?;
+        }
+        match state.damage {
+            None => {}
+            Some(Damage::Entry { vcpu, slot, offset }) => {
+                return Err(DirtyError::RingEntry { vcpu, slot, offset });
+            }
+            Some(Damage::Unprotected(errno)) => {
+                let source = io::Error::from_raw_os_error(errno);
+                return Err(failed("KVM_SET_USER_MEMORY_REGION", "slots, after an overrun,", 0, source));
+            }
+        }
+        let mut harvest = Harvest::default();
+        if std::mem::take(&mut state.is_all_dirty) {
+            for slot in &self.slots {
+                harvest.newly_dirty += into.block(slot.block).set_range(slot.first_page, slot.pages);
+            }
+        }
+        if std::mem::take(&mut state.has_pending) {
+            harvest.newly_dirty += into.or_from(&state.pending);
+            state.pending.clear_all();
+        }
+        Ok(harvest)
+    }
+
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        if !self.is_running() {
+            return Err(DirtyError::NotStarted { origin: NAME });
+        }
+        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, harvested)
+    }
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+}
+
+impl Drop for KvmDirtyRing {
+    fn drop(&mut self) {
+        // Nobody is left to tell.
+        let _ = self.stop();
+    }
+}
+
+/// The newer capability says that flags must be read with acquire and written with release order, which is what
+/// we do anyway; some processors have only that one.
+fn ring_capability(vm: BorrowedFd<'_>) -> u32 {
+    let newer = capability(vm, KVM_CAP_DIRTY_LOG_RING_ACQ_REL) > 0;
+    if newer { KVM_CAP_DIRTY_LOG_RING_ACQ_REL } else { KVM_CAP_DIRTY_LOG_RING }
+}
+
+fn failed(call: &'static str, what: &'static str, index: u64, source: io::Error) -> DirtyError {
+    DirtyError::System { origin: NAME, call, what, index, source }
+}

@@ -1,0 +1,450 @@
+//! One vCPU's ring, as it is mapped into this process.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::PAGE_BYTES;
+
+/// Where the ring begins in a vCPU's descriptor, in pages.
+const RING_PAGE_OFFSET: u64 = 64;
+/// The kernel has put a page into the entry.
+const DIRTY: u32 = 1 << 0;
+/// We have taken it out; the kernel may reset it.
+const RESET: u32 = 1 << 1;
+
+/// `struct kvm_dirty_gfn`.
+#[repr(C)]
+struct Entry {
+    flags: AtomicU32,
+    slot: AtomicU32,
+    offset: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);
+
+/// Resets in a row that reset nothing. A signal may end one early; so many have another reason.
+const IDLE_RESETS: u32 = 16;
+/// How often a ring is taken and reset anew that does not come to rest.
+const ATTEMPTS: u32 = 64;
+
+/// The entries of one vCPU and how far we are in them. Positions grow for ever and wrap with the ring.
+#[derive(Debug)]
+pub(super) struct RingMap {
+    entries: NonNull<Entry>,
+    count: u32,
+    /// The next entry to be taken out.
+    next: u32,
+    /// The next entry to be looked at: at `next` or in front of it.
+    unseen: u32,
+    /// Entries in front of `next` that are marked and not reset yet.
+    unreset: u32,
+    /// The last taking found half a ring or more.
+    was_heavy: bool,
+    /// The kernel has run over the ring's end before: the positions may be out of step.
+    is_wary: bool,
+    /// Counts the marks set, to know whether anything happened since.
+    marks: u64,
+    /// `marks` when the ring was said to be full and had nothing in it.
+    empty_at: Option<u64>,
+}
+
+/// What [`RingMap::reap`] found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Reaped {
+    /// Entries that were taken out.
+    pub(super) entries: u64,
+    /// The kernel ran over the ring's end: pages were lost, or not protected again.
+    pub(super) overrun: bool,
+}
+
+// SAFETY: the mapping belongs to this value alone, and its entries are only touched through atomics; it does not
+// matter on which thread.
+unsafe impl Send for RingMap {}
+
+impl RingMap {
+    /// Maps the ring of a vCPU whose VM has rings of `count` entries, a power of two.
+    pub(super) fn new(vcpu: BorrowedFd<'_>, count: u32) -> io::Result<Self> {
+        // SAFETY: a new mapping at a place of the kernel's choice; nobody has it but us.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                count as usize * size_of::<Entry>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                (RING_PAGE_OFFSET * PAGE_BYTES) as libc::off_t,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let entries = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
+        Ok(Self {
+            entries,
+            count,
+            next: 0,
+            unseen: 0,
+            unreset: 0,
+            was_heavy: false,
+            is_wary: false,
+            marks: 0,
+            empty_at: None,
+        })
+    }
+
+    /// Gives slot and page in the slot of each entry that was not seen before, and leaves all where they are.
+    pub(super) fn look(&mut self, mut each: impl FnMut(u32, u64)) {
+        while self.unseen.wrapping_sub(self.next) < self.count && self.is_dirty(self.unseen) {
+            let entry = self.entry(self.unseen);
+            each(entry.slot.load(Ordering::Relaxed), entry.offset.load(Ordering::Relaxed));
+            self.unseen = self.unseen.wrapping_add(1);
+        }
+    }
+
+    /// Whether at least half of the ring is waiting, as far as was looked.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.unseen.wrapping_sub(self.next) >= self.count / 2
+    }
+
+    /// Takes everything out, oldest first, and has it reset: `each` gets slot and page in the slot of each entry
+    /// (also of those seen before); `reset` is the system call, and says how many entries it has reset. No other
+    /// ring may wait for its reset meanwhile. The error is `reset`'s, or that it never comes to an end.
+    pub(super) fn reap(
+        &mut self,
+        mut each: impl FnMut(u32, u64),
+        mut reset: impl FnMut() -> io::Result<u32>,
+    ) -> io::Result<Reaped> {
+        let mut reaped = Reaped::default();
+        for _ in 0..ATTEMPTS {
+            let (entries, overrun) = self.take(&mut each);
+            reaped.entries += u64::from(entries);
+            reaped.overrun |= overrun;
+            if self.wait_for_reset(&mut reset)? {
+                return Ok(reaped);
+            }
+            // The kernel wrote over entries that we had taken. The new ones can be taken now.
+            (reaped.overrun, self.is_wary) = (true, true);
+        }
+        Err(io::Error::other("the ring does not come to rest"))
+    }
+
+    /// [`RingMap::reap`] for a vCPU that has come out because its ring is full.
+    pub(super) fn reap_full(
+        &mut self,
+        mut each: impl FnMut(u32, u64),
+        mut reset: impl FnMut() -> io::Result<u32>,
+    ) -> io::Result<Reaped> {
+        let reaped = self.reap(&mut each, &mut reset)?;
+        if reaped.entries > 0 || reaped.overrun {
+            return Ok(reaped);
+        }
+        // Either somebody was quicker; or it is full of positions that have no entry any more (see the module).
+        if self.empty_at.replace(self.marks) != Some(self.marks) {
+            return Ok(reaped);
+        }
+        self.is_wary = true;
+        let found = self.reap(&mut each, &mut reset)?;
+        if found.entries == 0 && !found.overrun {
+            // A ring that is called full has at least so many in use.
+            self.skip(self.count / 4);
+            self.wait_for_reset(&mut reset)?;
+        }
+        Ok(Reaped { overrun: true, ..found })
+    }
+
+    /// Takes out what is there. Gives how many, and whether the kernel must have run over the ring's end.
+    fn take(&mut self, each: &mut impl FnMut(u32, u64)) -> (u32, bool) {
+        let (mut taken, mut overrun) = (0, false);
+        let was_heavy = self.was_heavy;
+        loop {
+            while taken < self.count && self.is_dirty(self.next) {
+                let entry = self.entry(self.next);
+                each(entry.slot.load(Ordering::Relaxed), entry.offset.load(Ordering::Relaxed));
+                self.skip(1);
+                taken += 1;
+            }
+            if taken == self.count {
+                // A kernel that keeps to its own limits never fills a ring to the last entry.
+                overrun = true;
+                break;
+            }
+            // Looking through the whole ring is dear, unless half of it was just taken.
+            if !(self.is_wary || was_heavy || taken >= self.count / 2) {
+                break;
+            }
+            match self.dirty_ahead() {
+                None => break,
+                Some(distance) => {
+                    overrun |= distance > 0;
+                    self.skip(distance);
+                }
+            }
+        }
+        self.was_heavy = taken >= self.count / 2;
+        self.is_wary |= overrun;
+        (taken, overrun)
+    }
+
+    /// Marks the next `positions` entries, whatever they hold.
+    fn skip(&mut self, positions: u32) {
+        for _ in 0..positions {
+            // Release: the kernel may write the entry anew once it sees this.
+            self.entry(self.next).flags.store(RESET, Ordering::Release);
+            self.next = self.next.wrapping_add(1);
+            self.unreset += 1;
+            self.marks += 1;
+        }
+        if self.unseen.wrapping_sub(self.next) > self.count {
+            self.unseen = self.next;
+        }
+    }
+
+    /// How far in front of `next`, which was not dirty, the first dirty entry is.
+    fn dirty_ahead(&self) -> Option<u32> {
+        let found = (1..self.count).find(|distance| self.is_dirty(self.next.wrapping_add(*distance)))?;
+        // The kernel goes from entry to entry: it may have come by just now.
+        Some(if self.is_dirty(self.next) { 0 } else { found })
+    }
+
+    /// Has the marked entries reset. False: there are some that the kernel does not reset.
+    fn wait_for_reset(&mut self, reset: &mut impl FnMut() -> io::Result<u32>) -> io::Result<bool> {
+        let mut idle = 0;
+        while self.unreset > 0 {
+            match reset() {
+                Ok(done) if done > 0 => {
+                    self.unreset = self.unreset.saturating_sub(done);
+                    idle = 0;
+                }
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
+                _ if idle < IDLE_RESETS => idle += 1,
+                _ if self.mark_again() => idle = 0,
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Marks the entries that wait for their reset and have lost their mark. Whether there were any.
+    fn mark_again(&mut self) -> bool {
+        let mut any = false;
+        for back in 1..=self.unreset.min(self.count) {
+            let flags = &self.entry(self.next.wrapping_sub(back)).flags;
+            any |= flags.compare_exchange(0, RESET, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        }
+        any
+    }
+
+    fn is_dirty(&self, position: u32) -> bool {
+        self.entry(position).flags.load(Ordering::Acquire) & (DIRTY | RESET) == DIRTY
+    }
+
+    fn entry(&self, position: u32) -> &Entry {
+        let index = (position & (self.count - 1)) as usize;
+        // SAFETY: `index` is below `count`, the length of the mapping, which lives as long as `self`; all of it
+        // is atomics, for which any bytes are valid and which the kernel may change at any time.
+        unsafe { self.entries.add(index).as_ref() }
+    }
+}
+
+impl Drop for RingMap {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped, and no reference to it outlives `self`.
+        unsafe { libc::munmap(self.entries.as_ptr().cast(), self.count as usize * size_of::<Entry>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::File;
+    use std::os::fd::{AsFd, FromRawFd};
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const COUNT: u32 = 256;
+
+    /// Plays the kernel: a file whose bytes behind the offset are the ring, and the kernel's two positions.
+    struct Kernel {
+        file: File,
+        pushed: u32,
+        reset: u32,
+    }
+
+    impl Kernel {
+        fn new() -> (Self, RingMap) {
+            // SAFETY: a new descriptor that nobody else knows.
+            let file = unsafe { File::from_raw_fd(libc::memfd_create(c"ring".as_ptr(), 0)) };
+            file.set_len(RING_PAGE_OFFSET * PAGE_BYTES + u64::from(COUNT) * 16).unwrap();
+            let map = RingMap::new(file.as_fd(), COUNT).unwrap();
+            (Self { file, pushed: 0, reset: 0 }, map)
+        }
+
+        fn at(position: u32) -> u64 {
+            RING_PAGE_OFFSET * PAGE_BYTES + u64::from(position % COUNT) * 16
+        }
+
+        /// As the kernel does it: without a look at what it writes over.
+        fn push(&mut self, offset: u64) {
+            let mut bytes = [0; 16];
+            bytes[0] = DIRTY as u8;
+            bytes[4..8].copy_from_slice(&7u32.to_le_bytes());
+            bytes[8..].copy_from_slice(&offset.to_le_bytes());
+            self.file.write_all_at(&bytes, Self::at(self.pushed)).unwrap();
+            self.pushed += 1;
+        }
+
+        fn is_soft_full(&self) -> bool {
+            self.pushed - self.reset >= COUNT - 64
+        }
+
+        fn flags(&self, position: u32) -> u8 {
+            let mut byte = [0];
+            self.file.read_exact_at(&mut byte, Self::at(position)).unwrap();
+            byte[0]
+        }
+
+        fn reset(&mut self) -> u32 {
+            let before = self.reset;
+            while self.flags(self.reset) & RESET as u8 != 0 {
+                self.file.write_all_at(&[0], Self::at(self.reset)).unwrap();
+                self.reset += 1;
+            }
+            assert!(self.reset <= self.pushed, "reset further than was pushed");
+            self.reset - before
+        }
+    }
+
+    fn reap(kernel: &mut Kernel, map: &mut RingMap) -> (Vec<u64>, Reaped) {
+        let mut found = Vec::new();
+        let reaped = map.reap(|_, offset| found.push(offset), || Ok(kernel.reset())).unwrap();
+        (found, reaped)
+    }
+
+    #[test]
+    fn ring_reaped_gives_each_entry_once_over_many_turns() {
+        let (mut kernel, mut map) = Kernel::new();
+        for turn in 0..20 {
+            let count = [0, 1, 100, u64::from(COUNT) - 60][turn % 4];
+            (0..count).for_each(|more| kernel.push(more + 1000));
+
+            let (found, reaped) = reap(&mut kernel, &mut map);
+
+            assert_eq!(found, (1000..1000 + count).collect::<Vec<_>>(), "turn {turn}");
+            assert_eq!(reaped, Reaped { entries: count, overrun: false });
+            assert_eq!(reap(&mut kernel, &mut map).0, [], "not again");
+            assert_eq!(kernel.pushed, kernel.reset);
+        }
+    }
+
+    #[test]
+    fn ring_looked_at_is_left_alone_and_not_seen_twice() {
+        let (mut kernel, mut map) = Kernel::new();
+        (0..10).for_each(|offset| kernel.push(offset));
+        let look = |map: &mut RingMap| {
+            let mut found = Vec::new();
+            map.look(|slot, offset| found.push((slot, offset)));
+            found
+        };
+
+        assert_eq!(look(&mut map), (0..10).map(|offset| (7, offset)).collect::<Vec<_>>());
+        assert_eq!(look(&mut map), []);
+        assert_eq!(kernel.flags(3), DIRTY as u8);
+        assert!(!map.is_half_full());
+        (10..COUNT.into()).for_each(|offset| kernel.push(offset));
+        assert_eq!(look(&mut map).len(), COUNT as usize - 10, "to the end of the ring, not round it");
+        assert!(map.is_half_full());
+        assert_eq!(reap(&mut kernel, &mut map).0.len(), COUNT as usize);
+        assert_eq!(look(&mut map), []);
+    }
+
+    #[test]
+    fn reset_ended_by_signals_goes_on() {
+        let (mut kernel, mut map) = Kernel::new();
+        (0..100).for_each(|offset| kernel.push(offset));
+        let mut call = 0;
+
+        let reaped = map.reap(
+            |_, _| (),
+            || {
+                call += 1;
+                match call {
+                    1 => Err(io::Error::from_raw_os_error(libc::EINTR)),
+                    2 | 3 => Ok(0),
+                    _ => Ok(kernel.reset()),
+                }
+            },
+        );
+
+        assert_eq!(reaped.unwrap(), Reaped { entries: 100, overrun: false });
+        let refused = map.reap(|_, _| (), || panic!("there is nothing to reset"));
+        assert!(refused.is_ok());
+    }
+
+    /// A kernel that runs over the end of the ring between two looks at its limits, as some do that emulate the
+    /// guest. Whatever is lost must be said, and the ring must go on.
+    #[test]
+    fn ring_run_over_is_noticed_and_goes_on() {
+        let seed =
+            std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
+                std::time::SystemTime::now()
+                    .duration_since(std::time::UNIX_EPOCH)
+                    .map_or(1, |time| time.as_nanos() as u64)
+            });
+        let mut state = seed | 1;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let (mut kernel, mut map) = Kernel::new();
+        // What was written since it was last known; nothing is lost as long as each is found or all are said to be.
+        let (mut written, mut next, mut overruns) = (BTreeSet::new(), 0, 0);
+        for turn in 0..3_000 {
+            let most = [10, 100, 300, 700][random(4) as usize];
+            let burst = random(most);
+            let mut pushed = 0;
+            while pushed < burst && (pushed > 0 || !kernel.is_soft_full()) {
+                kernel.push(next);
+                written.insert(next);
+                (next, pushed) = (next + 1, pushed + 1);
+            }
+            let full = kernel.is_soft_full();
+            // Now and then the guest runs on between the taking and the reset.
+            let mut late = if random(5) == 0 { random(300) } else { 0 };
+            let mut found = BTreeSet::new();
+            let reset = || {
+                for _ in 0..std::mem::take(&mut late) {
+                    kernel.push(next);
+                    written.insert(next);
+                    next += 1;
+                }
+                Ok(kernel.reset())
+            };
+            let each = |_, offset| {
+                found.insert(offset);
+            };
+            let reaped = if full { map.reap_full(each, reset) } else { map.reap(each, reset) }.unwrap();
+            if reaped.overrun {
+                overruns += 1;
+                written.clear(); // everything counts as written
+            }
+            written.retain(|offset| !found.contains(offset));
+            // What came between taking and reset is found by the next one at the latest.
+            if turn % 3 == 0 {
+                for _ in 0..3 {
+                    let (found, reaped) = reap(&mut kernel, &mut map);
+                    written.retain(|offset| !found.contains(offset));
+                    if reaped.overrun {
+                        written.clear();
+                    }
+                }
+                assert!(written.is_empty(), "turn {turn}, seed {seed}: {written:?} were lost in silence");
+            }
+        }
+        assert!(overruns > 100 && overruns < 3_000, "{overruns}");
+    }
+}
