@@ -43,8 +43,8 @@ fn relay(
             let from = listener.accept(Some(LIMIT), &flag)?;
             from.start_tls(tls.0, TlsEndpoint::Server, None, LIMIT, &flag)?;
             names.push(from.tls_peer().unwrap_or("nobody").to_owned());
-            let onward = Channel::connect_with(to, Some(tls.1), LIMIT, &flag)?;
-            let (from, onward) = (Arc::new(from), Arc::new(onward));
+            let onward = Channel::connect_with(to, Some(tls.1), LIMIT, &flag, Arc::new)?;
+            let from = Arc::new(from);
             pairs.push((Arc::clone(&from), Arc::clone(&onward)));
             for (one, other) in [(Arc::clone(&from), Arc::clone(&onward)), (onward, from)] {
                 scope.spawn(move || pump(&one, &other));
@@ -245,11 +245,11 @@ fn visit(
         target.parameters(json!({"tls-authz": "who"}))?;
     }
     let to: Address = format!("tcp:127.0.0.1:{}", target.listen_on_tcp()?).parse().expect("an address");
-    let channel =
-        match Channel::connect_with(&to, Some(&tls(ours, TlsEndpoint::Client)), LIMIT, &CancelFlag::new()) {
-            Ok(channel) => channel,
-            Err(error) => return Ok(Some(Err(error))),
-        };
+    let client = tls(ours, TlsEndpoint::Client);
+    let channel = match Channel::connect_with(&to, Some(&client), LIMIT, &CancelFlag::new(), Arc::new) {
+        Ok(channel) => channel,
+        Err(error) => return Ok(Some(Err(error))),
+    };
     // A TLS 1.3 client learns only now what the server thinks of its certificate. Who is taken waits for a
     // stream, and refuses this one for its version.
     channel.set_stall_limit(Some(LIMIT));

@@ -109,8 +109,8 @@ fn channels(directory: &Path, tls: bool, streams: usize, packets: usize) -> Spen
                     channel
                 });
                 let client = tls.then_some(&client);
-                let out =
-                    Channel::connect_with(&listener.local_address(), client, LIMIT, &flag).expect("client");
+                let out = Channel::connect_with(&listener.local_address(), client, LIMIT, &flag, Arc::new)
+                    .expect("client");
                 (out, accepted.join().expect("no panic"))
             })
         })

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -51,7 +51,8 @@ impl Channel {
     }
 
     /// As [`Channel::connect`], and with TLS if there are settings for it: the address's host is the name
-    /// that the server's certificate must bear, unless the settings name another.
+    /// that the server's certificate must bear, unless the settings name another. `adopt` gets the channel before the
+    /// handshake, to set it up and to let another thread shut it down.
     ///
     /// # Errors
     /// As [`Channel::connect`] and [`Channel::start_tls`].
@@ -60,9 +61,10 @@ impl Channel {
         tls: Option<&Tls>,
         limit: Duration,
         cancel: &CancelFlag,
-    ) -> Result<Channel, TransportError> {
+        adopt: impl FnOnce(Channel) -> Arc<Channel>,
+    ) -> Result<Arc<Channel>, TransportError> {
         let began = Instant::now();
-        let channel = Self::connect(address, limit, cancel)?;
+        let channel = adopt(Self::connect(address, limit, cancel)?);
         if let Some(tls) = tls {
             let left = limit.saturating_sub(began.elapsed());
             channel.start_tls(tls, TlsEndpoint::Client, address.host(), left, cancel)?;
@@ -286,9 +288,11 @@ impl Channel {
     /// [`TransportError::System`] if the connection is gone already; with TLS, which says it first, as
     /// [`Channel::write_all`].
     pub fn finish_writing(&self) -> Result<(), TransportError> {
-        self.say_goodbye()?;
-        rustix::net::shutdown(&self.socket, Shutdown::Write)
-            .map_err(|error| self.system("shutdown", error.into()))
+        // Said or not, the peer must find the end.
+        let said = self.say_goodbye();
+        let shut = rustix::net::shutdown(&self.socket, Shutdown::Write)
+            .map_err(|error| self.system("shutdown", error.into()));
+        said.and(shut)
     }
 
     /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was cut off; a

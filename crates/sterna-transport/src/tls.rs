@@ -21,6 +21,8 @@
 //! before its certificate was looked at: a peer that closes before its first byte may mean that.
 
 mod credentials;
+#[cfg(test)]
+mod exhausted;
 mod handshake;
 mod name;
 mod problem;

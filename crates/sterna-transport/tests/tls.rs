@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use certificates::good_directory;
 use sterna_ram::RamSlice;
-use sterna_transport::{CancelFlag, Channel, IoPart, Tls, TlsCredentials, TlsEndpoint, TransportError};
+use sterna_transport::{
+    CancelFlag, Channel, IoPart, Tls, TlsCredentials, TlsEndpoint, TlsFault, TransportError,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -227,7 +229,56 @@ fn stall_a_silent_peer_ends_a_read_and_a_peer_that_reads_nothing_a_write() {
 
     assert!(matches!(read, Err(TransportError::Stalled { offset: 0, .. })), "{read:?}");
     assert!(matches!(write, Err(TransportError::Stalled { .. })), "{write:?}");
-    assert!(server.write_all(b"x").is_err(), "behind half a record nothing can follow");
+    let Err(TransportError::Tls { problem, .. }) = server.write_all(b"x") else {
+        panic!("behind half a record nothing can follow");
+    };
+    assert_eq!(problem.fault(), TlsFault::Nobody, "{problem}");
+}
+
+#[test]
+fn finish_writing_that_cannot_say_goodbye_ends_the_stream_all_the_same() {
+    let (client, server) = pair();
+    for channel in [&client, &server] {
+        channel.set_stall_limit(Some(Duration::from_millis(50)));
+    }
+    // Beneath TLS: the socket takes nothing more.
+    while rustix::io::write(&client, &[0; 1 << 16]).is_ok() {}
+
+    let result = client.finish_writing();
+
+    assert!(matches!(result, Err(TransportError::Stalled { .. })), "{result:?}");
+    let mut buffer = [0; 1 << 16];
+    let end = loop {
+        match rustix::io::read(&server, &mut buffer) {
+            Ok(1..) => {}
+            end => break end,
+        }
+    };
+    assert_eq!(end, Ok(0), "the peer must find the end");
+}
+
+#[test]
+fn revocation_file_without_a_list_is_refused() {
+    for content in ["", "junk\n", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        let directory = good_directory();
+        std::fs::write(directory.path().join("ca-crl.pem"), content).expect("written");
+
+        let result = TlsCredentials::from_directory(directory.path(), TlsEndpoint::Server, true);
+
+        let error = result.expect_err("revocation would be off").to_string();
+        assert!(error.contains("ca-crl.pem") && error.contains("revocation list"), "{error}");
+    }
+}
+
+#[test]
+fn revocation_file_that_is_a_broken_link_is_refused() {
+    let directory = good_directory();
+    std::os::unix::fs::symlink("nowhere", directory.path().join("ca-crl.pem")).expect("linked");
+
+    let result = TlsCredentials::from_directory(directory.path(), TlsEndpoint::Client, true);
+
+    let error = result.expect_err("it is not absent").to_string();
+    assert!(error.contains("ca-crl.pem"), "{error}");
 }
 
 #[test]

@@ -184,8 +184,6 @@ fn client_that_is_not_authorised_is_refused_by_name() {
 
 #[test]
 fn revoked_client_is_refused() {
-    let directory = good_directory();
-    let client = tls(directory.path(), TlsEndpoint::Client);
     let authority = Authority::new("Test authority");
     let own = tempfile::tempdir().unwrap();
     authority.write(own.path());
@@ -193,7 +191,6 @@ fn revoked_client_is_refused() {
     authority.issue(own.path(), &Wanted::default());
     let revoked = tls(own.path(), TlsEndpoint::Client);
     authority.revoke(own.path(), 77);
-    drop((client, directory));
     refused(
         Some(revoked),
         Some(tls(own.path(), TlsEndpoint::Server)),
@@ -201,6 +198,28 @@ fn revoked_client_is_refused() {
         &["revoked"],
         "revoked by ca-crl.pem",
     );
+}
+
+#[test]
+fn client_of_a_revoked_intermediate_authority_is_refused() {
+    let authority = Authority::new("Test authority");
+    let own = tempfile::tempdir().unwrap();
+    authority.write(own.path());
+    authority.issue(own.path(), &Wanted::default());
+    let between = authority.intermediate("Intermediate authority", 78);
+    between.issue(own.path(), &Wanted { is_server: false, ..Wanted::default() });
+    let client = tls(own.path(), TlsEndpoint::Client);
+    let server = tls(own.path(), TlsEndpoint::Server);
+    arrives_between(
+        &with(&parameters(), client.clone()),
+        &with(&parameters(), server),
+        Capabilities::default(),
+    );
+
+    authority.revoke(own.path(), 78);
+    let server = tls(own.path(), TlsEndpoint::Server);
+
+    refused(Some(client), Some(server), Some(Fault::PeerIncompatible), &["revoked"], "revoked by ca-crl.pem");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A side's files: authorities, certificate, key, revocations; named as QEMU names them.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -53,7 +54,10 @@ impl TlsFiles {
     pub fn in_directory(directory: &Path, endpoint: TlsEndpoint) -> TlsFiles {
         let there = |name: &str| {
             let path = directory.join(name);
-            path.exists().then_some(path)
+            // A link that leads nowhere, or a directory that may not be searched, is an error and no absence.
+            let is_absent =
+                std::fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            (!is_absent).then_some(path)
         };
         TlsFiles {
             authorities: there("ca-cert.pem"),
@@ -119,6 +123,19 @@ impl TlsCredentials {
         let named = files.certificate.as_ref().or(files.authorities.as_ref());
         let origin = named.map_or_else(|| "no file".to_owned(), |path| path.display().to_string());
         Self::read(files, endpoint, verify_peer, origin)
+    }
+
+    /// As [`TlsCredentials::from_directory`], with the ciphers of a test.
+    #[cfg(test)]
+    pub(super) fn with_ciphers(
+        directory: &Path,
+        endpoint: TlsEndpoint,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        let origin = directory.display().to_string();
+        let read = Read { endpoint, verify_peer: true, origin: &origin, provider };
+        let config = read.config(&TlsFiles::in_directory(directory, endpoint))?;
+        Ok(TlsCredentials { config, origin, verify_peer: true })
     }
 
     /// Which end they are for.
@@ -232,7 +249,6 @@ impl Read<'_> {
         let builder = if self.verify_peer {
             let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
                 .with_crls(revocations)
-                .only_check_end_entity_revocation()
                 .allow_unknown_revocation_status()
                 .build()
                 .map_err(|error| Error::General(error.to_string()))?;
@@ -263,7 +279,6 @@ impl Read<'_> {
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
                 .clear_root_hint_subjects()
                 .with_crls(revocations)
-                .only_check_end_entity_revocation()
                 .allow_unknown_revocation_status()
                 .build()
                 .map_err(|error| Error::General(error.to_string()))?;
@@ -306,9 +321,18 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
 }
 
 fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialsError> {
-    CertificateRevocationListDer::pem_file_iter(path)
-        .and_then(|lists| lists.collect())
-        .map_err(|error| wrong(path, format!("no readable PEM: {error}")))
+    let found: Result<Vec<_>, pem::Error> =
+        CertificateRevocationListDer::pem_file_iter(path).and_then(|lists| lists.collect());
+    match found {
+        // Taken for "nothing is revoked", a list in DER or a truncated file would switch revocation off.
+        Ok(found) if found.is_empty() => Err(wrong(
+            path,
+            "there is no PEM revocation list (X509 CRL) in it: put one there, or take the file away"
+                .to_owned(),
+        )),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(path, format!("no readable PEM: {error}"))),
+    }
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {

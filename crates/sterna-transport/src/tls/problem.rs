@@ -77,6 +77,15 @@ pub enum TlsProblem {
         "no common TLS version or cipher: {0}; the two sides must share TLS 1.2 or 1.3 with an AEAD cipher"
     )]
     Incompatible(String),
+    /// As many records were sealed with one key as its cipher allows.
+    #[error(
+        "a channel has sent all that its TLS session may carry: with AES-GCM, TLS 1.2 carries at most 256 GiB per \
+         channel; enable TLS 1.3 on the peer, or use more channels"
+    )]
+    Exhausted,
+    /// This side could not send a record as a whole, so nothing can follow it.
+    #[error("a record was sent in part: {0}; the channel is of no use any more")]
+    Torn(String),
     /// A record that cannot be read, or a rule of TLS that was broken.
     #[error("TLS broke: {0}; something between the two sides changes the bytes, or the peer is at fault")]
     Broken(String),
@@ -91,10 +100,11 @@ impl TlsProblem {
             | TlsProblem::NoCertificate
             | TlsProblem::OurCertificate(_)
             | TlsProblem::NotAuthorised { .. }
+            | TlsProblem::Exhausted
             | TlsProblem::Incompatible(_) => TlsFault::Setup,
             TlsProblem::Name(_) | TlsProblem::Endpoint { .. } => TlsFault::Ours,
             TlsProblem::Broken(_) => TlsFault::Peer,
-            TlsProblem::Closed | TlsProblem::Dismissed => TlsFault::Nobody,
+            TlsProblem::Closed | TlsProblem::Dismissed | TlsProblem::Torn(_) => TlsFault::Nobody,
         }
     }
 
@@ -103,6 +113,8 @@ impl TlsProblem {
             Error::NoCertificatesPresented => TlsProblem::NoCertificate,
             Error::InvalidCertificate(error) => TlsProblem::TheirCertificate(certificate(&error)),
             Error::AlertReceived(alert) => from_alert(alert),
+            // Of a session this means that its keys are used up: no record that is too long is ever made.
+            Error::EncryptError => TlsProblem::Exhausted,
             Error::PeerIncompatible(what) => TlsProblem::Incompatible(format!("{what:?}")),
             other => TlsProblem::Broken(other.to_string()),
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+use rustls::unbuffered::{ConnectionState, EncryptError, UnbufferedStatus};
 use rustls::{CommonState, Error};
 
 use super::TlsProblem;
@@ -197,7 +197,7 @@ impl Session {
             return Err(channel.tls_error(problem));
         }
         // Half a record may be out: nothing can follow it.
-        let _ = self.problem.set(TlsProblem::Broken(format!("a record was sent in part: {error}")));
+        let _ = self.problem.set(TlsProblem::Torn(error.to_string()));
         Err(error)
     }
 
@@ -482,7 +482,7 @@ fn digest<Data>(
                 .map_err(|problem| Error::General(problem.to_string()))
                 .and_then(|()| {
                     let room = &mut sealed.bytes[sealed.len..];
-                    traffic.encrypt(plain, room).map_err(|error| Error::General(error.to_string()))
+                    traffic.encrypt(plain, room).map_err(unsealed)
                 })
                 .map(|count| {
                     sealed.len += count;
@@ -493,7 +493,7 @@ fn digest<Data>(
                 .map_err(|problem| Error::General(problem.to_string()))
                 .and_then(|()| {
                     let room = &mut sealed.bytes[sealed.len..];
-                    traffic.queue_close_notify(room).map_err(|error| Error::General(error.to_string()))
+                    traffic.queue_close_notify(room).map_err(unsealed)
                 })
                 .map(|count| {
                     sealed.len += count;
@@ -504,6 +504,14 @@ fn digest<Data>(
         Ok(_) => Ok(Step::Idle),
     };
     (discard, step)
+}
+
+/// In the one error type that everything here has; [`TlsProblem::from_rustls`] knows it again.
+fn unsealed(error: EncryptError) -> Error {
+    match error {
+        EncryptError::EncryptExhausted => Error::EncryptError,
+        error => Error::General(error.to_string()),
+    }
 }
 
 fn zeros(len: usize) -> Box<[u8]> {

@@ -12,6 +12,8 @@ use rcgen::{
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
+    /// Certificates between those that it issues and the authority that is trusted.
+    chain: String,
 }
 
 /// What a certificate is to be like.
@@ -52,12 +54,20 @@ impl Authority {
     }
 
     fn with_key(name: &str, key: KeyPair) -> Authority {
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = authority_params(name);
         let pem = params.self_signed(&key).expect("signed").pem();
-        Authority { issuer: Issuer::new(params, key), pem }
+        Authority { issuer: Issuer::new(params, key), pem, chain: String::new() }
+    }
+
+    /// An authority that this one vouches for.
+    #[allow(dead_code)]
+    pub fn intermediate(&self, name: &str, serial: u64) -> Authority {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = authority_params(name);
+        params.serial_number = Some(SerialNumber::from(serial));
+        let pem = params.signed_by(&key, &self.issuer).expect("signed").pem();
+        let chain = format!("{pem}{}", self.chain);
+        Authority { issuer: Issuer::new(params, key), pem, chain }
     }
 
     /// Writes `ca-cert.pem`.
@@ -88,7 +98,8 @@ impl Authority {
             if wanted.is_expired { date_time_ymd(2021, 1, 1) } else { date_time_ymd(2090, 1, 1) };
         let key = if wanted.is_rsa { rsa_key() } else { KeyPair::generate().expect("a key") };
         let certificate = params.signed_by(&key, &self.issuer).expect("signed");
-        std::fs::write(directory.join(format!("{word}-cert.pem")), certificate.pem()).expect("written");
+        std::fs::write(directory.join(format!("{word}-cert.pem")), certificate.pem() + &self.chain)
+            .expect("written");
         std::fs::write(directory.join(format!("{word}-key.pem")), key.serialize_pem()).expect("written");
     }
 
@@ -112,6 +123,14 @@ impl Authority {
         let pem = list.signed_by(&self.issuer).expect("signed").pem().expect("encoded");
         std::fs::write(directory.join("ca-crl.pem"), pem).expect("written");
     }
+}
+
+fn authority_params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
 }
 
 fn rsa_key() -> KeyPair {

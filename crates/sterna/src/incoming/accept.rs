@@ -144,6 +144,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     if let Some(tls) = &shared.params.tls {
         let limit = GREETING.min(shared.params.limits.setup);
         channel.start_tls(tls, TlsEndpoint::Server, None, limit, &shared.closing)?;
+        if let Some(name) = channel.tls_peer() {
+            tracing::info!(name, "{}: the client's certificate is verified", channel.peer());
+        }
     }
     let greeting = Greeting::new(shared, channel);
     let magic = greeting.magic()?;

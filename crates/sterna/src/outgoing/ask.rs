@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::{Address, CancelFlag, Channel, TlsEndpoint};
+use sterna_transport::{Address, CancelFlag, Channel};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::shared::{Shared, lock};
@@ -53,15 +53,16 @@ impl Asking {
 fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     let params = shared.params();
     let limit = super::machine_limits(&params.limits).ask;
-    let channel = Arc::new(Channel::connect(&shared.to, limit, &asking.connecting)?);
-    channel.set_stall_limit(Some(limit));
-    *lock(&asking.channel) = Some(Arc::clone(&channel));
-    if asking.connecting.is_cancelled() {
-        channel.shutdown();
-    }
-    if let Some(tls) = &params.tls {
-        channel.start_tls(tls, TlsEndpoint::Client, shared.to.host(), limit, &asking.connecting)?;
-    }
+    let tls = params.tls.as_ref();
+    let channel = Channel::connect_with(&shared.to, tls, limit, &asking.connecting, |channel| {
+        let channel = Arc::new(channel);
+        channel.set_stall_limit(Some(limit));
+        *lock(&asking.channel) = Some(Arc::clone(&channel));
+        if asking.connecting.is_cancelled() {
+            channel.shutdown();
+        }
+        channel
+    })?;
     let mut question = Vec::new();
     StatusQuestion { migration_id: shared.migration_id }.encode(&mut question);
     channel.write_all(&question)?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use sterna_transport::{Address, Channel, TlsEndpoint, TransportError};
+use sterna_transport::{Address, Channel, TransportError};
 use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 
 use super::control::{Control, Main};
@@ -31,14 +31,11 @@ pub(super) fn connect(control: &mut Control) -> Result<(), MigrationError> {
     // One limit for all of them together.
     let began = Instant::now();
     let open = || -> Result<Arc<Channel>, TransportError> {
-        let left = || params.limits.setup.saturating_sub(began.elapsed());
-        let channel = Channel::connect(&shared.to, left(), &shared.connecting)?;
-        channel.set_stall_limit(Some(params.limits.stall));
-        let channel = shared.adopt(channel);
-        if let Some(tls) = &params.tls {
-            channel.start_tls(tls, TlsEndpoint::Client, shared.to.host(), left(), &shared.connecting)?;
-        }
-        Ok(channel)
+        let left = params.limits.setup.saturating_sub(began.elapsed());
+        Channel::connect_with(&shared.to, params.tls.as_ref(), left, &shared.connecting, |channel| {
+            channel.set_stall_limit(Some(params.limits.stall));
+            shared.adopt(channel)
+        })
     };
     let main = open()?;
     let sink: Arc<dyn Sink> = main.clone();
