@@ -20,6 +20,7 @@ mod channel;
 mod connect;
 mod error;
 mod file;
+mod flusher;
 mod listener;
 mod parts;
 mod socket;
@@ -32,6 +33,7 @@ pub use error::{Direction, TransportError};
 pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
 };
+pub use flusher::Flusher;
 pub use listener::Listener;
 pub use parts::IoPart;
 pub use tls::{

@@ -363,3 +363,16 @@ fn stream_without_description_ends_at_eof() {
     assert_eq!((items.last().unwrap().0.clone(), left), (MainItem::Eof, 0));
     assert_eq!(decoder.next(b"more").unwrap(), Step::End);
 }
+
+#[test]
+fn switchover_start_that_comes_twice_is_misbehaviour() {
+    let mut stream = opened();
+    Command::SwitchoverStart.encode(&mut stream).unwrap();
+    let at = stream.len() as u64;
+    Command::SwitchoverStart.encode(&mut stream).unwrap();
+
+    let error = refusal(Expectations::default(), &stream);
+
+    assert_eq!(error.fault, Fault::PeerMisbehaved, "{error}");
+    assert!(error.offset >= at && error.to_string().contains("SWITCHOVER_START comes twice"), "{error}");
+}

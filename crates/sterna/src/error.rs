@@ -62,6 +62,18 @@ pub enum MigrationError {
     /// The operating system refused something.
     #[error("{0}")]
     System(String),
+    /// All of the machine came, its source believes that it has completed, and the image could not be put in its place.
+    #[error(
+        "{why}; the source believes that it has completed, so this may be the only copy of the guest: it is kept in \
+         {}, a whole mapped-ram image: move it to a safe place first", place.display()
+    )]
+    Kept {
+        /// Where it lies.
+        place: std::path::PathBuf,
+        /// Why it is not in its place.
+        #[source]
+        why: std::sync::Arc<MigrationError>,
+    },
     /// The engine broke a rule of its own: a bug of Sterna.
     #[error("internal error, please report it: {0}")]
     Internal(String),
@@ -75,6 +87,7 @@ impl MigrationError {
     pub fn fault(&self) -> Option<Fault> {
         match self {
             Self::Wire { error, .. } => Some(error.fault),
+            Self::Kept { why, .. } => why.fault(),
             Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
             Self::Vm(_) | Self::Ram(_) | Self::Dirty(_) | Self::System(_) | Self::Internal(_) => {

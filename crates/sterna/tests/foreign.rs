@@ -7,8 +7,11 @@ mod stream;
 #[allow(unused_imports, reason = "each test binary uses its part")]
 mod support;
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::*;
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, receive, send};
@@ -16,6 +19,7 @@ use sterna::{
     Address, Capabilities, Compression, MigrationError, Outcome, Parameters, SourceVm, ZeroPageDetection,
 };
 use sterna_image::{Image, MappedOptions};
+use sterna_wire::extension::{KEEPALIVE_PING, PREPARE_PING};
 use sterna_wire::main::Command;
 use stream::{BLOCKS, Stream};
 use support::destination::HandMade;
@@ -208,6 +212,92 @@ fn stream_cut_at_any_byte_leaves_no_image_and_says_so() {
         cuts += 1;
     }
     assert!(cuts > 1000, "{cuts}");
+}
+
+#[test]
+fn sternas_question_is_answered_with_a_keepalive_before_and_behind_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let receiving = reception(&directory, &parameters(), Capabilities::default());
+    let mut stream = Stream::new(true);
+    stream.is_sterna = true;
+    let bytes = stream.bytes();
+    let (mut asked, end) = (bytes.clone(), stream.end());
+    asked.truncate(bytes.len() - end.len());
+    for ping in [KEEPALIVE_PING, PREPARE_PING, KEEPALIVE_PING] {
+        Command::Ping(ping).encode(&mut asked).unwrap();
+    }
+    let mut socket = TcpStream::connect(("127.0.0.1", support::port(&receiving.address()))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answers = Vec::new();
+    let mut read_until = |socket: &mut TcpStream, wanted: &[u8]| {
+        while !contains(&answers, wanted) {
+            let mut buffer = [0; 512];
+            let count = socket.read(&mut buffer).expect("an answer in time");
+            assert!(count > 0, "{wanted:02x?} is not in {answers:02x?}");
+            answers.extend_from_slice(&buffer[..count]);
+        }
+    };
+
+    socket.write_all(&asked).unwrap();
+    read_until(&mut socket, &[&[0, 2, 0, 4], &PREPARE_PING.to_be_bytes()[..]].concat());
+    socket.write_all(&end).unwrap();
+    read_until(&mut socket, &[0, 1, 0, 4, 0, 0, 0, 0]);
+    drop(socket);
+
+    let stored = receiving.wait().expect("stored");
+    assert_eq!(Image::open(&stored.path).unwrap().shape().devices, stream.devices);
+}
+
+/// Plays a stream into a place that is taken meanwhile. Gives back why there is no image.
+fn into_a_taken_place(directory: &TempDir, stream: &mut Stream, plan: ImagePlan) -> MigrationError {
+    let path = plan.path.clone();
+    let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    let receiving = receive(&at, plan, parameters(), Capabilities::default(), Arc::new(())).unwrap();
+    let bytes = stream.bytes();
+    let (first, rest) = bytes.split_at(bytes.len() / 2);
+    let mut socket = TcpStream::connect(("127.0.0.1", support::port(&receiving.address()))).unwrap();
+    socket.write_all(first).unwrap();
+    support::eventually("the image is begun", || {
+        std::fs::read_dir(directory.path()).unwrap().next().is_some()
+    });
+    std::fs::write(&path, "precious").unwrap();
+    socket.write_all(rest).unwrap();
+    if !stream.return_path {
+        socket.shutdown(Shutdown::Write).unwrap();
+    }
+    let error = receiving.wait().expect_err("the place is taken");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    error
+}
+
+#[test]
+fn only_copy_that_cannot_take_its_place_is_kept_and_the_real_reason_told() {
+    use sterna_image::convert::{ConvertOptions, Target};
+    let target = Target::bare(sterna_image::Form::Legacy, sterna_image::Packing::None);
+    for convert in [None, Some(ConvertOptions { target: Some(target), ..ConvertOptions::default() })] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut stream = Stream::new(false);
+        stream.ram = stream.final_ram();
+
+        let plan = ImagePlan { convert, ..plan(&directory) };
+        let error = into_a_taken_place(&directory, &mut stream, plan);
+
+        let MigrationError::Kept { place, why } = &error else { panic!("{error}") };
+        assert!(why.to_string().contains("image"), "{why}");
+        let image = Image::open(place).expect("the whole machine");
+        assert_eq!(image.shape().devices, stream.devices);
+        assert!(pages(&image) == stream.ram);
+    }
+}
+
+#[test]
+fn image_that_cannot_take_its_place_is_dropped_where_the_source_hears_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+
+    let error = into_a_taken_place(&directory, &mut Stream::new(true), plan(&directory));
+
+    assert!(!matches!(error, MigrationError::Kept { .. }), "{error}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "only the file that was there");
 }
 
 #[test]

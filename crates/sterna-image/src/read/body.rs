@@ -1,5 +1,6 @@
 //! From RAM's first PART to the end of the stream.
 
+use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 use sterna_wire::ram::{SECTION_NAME, flags};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
@@ -10,6 +11,8 @@ use super::tail;
 use crate::ImageError;
 use crate::model::{Form, OPAQUE_BYTES, Shape};
 
+/// EOF, and the description's mark and length.
+const DESCRIPTION_HEAD: usize = 6;
 const RECORDS: &str = "specs/mapped-ram.md §3.1";
 
 /// Takes the page records of a legacy stream, one by one, in stream order.
@@ -223,7 +226,7 @@ fn rest(cursor: &mut Cursor, shape: &mut Shape) -> Result<End, ImageError> {
         if count == 0 {
             break;
         }
-        if bytes.len() + count > OPAQUE_BYTES {
+        if bytes.len() + count > OPAQUE_BYTES + VM_DESCRIPTION_BYTES + DESCRIPTION_HEAD {
             let file = cursor.file().to_owned();
             let what = "the devices' state";
             return Err(ImageError::TooLarge { file, what, limit_bytes: OPAQUE_BYTES as u64 });

@@ -9,13 +9,17 @@
 //! - a source that has closed has said all ([`Tail::closed`]), and so has one that is silent behind an EOF
 //!   (`suppress-vmdesc=on`; [`Tail::bare_end`]).
 //!
-//! Where a section ends in between matters to none of them: nothing is cut up, so no byte that a guest
-//! controls can do more than delay the end.
+//! Where a section ends in between matters to none of them: nothing is cut up. Bytes that a guest controls can
+//! delay the end, or hide it from a receiver that is not told by a description. They cannot bring it forward where
+//! a description comes or the source asks, for both are held against all that came. A bare EOF is weaker: device
+//! bytes that look like a footer and an EOF end the stream if the source is silent right behind them for as long as
+//! the receiver waits. A source that stalls there and goes on is refused then, and keeps its guest.
 
 use super::command::Command;
 use super::element::{self, COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, SectionHeader, VM_DESCRIPTION};
 use super::footer::{Context, Judgement, judge};
 use crate::error::WireError;
+use crate::extension::KEEPALIVE_PING;
 use crate::limits::{DEVICE_STATE_BYTES, VM_DESCRIPTION_BYTES};
 use crate::reader::{Reader, Stop};
 use crate::vmdesc;
@@ -87,12 +91,13 @@ impl Tail {
         ends_here.into_iter().find_map(|at| self.holds(at, here))
     }
 
-    /// Length of the device sections, if they end here with a PING of `value` behind the last footer.
+    /// Length of the device sections, if they end here with a PING of `value` behind the last footer. The source
+    /// may have said that it lives before it asked, and again since: those PINGs count for nothing.
     pub fn asks(&self, value: u32) -> Option<usize> {
-        let mut ping = Vec::new();
-        Command::Ping(value).encode(&mut ping).ok()?;
-        let devices = self.bytes.strip_suffix(&ping[..])?;
-        (devices.is_empty() || self.walk_by_footers(devices.len()).is_some()).then_some(devices.len())
+        let (asked, alive) = (ping(value)?, ping(KEEPALIVE_PING)?);
+        let devices = without(&self.bytes, &alive).strip_suffix(&asked[..])?;
+        let devices = without(devices, &alive).len();
+        (devices == 0 || self.walk_by_footers(devices).is_some()).then_some(devices)
     }
 
     /// The end by an EOF without description that stands exactly here.
@@ -118,11 +123,6 @@ impl Tail {
         }
         let rule = "the source closed before EOF (00)";
         Err(WireError::misbehaved(MESSAGE, self.bytes.len() as u64, "specs/stream.md §1.7", rule))
-    }
-
-    /// Takes all bytes, leaving none.
-    pub fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.bytes)
     }
 
     fn search(&mut self) {
@@ -217,6 +217,20 @@ impl Tail {
         }
         matches!(self.bytes.get(at), None | Some(&(EOF | COMMAND))).then_some((at, names))
     }
+}
+
+fn ping(value: u32) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    Command::Ping(value).encode(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// `bytes` without any number of `suffix` at its end.
+fn without<'a>(mut bytes: &'a [u8], suffix: &[u8]) -> &'a [u8] {
+    while let Some(rest) = bytes.strip_suffix(suffix) {
+        bytes = rest;
+    }
+    bytes
 }
 
 /// Reads a FULL section's header at `at`: id, name, instance, and where the body starts.
@@ -348,6 +362,23 @@ mod tests {
         assert_eq!(tail(&asked).asks(PING + 1), None);
         assert_eq!(tail(&asked[..asked.len() - 1]).asks(PING), None);
         assert_eq!(tail(&asked[1..]).asks(PING), None);
+    }
+
+    #[test]
+    fn asks_with_keepalives_before_and_behind_the_question_is_heard() {
+        let (devices, _) = devices();
+        for (before, behind) in [(0, 1), (1, 0), (2, 3)] {
+            let mut asked = devices.clone();
+            let keepalives = |count: usize| ping(KEEPALIVE_PING).unwrap().repeat(count);
+            asked.extend(keepalives(before));
+            asked.extend(ping(PING).unwrap());
+            asked.extend(keepalives(behind));
+
+            assert_eq!(tail(&asked).asks(PING), Some(devices.len()), "{before}, {behind}");
+            assert_eq!(tail(&asked[..asked.len() - 1]).asks(PING), None, "{before}, {behind}: torn");
+        }
+        let alive = [&devices[..], &ping(KEEPALIVE_PING).unwrap()].concat();
+        assert_eq!(tail(&alive).asks(PING), None, "nobody asked");
     }
 
     #[test]

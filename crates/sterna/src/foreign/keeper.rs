@@ -1,9 +1,11 @@
 //! Takes in a machine that nobody here knows: what its stream says of itself, and its pages, become an image.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sterna_image::{BlockShape, MappedWriter, RamShape, Shape};
+use sterna_image::{BlockShape, MappedWriter, OPAQUE_BYTES, RamShape, Shape};
 use sterna_ram::{GuestRam, RamBlock};
+use sterna_transport::Flusher;
 use sterna_wire::extension::Handover;
 use sterna_wire::main::{
     BodyKind, Configuration, Expectations, SectionHeader, SectionKind, SectionKnowledge, Tail, TailEnd,
@@ -30,7 +32,8 @@ pub(super) struct Keeper {
 }
 
 struct State {
-    shape: Shape,
+    /// Shared, so that making it durable holds no lock: that takes as long as the disk.
+    shape: Arc<Shape>,
     /// Names of the FULL sections that came before RAM.
     early: Vec<(String, u32)>,
     /// From the block list on.
@@ -39,10 +42,14 @@ struct State {
     more_came: bool,
 }
 
+#[derive(Clone)]
 struct Growing {
     writer: MappedWriter,
     /// Every lane; the main channel's is the last.
     lanes: Vec<Arc<ImageLane>>,
+    /// Where pages go through the page cache. The source's guest is stopped while the rest is put on the disk: that
+    /// should be little.
+    flusher: Option<Arc<Mutex<Flusher>>>,
 }
 
 impl Keeper {
@@ -56,7 +63,13 @@ impl Keeper {
 
     /// The machine as far as it has come.
     pub fn shape(&self) -> Shape {
-        self.lock().shape.clone()
+        let shape = Arc::clone(&self.lock().shape);
+        Shape::clone(&shape)
+    }
+
+    /// Bytes of its RAM, as far as they are known.
+    pub fn ram_bytes(&self) -> u64 {
+        self.lock().shape.ram_bytes()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -82,13 +95,30 @@ impl Keeper {
 
 impl State {
     fn new() -> Self {
-        Self { shape: Shape::empty(), early: Vec::new(), image: None, more_came: false }
+        Self { shape: Arc::new(Shape::empty()), early: Vec::new(), image: None, more_came: false }
     }
 
-    /// Where bytes that stand between sections of RAM, or before them, are kept.
-    fn kept(&mut self) -> &mut Vec<u8> {
-        if self.image.is_some() { &mut self.shape.between } else { &mut self.shape.early }
+    fn shape(&mut self) -> &mut Shape {
+        Arc::make_mut(&mut self.shape)
     }
+
+    /// Keeps bytes that stand between sections of RAM, or before them: no more than a reader of the image takes.
+    fn keep(&mut self, parts: &[&[u8]]) -> Result<(), MigrationError> {
+        let is_behind_start = self.image.is_some();
+        let shape = self.shape();
+        let kept = if is_behind_start { &mut shape.between } else { &mut shape.early };
+        let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+        if bytes > OPAQUE_BYTES.saturating_sub(kept.len()) {
+            return Err(too_much(kept.len() + bytes));
+        }
+        parts.iter().for_each(|part| kept.extend_from_slice(part));
+        Ok(())
+    }
+}
+
+fn too_much(bytes: usize) -> MigrationError {
+    let what = format!("{bytes} bytes of device state in one place, more than {OPAQUE_BYTES}");
+    MigrationError::PeerIncompatible { what }
 }
 
 impl Target for Keeper {
@@ -103,7 +133,7 @@ impl Target for Keeper {
             accept_legacy_flush: true,
             background_snapshot: true,
             opaque_tail: true,
-            device_state_bytes: sterna_image::OPAQUE_BYTES as u64,
+            device_state_bytes: OPAQUE_BYTES as u64,
             ..Expectations::default()
         }
     }
@@ -127,14 +157,13 @@ impl Target for Keeper {
 
     fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
         let mut state = self.lock();
-        state.shape.configuration = configuration.clone();
-        state.shape.has_configuration = true;
+        state.shape().configuration = configuration.clone();
+        state.shape().has_configuration = true;
         Ok(())
     }
 
     fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
-        self.lock().kept().extend_from_slice(bytes);
-        Ok(())
+        self.lock().keep(&[bytes])
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
@@ -152,33 +181,36 @@ impl Target for Keeper {
             host_page_bytes: None,
             is_skipped: false,
         });
-        state.shape.ram = RamShape { section_id: start.section_id, blocks: blocks.collect(), footers: true };
+        state.shape().ram =
+            RamShape { section_id: start.section_id, blocks: blocks.collect(), footers: true };
         let writer = self.plan.begin(&state.shape)?;
         let (layout, lanes) = self.lanes(&writer, start)?;
-        state.image = Some(Growing { writer, lanes });
+        let file = writer.file();
+        let flusher = (!file.is_direct()).then(|| Arc::new(Mutex::new(Flusher::start(file))));
+        state.image = Some(Growing { writer, lanes, flusher });
         Ok(RamStarted { layout: Some(layout), warning: None })
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
-        self.lock().shape.has_end |= kind == SectionKind::End;
+        self.lock().shape().has_end |= kind == SectionKind::End;
     }
 
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
         let Section { id, name, instance, version, kind, body } = *section;
-        let mut state = self.lock();
-        let kept = state.kept();
         let header = SectionHeader { id, name, instance, version };
+        let (mut head, mut foot) = (Vec::new(), Vec::new());
         match kind {
-            SectionKind::Start => header.encode_start(kept),
-            SectionKind::Full => header.encode_full(kept),
+            SectionKind::Start => header.encode_start(&mut head),
+            SectionKind::Full => header.encode_full(&mut head),
             SectionKind::Part | SectionKind::End => {
-                encode_section_part(id, kind == SectionKind::End, kept);
+                encode_section_part(id, kind == SectionKind::End, &mut head);
                 Ok(())
             }
         }
         .map_err(MigrationError::wire(CHANNEL))?;
-        kept.extend_from_slice(body);
-        encode_footer(id, kept);
+        encode_footer(id, &mut foot);
+        let mut state = self.lock();
+        state.keep(&[&head, body, &foot])?;
         if kind == SectionKind::Full {
             state.early.push((name.to_owned(), instance));
         }
@@ -190,29 +222,31 @@ impl Target for Keeper {
     }
 
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
-        let most = sterna_image::OPAQUE_BYTES;
-        if end.devices_bytes > most {
-            let what = format!("{} bytes of device state, more than {most}", end.devices_bytes);
-            return Err(MigrationError::PeerIncompatible { what });
+        if end.devices_bytes > OPAQUE_BYTES {
+            return Err(too_much(end.devices_bytes));
         }
         let mut state = self.lock();
-        state.shape.devices = tail.bytes()[..end.devices_bytes].to_vec();
-        state.shape.has_eof = end.has_eof;
-        state.shape.description = end.description.clone().map(|range| tail.bytes()[range].to_vec());
+        let shape = state.shape();
+        shape.devices = tail.bytes()[..end.devices_bytes].to_vec();
+        shape.has_eof = end.has_eof;
+        shape.description = end.description.clone().map(|range| tail.bytes()[range].to_vec());
         Ok(())
     }
 
     fn end_came(&self, description: Option<Vec<u8>>) {
         let mut state = self.lock();
-        state.shape.description = description;
+        state.shape().description = description;
         state.more_came = true;
     }
 
     fn finish_loading(&self) -> Result<bool, MigrationError> {
-        let mut state = self.lock();
-        // A Sterna source commits behind this: the image must need nothing but its description then.
-        state.shape.has_eof = true;
-        let Some(image) = &state.image else {
+        let (image, shape) = {
+            let mut state = self.lock();
+            // A Sterna source commits behind this: the image must need nothing but its description then.
+            state.shape().has_eof = true;
+            (state.image.clone(), Arc::clone(&state.shape))
+        };
+        let Some(image) = image else {
             let what = "the stream ended and had no section of RAM".to_owned();
             return Err(MigrationError::PeerMisbehaved { what });
         };
@@ -220,7 +254,11 @@ impl Target for Keeper {
             lane.settle()?;
             lane.close();
         }
-        self.plan.keep(&image.writer, &state.shape)?;
+        if let Some(flusher) = &image.flusher {
+            let mut flusher = flusher.lock().unwrap_or_else(PoisonError::into_inner);
+            flusher.end().map_err(MigrationError::storage)?;
+        }
+        self.plan.keep(&image.writer, &shape)?;
         Ok(true)
     }
 
@@ -229,15 +267,18 @@ impl Target for Keeper {
     }
 
     fn start(&self) -> Result<(), MigrationError> {
-        let mut state = self.lock();
-        let Some(image) = &state.image else {
+        let (image, shape, more_came) = {
+            let state = self.lock();
+            (state.image.clone(), Arc::clone(&state.shape), state.more_came)
+        };
+        let Some(image) = image else {
             return Err(MigrationError::Internal(
                 "an image is to be put in its place and there is none".to_owned(),
             ));
         };
-        self.plan.complete(&image.writer, &state.shape, state.more_came)?;
+        self.plan.complete(&image.writer, &shape, more_came)?;
         // What was only gathered there is let go of.
-        state.image = None;
+        self.lock().image = None;
         Ok(())
     }
 
@@ -247,6 +288,11 @@ impl Target for Keeper {
 
     fn take_over_paused(&self) -> Result<(), MigrationError> {
         Ok(())
+    }
+
+    fn keep_only_copy(&self) -> Option<PathBuf> {
+        let image = self.lock().image.clone()?;
+        Some(image.writer.file().keep())
     }
 
     fn reset(&self) -> Vec<String> {
@@ -260,5 +306,67 @@ impl Target for Keeper {
 
     fn cleared_pages(&self) -> u64 {
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_image::{Image, MappedOptions};
+    use sterna_wire::main::encode_end;
+    use sterna_wire::multifd::BlockTable;
+    use sterna_wire::ram::{BlockEntry, BlockList};
+
+    fn keeper(directory: &tempfile::TempDir) -> Keeper {
+        let path = directory.path().join("image");
+        Keeper::new(ImagePlan { path, options: MappedOptions::default(), convert: None })
+    }
+
+    fn section(kind: SectionKind, body: &[u8]) -> Section<'_> {
+        Section { id: 3, name: "d", instance: 0, version: 1, kind, body }
+    }
+
+    #[test]
+    fn section_and_command_beyond_what_a_reader_takes_are_refused_even_if_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        let keeper = keeper(&directory);
+        keeper.section(&section(SectionKind::Start, &vec![0; OPAQUE_BYTES - 100])).unwrap();
+
+        let parts = (0..20).find_map(|_| keeper.section(&section(SectionKind::Part, &[])).err());
+        let commands = (0..20).find_map(|_| keeper.command(&[8, 0, 11, 0, 0]).err());
+
+        for error in [parts, commands] {
+            assert!(matches!(error, Some(MigrationError::PeerIncompatible { .. })), "{error:?}");
+        }
+        let kept = keeper.lock().shape.early.len();
+        assert!((OPAQUE_BYTES - 100..=OPAQUE_BYTES).contains(&kept), "{kept}");
+    }
+
+    #[test]
+    fn devices_of_the_most_bytes_that_are_taken_make_an_image_that_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let keeper = keeper(&directory);
+        let list = BlockList { blocks: vec![BlockEntry::new("m0", 4096)] };
+        let table = BlockTable::new(vec![("m0".to_owned(), 4096)]).unwrap();
+        let start = RamStart { section_id: 1, blocks: &list, table: &table, lanes: 0, is_sterna: false };
+        keeper.ram_starts(&start).unwrap();
+        keeper.ram_section_ended(SectionKind::End);
+        let mut bytes = Vec::new();
+        SectionHeader { id: 5, name: "d", instance: 0, version: 1 }.encode_full(&mut bytes).unwrap();
+        bytes.resize(OPAQUE_BYTES - 5, 0);
+        encode_footer(5, &mut bytes);
+        encode_end(&mut bytes);
+        let mut tail = keeper.tail().unwrap();
+        tail.push(&bytes).unwrap();
+        let end = TailEnd { devices_bytes: OPAQUE_BYTES, has_eof: true, description: None };
+
+        keeper.devices_came(&tail, &end).unwrap();
+        keeper.finish_loading().unwrap();
+        keeper.start().unwrap();
+
+        let image = Image::open(&keeper.plan().path).expect("read");
+        assert_eq!(image.shape().devices.len(), OPAQUE_BYTES);
+        let more = TailEnd { devices_bytes: OPAQUE_BYTES + 1, ..end };
+        assert!(matches!(keeper.devices_came(&tail, &more), Err(MigrationError::PeerIncompatible { .. })));
     }
 }

@@ -18,6 +18,8 @@ use crate::pages::PageSink;
 const HALF_PAGES: u64 = 512;
 /// Pages that are written in one piece at most: 1 MiB.
 const PIECE_PAGES: u64 = 256;
+/// Runs that are remembered as on their way; then they are waited for. Nothing else ends a main channel's round.
+const RUNS_ON_THE_WAY: usize = 4096;
 /// Pieces of a half on their way at once.
 const DEPTH: usize = 8;
 
@@ -110,6 +112,9 @@ impl State {
         };
         let (_, at) = self.open.remove(index);
         self.come_after(run)?;
+        if self.on_the_way.as_ref().is_some_and(|(_, runs)| runs.len() >= RUNS_ON_THE_WAY) {
+            self.settle()?;
+        }
         if let Some((bits, runs)) = &mut self.on_the_way {
             bits.block(run.block).set_range(run.first, run.count);
             match runs.last_mut().filter(|last| last.block == run.block && last.end() == run.first) {
@@ -214,17 +219,8 @@ mod tests {
         let pages = 3000u64;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
-        let mut shape = Shape {
-            configuration: Default::default(),
-            has_configuration: true,
-            early: Vec::new(),
-            ram: RamShape { section_id: 1, blocks: Vec::new(), footers: true },
-            between: Vec::new(),
-            has_end: true,
-            devices: Vec::new(),
-            has_eof: true,
-            description: None,
-        };
+        let mut shape = Shape { has_configuration: true, has_end: true, has_eof: true, ..Shape::empty() };
+        shape.ram = RamShape { section_id: 1, blocks: Vec::new(), footers: true };
         let length_bytes = pages * PAGE_SIZE as u64;
         let block = BlockShape {
             name: "m0".into(),
@@ -278,6 +274,34 @@ mod tests {
         for (page, content) in bytes.chunks(PAGE_SIZE).enumerate() {
             assert!(content.iter().all(|byte| *byte == wanted[page]), "page {page}");
         }
+    }
+
+    #[test]
+    fn commit_of_any_number_of_scattered_pages_remembers_a_bounded_number_of_them() {
+        let pages = 4 * RUNS_ON_THE_WAY as u64;
+        let directory = tempfile::tempdir().unwrap();
+        let mut shape = Shape::empty();
+        shape.ram.blocks.push(BlockShape {
+            name: "m0".into(),
+            length_bytes: pages * PAGE_SIZE as u64,
+            address: None,
+            host_page_bytes: None,
+            is_skipped: false,
+        });
+        let ram = GuestRam::new(vec![RamBlock::without_memory("m0", pages * PAGE_SIZE as u64).unwrap()]);
+        let path = directory.path().join("image");
+        let writer = MappedWriter::create(&path, &shape, MappedOptions::default()).unwrap();
+        let lane = ImageLane::new(&writer, Some(&ram.unwrap())).unwrap();
+
+        for first in (0..pages).step_by(2) {
+            let run = PageRun { block: 0, first, count: 1 };
+            lane.prepare(run).unwrap();
+            lane.commit(run).unwrap();
+        }
+
+        let remembered = lane.with(|state| Ok(state.on_the_way.as_ref().map_or(0, |(_, runs)| runs.len())));
+        assert!((1..=RUNS_ON_THE_WAY).contains(&remembered.unwrap()));
+        assert_eq!(writer.held_pages() + 1, pages / 2, "all but the one that is ready were sent");
     }
 
     fn fill(page: u64, step: u64) -> u8 {

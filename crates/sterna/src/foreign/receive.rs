@@ -99,6 +99,11 @@ impl Receiving {
         self.keeper.shape()
     }
 
+    /// Bytes of the machine's RAM; 0 until its block list has come. Cheap, unlike [`Receiving::shape`].
+    pub fn ram_bytes(&self) -> u64 {
+        self.keeper.ram_bytes()
+    }
+
     /// Gives it up; there will be no image, and the source's guest runs on.
     ///
     /// # Errors
@@ -115,8 +120,8 @@ impl Receiving {
     /// Waits for the end.
     ///
     /// # Errors
-    /// Why there is no image. The source's guest runs on, unless the source had no return path and believes that it
-    /// has completed.
+    /// Why there is no image in its place. The source's guest runs on, unless the source had no return path and
+    /// believes that it has completed; if all had come by then, [`MigrationError::Kept`] says where it is.
     pub fn wait(&self) -> Result<Stored, MigrationError> {
         let arrival = self.incoming.wait();
         self.stored(arrival)

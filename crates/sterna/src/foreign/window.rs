@@ -129,10 +129,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pages");
         let file = PageFile::create(&path, Default::default()).unwrap();
-        file.set_len(1 << 30).unwrap();
-        for page in (0..1 << 14).step_by(2) {
-            let content = [(page / 2) as u8 | 1; 4096];
-            file.write_at(page * 4096, &[IoPart::Bytes(&content)]).unwrap();
+        file.set_len((1 << 14) * 4096).unwrap();
+        let content = |index: u64| [index as u8 + 1; 4096];
+        for index in 0..128u64 {
+            file.write_at(index * 128 * 4096, &[IoPart::Bytes(&content(index))]).unwrap();
         }
         file.complete().unwrap();
         let file = PageFile::open(&path, OpenOptions::default()).unwrap();
@@ -144,13 +144,15 @@ mod tests {
         for run in &runs {
             window.content(*run).unwrap();
         }
-        let singles: Vec<_> = runs.iter().map(|run| PageRun { count: 1, ..*run }).collect();
+        // Those that are still held come first: what is read again behind them must not take their place.
+        let (old, held) = runs.split_at(120);
+        let singles: Vec<_> = held.iter().chain(old).map(|run| PageRun { count: 1, ..*run }).collect();
         let packet: Vec<_> = singles.iter().map(|run| window.content(*run).unwrap()).collect();
 
         for (run, slice) in singles.iter().zip(packet) {
-            let mut content = [0; 4096];
-            slice.copy_to(&mut content);
-            assert_eq!(content, [(run.first / 2) as u8 | 1; 4096], "{run:?}");
+            let mut found = [0; 4096];
+            slice.copy_to(&mut found);
+            assert_eq!(found, content(run.first / 128), "{run:?}");
         }
     }
 }

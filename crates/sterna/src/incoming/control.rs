@@ -200,6 +200,11 @@ impl Control {
     fn report_held(&mut self, why: Held) {
         // What never runs a guest has nothing to wait for.
         if !self.shared.target.runs_guests() {
+            if matches!(why, Held::Hooks | Held::Start)
+                && let Some(place) = self.shared.target.keep_only_copy()
+            {
+                self.shared.note_kept(place);
+            }
             return self.shared.report(Fed::Abandon);
         }
         let text = match why {

@@ -1,5 +1,6 @@
 //! What the threads of one incoming migration share.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -251,6 +252,17 @@ impl Shared {
 
     pub fn note_error(&self, error: MigrationError) {
         lock(&self.error).get_or_insert(error);
+    }
+
+    /// The first error is no longer all that is to be said: what came lies in `place`.
+    pub fn note_kept(&self, place: PathBuf) {
+        let mut error = lock(&self.error);
+        let why = error.take().unwrap_or_else(|| {
+            MigrationError::Internal(
+                "the machine could not be taken over for a reason that nobody noted".to_owned(),
+            )
+        });
+        *error = Some(MigrationError::Kept { place, why: Arc::new(why) });
     }
 
     pub fn error(&self) -> Option<MigrationError> {

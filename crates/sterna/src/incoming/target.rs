@@ -5,6 +5,7 @@
 //! made up, when RAM's blocks are known (before, or only when the block list has come), where pages go, and
 //! what it means that the guest is taken over.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna_ram::GuestRam;
@@ -70,6 +71,11 @@ pub(crate) trait Target: Send + Sync {
     fn runs_guests(&self) -> bool;
     /// Takes the guest over as it is, paused. An error is told and undoes nothing.
     fn take_over_paused(&self) -> Result<(), MigrationError>;
+    /// The source believes that it has completed, and the guest could not be taken over: sees to it that
+    /// [`Target::reset`] leaves what came, and says where it is. None where nothing can be kept.
+    fn keep_only_copy(&self) -> Option<PathBuf> {
+        None
+    }
     /// Forgets everything. What could not be undone is returned.
     fn reset(&self) -> Vec<String>;
     /// Zero pages that had to be cleared.

@@ -117,7 +117,7 @@ impl Control {
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
             Action::SendFinalState => self.send_final_state(),
-            Action::SendPrepare => self.commands(&[Command::Ping(extension::PREPARE_PING)]),
+            Action::SendPrepare => self.send_prepare(),
             Action::SendEof => self.send_eof(),
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
@@ -273,6 +273,13 @@ impl Control {
                 self.shared.report(Fed::TrackingStopFailed);
             }
         }
+        Ok(())
+    }
+
+    fn send_prepare(&mut self) -> Result<(), MigrationError> {
+        self.commands(&[Command::Ping(extension::PREPARE_PING)])?;
+        // The main channel was not silent: nothing but the answer is due for a while.
+        self.keepalive = Instant::now();
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::thread::JoinHandle;
 
 use sterna::Address;
+use sterna_wire::extension::Handover;
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
 };
@@ -19,6 +20,8 @@ pub const BLOCKS: [(&str, u64); 2] = [("m0", 16 << 12), ("/rom@etc/acpi/tables",
 
 pub struct Stream {
     pub return_path: bool,
+    /// The source says that it is a Sterna.
+    pub is_sterna: bool,
     pub machine: &'static str,
     pub capabilities: Vec<String>,
     pub early: Vec<u8>,
@@ -80,6 +83,7 @@ impl Stream {
         Command::SwitchoverStart.encode(&mut between).unwrap();
         let mut stream = Self {
             return_path,
+            is_sterna: false,
             machine: "pc-i440fx-11.1",
             capabilities: Vec::new(),
             early: Vec::new(),
@@ -124,6 +128,11 @@ impl Stream {
         self.encode().0
     }
 
+    /// What RAM must be in the end.
+    pub fn final_ram(&self) -> Vec<Vec<u8>> {
+        self.encode().1
+    }
+
     /// All bytes, and what RAM must be then.
     fn encode(&self) -> (Vec<u8>, Vec<Vec<u8>>) {
         let mut out = Vec::new();
@@ -137,6 +146,15 @@ impl Stream {
         if self.return_path {
             Command::OpenReturnPath.encode(&mut out).unwrap();
             Command::Ping(1).encode(&mut out).unwrap();
+        }
+        if self.is_sterna {
+            let (name, version) = (Handover::SECTION_NAME, Handover::SECTION_VERSION);
+            let header = SectionHeader { id: 99, name, instance: Handover::SECTION_INSTANCE, version };
+            header.encode_full(&mut out).unwrap();
+            let body = Handover { migration_id: [7; 16] }.encode();
+            out.extend_from_slice(&(body.len() as u32).to_be_bytes());
+            out.extend_from_slice(&body);
+            encode_footer(99, &mut out);
         }
         out.extend_from_slice(&self.early);
         SectionHeader { id: RAM, name: "ram", instance: 0, version: 4 }.encode_start(&mut out).unwrap();
@@ -158,11 +176,18 @@ impl Stream {
             self.end_of_list(&mut out);
         }
         out.extend_from_slice(&self.devices);
+        out.extend_from_slice(&self.end());
+        (out, ram)
+    }
+
+    /// EOF, and the description if there is one.
+    pub fn end(&self) -> Vec<u8> {
+        let mut out = Vec::new();
         encode_end(&mut out);
         if self.described {
             vmdesc::encode(&self.description(), &mut out).unwrap();
         }
-        (out, ram)
+        out
     }
 
     fn end_of_list(&self, out: &mut Vec<u8>) {

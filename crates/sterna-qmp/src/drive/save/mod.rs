@@ -1,17 +1,19 @@
 //! Saving a guest into an image through its monitor.
 //!
 //! # The way of a save
-//! The guest is stopped, and written once, at full speed. QEMU writes what it can write itself ([`written`]): descriptors of a file that lies aside of its place
-//! are passed to it, so that neither its namespace nor its user matters. What it cannot write comes through a
-//! pipe and is packed here ([`piped`]). Then the image is checked, put on the disk, and moved into its place.
+//! The guest is stopped, and written once, at full speed. QEMU writes what it can write itself ([`written`]):
+//! descriptors of a file that lies aside of its place are passed to it, so that neither its namespace nor its user
+//! matters. What it cannot write comes through a pipe and is packed here ([`piped`]). Then the image is checked, put
+//! on the disk, and moved into its place.
 //!
 //! # What becomes of the guest
-//! After a good save it is stopped, as after `virsh save`, or continued if that was asked for. After any failure
-//! it is as before, so are the VM's settings, and there is no file. Should this process die in the middle, QEMU
-//! goes on alone: its guest stays stopped (`postmigrate`), and `cont` lets it run on.
+//! After a good save it is stopped (`postmigrate` in a QEMU, whatever it was), as after `virsh save`, or continued if
+//! that was asked for and it ran. After any failure it is as before, so are the VM's settings, and there is no file.
+//! Should this process die in the middle, QEMU is left to itself: its guest stays stopped (`postmigrate`, or `paused`
+//! where it wrote into our pipe), settings are those of the save, a `.partial` may lie beside the image's place, and
+//! `cont` lets the guest run on.
 
 mod check;
-mod flush;
 mod format;
 mod head;
 mod piped;
@@ -221,8 +223,8 @@ impl Road {
     }
 }
 
-/// After a failure: ends the migration, lets the guest run on if it ran, and puts the settings back. Gives back
-/// the error with what became of the guest.
+/// After a failure: ends the migration, lets the guest run on if it was live, and puts the settings back, whichever of
+/// these goes wrong. Gives back the error with what became of the guest.
 fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> DriveError {
     match bring_back(vm, changed, is_live) {
         Ok(()) => {
@@ -247,6 +249,13 @@ fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> Driv
 
 fn bring_back(vm: &mut Vm, changed: Changed, is_live: bool) -> Result<(), DriveError> {
     let deadline = Instant::now() + BACK_LIMIT;
+    let ended = end_migration(vm, deadline);
+    let continued = if is_live { go_on(vm, deadline) } else { Ok(()) };
+    let undone = changed.undo(vm);
+    ended.and(continued).and(undone)
+}
+
+fn end_migration(vm: &mut Vm, deadline: Instant) -> Result<(), DriveError> {
     let mut has_asked = false;
     while !vm.progress()?.is_over() {
         if !has_asked {
@@ -260,8 +269,19 @@ fn bring_back(vm: &mut Vm, changed: Changed, is_live: bool) -> Result<(), DriveE
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    if is_live && vm.run_state()? != RUNNING {
-        vm.execute("cont", serde_json::Value::Null)?;
+    Ok(())
+}
+
+/// A VM may refuse `cont` for a moment while its migration ends.
+fn go_on(vm: &mut Vm, deadline: Instant) -> Result<(), DriveError> {
+    loop {
+        if vm.run_state()? == RUNNING {
+            return Ok(());
+        }
+        match vm.execute("cont", serde_json::Value::Null) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_disconnect() || Instant::now() > deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
     }
-    changed.undo(vm)
 }

@@ -13,9 +13,8 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::Form;
-use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
+use sterna_transport::{CreateOptions, Direct, Flusher, IoPart, PageFile};
 
-use super::flush::Flusher;
 use super::head::Head;
 use super::{RUNNING, SaveRequest, Settled, check, run_state};
 use crate::drive::{DriveError, Vm};
@@ -46,6 +45,13 @@ impl Written {
         };
         // The legacy stream is unaligned from its first byte on; QEMU writes it through the page cache.
         let direct = match (request.format.form, request.direct) {
+            (Form::Legacy, Direct::Required) => {
+                return Err(DriveError::Unfit(format!(
+                    "{} is a stream, which goes through the page cache: leave --direct-io out, or save as mapped-ram or \
+                     libvirt-sparse",
+                    request.format
+                )));
+            }
             (Form::Legacy, _) => Direct::Off,
             // Sterna's own VMM keeps the disk busy by itself.
             (Form::Mapped, Direct::Wanted) if !vm.is_sterna() && fits_page_cache(vm)? => Direct::Off,

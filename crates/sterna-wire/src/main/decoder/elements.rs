@@ -51,7 +51,11 @@ impl MainDecoder {
             Command::Ping(_) if !self.return_path_open => {
                 return Err(r.bad("specs/stream.md §1.8", "PING before OPEN_RETURN_PATH"));
             }
-            Command::Ping(_) | Command::SwitchoverStart => {}
+            Command::SwitchoverStart if self.switchover_started => {
+                return Err(r.bad("specs/stream.md §1.8", "SWITCHOVER_START comes twice"));
+            }
+            Command::SwitchoverStart => self.switchover_started = true,
+            Command::Ping(_) => {}
             _ if !self.expect.postcopy => {
                 let rule = "a command of postcopy, which is off here: \
                             switch postcopy-ram and dirty-bitmaps off at the source";

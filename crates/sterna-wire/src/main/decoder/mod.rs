@@ -33,6 +33,7 @@ pub struct MainDecoder {
     current: Current,
     sections: Sections,
     return_path_open: bool,
+    switchover_started: bool,
     ram: RamState,
     /// What has been taken over of the body, or the description, that is being read.
     body: Vec<u8>,
@@ -111,6 +112,7 @@ impl MainDecoder {
             current: Current::default(),
             sections: Sections::default(),
             return_path_open: false,
+            switchover_started: false,
             ram: RamState::default(),
             body: Vec::new(),
             body_bytes: 0,

@@ -1,19 +1,20 @@
-//! Putting a file on the disk while another process writes it.
+//! Putting a file on the disk while it is written.
 //!
-//! What QEMU writes through the page cache would lie there until somebody asks for it on the disk, and the disk
-//! would be idle until then.
+//! What is written through the page cache would lie there until somebody asks for it on the disk, and the disk would be
+//! idle until then. Somebody asks when the guest is stopped and waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sterna_transport::{PageFile, TransportError};
+use crate::{PageFile, TransportError};
 
 /// Between two flushes.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A thread that flushes a file over and over.
+/// A thread that flushes a file over and over. Whoever else writes the file goes on meanwhile.
+#[derive(Debug)]
 pub struct Flusher {
     is_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<(), TransportError>>>,
