@@ -30,7 +30,7 @@ fn zero_scan(bencher: Bencher<'_, '_>, method: ScanMethod) {
 
 #[divan::bench(args = [0, 1, 13, 63])]
 fn bitmap_merge(bencher: Bencher<'_, '_>, offset: u64) {
-    let bitmap = PageBitmap::new(PAGES + 64);
+    let mut bitmap = PageBitmap::new(PAGES + 64);
     let words = vec![0xa5a5_a5a5_a5a5_a5a5; (PAGES / 64) as usize];
     bencher.counter(ItemsCount::new(PAGES)).bench_local(|| bitmap.merge_words(offset, black_box(&words)));
 }

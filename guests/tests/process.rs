@@ -113,9 +113,9 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
             (ProcessGuest::boot(config.clone()).unwrap(), ProcessGuest::waiting(config).unwrap());
         source.cont().unwrap();
         let (ram, log) = (SourceVm::ram(&*source), source.dirty_source());
-        let dirty = DirtyBitmaps::new(ram);
-        let round = || {
-            log.harvest(&dirty).unwrap();
+        let mut dirty = DirtyBitmaps::new(ram);
+        let round = |dirty: &mut DirtyBitmaps| {
+            log.harvest(dirty).unwrap();
             for (block, b) in ram.blocks().iter().enumerate() {
                 log.rearm(block, 0, b.pages(), dirty.block(block)).unwrap();
                 while let Some(run) = dirty.block(block).take_run(0, b.pages(), u64::MAX) {
@@ -127,11 +127,11 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
         log.start().unwrap();
         dirty.set_all();
         for _ in 0..5 {
-            round();
+            round(&mut dirty);
             assert!(source.wait_progress(5, LONG), "{name}");
         }
         source.stop().unwrap();
-        round();
+        round(&mut dirty);
         log.stop().unwrap();
         copy_devices(&source, &target);
         let verdict = target.check().unwrap();

@@ -97,7 +97,7 @@ fn at_source(vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, Stri
         return Err(format!("after {outcome:?} the source's guest runs: {runs}, may run: {may_run}"));
     }
     let ram = SourceVm::ram(vm);
-    if vm.guest.dirty_source().harvest(&DirtyBitmaps::new(ram)).is_ok() {
+    if vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(ram)).is_ok() {
         return Err(format!("after {outcome:?} the source's writes are still tracked"));
     }
     Ok(runs)

@@ -165,7 +165,7 @@ impl DirtySource for StagedDirty {
         self.stage.at(Stop::AfterShut);
         self.guest.dirty_source().stop()
     }
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         // There is a further pass only if something was written.
         if self.stage.wants(Stop::LaterPass) && self.guest.run_state() == RunState::Running {
             self.guest.wait_progress(1, Duration::from_secs(5));

@@ -1,14 +1,15 @@
-//! The benches: `micro` (scan, bitmap, packets), `e2e` (whole migrations on loopback against a plain copy) and
-//! `qemu` (Sterna's programs beside QEMU's, in one run).
+//! The benches: `micro` (scan, bitmap, packets), `sync` (harvesting dirty bitmaps, beside what the machine can do),
+//! `e2e` (whole migrations on loopback against a plain copy) and `qemu` (Sterna's programs beside QEMU's, in one
+//! run).
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::roots;
 use crate::workspace::{Metadata, target_directory};
 
-const BENCHES: [&str; 2] = ["micro", "e2e"];
+const BENCHES: [&str; 3] = ["micro", "sync", "e2e"];
 
-/// `cargo xtask bench [micro|e2e|qemu] [-- ARGS]`; `qemu` only if it is named.
+/// `cargo xtask bench [micro|sync|e2e|qemu] [-- ARGS]`; `qemu` only if it is named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
@@ -16,7 +17,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "qemu" => return beside_qemu(theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
-            return Err(Failure::Usage(format!("there is no bench `{other}`: micro, e2e or qemu")));
+            return Err(Failure::Usage(format!("there is no bench `{other}`: micro, sync, e2e or qemu")));
         }
     };
     let mut parts = Parts::default();

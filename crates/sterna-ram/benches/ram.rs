@@ -50,7 +50,7 @@ fn take_runs_16_gib(bencher: Bencher, pattern: u64) {
     bencher
         .counter(ItemsCount::new(PAGES))
         .with_inputs(|| {
-            let map = PageBitmap::new(PAGES);
+            let mut map = PageBitmap::new(PAGES);
             map.merge_words(0, &words);
             map
         })

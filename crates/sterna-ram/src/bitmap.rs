@@ -1,7 +1,10 @@
-//! One bit per page, in atomic words, so that dirty sources add bits while lanes take them.
+//! One bit per page, in atomic words, so that bits are added while lanes take them.
 //!
-//! Every change is one read-modify-write of a word with acquire and release order: who takes a bit sees
-//! all that was done before the bit was set.
+//! Every change through a shared reference is one read-modify-write of a word with acquire and release
+//! order: who takes a bit sees all that was done before the bit was set. Who has a bitmap for himself
+//! (`exclusive`) changes it with plain vector instructions.
+
+mod exclusive;
 
 use std::fmt;
 
@@ -114,47 +117,6 @@ impl PageBitmap {
                 u64::from((mask & old).count_ones())
             })
             .sum()
-    }
-
-    /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
-    /// behind the last page are ignored. Gives how many bits were clear before.
-    pub fn merge_words(&self, first_page: u64, words: &[u64]) -> u64 {
-        if first_page >= self.pages {
-            return 0;
-        }
-        let base = (first_page / 64) as usize;
-        let shift = (first_page % 64) as u32;
-        let mut newly = 0;
-        let mut carry = 0;
-        for (index, word) in words.iter().chain(&[0]).enumerate() {
-            // With shift 0 nothing is carried; a shift by 64 would overflow, hence in two steps.
-            let bits = (word << shift) | carry;
-            carry = (word >> 1) >> (63 - shift);
-            if bits != 0 {
-                let index = base + index;
-                let Some(target) = self.words.get(index) else { break };
-                let bits = bits & self.valid(index);
-                let old = target.fetch_or(bits, Ordering::AcqRel);
-                newly += u64::from((bits & !old).count_ones());
-            }
-        }
-        newly
-    }
-
-    /// ORs another bitmap of the same size in; gives how many bits were clear before.
-    ///
-    /// # Panics
-    /// If the sizes differ.
-    pub fn or_from(&self, other: &PageBitmap) -> u64 {
-        assert_eq!(self.pages, other.pages, "only bitmaps of one block are merged");
-        let mut newly = 0;
-        for (to, from) in self.words.iter().zip(&other.words) {
-            let bits = from.load(Ordering::Acquire);
-            if bits != 0 {
-                newly += u64::from((bits & !to.fetch_or(bits, Ordering::AcqRel)).count_ones());
-            }
-        }
-        newly
     }
 
     /// Reads the bits from page `first` on into `out`, whose bit 0 is page `first`, at any alignment.

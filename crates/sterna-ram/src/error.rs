@@ -117,6 +117,27 @@ pub enum DirtyError {
         /// The page, counted inside the slot.
         offset: u64,
     },
+    /// A range of guest-physical memory that a log was to be made for is not possible.
+    #[error("range {index} of guest memory: {rule}")]
+    GuestRange {
+        /// Its place in the list.
+        index: usize,
+        /// What is wrong with it.
+        rule: &'static str,
+    },
+    /// A log has no room for the guest's highest address; back ends would write behind its end.
+    #[error(
+        "dirty source {origin}: a log of {log_bytes} bytes is too small, the guest's highest address needs \
+         {needed_bytes}"
+    )]
+    LogTooSmall {
+        /// The source's name.
+        origin: &'static str,
+        /// The refused size.
+        log_bytes: u64,
+        /// The least that is needed.
+        needed_bytes: u64,
+    },
     /// The caller's range or bitmap does not fit the block.
     #[error("dirty source {origin}: {rule} (block {block})")]
     Range {
@@ -140,7 +161,7 @@ pub enum DirtyError {
         origin: &'static str,
         /// The system call or ioctl.
         call: &'static str,
-        /// "block" or "slot".
+        /// "block", "slot" or "log".
         what: &'static str,
         /// Which of them.
         index: u64,

@@ -23,13 +23,14 @@ pub mod dirty;
 mod error;
 mod guest;
 mod mapping;
+pub mod merge;
 mod slice;
 mod sys;
 pub mod zero;
 
 pub use bitmap::{PageBitmap, Run};
 pub use block::RamBlock;
-pub use dirty::{DirtyBitmaps, DirtySource, Harvest};
+pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
 pub use error::{DirtyError, RamError};
 pub use guest::{GuestRam, TrackingClaim};
 pub use mapping::Backing;

@@ -82,7 +82,7 @@ fn bitmap_merge_at_every_offset_is_the_model() {
         for _ in 0..20 {
             let len = 1 + random.below(400) as usize;
             let mut model = random_bits(&mut random, len);
-            let map = filled(&model);
+            let mut map = filled(&model);
             let words: Vec<u64> = (0..random.below(6)).map(|_| random.next() & random.next()).collect();
 
             let newly = map.merge_words(first, &words);
@@ -121,7 +121,7 @@ fn bitmap_copy_words_is_the_inverse_of_merge() {
 fn bitmap_or_from_counts_what_is_new() {
     let mut random = Random::new("bitmap_or_from");
     let (one, other) = (random_bits(&mut random, 777), random_bits(&mut random, 777));
-    let map = filled(&one);
+    let mut map = filled(&one);
     let new = one.iter().zip(&other).filter(|(one, other)| !**one && **other).count();
     assert_eq!(map.or_from(&filled(&other)), new as u64);
     assert!(
@@ -179,8 +179,8 @@ fn bitmap_runs_taken_by_threads_lose_and_double_nothing() {
                                 set[page as usize].fetch_add(1, Ordering::Relaxed);
                             }
                         } else {
-                            // A merged word at a crooked offset; a bit alone, so that we know whose it was.
-                            let newly = map.merge_words(page, &[1]);
+                            // A range; of one page, so that we know whose it was.
+                            let newly = map.set_range(page, 1);
                             set[page as usize].fetch_add(newly, Ordering::Relaxed);
                         }
                     }

@@ -22,8 +22,8 @@ fn set(bitmap: &PageBitmap) -> Vec<u64> {
 }
 
 fn harvest(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
-    let found = DirtyBitmaps::new(ram);
-    let harvest = source.harvest(&found).unwrap();
+    let mut found = DirtyBitmaps::new(ram);
+    let harvest = source.harvest(&mut found).unwrap();
     assert_eq!(harvest.newly_dirty, found.count());
     found
 }
@@ -52,7 +52,7 @@ fn software_log_bits_stay_until_rearmed() {
 
     log.stop().unwrap();
     log.stop().unwrap();
-    assert!(matches!(log.harvest(&first), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
     log.start().unwrap();
     assert_eq!(harvest(&log, &ram).count(), 0);
 }
@@ -73,8 +73,8 @@ fn rearm_crooked_ranges_are_refused() {
     assert!(refused(0, 64, u64::MAX, &bits), "behind the end");
     assert!(refused(0, 0, 64, &PageBitmap::new(64)), "another bitmap");
     assert!(log.rearm(0, 64, 36, &bits).is_ok());
-    let foreign = DirtyBitmaps::new(&self::ram(99, &[Backing::Anonymous]));
-    assert!(matches!(log.harvest(&foreign), Err(DirtyError::Range { .. })));
+    let mut foreign = DirtyBitmaps::new(&self::ram(99, &[Backing::Anonymous]));
+    assert!(matches!(log.harvest(&mut foreign), Err(DirtyError::Range { .. })));
 }
 
 /// A writer that marks after it writes, a migrator that harvests, re-arms and then reads: what it read

@@ -94,8 +94,8 @@ impl Machine {
     }
 
     fn harvest(&self, log: &KvmDirtyLog) -> [Vec<u64>; 2] {
-        let found = DirtyBitmaps::new(&self.ram);
-        assert_eq!(log.harvest(&found).unwrap().newly_dirty, found.count());
+        let mut found = DirtyBitmaps::new(&self.ram);
+        assert_eq!(log.harvest(&mut found).unwrap().newly_dirty, found.count());
         [set(found.block(0)), set(found.block(1))]
     }
 
@@ -191,7 +191,7 @@ fn kvm_log_stopped_leaves_the_vm_as_it_was() {
     machine.write(10, 5);
     log.stop().unwrap();
     log.stop().unwrap();
-    assert!(matches!(log.harvest(&DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "the slot logs no more");
     machine.write(10, 5);
 
@@ -222,7 +222,7 @@ fn kvm_log_failing_start_leaves_no_slot_logging() {
         other => panic!("{other:?}"),
     }
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err());
-    assert!(matches!(log.harvest(&DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
 }
 
 #[test]

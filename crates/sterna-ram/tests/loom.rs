@@ -5,6 +5,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use sterna_ram::PageBitmap;
+use sterna_ram::dirty::drain_words;
 
 /// Every schedule with up to three forced switches: more make the number of schedules explode.
 fn model(test: impl Fn() + Send + Sync + 'static) {
@@ -21,7 +22,7 @@ fn take_run_against_a_setter_loses_nothing() {
         map.set_range(62, 3); // 62, 63 | 64
         let setter = {
             let map = Arc::clone(&map);
-            loom::thread::spawn(move || u64::from(!map.set(63)) + map.merge_words(63, &[0b100])) // 65
+            loom::thread::spawn(move || u64::from(!map.set(63)) + map.set_range(65, 1))
         };
         let mine = map.take_run(0, 66, 66).map_or(0, |run| run.count);
         let newly = setter.join().unwrap();
@@ -54,12 +55,46 @@ fn take_run_sees_what_was_written_before_the_bit_was_set() {
             let (map, page) = (Arc::clone(&map), Arc::clone(&page));
             loom::thread::spawn(move || {
                 page.store(1, Ordering::Relaxed);
-                map.merge_words(3, &[1]);
+                map.set_range(3, 1);
             })
         };
         if map.take_run(0, 64, 64).is_some() {
             assert_eq!(page.load(Ordering::Relaxed), 1);
         }
         writer.join().unwrap();
+    });
+}
+
+/// A device writes a page and then sets its bit in the log, twice; another device's page shares the word.
+/// Whatever the harvests find is read after them; nothing that was written is missed.
+#[test]
+fn drain_against_devices_that_log_loses_no_write() {
+    model(|| {
+        let word = Arc::new(AtomicU64::new(0));
+        let pages = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let device = {
+            let (word, pages) = (Arc::clone(&word), Arc::clone(&pages));
+            loom::thread::spawn(move || {
+                for (page, value) in [(0, 1), (1, 2), (0, 3)] {
+                    pages[page].store(value, Ordering::Relaxed);
+                    word.fetch_or(1 << page, Ordering::Release);
+                }
+            })
+        };
+        let mut copy = [0; 2];
+        let mut harvest = || {
+            let mut out = [u64::MAX];
+            drain_words(std::slice::from_ref(&*word), &mut out);
+            for (page, copy) in copy.iter_mut().enumerate() {
+                if out[0] >> page & 1 == 1 {
+                    *copy = pages[page].load(Ordering::Relaxed);
+                }
+            }
+        };
+        harvest();
+        harvest();
+        device.join().unwrap();
+        harvest();
+        assert_eq!(copy, [3, 2]);
     });
 }

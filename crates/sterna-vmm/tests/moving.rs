@@ -199,9 +199,9 @@ fn writes_of_the_guest_are_all_in_the_dirty_log() {
     source.resume().unwrap();
     wait_for("counting", || count(&source, 1) > 100);
     let log = SourceVm::dirty_source(&*source);
-    let dirty = DirtyBitmaps::new(source.ram());
+    let mut dirty = DirtyBitmaps::new(source.ram());
     log.start().unwrap();
-    log.harvest(&dirty).unwrap();
+    log.harvest(&mut dirty).unwrap();
     let all = source.ram().block(0).pages();
     let harvested = sterna_ram::PageBitmap::new(all);
     harvested.set_all();
@@ -211,7 +211,7 @@ fn writes_of_the_guest_are_all_in_the_dirty_log() {
     wait_for("counting under the log", || count(&source, 0) > before[0] && count(&source, 1) > before[1]);
 
     source.stop();
-    log.harvest(&dirty).unwrap();
+    log.harvest(&mut dirty).unwrap();
     log.stop().unwrap();
 
     let page = guests::COUNTERS / 4096;

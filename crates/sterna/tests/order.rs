@@ -38,7 +38,7 @@ impl DirtySource for Recorder {
     fn stop(&self) -> Result<(), DirtyError> {
         Ok(())
     }
-    fn harvest(&self, _: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, _: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         Ok(Harvest::default())
     }
     fn rearm(&self, block: usize, first: u64, count: u64, _: &PageBitmap) -> Result<(), DirtyError> {
@@ -88,7 +88,7 @@ fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
     for step in [1, 2, 5, 511] {
         let pages = some(&ram, step).count();
         let pass = Pass::new(1, &ram, some(&ram, step), false, None);
-        let taken = DirtyBitmaps::new(&ram);
+        let mut taken = DirtyBitmaps::new(&ram);
         let total = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for lane in 0..8 {
@@ -168,15 +168,15 @@ fn write_between_harvest_and_rearming_is_kept_for_the_next_pass() {
     let log = SoftwareLog::new(&ram);
     log.start().unwrap();
     log.mark(2, 10);
-    let harvested = DirtyBitmaps::new(&ram);
-    log.harvest(&harvested).unwrap();
+    let mut harvested = DirtyBitmaps::new(&ram);
+    log.harvest(&mut harvested).unwrap();
     // Not harvested, and in the same slice: must not be cleared when the pass re-arms.
     log.mark(2, 11);
     let pass = Pass::new(1, &ram, harvested, false, None);
     let taken = take_all(&pass, &ram, &log, 128);
     assert_eq!(taken, [Taken { run: PageRun { block: 2, first: 10, count: 1 }, absent: false }]);
-    let next = DirtyBitmaps::new(&ram);
-    log.harvest(&next).unwrap();
+    let mut next = DirtyBitmaps::new(&ram);
+    log.harvest(&mut next).unwrap();
     assert_eq!(next.count(), 1);
     assert!(next.block(2).get(11));
 }

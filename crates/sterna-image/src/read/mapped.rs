@@ -63,9 +63,9 @@ impl MappedPages {
         let mut mapped = Self { blocks: Vec::with_capacity(blocks.len()), source, file };
         for (block, header) in blocks.iter().zip(placed) {
             let pages = if block.is_skipped { 0 } else { block.length_bytes >> PAGE_SHIFT };
-            let bitmap = PageBitmap::new(pages);
+            let mut bitmap = PageBitmap::new(pages);
             if !block.is_skipped {
-                mapped.read_bitmap(header.bitmap_offset, block.length_bytes, &bitmap)?;
+                mapped.read_bitmap(header.bitmap_offset, block.length_bytes, &mut bitmap)?;
             }
             mapped.blocks.push(MappedBlock {
                 name: block.name.clone(),
@@ -141,7 +141,7 @@ impl MappedPages {
         Ok(())
     }
 
-    fn read_bitmap(&self, offset: u64, length_bytes: u64, bitmap: &PageBitmap) -> Result<(), ImageError> {
+    fn read_bitmap(&self, offset: u64, length_bytes: u64, bitmap: &mut PageBitmap) -> Result<(), ImageError> {
         let total = bitmap_bytes(length_bytes);
         let mut buffer = vec![0; total.min(STRIDE) as usize];
         let mut done = 0;

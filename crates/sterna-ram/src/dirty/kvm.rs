@@ -8,7 +8,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap, sys};
@@ -106,6 +107,9 @@ pub struct KvmDirtyLog {
     most: KvmLogMode,
     /// The mode in which tracking runs; none while it does not.
     running: RwLock<Option<KvmLogMode>>,
+    /// Where the kernel copies a slot's log to. Kept, as the first touch of fresh memory costs as much as
+    /// all the rest of a harvest.
+    buffer: Mutex<Vec<u64>>,
 }
 
 impl KvmDirtyLog {
@@ -116,8 +120,8 @@ impl KvmDirtyLog {
     /// [`DirtyError::Slot`].
     pub fn new(vm: OwnedFd, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<Self, DirtyError> {
         check_slots(&slots, &ram)?;
-        let running = RwLock::new(None);
-        Ok(KvmDirtyLog { vm, slots, ram, most: KvmLogMode::InitiallySet, running })
+        let (running, buffer) = (RwLock::new(None), Mutex::default());
+        Ok(KvmDirtyLog { vm, slots, ram, most: KvmLogMode::InitiallySet, running, buffer })
     }
 
     /// Uses at most this mode (the best that the kernel has, if not said otherwise).
@@ -129,6 +133,18 @@ impl KvmDirtyLog {
     /// The mode in which tracking runs; none while it does not.
     pub fn mode(&self) -> Option<KvmLogMode> {
         *self.running.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the system calls of a harvest and forgets what they report, which is lost then in the automatic
+    /// mode: for benches, to see what a harvest costs beyond them.
+    ///
+    /// # Errors
+    /// As [`DirtySource::harvest`].
+    #[doc(hidden)]
+    pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
+        self.started()?;
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.slots.iter().try_for_each(|slot| self.read(slot, &mut buffer).map(|_| ()))
     }
 
     fn started(&self) -> Result<KvmLogMode, DirtyError> {
@@ -165,6 +181,23 @@ impl KvmDirtyLog {
             result = result.and(self.set_mode(KvmLogMode::Automatic));
         }
         result
+    }
+
+    /// Has the kernel copy the slot's log into the buffer, and gives its words.
+    fn read<'a>(&self, slot: &KvmSlot, buffer: &'a mut Vec<u64>) -> Result<&'a [u64], DirtyError> {
+        let len = slot.pages.div_ceil(64) as usize;
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let words = &mut buffer[..len];
+        let mut log = DirtyLog { slot: slot.slot, padding: 0, bitmap: words.as_mut_ptr() as u64 };
+        // SAFETY: the request expects this structure; `bitmap` names words for all pages of the slot,
+        // which is as much as the kernel writes.
+        unsafe { sys::ioctl(self.vm.as_fd(), KVM_GET_DIRTY_LOG, &mut log) }
+            .map_err(|source| failed("KVM_GET_DIRTY_LOG", slot.slot, source))?;
+        // What stands behind the slot's last page belongs to the next one in the block.
+        keep_only(&mut words[len - 1..], 0, (slot.pages - 1) % 64 + 1);
+        Ok(words)
     }
 
     /// Clears what is harvested of pages `[first, end)` of the slot, counted inside the slot.
@@ -226,20 +259,18 @@ impl DirtySource for KvmDirtyLog {
         }
     }
 
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         self.started()?;
         check_bitmaps(NAME, &self.ram, into)?;
         let mut harvest = Harvest::default();
-        let mut words = Vec::new();
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in &self.slots {
-            words.clear();
-            words.resize(slot.pages.div_ceil(64) as usize, 0u64);
-            let mut log = DirtyLog { slot: slot.slot, padding: 0, bitmap: words.as_mut_ptr() as u64 };
-            // SAFETY: the request expects this structure; `bitmap` names words for all pages of the
-            // slot, which is as much as the kernel writes.
-            unsafe { sys::ioctl(self.vm.as_fd(), KVM_GET_DIRTY_LOG, &mut log) }
-                .map_err(|source| failed("KVM_GET_DIRTY_LOG", slot.slot, source))?;
-            harvest.newly_dirty += into.block(slot.block).merge_words(slot.first_page, &words);
+            let began = Instant::now();
+            let words = self.read(slot, &mut buffer)?;
+            let read = Instant::now();
+            harvest.newly_dirty += into.block_mut(slot.block).merge_words(slot.first_page, words);
+            harvest.times.kernel += read - began;
+            harvest.times.add_merge((slot.first_page % 64) as u32, read.elapsed());
         }
         Ok(harvest)
     }

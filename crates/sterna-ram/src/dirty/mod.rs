@@ -16,25 +16,31 @@
 //!
 //! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first pass
 //! must then re-arm all pages, absent ones too, before it asks which are absent.
+//!
+//! Who writes behind one source's back needs another: KVM does not see what a vhost device writes, which
+//! has a log of its own ([`VhostLog`]). [`Combined`] makes several sources one.
 
+mod bitmaps;
+mod combined;
+mod harvest;
 mod kvm;
 mod ring;
 mod software;
 mod uffd;
+mod vhost;
 
+pub use bitmaps::DirtyBitmaps;
+pub use combined::Combined;
+pub use harvest::{Harvest, SyncTimes};
 pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
 pub use ring::{KvmDirtyRing, KvmDirtyRings};
 pub use software::SoftwareLog;
 pub use uffd::UffdDirtyLog;
+#[cfg(loom)]
+pub use vhost::{LogWord, drain_words};
+pub use vhost::{LoggedRange, VhostLog};
 
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
-
-/// What a harvest found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Harvest {
-    /// Pages whose bit was clear in the bitmap and is set now.
-    pub newly_dirty: u64,
-}
 
 /// Tells which pages were written.
 pub trait DirtySource: Send + Sync {
@@ -53,8 +59,9 @@ pub trait DirtySource: Send + Sync {
     /// ORs in the pages that were written since they were last re-armed.
     ///
     /// # Errors
-    /// The source is not started, the bitmaps are not those of its RAM, or the kernel refused.
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError>;
+    /// The source is not started, the bitmaps are not those of its RAM, or the kernel refused. What was
+    /// found before the failure is in the bitmaps, and maybe nowhere else.
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError>;
 
     /// Arms tracking again for those pages of `[first, first + count)` whose bit is set in `harvested`
     /// (a bitmap over the whole block), and no others: clearing another loses a write. Sources that
@@ -91,60 +98,12 @@ pub trait DirtySource: Send + Sync {
     fn name(&self) -> &'static str;
 }
 
-/// One [`PageBitmap`] for each block of a guest.
-#[derive(Debug)]
-pub struct DirtyBitmaps(Vec<PageBitmap>);
-
-impl DirtyBitmaps {
-    /// Bitmaps for every block, all clear.
-    pub fn new(ram: &GuestRam) -> Self {
-        DirtyBitmaps(ram.blocks().iter().map(|block| PageBitmap::new(block.pages())).collect())
-    }
-
-    /// The bitmap of one block.
-    ///
-    /// # Panics
-    /// If there is no block `index`.
-    pub fn block(&self, index: usize) -> &PageBitmap {
-        &self.0[index]
-    }
-
-    /// All of them, in the order of the blocks.
-    pub fn blocks(&self) -> &[PageBitmap] {
-        &self.0
-    }
-
-    /// How many bits are set in all.
-    pub fn count(&self) -> u64 {
-        self.0.iter().map(PageBitmap::count).sum()
-    }
-
-    /// Clears every bit.
-    pub fn clear_all(&self) {
-        self.0.iter().for_each(PageBitmap::clear_all);
-    }
-
-    /// Sets every page's bit.
-    pub fn set_all(&self) {
-        self.0.iter().for_each(PageBitmap::set_all);
-    }
-
-    /// ORs others in; gives how many bits were clear before.
-    ///
-    /// # Panics
-    /// If the two are not of the same RAM.
-    pub fn or_from(&self, other: &DirtyBitmaps) -> u64 {
-        assert_eq!(self.0.len(), other.0.len(), "only bitmaps of one guest are merged");
-        self.0.iter().zip(&other.0).map(|(to, from)| to.or_from(from)).sum()
-    }
-}
-
 /// Refuses bitmaps that are not those of `ram`.
 fn check_bitmaps(origin: &'static str, ram: &GuestRam, bitmaps: &DirtyBitmaps) -> Result<(), DirtyError> {
     let same = |block: usize| {
-        bitmaps.0.get(block).map(PageBitmap::pages) == ram.blocks().get(block).map(|b| b.pages())
+        bitmaps.blocks().get(block).map(PageBitmap::pages) == ram.blocks().get(block).map(|b| b.pages())
     };
-    let blocks = ram.blocks().len().max(bitmaps.0.len());
+    let blocks = ram.blocks().len().max(bitmaps.blocks().len());
     match (0..blocks).find(|block| !same(*block)) {
         None => Ok(()),
         Some(block) => {

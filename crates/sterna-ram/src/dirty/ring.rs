@@ -48,6 +48,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::kvm::{capability, check_slots, enable_capability, set_logging};
 use super::{DirtyBitmaps, DirtySource, Harvest, KvmSlot, check_bitmaps, check_rearm};
@@ -367,15 +368,17 @@ impl DirtySource for KvmDirtyRing {
         undone.and(self.drain(&mut state))
     }
 
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         let mut state = self.state();
         if !self.is_running() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
         check_bitmaps(NAME, &self.ram, into)?;
+        let began = Instant::now();
         for vcpu in 0..state.rings.len() {
             self.reap(&mut state, vcpu, Reap::Some)?;
         }
+        let walked = Instant::now();
         match state.damage {
             None => {}
             Some(Damage::Entry { vcpu, slot, offset }) => {
@@ -389,13 +392,15 @@ impl DirtySource for KvmDirtyRing {
         let mut harvest = Harvest::default();
         if std::mem::take(&mut state.is_all_dirty) {
             for slot in &self.slots {
-                harvest.newly_dirty += into.block(slot.block).set_range(slot.first_page, slot.pages);
+                harvest.newly_dirty += into.block_mut(slot.block).add_range(slot.first_page, slot.pages);
             }
         }
         if std::mem::take(&mut state.has_pending) {
             harvest.newly_dirty += into.or_from(&state.pending);
             state.pending.clear_all();
         }
+        // The pending bitmaps are those of whole blocks.
+        (harvest.times.kernel, harvest.times.aligned) = (walked - began, walked.elapsed());
         Ok(harvest)
     }
 

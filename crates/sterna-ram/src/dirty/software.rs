@@ -1,8 +1,9 @@
 //! A dirty log for whoever can say itself what it writes: test guests, emulated devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PageBitmap};
 
 const NAME: &str = "software-log";
@@ -59,10 +60,13 @@ impl DirtySource for SoftwareLog {
         Ok(())
     }
 
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         self.check_active()?;
         check_bitmaps(NAME, &self.ram, into)?;
-        Ok(Harvest { newly_dirty: into.or_from(&self.log) })
+        let began = Instant::now();
+        let newly_dirty = into.or_from(&self.log);
+        let times = SyncTimes { aligned: began.elapsed(), ..SyncTimes::default() };
+        Ok(Harvest { newly_dirty, times })
     }
 
     fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {

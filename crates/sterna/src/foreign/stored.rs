@@ -176,7 +176,7 @@ impl DirtySource for StoredPages {
         Ok(())
     }
 
-    fn harvest(&self, _: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, _: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         Ok(Harvest::default())
     }
 

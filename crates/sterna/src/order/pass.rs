@@ -220,9 +220,7 @@ impl Pass {
 }
 
 fn copy_of(bits: &DirtyBitmaps, ram: &GuestRam) -> DirtyBitmaps {
-    let copy = DirtyBitmaps::new(ram);
-    for block in 0..ram.blocks().len() {
-        copy.block(block).or_from(bits.block(block));
-    }
+    let mut copy = DirtyBitmaps::new(ram);
+    copy.or_from(bits);
     copy
 }

@@ -200,7 +200,7 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         let began = Instant::now();
-        rounds.dirtied += shared.vm.dirty_source().harvest(&rounds.next)?.newly_dirty;
+        rounds.dirtied += shared.vm.dirty_source().harvest(&mut rounds.next)?.newly_dirty;
         rounds.last_sync = began.elapsed();
         rounds.round.sync += rounds.last_sync;
         let since = rounds.harvested_at.elapsed();

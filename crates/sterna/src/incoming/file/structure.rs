@@ -47,7 +47,7 @@ pub(super) fn read(loader: &mut Loader<'_>, file: &Arc<PageFile>) -> Result<Stru
             .ok_or_else(|| MigrationError::Internal(format!("block {name:?} passed and is not here")))?;
         let mut bytes = vec![0; bitmap_bytes(*length_bytes) as usize];
         file.read_bytes_at(header.bitmap_offset, &mut bytes).map_err(MigrationError::storage)?;
-        let held = PageBitmap::new(length_bytes / PAGE_SIZE as u64);
+        let mut held = PageBitmap::new(length_bytes / PAGE_SIZE as u64);
         let words: Vec<u64> = bytes
             .chunks_exact(8)
             .map(|word| {

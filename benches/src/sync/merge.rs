@@ -1,0 +1,127 @@
+//! Merging alone.
+
+use std::hint::black_box;
+
+use sterna_ram::merge::{Method, Shifted};
+use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock};
+
+use super::random::Random;
+use super::table::{Table, time};
+use super::{Args, Failed};
+
+const ALIGNED: &str = "merge, every block aligned";
+const MISALIGNED: &str = "merge, every block misaligned";
+const ALIGNED_ONE: &str = "merge on one thread, aligned";
+const MISALIGNED_ONE: &str = "merge on one thread, misaligned";
+const COPY: &str = "plain copy of the words";
+const COPY_THREADS: &str = "plain copy on two threads";
+const PAGES: &str = "page by page, misaligned";
+
+/// Two tables: all words full of random bits, the most that memory has to do; and as many dirty pages as a
+/// busy guest has.
+pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
+    let pages = (args.guest << 30) / PAGE_SIZE as u64 / args.blocks;
+    let blocks = (0..args.blocks)
+        .map(|index| RamBlock::without_memory(format!("ram{index}"), pages * PAGE_SIZE as u64))
+        .collect::<Result<Vec<_>, _>>()?;
+    let ram = GuestRam::new(blocks)?;
+    let mut random = Random::new(1);
+    let words = (pages / 64) as usize;
+    let full: Vec<Vec<u64>> = (0..args.blocks).map(|_| (0..words).map(|_| random.next()).collect()).collect();
+    let dirty: Vec<Vec<u64>> = (0..args.blocks)
+        .map(|_| {
+            let mut words = vec![0; words];
+            random.set(&mut words, pages, args.dirty / args.blocks);
+            words
+        })
+        .collect();
+    let shape = format!("{} GiB in {} blocks", args.guest, args.blocks);
+    Ok(vec![
+        table(format!("merge: {shape}, every word has bits"), args, &ram, &full),
+        table(format!("merge: {shape}, {} random pages dirty", args.dirty), args, &ram, &dirty),
+    ])
+}
+
+fn table(title: String, args: &Args, ram: &GuestRam, words: &[Vec<u64>]) -> Table {
+    let mut table = Table::new(title);
+    let mut bitmaps = DirtyBitmaps::new(ram);
+    let mut plain: Vec<Vec<u64>> = words.iter().map(|words| vec![1; words.len() + 1]).collect();
+    for run in 0..=args.runs {
+        let mut push = |name, took| {
+            // The first repetition warms up.
+            if run > 0 {
+                table.push(name, took);
+            }
+        };
+        for (name, crooked) in [(ALIGNED, false), (MISALIGNED, true)] {
+            bitmaps.clear_all();
+            let (took, newly) = time(|| {
+                let merged = words.iter().enumerate().map(|(block, words)| {
+                    bitmaps.block_mut(block).merge_words(offset(block, crooked), words)
+                });
+                merged.sum::<u64>()
+            });
+            assert_eq!(newly, bitmaps.count());
+            push(name, took);
+        }
+        for (name, crooked) in [(ALIGNED_ONE, false), (MISALIGNED_ONE, true)] {
+            plain.iter_mut().for_each(|words| words.fill(0));
+            let (took, newly) = time(|| {
+                let merged = words.iter().zip(&mut plain).enumerate().map(|(block, (words, plain))| {
+                    Method::best().merge(plain, Shifted::new(words, offset(block, crooked) as u32))
+                });
+                merged.sum::<u64>()
+            });
+            black_box(newly);
+            push(name, took);
+        }
+        let (took, ()) = time(|| {
+            for (words, plain) in words.iter().zip(&mut plain) {
+                plain[..words.len()].copy_from_slice(black_box(words));
+            }
+        });
+        push(COPY, took);
+        let (took, ()) = time(|| {
+            let half = words.len() / 2;
+            let (first, second) = plain.split_at_mut(half);
+            std::thread::scope(|scope| {
+                scope.spawn(|| copy(&words[half..], second));
+                copy(&words[..half], first);
+            });
+        });
+        push(COPY_THREADS, took);
+        bitmaps.clear_all();
+        let (took, ()) = time(|| by_pages(&bitmaps, words));
+        push(PAGES, took);
+    }
+    table.tell(MISALIGNED, ALIGNED);
+    table.tell(MISALIGNED, COPY);
+    table.tell(MISALIGNED_ONE, ALIGNED_ONE);
+    table.tell(MISALIGNED_ONE, COPY);
+    table.tell(MISALIGNED, COPY_THREADS);
+    table.tell(PAGES, MISALIGNED);
+    table
+}
+
+/// The first page of a block's words: a different bit of a word for each block, or its beginning.
+fn offset(block: usize, crooked: bool) -> u64 {
+    if crooked { 1 + block as u64 * 7 % 63 } else { 0 }
+}
+
+fn copy(words: &[Vec<u64>], to: &mut [Vec<u64>]) {
+    for (words, to) in words.iter().zip(to) {
+        to[..words.len()].copy_from_slice(black_box(words));
+    }
+}
+
+/// As if there were no other way: each page's bit is looked at, and set if it is set.
+fn by_pages(bitmaps: &DirtyBitmaps, words: &[Vec<u64>]) {
+    for (block, words) in words.iter().enumerate() {
+        let (bitmap, first) = (bitmaps.block(block), offset(block, true));
+        for page in 0..bitmap.pages() - first {
+            if words[(page / 64) as usize] >> (page % 64) & 1 == 1 {
+                bitmap.set(first + page);
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! A whole sync of a large guest with vhost devices.
+//!
+//! What KVM has is stood in for by words that are copied to a kept buffer, as GET_DIRTY_LOG does (*kvm* times
+//! the real one). The logs are real: shared memory, filled from outside through the descriptor.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sterna_ram::dirty::{Combined, LoggedRange, VhostLog};
+use sterna_ram::{
+    DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock, SyncTimes,
+};
+
+use super::random::Random;
+use super::table::{Table, time};
+use super::{Args, Failed};
+
+const SHARED: &str = "sync, one log shared";
+const SEPARATE: &str = "sync, a log for each device";
+const READING: &str = "plainly reading the separate logs";
+const READING_THREADS: &str = "plainly reading them on two threads";
+const DROPPING: &str = "dropping what is still to be sent";
+
+/// Where the guest sees memory again behind the hole for devices.
+const ABOVE: u64 = 4 << 30;
+/// Where the hole begins.
+const BELOW: u64 = 3 << 30;
+
+/// Two tables: a guest whose memory begins with a word of the bitmap, and one whose does not.
+pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
+    Ok(vec![table(args, 0)?, table(args, 13)?])
+}
+
+/// A guest of one block, the pages from `first_page` on of which it sees.
+fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
+    let page = PAGE_SIZE as u64;
+    let pages = (args.guest << 30) / page;
+    let ram = GuestRam::new(vec![RamBlock::without_memory("pc.ram", (pages + 64) * page)?])?;
+    let ranges = vec![
+        LoggedRange { guest_address: 0, block: 0, first_page, pages: BELOW / page },
+        LoggedRange {
+            guest_address: ABOVE,
+            block: 0,
+            first_page: first_page + BELOW / page,
+            pages: pages - BELOW / page,
+        },
+    ];
+    let slots = Arc::new(Slots::new(&ranges));
+    let shared = Arc::new(VhostLog::new(&ram, ranges.clone())?);
+    let separate = (0..args.devices)
+        .map(|_| VhostLog::new(&ram, ranges.clone()).map(Arc::new))
+        .collect::<Result<Vec<_>, _>>()?;
+    let with_shared = Combined::new(vec![slots.clone(), shared.clone()]);
+    let mut all: Vec<Arc<dyn DirtySource>> = vec![slots.clone()];
+    all.extend(separate.iter().map(|log| Arc::clone(log) as Arc<dyn DirtySource>));
+    let with_separate = Combined::new(all);
+    let read: Vec<Vec<u64>> = separate.iter().map(|log| vec![1; (log.len_bytes() / 8) as usize]).collect();
+
+    let place = if first_page.is_multiple_of(64) { "aligned" } else { "misaligned" };
+    let mut table = Table::new(format!(
+        "sync: {} GiB {place}, {} devices, {} random pages dirty",
+        args.guest, args.devices, args.dirty
+    ));
+    let mut random = Random::new(2);
+    let mut dirty = DirtyBitmaps::new(&ram);
+    let sent = DirtyBitmaps::new(&ram);
+    for run in 0..=args.runs {
+        let mut push = |name, took| {
+            if run > 0 {
+                table.push(name, took);
+            }
+        };
+        // A pass that is half sent.
+        sent.clear_all();
+        for _ in 0..args.dirty / 2 {
+            sent.block(0).set(random.below(pages));
+        }
+
+        with_shared.start()?;
+        slots.dirty(&mut random, args.dirty / 2);
+        log_pages(&shared, &ranges, &mut random, args.dirty / 2)?;
+        dirty.clear_all();
+        let (took, harvest) = time(|| with_shared.harvest(&mut dirty));
+        let harvest = harvest?;
+        assert_eq!(harvest.newly_dirty, dirty.count());
+        push(SHARED, took);
+        push_parts(&mut push, ["  kernel", "  vhost log", "  merging"], harvest.times);
+        let (took, dropped) = time(|| dirty.drop_reported(&sent));
+        black_box(dropped);
+        push(DROPPING, took);
+        with_shared.stop()?;
+
+        with_separate.start()?;
+        slots.dirty(&mut random, args.dirty / 2);
+        for log in &separate {
+            log_pages(log, &ranges, &mut random, args.dirty / 2 / args.devices)?;
+        }
+        dirty.clear_all();
+        let (took, harvest) = time(|| with_separate.harvest(&mut dirty));
+        let harvest = harvest?;
+        assert_eq!(harvest.newly_dirty, dirty.count());
+        push(SEPARATE, took);
+        push_parts(
+            &mut push,
+            ["  kernel (separate)", "  vhost logs (separate)", "  merging (separate)"],
+            harvest.times,
+        );
+        with_separate.stop()?;
+
+        push(READING, time(|| black_box(sum(&read))).0);
+        let (one, other) = read.split_at(read.len() / 2);
+        let both = || {
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| sum(other));
+                sum(one).wrapping_add(other.join().unwrap_or(0))
+            })
+        };
+        push(READING_THREADS, time(|| black_box(both())).0);
+    }
+    table.tell(SEPARATE, READING);
+    table.tell(SEPARATE, READING_THREADS);
+    Ok(table)
+}
+
+fn push_parts(push: &mut impl FnMut(&'static str, Duration), names: [&'static str; 3], times: SyncTimes) {
+    push(names[0], times.kernel);
+    push(names[1], times.vhost);
+    push(names[2], times.aligned + times.misaligned);
+}
+
+fn sum(logs: &[Vec<u64>]) -> u64 {
+    logs.iter().map(|words| words.iter().fold(0u64, |sum, word| sum ^ word)).fold(0, |sum, one| sum ^ one)
+}
+
+/// Does what back ends do, all at once: the log is clear, and nobody else writes it.
+fn log_pages(log: &VhostLog, ranges: &[LoggedRange], random: &mut Random, count: u64) -> Result<(), Failed> {
+    let mut words = vec![0u64; (log.len_bytes() / 8) as usize];
+    let page = PAGE_SIZE as u64;
+    let pages: u64 = ranges.iter().map(|range| range.pages).sum();
+    for _ in 0..count {
+        let at = random.below(pages);
+        let guest = if at < ranges[0].pages { at } else { at - ranges[0].pages + ABOVE / page };
+        words[(guest / 64) as usize] |= 1 << (guest % 64);
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    duplicate(log.file())?.write_all_at(&bytes, log.offset())?;
+    Ok(())
+}
+
+fn duplicate(file: BorrowedFd<'_>) -> std::io::Result<File> {
+    file.try_clone_to_owned().map(File::from)
+}
+
+/// Stands in for KVM's slots: one for each range.
+struct Slots(Mutex<Kept>);
+
+struct Kept {
+    /// What the kernel has.
+    logs: Vec<(LoggedRange, Vec<u64>)>,
+    /// Where it copies it to.
+    buffer: Vec<u64>,
+}
+
+impl Slots {
+    fn new(ranges: &[LoggedRange]) -> Self {
+        let words = |range: &LoggedRange| range.pages.div_ceil(64) as usize;
+        let logs = ranges.iter().map(|range| (*range, vec![0; words(range)])).collect();
+        let buffer = vec![1; ranges.iter().map(words).max().unwrap_or(0)];
+        Slots(Mutex::new(Kept { logs, buffer }))
+    }
+
+    /// Has new random pages dirty, and no others.
+    fn dirty(&self, random: &mut Random, count: u64) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: u64 = kept.logs.iter().map(|(range, _)| range.pages).sum();
+        for (range, words) in &mut kept.logs {
+            words.fill(0);
+            random.set(words, range.pages, count * range.pages / all);
+        }
+    }
+}
+
+impl DirtySource for Slots {
+    fn start(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+    fn stop(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Kept { logs, buffer } = &mut *kept;
+        let mut harvest = Harvest::default();
+        for (range, words) in logs {
+            let began = Instant::now();
+            let buffer = &mut buffer[..words.len()];
+            buffer.copy_from_slice(words);
+            let copied = Instant::now();
+            harvest.newly_dirty += into.block_mut(range.block).merge_words(range.first_page, buffer);
+            harvest.times.kernel += copied - began;
+            harvest.times.misaligned += copied.elapsed();
+        }
+        Ok(harvest)
+    }
+    fn rearm(&self, _: usize, _: u64, _: u64, _: &PageBitmap) -> Result<(), DirtyError> {
+        Ok(())
+    }
+    fn name(&self) -> &'static str {
+        "slots"
+    }
+}

@@ -1,0 +1,84 @@
+//! What the only holder of a bitmap may do to it: plain loads and stores, in vectors and on several
+//! threads, instead of an atomic instruction for each word.
+
+use super::{Ordering, PageBitmap};
+use crate::merge::{self, Shifted};
+
+impl PageBitmap {
+    /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
+    /// behind the last page are ignored. Gives how many bits were clear before.
+    pub fn merge_words(&mut self, first_page: u64, words: &[u64]) -> u64 {
+        if first_page >= self.pages {
+            return 0;
+        }
+        let valid = self.valid(self.words.len() - 1);
+        let from = Shifted::new(words, (first_page % 64) as u32);
+        self.with_words(|all| {
+            let into = &mut all[(first_page / 64) as usize..];
+            // The last word alone may have bits that stand for no page.
+            let Some((last, before)) = into.split_last_mut() else { return 0 };
+            let newly = merge::merge(before, from);
+            newly + merge::add(last, from.word(before.len()) & valid)
+        })
+    }
+
+    /// ORs another bitmap of the same size in, which others may be changing; gives how many bits were
+    /// clear before.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn or_from(&mut self, other: &PageBitmap) -> u64 {
+        assert_eq!(self.pages, other.pages, "only bitmaps of one block are merged");
+        self.with_words(|words| {
+            let pairs = words.iter_mut().zip(&other.words);
+            pairs.map(|(to, from)| merge::add(to, from.load(Ordering::Acquire))).sum()
+        })
+    }
+
+    /// Sets the bits of `[first, first + count)`; gives how many were clear. As [`PageBitmap::set_range`],
+    /// without its atomic instructions.
+    pub fn add_range(&mut self, first: u64, count: u64) -> u64 {
+        let masks = self.masks(first, count);
+        self.with_words(|words| masks.map(|(index, mask)| merge::add(&mut words[index], mask)).sum())
+    }
+
+    /// Clears every bit that is set in `sent`, which others may be changing; gives how many were set here.
+    /// See [`crate::DirtyBitmaps::drop_reported`].
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn drop_reported(&mut self, sent: &PageBitmap) -> u64 {
+        assert_eq!(self.pages, sent.pages, "only bitmaps of one block go together");
+        self.with_words(|words| {
+            let mut dropped = 0;
+            for (word, sent) in words.iter_mut().zip(&sent.words) {
+                if *word != 0 {
+                    let both = *word & sent.load(Ordering::Acquire);
+                    *word &= !both;
+                    dropped += u64::from(both.count_ones());
+                }
+            }
+            dropped
+        })
+    }
+
+    /// Lets `work` at the plain words. It must not set bits behind the last page.
+    #[cfg(not(loom))]
+    pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
+        let words: *mut [super::AtomicU64] = &raw mut *self.words;
+        // SAFETY: an AtomicU64 is as large, as aligned and as free in its bits as a u64, and `self` is
+        // borrowed exclusively for as long as the slice lives, so nobody else reads or writes the words.
+        work(unsafe { &mut *(words as *mut [u64]) })
+    }
+
+    /// Loom's words are more than eight bytes: lets `work` at a copy.
+    #[cfg(loom)]
+    pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
+        let mut copy: Vec<u64> = self.words.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        let result = work(&mut copy);
+        for (word, new) in self.words.iter().zip(copy) {
+            word.store(new, Ordering::Release);
+        }
+        result
+    }
+}
