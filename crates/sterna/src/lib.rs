@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`vm`], [`hooks`], [`throttle`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
+//! | [`forecast`], [`dirty_rate`] | how a migration will go, before it begins |
 //! | [`order`] | which page next, and when a round ends |
 //! | [`pages`] | what carries pages: writers and sinks |
 //! | [`codec`] | what a page looks like as bytes |
@@ -17,9 +18,11 @@
 #![deny(unsafe_code)]
 
 pub mod codec;
+pub mod dirty_rate;
 mod driver;
 pub mod error;
 pub mod events;
+pub mod forecast;
 pub mod foreign;
 pub mod hooks;
 pub mod incoming;

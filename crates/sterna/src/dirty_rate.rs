@@ -1,0 +1,236 @@
+//! How fast a guest dirties its memory, measured without migrating it (QEMU's `calc-dirty-rate`).
+//!
+//! Tracking begins, every page is armed, some time passes, and one harvest counts the distinct pages that were
+//! written meanwhile. A dirty log has one owner, so a measurement and a migration exclude each other; a
+//! measurement leaves the log as it was.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, TrackingClaim};
+
+use crate::error::MigrationError;
+use crate::outgoing::StartError;
+use crate::vm::SourceVm;
+
+/// Pages re-armed by one call: 1 GiB, so that a kernel's lock is not held for long.
+const SLICE_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyReading {
+    /// From arming the pages to looking at them.
+    pub interval: Duration,
+    /// Pages that were written at least once meanwhile.
+    pub dirty_pages: u64,
+    /// Pages that were ever written or read since the VM began; the others are zero and cost a migration nothing.
+    pub touched_pages: u64,
+    /// How long the look for dirty pages took.
+    pub sync: Duration,
+}
+
+impl DirtyReading {
+    /// Bytes of distinct pages per second.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.dirty_bytes() as f64 / self.interval.as_secs_f64().max(1e-9)
+    }
+
+    /// Bytes of the pages that were written.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty_pages * PAGE_SIZE as u64
+    }
+}
+
+/// Where a measurement stands.
+#[derive(Debug, Clone)]
+pub enum MeasuringState {
+    /// It runs.
+    Measuring,
+    /// It has ended.
+    Measured(DirtyReading),
+    /// It was cancelled, or tracking failed.
+    Failed(MigrationError),
+}
+
+/// A measurement in a thread of its own. Dropping the handle cancels it.
+#[derive(Debug)]
+pub struct DirtyRateMeasurement {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Progress {
+    state: MeasuringState,
+    is_cancelled: bool,
+}
+
+impl DirtyRateMeasurement {
+    /// Begins to measure over `interval`. Returns at once.
+    ///
+    /// # Errors
+    /// [`StartError::Settings`] while a migration or another measurement tracks the guest's writes.
+    pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
+        let Some(claim) = vm.ram().claim_tracking() else {
+            return Err(StartError::Settings(
+                "this guest's writes are tracked already, by a migration or by another measurement of its dirty \
+                 rate: wait for its end"
+                    .to_owned(),
+            ));
+        };
+        let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false };
+        let shared = Arc::new(Shared { progress: Mutex::new(progress), changed: Condvar::new() });
+        let its = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("dirty-rate".into())
+            .spawn(move || its.measure(&*vm, interval, claim))
+            .map_err(|error| StartError::System(format!("dirty-rate thread: {error}")))?;
+        Ok(Self { shared })
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> MeasuringState {
+        self.shared.lock().state.clone()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&self) -> bool {
+        matches!(self.shared.lock().state, MeasuringState::Measuring)
+    }
+
+    /// Ends it without a result; nothing is tracked any more when this returns.
+    pub fn cancel(&self) {
+        self.shared.lock().is_cancelled = true;
+        self.shared.changed.notify_all();
+        // Cancelled or, just before, measured: both are ends.
+        let _ = self.wait();
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// [`MigrationError::Cancelled`], or why tracking failed.
+    pub fn wait(&self) -> Result<DirtyReading, MigrationError> {
+        let mut progress = self.shared.lock();
+        loop {
+            match &progress.state {
+                MeasuringState::Measuring => {
+                    progress = match self.shared.changed.wait(progress) {
+                        Ok(progress) => progress,
+                        Err(poisoned) => poisoned.into_inner(),
+                    };
+                }
+                MeasuringState::Measured(reading) => return Ok(*reading),
+                MeasuringState::Failed(error) => return Err(error.clone()),
+            }
+        }
+    }
+}
+
+impl Drop for DirtyRateMeasurement {
+    fn drop(&mut self) {
+        self.shared.lock().is_cancelled = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        match self.progress.lock() {
+            Ok(progress) => progress,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// The thread. The claim goes before the end is told, so that whoever waited may migrate at once.
+    fn measure(&self, vm: &dyn SourceVm, interval: Duration, claim: TrackingClaim) {
+        let result = self.count(vm, interval);
+        drop(claim);
+        self.lock().state = match result {
+            Ok(reading) => MeasuringState::Measured(reading),
+            Err(error) => MeasuringState::Failed(error),
+        };
+        self.changed.notify_all();
+    }
+
+    fn count(&self, vm: &dyn SourceVm, interval: Duration) -> Result<DirtyReading, MigrationError> {
+        let (ram, source) = (vm.ram(), vm.dirty_source());
+        source.start()?;
+        let counted = self.count_started(ram, source, interval);
+        // Whatever was counted, a log that cannot be stopped is what must be heard of.
+        source.stop()?;
+        counted
+    }
+
+    #[allow(clippy::unnecessary_mut_passed)]
+    fn count_started(
+        &self,
+        ram: &GuestRam,
+        source: &dyn DirtySource,
+        interval: Duration,
+    ) -> Result<DirtyReading, MigrationError> {
+        let mut dirty = DirtyBitmaps::new(ram);
+        let (began, _) = timed(|| {
+            if source.initially_set() {
+                dirty.set_all();
+            } else {
+                source.harvest(&mut dirty)?;
+            }
+            rearm(ram, source, &dirty)
+        })?;
+        dirty.clear_all();
+        // Pages were armed one after the other: on average in the middle of that.
+        let armed = began + began.elapsed() / 2;
+        self.sleep(interval.saturating_sub(armed.elapsed()))?;
+        let (looked, _) = timed(|| source.harvest(&mut dirty).map_err(MigrationError::from))?;
+        let sync = looked.elapsed();
+        Ok(DirtyReading {
+            interval: (looked + sync / 2).saturating_duration_since(armed),
+            dirty_pages: dirty.count(),
+            touched_pages: touched(ram, source)?,
+            sync,
+        })
+    }
+
+    /// Waits for `time`, or for a cancel.
+    fn sleep(&self, time: Duration) -> Result<(), MigrationError> {
+        let waited = self.changed.wait_timeout_while(self.lock(), time, |progress| !progress.is_cancelled);
+        let progress = match waited {
+            Ok((progress, _)) => progress,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        if progress.is_cancelled { Err(MigrationError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// Does it, and says when it began.
+fn timed<T>(act: impl FnOnce() -> Result<T, MigrationError>) -> Result<(Instant, T), MigrationError> {
+    let began = Instant::now();
+    act().map(|done| (began, done))
+}
+
+fn rearm(ram: &GuestRam, source: &dyn DirtySource, harvested: &DirtyBitmaps) -> Result<(), MigrationError> {
+    for (block, its) in ram.blocks().iter().enumerate() {
+        for first in (0..its.pages()).step_by(SLICE_PAGES as usize) {
+            let count = SLICE_PAGES.min(its.pages() - first);
+            source.rearm(block, first, count, harvested.block(block))?;
+        }
+    }
+    Ok(())
+}
+
+fn touched(ram: &GuestRam, source: &dyn DirtySource) -> Result<u64, MigrationError> {
+    let mut pages = 0;
+    for (block, its) in ram.blocks().iter().enumerate() {
+        let absent = PageBitmap::new(its.pages());
+        source.mark_absent(ram, block, 0, its.pages(), &absent)?;
+        pages += its.pages() - absent.count();
+    }
+    Ok(pages)
+}

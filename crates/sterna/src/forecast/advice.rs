@@ -1,0 +1,117 @@
+//! What to change so that a migration ends.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::simulate::{self, Luck, Run};
+use super::{Inputs, seconds};
+
+/// One change that makes a migration end, also if the figures are wrong by the forecast's uncertainty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "what")]
+pub enum Advice {
+    /// Allow the guest a longer pause.
+    RaiseDowntimeLimit {
+        /// The new `downtime-limit`.
+        milliseconds: u64,
+    },
+    /// Send faster.
+    RaiseBandwidth {
+        /// Bytes per second that are needed.
+        bytes_per_second: u64,
+    },
+    /// Spread the same link's load over more channels, if a channel's thread is what limits.
+    MoreChannels,
+    /// Let each vCPU sleep for part of the time.
+    Throttle {
+        /// The part.
+        percent: u8,
+    },
+    /// Let Sterna find that part itself.
+    AutoConverge {
+        /// What `max-cpu-throttle` must allow.
+        percent: u8,
+    },
+    /// Start the guest at the destination before all of its RAM is there.
+    PostcopyLater,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RaiseDowntimeLimit { milliseconds } => {
+                write!(f, "raise downtime-limit to {milliseconds} ms")
+            }
+            Self::RaiseBandwidth { bytes_per_second } => {
+                let gigabytes = *bytes_per_second as f64 / 1e9;
+                write!(f, "send at {gigabytes:.2} GB/s or more: raise max-bandwidth, or take a faster link")
+            }
+            Self::MoreChannels => {
+                f.write_str("if the link is not full, switch multifd on and raise multifd-channels")
+            }
+            Self::Throttle { percent } => write!(f, "slow the guest's vCPUs down by {percent} %"),
+            Self::AutoConverge { percent } => write!(
+                f,
+                "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as \
+                 far as it must"
+            ),
+            Self::PostcopyLater => f.write_str(
+                "no other setting ends it for certain: only postcopy does, whatever the guest writes, and Sterna \
+                 does not have it yet",
+            ),
+        }
+    }
+}
+
+/// The longest pause that is worth proposing, as QEMU's own bound has it.
+const LONGEST_MS: u64 = 2_000_000;
+/// A link that is faster than this many times the present one is no advice.
+const FASTEST: f64 = 64.0;
+
+/// What would make it end. `expected` is the run with the figures as given.
+pub(super) fn advise(inputs: &Inputs, expected: &Run) -> Vec<Advice> {
+    // With the worse figures, so that who follows the advice is on the safe side.
+    let worse = Luck::worse(inputs.sane_uncertainty());
+    let ends = |bandwidth: f64, dirtying: f64| {
+        let luck =
+            Luck { bandwidth: worse.bandwidth * bandwidth, dirtying: worse.dirtying * dirtying, ..worse };
+        simulate::run(inputs, luck).convergent
+    };
+    let mut advice = Vec::new();
+    let worst = simulate::run(inputs, worse);
+    let least = seconds::duration(worst.least_downtime.max(expected.least_downtime));
+    let milliseconds = u64::try_from(least.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+    if milliseconds <= LONGEST_MS {
+        advice.push(Advice::RaiseDowntimeLimit { milliseconds });
+    }
+    if let Some(factor) = least_factor(FASTEST, |factor| ends(factor, 1.0)) {
+        let bytes_per_second = (inputs.bandwidth_bytes as f64 * factor).ceil() as u64;
+        advice.extend([Advice::RaiseBandwidth { bytes_per_second }, Advice::MoreChannels]);
+    }
+    // Monotone: the first percentage that works is the mildest.
+    let percents: Vec<u8> = (1..=99).collect();
+    let first = percents.partition_point(|percent| !ends(1.0, 1.0 - f64::from(*percent) / 100.0));
+    if let Some(percent) = percents.get(first).copied() {
+        advice.extend([Advice::AutoConverge { percent }, Advice::Throttle { percent }]);
+    }
+    advice.push(Advice::PostcopyLater);
+    advice
+}
+
+/// The least factor of at most `greatest` with which `ends` holds, if any does.
+fn least_factor(greatest: f64, ends: impl Fn(f64) -> bool) -> Option<f64> {
+    let (mut fails, mut works) = (1.0, greatest);
+    if !ends(works) {
+        return None;
+    }
+    while works / fails > 1.01 {
+        let middle = (fails * works).sqrt();
+        if ends(middle) {
+            works = middle;
+        } else {
+            fails = middle;
+        }
+    }
+    Some(works)
+}

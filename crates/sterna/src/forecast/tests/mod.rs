@@ -1,0 +1,155 @@
+//! The forecast against published cases, against itself (monotone in every figure), and against guests that are
+//! played out page by page.
+
+mod guests;
+mod properties;
+mod published;
+
+use std::time::Duration;
+
+use super::*;
+
+const GB: u64 = 1_000_000_000;
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// 64 GiB, 10 GB/s, a guest that writes at `rate`.
+fn steady(rate: u64) -> Inputs {
+    Inputs {
+        ram_bytes: 64 << 30,
+        first_pass_bytes: 64 << 30,
+        bandwidth_bytes: 10 * GB,
+        dirty: DirtyModel::Rate(rate),
+        sync: ms(10),
+        downtime_limit: ms(300),
+        fixed: Fixed::default(),
+        uncertainty: UNCERTAINTY,
+    }
+}
+
+#[test]
+fn forecast_of_an_idle_guest_is_one_pass_and_a_short_pause() {
+    let inputs = Inputs { first_pass_bytes: 20 * GB, ..steady(0) };
+
+    let forecast = Forecast::new(&inputs);
+
+    assert!(forecast.convergent && forecast.certain && forecast.advice.is_empty());
+    assert_eq!(forecast.rounds.expected, Some(1.0));
+    assert_eq!(forecast.downtime.expected, Some(0.01));
+    assert!((forecast.total_time.expected.unwrap() - 2.01).abs() < 1e-9);
+    assert_eq!(forecast.bytes.expected, Some(20e9));
+}
+
+#[test]
+fn forecast_adds_the_fixed_parts_to_the_pause() {
+    let fixed = Fixed { setup: ms(40), stop: ms(1), devices: ms(5), start: ms(2) };
+    let inputs = Inputs { fixed, ..steady(0) };
+
+    let forecast = Forecast::new(&inputs);
+
+    assert!((forecast.downtime.expected.unwrap() - 0.018).abs() < 1e-9);
+    let plain = Forecast::new(&steady(0));
+    let more = forecast.total_time.expected.unwrap() - plain.total_time.expected.unwrap();
+    assert!((more - 0.048).abs() < 1e-9);
+}
+
+#[test]
+fn forecast_above_the_bandwidth_does_not_converge_and_every_advice_works() {
+    let inputs = steady(12 * GB);
+
+    let forecast = Forecast::new(&inputs);
+
+    assert!(!forecast.convergent);
+    assert_eq!((forecast.total_time.expected, forecast.total_time.high), (None, None));
+    let worse = |inputs: &Inputs, throttle: f64| {
+        let luck = Luck::worse(UNCERTAINTY);
+        simulate::run(inputs, Luck { dirtying: luck.dirtying * throttle, ..luck }).convergent
+    };
+    let mut kinds = 0;
+    for advice in &forecast.advice {
+        match *advice {
+            Advice::RaiseDowntimeLimit { milliseconds } => {
+                kinds += 1;
+                assert!(worse(&Inputs { downtime_limit: ms(milliseconds), ..inputs.clone() }, 1.0));
+            }
+            Advice::RaiseBandwidth { bytes_per_second } => {
+                kinds += 1;
+                assert!(worse(&Inputs { bandwidth_bytes: bytes_per_second, ..inputs.clone() }, 1.0));
+                assert!(bytes_per_second > 12 * GB && bytes_per_second < 20 * GB, "{bytes_per_second}");
+            }
+            Advice::Throttle { percent } | Advice::AutoConverge { percent } => {
+                kinds += 1;
+                assert!(worse(&inputs, 1.0 - f64::from(percent) / 100.0));
+                assert!(!worse(&inputs, 1.0 - f64::from(percent - 1) / 100.0), "it is the mildest");
+            }
+            Advice::MoreChannels | Advice::PostcopyLater => {}
+        }
+    }
+    assert_eq!(kinds, 4, "{:?}", forecast.advice);
+}
+
+#[test]
+fn forecast_near_the_limit_says_that_it_is_not_certain() {
+    let forecast = Forecast::new(&steady(95 * GB / 10));
+
+    assert!(forecast.convergent && !forecast.certain);
+    assert!(forecast.total_time.expected.is_some() && forecast.total_time.high.is_none());
+    assert!(!forecast.advice.is_empty());
+}
+
+#[test]
+fn forecast_of_a_small_hot_set_converges_however_fast_it_is_written() {
+    // 100 MB, written 40 times a second: 4 GB/s over a link of 2 GB/s.
+    let class = Class { pages: 25_000.0, writes_per_second: 1e6, order: Order::Random };
+    let inputs = Inputs { bandwidth_bytes: 2 * GB, dirty: DirtyModel::WorkingSet(vec![class]), ..steady(0) };
+
+    let forecast = Forecast::new(&inputs);
+
+    assert!(forecast.convergent);
+    let downtime = forecast.downtime.expected.unwrap();
+    assert!((0.04..0.07).contains(&downtime), "{downtime}");
+    assert!(!Forecast::new(&Inputs { downtime_limit: ms(30), ..inputs }).convergent);
+}
+
+#[test]
+fn forecast_takes_any_figures_without_panicking() {
+    for bandwidth_bytes in [0, 1, u64::MAX] {
+        for ram_bytes in [0, 4096, u64::MAX] {
+            for dirty in [
+                DirtyModel::Rate(u64::MAX),
+                DirtyModel::Curve(vec![]),
+                DirtyModel::Curve(vec![Point { interval: Duration::ZERO, distinct_bytes: 7 }]),
+                DirtyModel::WorkingSet(vec![Class {
+                    pages: f64::NAN,
+                    writes_per_second: f64::INFINITY,
+                    order: Order::Random,
+                }]),
+            ] {
+                let inputs = Inputs {
+                    bandwidth_bytes,
+                    ram_bytes,
+                    first_pass_bytes: u64::MAX,
+                    dirty,
+                    uncertainty: f64::NAN,
+                    ..steady(0)
+                };
+
+                let forecast = Forecast::new(&inputs);
+
+                assert!(forecast.rounds.expected.is_none_or(f64::is_finite), "{forecast:?}");
+                rules::Comparison::new(&rules::Load::of(&inputs));
+            }
+        }
+    }
+}
+
+#[test]
+fn expected_downtime_is_the_sum_of_its_parts() {
+    let fixed = Fixed { setup: ms(999), stop: ms(1), devices: ms(2), start: ms(3) };
+
+    assert_eq!(expected_downtime(&fixed, ms(10), 50_000_000, GB), ms(66));
+    assert_eq!(expected_downtime(&fixed, ms(10), 0, 0), ms(16));
+    assert!(expected_downtime(&fixed, ms(10), u64::MAX, 0) > Duration::from_secs(1 << 40));
+}
