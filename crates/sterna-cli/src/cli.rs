@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, repair, report, restore, run, save,
-    verify,
+    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, repair, report, restore, run,
+    save, verify,
 };
 use crate::exit;
 
@@ -26,6 +26,8 @@ pub enum Command {
     Run(run::Arguments),
     /// Migrate a running guest, watch it, and see what came of it
     Migrate(migrate::Arguments),
+    /// Say how a migration would go, from figures or for a running VM, and what to change if it would not end
+    Plan(plan::Arguments),
     /// Show what a VM is doing and how its migration stands
     Info(info::Arguments),
     /// Cancel a migration; the guest runs on at the source
@@ -59,6 +61,7 @@ impl Command {
             Self::Demo(arguments) => demo::execute(arguments),
             Self::Run(arguments) => run::execute(arguments),
             Self::Migrate(arguments) => migrate::execute(arguments),
+            Self::Plan(arguments) => plan::execute(arguments),
             Self::Info(arguments) => info::execute(arguments),
             Self::Cancel(arguments) => cancel::execute(arguments),
             Self::Decide(arguments) => decide::execute(arguments),

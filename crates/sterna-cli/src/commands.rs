@@ -10,6 +10,7 @@ pub mod info;
 pub mod inspect;
 pub mod migrate;
 pub mod peer;
+pub mod plan;
 pub mod repair;
 pub mod report;
 pub mod restore;

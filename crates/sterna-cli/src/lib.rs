@@ -16,6 +16,7 @@ pub mod figures;
 pub mod host;
 pub mod interrupts;
 pub mod monitor;
+pub mod plan;
 pub mod record;
 pub mod report;
 pub mod serial;

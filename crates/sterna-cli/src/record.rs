@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::Stop;
 use crate::figures::Figures;
+use crate::plan::Plan;
 
 /// What `schema` says.
 pub const SCHEMA: &str = "sterna-migration";
@@ -35,6 +36,9 @@ pub struct Record {
     /// `kvm` or `process`, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
+    /// How it was expected to go, stored before the first byte moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Plan>,
     /// The engine's figures.
     pub statistics: Figures,
     /// What the guest itself saw.
@@ -78,7 +82,10 @@ pub struct Cpu {
 
 fn units() -> BTreeMap<String, String> {
     let units = [
-        ("*_time, downtime, began, took, moving, sync, throttled, at, switchover[][1]", "seconds"),
+        (
+            "*_time, *downtime, downtime_needed, downtime_limit, interval, began, took, moving, sync, throttled, at, switchover[][1]",
+            "seconds",
+        ),
         ("*_seconds", "seconds"),
         ("*_bytes", "bytes; bandwidth_bytes: bytes per second"),
         ("*_pages, pages", "pages of 4096 bytes"),
@@ -97,6 +104,7 @@ impl Record {
             source: source.into(),
             destination: destination.into(),
             machine: None,
+            forecast: None,
             statistics,
             guest: None,
             check: None,

@@ -10,9 +10,9 @@
 //! - [`switchover`]: the pause, split into its parts.
 //! - [`tables`]: the same in figures.
 
-mod axis;
+pub(crate) mod axis;
 mod series;
-mod svg;
+pub(crate) mod svg;
 mod switchover;
 mod tables;
 mod timeline;
@@ -48,6 +48,7 @@ pub fn page(record: &Record) -> String {
         page.push_str(&switchover::picture(figures));
         page.push_str("</section>\n");
     }
+    page.push_str(&tables::forecast(record));
     page.push_str(&tables::rounds(figures));
     page.push_str(&tables::figures(record));
     page.push_str("</main>\n</body>\n</html>\n");
@@ -78,6 +79,17 @@ mod tests {
         assert_eq!(page.matches("class=\"round ").count(), record.statistics.rounds.len());
         assert_eq!(page.matches("class=\"part").count(), record.statistics.switchover.len());
         assert!(page.contains("48.0 ms"), "the downtime");
+    }
+
+    #[test]
+    fn page_shows_the_forecast_beside_the_outcome() {
+        let record = samples::record();
+
+        let page = page(&record);
+
+        assert!(page.contains("Forecast and outcome") && page.contains("off by"));
+        let without = super::page(&Record { forecast: None, ..record });
+        assert!(!without.contains("Forecast and outcome"));
     }
 
     #[test]

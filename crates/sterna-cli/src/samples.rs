@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::figures::Figures;
+use crate::plan::Plan;
 use crate::record::{Check, Cpu, Guest, Record};
+use sterna::forecast::{DirtyModel, Fixed, Inputs, Point};
 use sterna::{Round, Sample, Statistics, Status, SwitchoverStep};
 
 /// A migration of 4 GiB in three rounds and a switchover of 48 ms.
@@ -74,9 +76,30 @@ pub fn record() -> Record {
         .expect("the engine's statistics are figures");
     Record {
         machine: Some("kvm".into()),
+        forecast: Some(plan()),
         guest: Some(Guest { downtime_seconds: 0.0512, resolution_seconds: 0.001 }),
         check: Some(Check { passed: true, summary: "1 048 576 pages are one consistent cut".into() }),
         cpu: Some(Cpu { source_seconds: 3.41, destination_seconds: 2.02 }),
         ..Record::new("unix:/run/a.qmp", "tcp:127.0.0.1:4444", figures)
     }
+}
+
+/// The plan that was made for it.
+fn plan() -> Plan {
+    let point = |milliseconds, distinct_bytes| Point {
+        interval: Duration::from_millis(milliseconds),
+        distinct_bytes,
+    };
+    let inputs = Inputs {
+        ram_bytes: 4 << 30,
+        first_pass_bytes: 4 << 30,
+        bandwidth_bytes: 2_100_000_000,
+        dirty: DirtyModel::Curve(vec![point(100, 24 << 20), point(300, 70 << 20), point(1000, 210 << 20)]),
+        sync: Duration::from_millis(4),
+        downtime_limit: Duration::from_millis(60),
+        fixed: Fixed { devices: Duration::from_millis(16), ..Fixed::default() },
+        uncertainty: 0.1,
+    };
+    // As it comes back from a file: times are rounded there.
+    serde_json::from_str(&Plan::new(inputs, Vec::new(), None).to_json()).expect("a plan is read again")
 }

@@ -1,7 +1,9 @@
 //! The closing table: one migration in a dozen lines.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use sterna::forecast::Range;
 
+use crate::plan::Plan;
 use crate::record::Record;
 use crate::units::{self, PAGE_BYTES};
 
@@ -15,6 +17,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
         row("machine", machine.clone());
     }
     row("guest RAM", units::bytes(figures.ram_total_bytes));
+    if let Some(plan) = &record.forecast {
+        row("forecast", foretold(plan));
+    }
     row(
         "total time",
         format!("{} ({} setup)", units::seconds(figures.total_time), units::seconds(figures.setup_time)),
@@ -60,6 +65,18 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
         row("check", format!("{verdict}: {}", check.summary));
     }
     rows
+}
+
+/// The forecast in a line.
+fn foretold(plan: &Plan) -> String {
+    let Some(forecast) = plan.forecast.as_ref().filter(|forecast| forecast.convergent) else {
+        return "would not converge".into();
+    };
+    let range = |range: &Range| {
+        let shown = |figure: Option<f64>| figure.map_or("no end".into(), units::seconds);
+        format!("{} ({} to {})", shown(range.expected), shown(range.low), shown(range.high))
+    };
+    format!("total time {}, downtime {}", range(&forecast.total_time), range(&forecast.downtime))
 }
 
 /// The rows as a table for a terminal.

@@ -1,7 +1,9 @@
 //! Sizes, rates and times: read from the command line, written for people.
 //!
 //! Sizes and rates are binary (1 MiB = 1024 KiB) and say so; times choose the unit that leaves two to four
-//! digits.
+//! digits. Rates of links are decimal, as their makers have it ([`decimal_rate`]).
+
+use std::time::Duration;
 
 /// Bytes of a guest page, as on the wire (specs/stream.md §1.2).
 pub const PAGE_BYTES: u64 = 4096;
@@ -28,6 +30,78 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes.round() as u64)
 }
 
+/// Reads `15GB/s`, `1.5GiB/s`, `10Gbit/s`: bytes per second. kB, MB, GB and TB are powers of 1000; bits are eight
+/// to the byte.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let hint = "write GB/s or MB/s (powers of 1000), GiB/s or MiB/s (powers of 1024), or Gbit/s or Mbit/s";
+    let (number, unit) = split(text);
+    let unit = match unit.strip_suffix("/s") {
+        Some(unit) => unit,
+        None if unit.is_empty() => return Err(format!("`{text}` has no unit: {hint}")),
+        None => return Err(format!("`{unit}` is no unit of a rate: {hint}")),
+    };
+    let (prefix, size) = if let Some(prefix) = unit.strip_suffix("bit") {
+        (prefix, 1.0 / 8.0)
+    } else if let Some(prefix) = unit.strip_suffix('B') {
+        (prefix, 1.0)
+    } else {
+        return Err(format!("`{unit}/s` is no unit of a rate: {hint}"));
+    };
+    let factor: f64 = match prefix {
+        "" => 1.0,
+        "k" | "K" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => f64::from(1u32 << 10),
+        "Mi" => f64::from(1u32 << 20),
+        "Gi" => f64::from(1u32 << 30),
+        "Ti" => (1u64 << 40) as f64,
+        _ => return Err(format!("`{unit}/s` is no unit of a rate: {hint}")),
+    };
+    let rate = self::number(number)? * factor * size;
+    if !(0.0..9.0e18).contains(&rate) {
+        return Err(format!("`{text}` is out of range"));
+    }
+    Ok(rate.round() as u64)
+}
+
+/// A rate that is not 0.
+pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
+    match parse_rate(text)? {
+        0 => Err(format!("`{text}` is nothing: over a link that carries nothing no guest migrates")),
+        rate => Ok(rate),
+    }
+}
+
+/// Reads `73ms`, `500us`, `1.5s`.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text);
+    let factor = match unit {
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "us" | "µs" => 1e-6,
+        "min" => 60.0,
+        "" => return Err(format!("`{text}` has no unit: write {text}ms or {text}s")),
+        other => return Err(format!("`{other}` is no unit of time: use us, ms, s or min")),
+    };
+    let seconds = self::number(number)? * factor;
+    if !(0.0..=1e6).contains(&seconds) {
+        return Err(format!("`{text}` is out of range"));
+    }
+    Ok(Duration::from_nanos((seconds * 1e9).round() as u64))
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let at = text.find(|c: char| c.is_alphabetic() || c == '/').unwrap_or(text.len());
+    (text[..at].trim(), &text[at..])
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.parse().ok().filter(|_| digits).ok_or_else(|| format!("`{text}` is not a number"))
+}
+
 /// `--ram`: a whole number of pages and not nothing.
 pub fn parse_ram(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
@@ -45,6 +119,18 @@ pub fn bytes(count: u64) -> String {
 /// `1.50 GiB/s`.
 pub fn rate(bytes_per_second: f64) -> String {
     scaled(bytes_per_second, &["bytes/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s"])
+}
+
+/// `15.0 GB/s`: powers of 1000, as links are sold.
+pub fn decimal_rate(bytes_per_second: f64) -> String {
+    let units = ["bytes/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"];
+    let mut value = if bytes_per_second.is_finite() { bytes_per_second.max(0.0) } else { 0.0 };
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{} {}", digits(value), units[unit]) }
 }
 
 /// `12.3 ms`, `4.56 s`, `3 min 20 s`.
@@ -111,6 +197,41 @@ mod tests {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
         assert!(parse_ram("0M").is_err() && parse_ram("1K").is_err());
+    }
+
+    #[test]
+    fn parse_rate_tells_decimal_binary_and_bits_apart() {
+        assert_eq!(parse_rate("15GB/s"), Ok(15_000_000_000));
+        assert_eq!(parse_rate("1.5 GiB/s"), Ok(3 << 29));
+        assert_eq!(parse_rate("10Gbit/s"), Ok(1_250_000_000));
+        assert_eq!(parse_rate("800kbit/s"), Ok(100_000));
+        assert_eq!(parse_rate("0B/s"), Ok(0));
+        for bad in
+            ["15", "15GB", "15Gb/s", "15Gbps", "GB/s", "-1GB/s", "1e3GB/s", "infGB/s", "9999999999TB/s", ""]
+        {
+            assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+        assert!(parse_rate("15Gb/s").unwrap_err().contains("Gbit/s"));
+        assert!(parse_bandwidth("0GB/s").is_err());
+    }
+
+    #[test]
+    fn parse_time_takes_each_unit() {
+        assert_eq!(parse_time("73ms"), Ok(Duration::from_millis(73)));
+        assert_eq!(parse_time("2.5ms"), Ok(Duration::from_micros(2500)));
+        assert_eq!(parse_time("12us"), Ok(Duration::from_micros(12)));
+        assert_eq!(parse_time("1 s"), Ok(Duration::from_secs(1)));
+        for bad in ["73", "ms", "-1ms", "1h", "99999min", "NaNs"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+        assert!(parse_time("73").unwrap_err().contains("73ms"));
+    }
+
+    #[test]
+    fn decimal_rates_read_well() {
+        assert_eq!(decimal_rate(7.7e9), "7.70 GB/s");
+        assert_eq!(decimal_rate(999.7e6), "1.00 GB/s");
+        assert_eq!(decimal_rate(12.0), "12 bytes/s");
     }
 
     #[test]

@@ -47,6 +47,12 @@ pub struct Arguments {
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
+    /// Say first how the migration will go
+    #[arg(long)]
+    pub forecast: bool,
+    /// What the link carries, for the forecast, such as 20Gbit/s [default: max-bandwidth]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_bandwidth, requires = "forecast")]
+    pub bandwidth: Option<u64>,
     /// Certificates under QEMU's names for both ends, the server's for 127.0.0.1: every channel speaks TLS
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
@@ -137,6 +143,8 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         dest_qmp: Some(destination.endpoint().clone()),
         set,
         cap: if multifd { vec!["multifd".into()] } else { Vec::new() },
+        forecast: arguments.forecast,
+        bandwidth: arguments.bandwidth,
         json: arguments.json,
         report: None,
         undecided_wait: 30,

@@ -15,10 +15,13 @@ use sterna_qmp::drive::{DriveError, Settings};
 
 use super::pair;
 use crate::exit::{Done, Stop};
+use crate::figures::Figures;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
+use crate::plan::{self, Plan, live::Stated};
 use crate::record::Record;
 use crate::terminal::{self, Live};
+use crate::units::parse_bandwidth;
 use crate::{summary, tls, watch};
 
 /// From where, to where, how.
@@ -37,6 +40,13 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as multifd
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
+    /// Measure how the guest writes and say first how it will go; the forecast stands in the record before the first
+    /// byte moves
+    #[arg(long)]
+    pub forecast: bool,
+    /// What the link carries, for the forecast, such as 10Gbit/s [default: max-bandwidth]
+    #[arg(long, value_name = "RATE", value_parser = parse_bandwidth, requires = "forecast")]
+    pub bandwidth: Option<u64>,
     /// Certificates under QEMU's names, on the source's host (with `--dest-qmp` on both hosts): every channel
     /// speaks TLS
     #[arg(long, value_name = "DIR")]
@@ -88,6 +98,7 @@ pub fn drive(
     if let Some(destination) = destination.as_deref_mut() {
         address = listen(arguments, destination)?;
     }
+    let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
     let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm))?;
     if let Err(refused) = source.execute("migrate", json!({ "uri": address })) {
         handover.failed(source.vm(), destination.as_deref_mut().map(Monitor::vm));
@@ -122,7 +133,19 @@ pub fn drive(
         _ => {}
     }
     figures.channels = figures.channels.max(channels(source)?);
-    Ok(Record::new(&source.endpoint().to_string(), &address, figures))
+    Ok(Record { forecast, ..Record::new(&source.endpoint().to_string(), &address, figures) })
+}
+
+/// Plans, shows the plan, and stores it: whoever reads the record later sees what was known before.
+fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Result<Plan, Stop> {
+    let plan = Stated { bandwidth_bytes: arguments.bandwidth, ..Stated::default() }.plan_for(source)?;
+    terminal::note(&plan::table(&plan));
+    if let Some(file) = &arguments.report {
+        let figures = Figures { status: "none".into(), ..Figures::default() };
+        let record = Record::new(&source.endpoint().to_string(), address, figures);
+        Record { forecast: Some(plan.clone()), ..record }.write(file)?;
+    }
+    Ok(plan)
 }
 
 /// Channels that carry pages, as they are set.

@@ -33,6 +33,15 @@ impl Axis {
         Self { end, ticks: ticks(end, scale, 4.0, &format!("{}{per}", units[power])) }
     }
 
+    /// A decimal amount such as a link's rate from 0 to `end`; ends there. `unit` stands behind the prefix.
+    pub fn decimal(end: f64, unit: &str) -> Self {
+        let end = positive(end);
+        let prefixes = ["", "k", "M", "G", "T", "P", "E"];
+        let power = ((end.log10() / 3.0).floor().max(0.0) as usize).min(prefixes.len() - 1);
+        let scale = 1.0 / 1000f64.powi(power as i32);
+        Self { end, ticks: ticks(end, scale, 8.0, &format!("{}{unit}", prefixes[power])) }
+    }
+
     /// Where `value` lies between 0 and 1.
     pub fn at(&self, value: f64) -> f64 {
         (value / self.end).clamp(0.0, 1.0)
@@ -87,6 +96,15 @@ mod tests {
         assert!(axis.end >= 2.1e9 && axis.end < 4.2e9);
         assert!(axis.ticks[1..].iter().all(|(_, label)| label.ends_with(" GiB/s")), "{:?}", axis.ticks);
         assert!(axis.ticks.len() <= 6);
+    }
+
+    #[test]
+    fn decimal_axis_has_round_ticks_in_one_unit() {
+        let axis = Axis::decimal(15.75e9, "B/s");
+
+        assert_eq!(axis.end, 15.75e9);
+        assert!((axis.ticks[1].0 - 2e9).abs() < 1.0);
+        assert_eq!(axis.ticks[1].1, "2 GB/s");
     }
 
     #[test]

@@ -36,6 +36,17 @@ impl Svg {
         }
     }
 
+    /// Begins a picture that is a file of its own, with the page's styles in it.
+    pub fn file(width: f64, height: f64, label: &str, style: &str) -> Self {
+        Self {
+            text: format!(
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+                 aria-label=\"{}\">\n<style>\n{style}svg {{ background: var(--card); }}\n</style>\n",
+                escape(label)
+            ),
+        }
+    }
+
     /// A rectangle with a tooltip; nothing is drawn if it has no extent.
     pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64, tip: &str) {
         if width > 0.0 && height > 0.0 {

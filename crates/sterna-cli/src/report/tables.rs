@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use sterna::forecast::Range;
+
 use super::svg::escape;
 use crate::figures::Figures;
 use crate::record::Record;
@@ -36,6 +38,63 @@ pub fn head(record: &Record) -> String {
     tile("downtime", figures.downtime.map_or("–".into(), units::seconds));
     tile("bandwidth while moving", figures.moving_bandwidth().map_or("–".into(), units::rate));
     tile("rounds", figures.rounds.len().to_string());
+    html.push_str("</section>\n");
+    html
+}
+
+/// What was foretold beside what happened; nothing without a forecast.
+pub fn forecast(record: &Record) -> String {
+    let Some(plan) = &record.forecast else { return String::new() };
+    let mut html = String::from("<section>\n<h2>Forecast and outcome</h2>\n");
+    let forecast = match &plan.forecast {
+        Some(forecast) => forecast,
+        None => return String::new(),
+    };
+    let certainty = match (forecast.convergent, forecast.certain) {
+        (true, true) => "It was expected to converge.",
+        (true, false) => "It was expected to converge, with little to spare.",
+        (false, _) => "It was expected not to converge.",
+    };
+    let _ = writeln!(html, "<p>{certainty}</p>");
+    html.push_str(
+        "<table>\n<thead><tr><th></th><th>expected</th><th>from</th><th>to</th><th>was</th><th>off by</th></tr></thead>\n\
+         <tbody>\n",
+    );
+    let figures = &record.statistics;
+    let is_known = figures.status == "completed";
+    let mut row = |name: &str, range: &Range, was: Option<f64>, words: &dyn Fn(f64) -> String| {
+        let shown = |figure: Option<f64>| figure.map_or("–".into(), words);
+        let was = was.filter(|_| is_known);
+        let off = match (range.expected, was) {
+            (Some(expected), Some(was)) if was > 0.0 => format!("{:+.0} %", (expected / was - 1.0) * 100.0),
+            _ => "–".into(),
+        };
+        let _ = writeln!(
+            html,
+            "<tr><td>{name}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{off}</td></tr>",
+            shown(range.expected),
+            shown(range.low),
+            shown(range.high),
+            shown(was),
+        );
+    };
+    let running = figures.rounds.iter().filter(|round| !round.stopped).count();
+    row("total time", &forecast.total_time, Some(figures.total_time), &units::seconds);
+    row("downtime", &forecast.downtime, figures.downtime, &units::seconds);
+    row("rounds with the guest running", &forecast.rounds, Some(running as f64), &|rounds| {
+        format!("{rounds:.0}")
+    });
+    row("bytes sent", &forecast.bytes, Some(figures.transferred_bytes as f64), &|bytes| {
+        units::bytes(bytes as u64)
+    });
+    html.push_str("</tbody>\n</table>\n");
+    if !plan.advice.is_empty() {
+        html.push_str("<p>To change, as it was said before:</p>\n<ul>\n");
+        for advice in &plan.advice {
+            let _ = writeln!(html, "<li>{}</li>", escape(advice));
+        }
+        html.push_str("</ul>\n");
+    }
     html.push_str("</section>\n");
     html
 }

@@ -7,7 +7,8 @@
 //!
 //! * [`handover`]: which guest may run when two monitors are in hand;
 //! * [`save`](mod@save): a guest into an image;
-//! * [`restore`](mod@restore): an image into a VM that waits for a guest.
+//! * [`restore`](mod@restore): an image into a VM that waits for a guest;
+//! * [`survey`]: what a forecast must know of a VM.
 //!
 //! A job that fails leaves the guest and its VM's settings as they were, or says in one sentence what is
 //! different.
@@ -19,6 +20,7 @@ mod progress;
 pub mod restore;
 pub mod save;
 mod settings;
+pub mod survey;
 mod vm;
 mod wait;
 

@@ -7,7 +7,7 @@ use sterna::{Address, SourceVm};
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
-use super::{MigrationControl, address, capabilities, hmp, objects, parameters};
+use super::{MigrationControl, address, capabilities, dirty_rate, hmp, objects, parameters};
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
 use crate::server::{Arguments, CommandSpec, Context, Handler};
@@ -54,6 +54,7 @@ impl Handler for MigrationControl {
             CommandSpec::new("object-del").required("id", Text),
             CommandSpec::new("x-sterna-decide").required("guest", Any),
         ]);
+        commands.extend(dirty_rate::commands());
         commands
     }
 
@@ -111,6 +112,8 @@ impl Handler for MigrationControl {
                 self.set_capabilities(&changes).map(done)
             }
             "migrate-set-parameters" => self.set_parameters(arguments).map(done),
+            "calc-dirty-rate" => self.calc_dirty_rate(dirty_rate::Order::parse(arguments)?).map(done),
+            "query-dirty-rate" => self.query_dirty_rate(arguments),
             "object-add" => self.add_object(arguments).map(done),
             "object-del" => self.delete_object(text("id")?).map(done),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),

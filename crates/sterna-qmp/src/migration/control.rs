@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use sterna::{Address, Parameters, RunState, SourceVm, Status, TargetVm, TlsEndpoint};
 
 use super::capabilities::CapabilitySet;
+use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
@@ -33,6 +34,8 @@ struct State {
     capabilities: CapabilitySet,
     outgoing: Option<Arc<dyn Outgoing>>,
     incoming: Option<Arc<dyn Receiving>>,
+    /// The last measurement of the dirty rate.
+    measuring: Option<Measuring>,
     /// Whether a guest that comes starts by itself: true unless the VMM was started with `-S`, or `stop` was
     /// the operator's last word.
     autostart: bool,
@@ -63,6 +66,7 @@ impl MigrationControl {
             capabilities: CapabilitySet::default(),
             outgoing: None,
             incoming: None,
+            measuring: None,
             autostart,
             began_without_guest,
             prelaunch: !autostart,
@@ -101,6 +105,27 @@ impl MigrationControl {
         });
         state.outgoing = Some(started?);
         Ok(())
+    }
+
+    /// `calc-dirty-rate`: begins to measure how fast the guest dirties its memory.
+    pub(super) fn calc_dirty_rate(&self, order: Order) -> Result<(), QmpError> {
+        let mut state = lock(&self.state);
+        let refusal = if state.is_measuring() {
+            "the dirty rate is already being measured."
+        } else if state.is_migrating() {
+            "A migration tracks the guest's writes: 'query-migrate' shows its dirty-pages-rate"
+        } else if !self.vm.has_guest() {
+            "Guest is waiting for an incoming migration; it dirties nothing here"
+        } else {
+            state.measuring = Some(order.start(self.vm.clone())?);
+            return Ok(());
+        };
+        Err(QmpError::generic(refusal))
+    }
+
+    /// `query-dirty-rate`: the last measurement.
+    pub(super) fn query_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
+        dirty_rate::query(lock(&self.state).measuring.as_ref(), arguments)
     }
 
     /// `migrate-incoming`: waits for a guest at `at`; bound when it returns.
@@ -397,6 +422,10 @@ impl State {
         self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.status().is_terminal())
     }
 
+    fn is_measuring(&self) -> bool {
+        self.measuring.as_ref().is_some_and(Measuring::is_running)
+    }
+
     fn is_listening(&self) -> bool {
         self.incoming.as_deref().is_some_and(is_waiting)
     }
@@ -414,6 +443,9 @@ impl State {
             "Guest is waiting for an incoming migration; migrate it once it runs here"
         } else if self.is_migrating() {
             "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
+        } else if self.is_measuring() {
+            "The dirty rate is being measured, and the dirty log has one owner; migrate when 'query-dirty-rate' shows \
+             'measured'"
         } else if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_saved()) {
             "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
              lets it run on here"

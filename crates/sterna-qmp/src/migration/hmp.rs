@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 pub use numbers::{parse_number, parse_size};
 
+use super::dirty_rate::Order;
 use super::parameters::{Neutral, ParameterSpec, Range, Unit, parameter};
 use super::{MigrationControl, address};
 use crate::error::QmpError;
@@ -35,7 +36,9 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         ["info", "migrate_parameters"] => Ok(info::parameters(&control.parameters())),
         ["info", "migrate_capabilities"] => Ok(info::capabilities(&control.capabilities())),
         ["info", "status"] => Ok(info::status(control.run_state())),
+        ["info", "dirty_rate"] => Ok(info::dirty_rate(&control.query_dirty_rate(&Map::new())?)),
         ["info", ..] => Err(unknown(line)),
+        ["calc_dirty_rate", arguments @ ..] => calc_dirty_rate(control, arguments),
         ["migrate_set_parameter", name, value] => set_parameter(control, name, value).map(nothing),
         ["migrate_set_capability", name, state] => {
             let state = on_off(state).ok_or_else(|| {
@@ -80,7 +83,7 @@ fn unknown(line: &str) -> QmpError {
     let shown: String = line.chars().filter(|character| !character.is_control()).take(80).collect();
     QmpError::generic(format!(
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
-         info status, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
+         info status, info dirty_rate, calc_dirty_rate, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
          migrate_cancel, migrate_continue, object_add, object_del, stop, cont, quit"
     ))
 }
@@ -114,6 +117,31 @@ fn migrate(
         let _ = write!(text, "terminal does not allow synchronous migration, continuing detached\r\n");
     }
     Ok(text)
+}
+
+/// `calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]`.
+fn calc_dirty_rate(control: &MigrationControl, arguments: &[&str]) -> Result<String, QmpError> {
+    let mut mode = None;
+    let mut numbers = Vec::new();
+    for argument in arguments {
+        match *argument {
+            "-r" => mode = Some("dirty-ring"),
+            "-b" => mode = Some("dirty-bitmap"),
+            number => numbers.push(parse_number(number).ok_or_else(|| {
+                QmpError::generic(format!(
+                    "'{number}' is no number: calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]"
+                ))
+            })?),
+        }
+    }
+    let Some(seconds @ 1..) = numbers.first().copied() else {
+        return Ok("Incorrect period length specified!\r\n".into());
+    };
+    control.calc_dirty_rate(Order::of_seconds(seconds, mode)?)?;
+    Ok(format!(
+        "Starting dirty rate measurement with period {seconds} seconds\r\n\
+         [Please use 'info dirty_rate' to check results]\r\n"
+    ))
 }
 
 fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(), QmpError> {

@@ -94,6 +94,31 @@ pub(super) fn capabilities(set: &CapabilitySet) -> String {
     CAPABILITIES.iter().map(|(name, _)| format!("{name}: {}\r\n", on_off(set.get(name)))).collect()
 }
 
+/// `info dirty_rate`, from the answer to `query-dirty-rate` in seconds.
+pub(super) fn dirty_rate(query: &Value) -> String {
+    let mut text = String::new();
+    let mut line = |line: String| {
+        let _ = write!(text, "{line}\r\n");
+    };
+    let word = |name: &str| query[name].as_str().unwrap_or_default();
+    let number = |name: &str| query[name].as_u64().unwrap_or(0);
+    line(format!("Status: {}", word("status")));
+    line(format!("Start Time: {} (ms)", number("start-time")));
+    line(format!("Period: {} (sec)", number("calc-time")));
+    line(format!("Mode: {}", word("mode")));
+    match query["dirty-rate"].as_u64() {
+        Some(rate) => line(format!("Dirty rate: {rate} (MB/s)")),
+        None => line("Dirty rate: (not ready)".into()),
+    }
+    for vcpu in query["vcpu-dirty-rate"].as_array().into_iter().flatten() {
+        line(format!("vcpu[{}], Dirty rate: {} (MB/s)", vcpu["id"], vcpu["dirty-rate"]));
+    }
+    if let Some(why) = query["x-sterna-error"].as_str() {
+        line(format!("Error: {why}"));
+    }
+    text
+}
+
 /// `info status`.
 pub(super) fn status(run_state: &str) -> String {
     match run_state {

@@ -1,0 +1,139 @@
+//! `sterna plan`: how a migration would go, and what to change so that it ends.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::survey;
+
+use crate::exit::{Done, Status, Stop};
+use crate::monitor::Monitor;
+use crate::plan::{self, Plan, live::Stated};
+use crate::record::write_whole;
+use crate::terminal;
+use crate::units::{parse_bandwidth, parse_ram, parse_rate, parse_size, parse_time};
+
+/// Figures, or a VM that is asked for them.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of a running VM, Sterna's or QEMU's: its figures are asked and measured. Without one, state
+    /// --bandwidth, --dirty-rate and --sync
+    pub socket: Option<Endpoint>,
+    #[command(flatten)]
+    figures: Figures,
+    /// Print the plan as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write a picture: what remains over time, and the downtime limit needed over the dirty rate
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
+
+/// What an operator may state.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Figures {
+    /// What the link carries, such as 15GB/s, 1.2GiB/s or 10Gbit/s
+    #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
+    bandwidth: Option<u64>,
+    /// In place of the VM's max-bandwidth
+    #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
+    max_bandwidth: Option<u64>,
+    /// What the guest dirties per second, never the same page twice; with a VM, instead of measuring it
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    dirty_rate: Option<u64>,
+    /// How long one look for dirty pages takes, such as 73ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    sync: Option<Duration>,
+    /// The pause that the guest may suffer [default: the VM's, or 300ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    downtime_limit: Option<Duration>,
+    /// RAM of the guest, for rounds, total time and downtime
+    #[arg(long, value_name = "SIZE", value_parser = parse_ram)]
+    ram: Option<u64>,
+    /// How much of RAM is not zero [default: what a Sterna VM says, or all of it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    to_send: Option<u64>,
+    /// What stopping, devices and starting add to the pause [default: 0, or 5ms for a VM]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    fixed: Option<Duration>,
+    /// By how many per cent bandwidth and dirty rate may be wrong
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=90))]
+    uncertainty: u8,
+    /// Intervals over which a VM's dirty rate is measured, 50ms to 60s [default: 100ms,300ms,1s]
+    #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = interval)]
+    intervals: Vec<Duration>,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    if !(survey::SHORTEST..=survey::LONGEST).contains(&time) {
+        return Err(format!("`{text}` is not between 50ms and 60s"));
+    }
+    Ok(time)
+}
+
+/// Plans.
+pub fn execute(arguments: &Arguments) -> Done {
+    let stated = arguments.figures.stated();
+    let plan = match &arguments.socket {
+        Some(socket) => {
+            let mut monitor = Monitor::connect(socket)?;
+            stated.plan_for(&mut monitor)?
+        }
+        None => from_figures(&stated)?,
+    };
+    if let Some(file) = &arguments.svg {
+        write_whole(file, &plan::picture(&plan))?;
+        terminal::note(&format!("wrote {}", file.display()));
+    }
+    terminal::print(&if arguments.json { plan.to_json() } else { plan::table(&plan) });
+    Ok(Status::Done)
+}
+
+/// Without a VM nobody is there to be asked.
+fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
+    let missing: Vec<&str> = [
+        ("--bandwidth", stated.bandwidth_bytes.is_none()),
+        ("--dirty-rate", stated.dirty_bytes.is_none()),
+        ("--sync", stated.sync.is_none()),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_missing)| is_missing.then_some(name))
+    .collect();
+    if !missing.is_empty() {
+        return Err(Stop::usage(format!(
+            "without a VM to ask, state {} as well, or name the VM's QMP socket",
+            missing.join(" and ")
+        )));
+    }
+    if stated.max_bandwidth_bytes.is_some() {
+        return Err(Stop::usage(
+            "--max-bandwidth stands for a VM's setting: without a VM, state --bandwidth",
+        ));
+    }
+    if stated.to_send_bytes.is_some() && stated.ram_bytes.is_none() {
+        return Err(Stop::usage("--to-send is a part of RAM: state --ram as well"));
+    }
+    Ok(stated.plan())
+}
+
+impl Figures {
+    /// With defaults.
+    pub fn stated(&self) -> Stated {
+        Stated {
+            bandwidth_bytes: self.bandwidth,
+            max_bandwidth_bytes: self.max_bandwidth,
+            dirty_bytes: self.dirty_rate,
+            sync: self.sync,
+            downtime_limit: self.downtime_limit,
+            ram_bytes: self.ram,
+            to_send_bytes: self.to_send,
+            fixed: self.fixed,
+            uncertainty: f64::from(self.uncertainty) / 100.0,
+            intervals: match self.intervals.is_empty() {
+                true => survey::INTERVALS.to_vec(),
+                false => self.intervals.clone(),
+            },
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A plan for a VM that runs: its figures, and what an operator says besides.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, UNCERTAINTY};
+use sterna_qmp::drive::survey::{self, Reading, Survey};
+
+use super::Plan;
+use crate::exit::Stop;
+use crate::monitor::Monitor;
+use crate::units;
+
+/// What an operator states; the rest is asked or assumed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stated {
+    /// The link's bandwidth, bytes per second.
+    pub bandwidth_bytes: Option<u64>,
+    /// In place of the VM's `max-bandwidth`, bytes per second.
+    pub max_bandwidth_bytes: Option<u64>,
+    /// Bytes per second that the guest dirties.
+    pub dirty_bytes: Option<u64>,
+    /// Of one look for dirty pages.
+    pub sync: Option<Duration>,
+    /// In place of the VM's `downtime-limit`.
+    pub downtime_limit: Option<Duration>,
+    /// RAM, bytes.
+    pub ram_bytes: Option<u64>,
+    /// RAM that is not zero, bytes.
+    pub to_send_bytes: Option<u64>,
+    /// Stop, devices and start together.
+    pub fixed: Option<Duration>,
+    /// As part of 1.
+    pub uncertainty: f64,
+    /// Over which the dirty rate is measured.
+    pub intervals: Vec<Duration>,
+}
+
+/// What was found at a VM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Its monitor.
+    pub at: String,
+    /// What answers there, with its version.
+    pub monitor: String,
+    /// `running`, `paused`…
+    pub run_state: String,
+    /// How pages were counted: `dirty-bitmap`, `dirty-ring` or `page-sampling`; none if it was not measured.
+    pub mode: Option<String>,
+    /// What each vCPU dirtied in the longest interval, bytes per second; empty where the VM does not know.
+    #[serde(default)]
+    pub vcpu_dirty_bytes: Vec<u64>,
+}
+
+/// QEMU's default, where nobody says anything else.
+const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
+/// Reading the dirty bits of 1 GiB: what a kernel's log costs, misaligned blocks and devices' logs apart.
+const SYNC_PER_GIB: Duration = Duration::from_micros(60);
+/// What a few small devices cost on one machine.
+const FIXED: Duration = Duration::from_millis(5);
+
+impl Default for Stated {
+    /// Nothing is stated.
+    fn default() -> Self {
+        Self {
+            bandwidth_bytes: None,
+            max_bandwidth_bytes: None,
+            dirty_bytes: None,
+            sync: None,
+            downtime_limit: None,
+            ram_bytes: None,
+            to_send_bytes: None,
+            fixed: None,
+            uncertainty: UNCERTAINTY,
+            intervals: survey::INTERVALS.to_vec(),
+        }
+    }
+}
+
+impl Stated {
+    /// A plan from these figures alone. `bandwidth_bytes`, `dirty_bytes` and `sync` have been stated.
+    pub fn plan(&self) -> Plan {
+        let mut assumed = Vec::new();
+        let downtime_limit = self.downtime_limit.unwrap_or_else(|| {
+            assumed.push("downtime limit: QEMU's default, as nothing else was stated".to_owned());
+            DOWNTIME_LIMIT
+        });
+        let ram_bytes = self.ram_bytes.unwrap_or(0);
+        let inputs = Inputs {
+            ram_bytes,
+            first_pass_bytes: self.to_send_bytes.unwrap_or(ram_bytes).min(ram_bytes),
+            bandwidth_bytes: self.bandwidth_bytes.unwrap_or(0),
+            dirty: DirtyModel::Rate(self.dirty_bytes.unwrap_or(0)),
+            sync: self.sync.unwrap_or_default(),
+            downtime_limit,
+            fixed: fixed(self.fixed.unwrap_or_default()),
+            uncertainty: self.uncertainty,
+        };
+        Plan::new(inputs, assumed, None)
+    }
+
+    /// A plan for the VM behind `monitor`: measures how its guest writes, which takes a second or two, unless that
+    /// was stated.
+    pub fn plan_for(&self, monitor: &mut Monitor) -> Result<Plan, Stop> {
+        let survey = Survey::ask(monitor.vm())?;
+        if survey.run_state == "inmigrate" {
+            return Err(Stop::failed(format!(
+                "{} waits for a guest and has none to plan for; name the source",
+                monitor.endpoint()
+            )));
+        }
+        let bandwidth_bytes = self.bandwidth(&survey, monitor)?;
+        let readings = match self.dirty_bytes {
+            Some(_) => Vec::new(),
+            None => survey::measure(monitor.vm(), &self.intervals)?,
+        };
+        let mut assumed = Vec::new();
+        let inputs = self.inputs(&survey, bandwidth_bytes, &readings, &mut assumed);
+        let longest = readings.iter().max_by_key(|reading| reading.interval);
+        let measured = Measured {
+            at: monitor.endpoint().to_string(),
+            monitor: monitor.version(),
+            run_state: survey.run_state,
+            mode: longest.map(|reading| reading.mode.clone()),
+            vcpu_dirty_bytes: longest.map(|reading| reading.vcpu_dirty_bytes.clone()).unwrap_or_default(),
+        };
+        Ok(Plan::new(inputs, assumed, Some(measured)))
+    }
+
+    /// The least of what the operator and the VM's settings allow.
+    fn bandwidth(&self, survey: &Survey, monitor: &Monitor) -> Result<u64, Stop> {
+        let limits = [
+            self.bandwidth_bytes,
+            self.max_bandwidth_bytes.or(survey.max_bandwidth_bytes),
+            survey.switchover_bandwidth_bytes,
+        ];
+        limits.into_iter().flatten().filter(|rate| *rate > 0).min().ok_or_else(|| {
+            Stop::usage(format!(
+                "{} has no max-bandwidth, so that the link decides: state its speed, as in --bandwidth 10Gbit/s",
+                monitor.endpoint()
+            ))
+        })
+    }
+
+    fn inputs(
+        &self,
+        survey: &Survey,
+        bandwidth_bytes: u64,
+        readings: &[Reading],
+        assumed: &mut Vec<String>,
+    ) -> Inputs {
+        let ram_bytes = self.ram_bytes.unwrap_or(survey.ram_bytes);
+        let touched = readings.iter().filter_map(|reading| reading.touched_bytes).max();
+        let first_pass_bytes = self.to_send_bytes.or(touched).unwrap_or_else(|| {
+            assumed.push("all of RAM counts as not zero; --to-send says otherwise".into());
+            ram_bytes
+        });
+        if readings.iter().any(|reading| reading.mode == "page-sampling") {
+            assumed.push("the VM compares samples of pages: its dirty rate is a rough one".into());
+        }
+        if survey.run_state != "running" {
+            assumed.push(format!("the guest is `{}` and dirties nothing now", survey.run_state));
+        }
+        // Of several looks the slowest: the first one finds least.
+        let sync =
+            self.sync.or(readings.iter().filter_map(|reading| reading.sync).max()).unwrap_or_else(|| {
+                let sync = SYNC_PER_GIB.mul_f64(ram_bytes as f64 / f64::from(1u32 << 30));
+                let shown = units::seconds(sync.as_secs_f64());
+                assumed.push(format!("a sync takes {shown}, reading one dirty log; --sync says otherwise"));
+                sync
+            });
+        let fixed_part = self.fixed.unwrap_or_else(|| {
+            let shown = units::seconds(FIXED.as_secs_f64());
+            assumed.push(format!("stop, devices and start take {shown}; --fixed says otherwise"));
+            FIXED
+        });
+        let curve = || {
+            let point = |reading: &Reading| Point {
+                interval: reading.interval,
+                distinct_bytes: reading.distinct_bytes,
+            };
+            DirtyModel::Curve(readings.iter().map(point).collect())
+        };
+        Inputs {
+            ram_bytes,
+            first_pass_bytes: first_pass_bytes.min(ram_bytes),
+            bandwidth_bytes,
+            dirty: self.dirty_bytes.map_or_else(curve, DirtyModel::Rate),
+            sync,
+            downtime_limit: self.downtime_limit.unwrap_or(survey.downtime_limit),
+            fixed: fixed(fixed_part),
+            uncertainty: self.uncertainty,
+        }
+    }
+}
+
+/// The fixed part of the pause as a whole; how it is made up does not matter to a forecast.
+fn fixed(paused: Duration) -> Fixed {
+    Fixed { devices: paused, ..Fixed::default() }
+}

@@ -1,0 +1,165 @@
+//! The plan for a terminal.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use sterna::forecast::rules::Verdict;
+use sterna::forecast::rules::qemu::Regime;
+use sterna::forecast::{DirtyModel, Range};
+
+use super::Plan;
+use crate::units;
+
+/// All of it.
+pub fn table(plan: &Plan) -> String {
+    let mut text = figures(plan);
+    let _ = write!(text, "\n\n{}\n", rules(plan));
+    if let Some(remark) = regime(plan) {
+        let _ = writeln!(text, "{remark}");
+    }
+    if let Some(forecast) = forecast(plan) {
+        let _ = write!(text, "\n{forecast}\n");
+    }
+    let _ = write!(text, "\n{}\n", verdict(plan));
+    for (number, advice) in plan.advice.iter().enumerate() {
+        let _ = writeln!(text, "  {}. {advice}", number + 1);
+    }
+    text
+}
+
+fn figures(plan: &Plan) -> String {
+    let inputs = &plan.inputs;
+    let mut table = plain();
+    let mut row = |name: &str, value: String| {
+        table.add_row([name.to_owned(), value]);
+    };
+    if inputs.ram_bytes > 0 {
+        let sent = match inputs.first_pass_bytes {
+            sent if sent < inputs.ram_bytes => format!(", {} of it to send", units::bytes(sent)),
+            _ => String::new(),
+        };
+        row("guest RAM", units::bytes(inputs.ram_bytes) + &sent);
+    }
+    row("bandwidth", units::decimal_rate(inputs.bandwidth_bytes as f64));
+    match &inputs.dirty {
+        DirtyModel::Rate(rate) => row("dirty rate", units::decimal_rate(*rate as f64)),
+        DirtyModel::Curve(points) => {
+            for point in points {
+                let name = format!("dirtied in {}", time(point.interval));
+                let rate = point.distinct_bytes as f64 / point.interval.as_secs_f64().max(1e-9);
+                row(&name, format!("{} ({})", units::bytes(point.distinct_bytes), units::decimal_rate(rate)));
+            }
+        }
+        DirtyModel::WorkingSet(classes) => row("dirty rate", format!("{} classes of pages", classes.len())),
+    }
+    row("sync", time(inputs.sync));
+    row("downtime limit", time(inputs.downtime_limit));
+    if !inputs.fixed.paused().is_zero() {
+        row("stop, devices, start", time(inputs.fixed.paused()));
+    }
+    row("uncertainty", format!("± {:.0} % of bandwidth and dirty rate", inputs.uncertainty * 100.0));
+    let mut text = trimmed(&table);
+    for assumed in &plan.assumed {
+        let _ = write!(text, "\nnote: {assumed}");
+    }
+    text
+}
+
+fn rules(plan: &Plan) -> String {
+    let mut table = plain();
+    table.set_header([
+        format!("at a constant {}", units::decimal_rate(plan.rules.dirty_bytes)),
+        "downtime limit needed".into(),
+        "largest dirty rate".into(),
+        "converges".into(),
+    ]);
+    let rows = [
+        ("by QEMU's rule", plan.rules.qemu),
+        ("by Sterna's rule", plan.rules.sterna),
+        ("physics' bound", plan.rules.physics),
+    ];
+    for (name, Verdict { downtime_needed, largest_dirty_bytes, converges }) in rows {
+        table.add_row([
+            name.to_owned(),
+            downtime_needed.map_or("none is enough".into(), units::seconds),
+            units::decimal_rate(largest_dirty_bytes),
+            if converges { "yes" } else { "no" }.into(),
+        ]);
+    }
+    trimmed(&table)
+}
+
+/// Which of QEMU's two formulas was used, and what the other one would have said.
+fn regime(plan: &Plan) -> Option<String> {
+    let regimes = &plan.rules.qemu_regimes;
+    let other = match regimes.largest {
+        Regime::Long => regimes.largest_by_short?,
+        Regime::Short => regimes.largest_by_long,
+    };
+    let (used, unused) = match regimes.largest {
+        Regime::Long => ("100 ms or more", "shorter"),
+        Regime::Short => ("less than 100 ms", "longer"),
+    };
+    Some(format!(
+        "QEMU's largest rate is that for rounds of {used}; its formula for {unused} ones, which does not hold here, \
+         says {}.",
+        units::decimal_rate(other)
+    ))
+}
+
+fn forecast(plan: &Plan) -> Option<String> {
+    let forecast = plan.forecast.as_ref()?;
+    let mut table = plain();
+    table.set_header(["forecast", "expected", "from", "to"]);
+    let mut row = |name: &str, range: &Range, words: &dyn Fn(f64) -> String| {
+        let shown = |figure: Option<f64>| figure.map_or("does not end".into(), words);
+        table.add_row([name.to_owned(), shown(range.expected), shown(range.low), shown(range.high)]);
+    };
+    row("total time", &forecast.total_time, &units::seconds);
+    row("downtime", &forecast.downtime, &units::seconds);
+    row("rounds", &forecast.rounds, &|rounds| format!("{rounds:.0}"));
+    row("bytes sent", &forecast.bytes, &|bytes| units::bytes(bytes as u64));
+    Some(trimmed(&table))
+}
+
+fn verdict(plan: &Plan) -> String {
+    let Some(forecast) = &plan.forecast else {
+        let hint = "Give --ram for rounds, total time and downtime.";
+        return match plan.rules.sterna.converges {
+            true => format!("It will converge. {hint}"),
+            false => format!(
+                "It will not converge: Sterna needs {}. {hint}",
+                plan.rules.sterna.downtime_needed.map_or(
+                    "more bandwidth than the guest dirties".into(),
+                    |needed| format!("a downtime limit of {}", units::seconds(needed))
+                )
+            ),
+        };
+    };
+    let least = units::seconds(forecast.least_downtime);
+    match (forecast.convergent, forecast.certain) {
+        (true, true) => "It will converge.".into(),
+        (true, false) => {
+            "It will converge if the figures are right, with little to spare. To be certain:".into()
+        }
+        (false, _) => format!("It will NOT converge: the shortest pause it gets to is {least}. Either:"),
+    }
+}
+
+fn time(time: Duration) -> String {
+    units::seconds(time.as_secs_f64())
+}
+
+fn plain() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    if let Some(column) = table.column_mut(0) {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    table
+}
+
+fn trimmed(table: &Table) -> String {
+    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,164 @@
+//! `calc-dirty-rate` and `query-dirty-rate`, as QEMU answers them (specs/stream.md §8.1).
+//!
+//! Sterna counts every page, so it has no `page-sampling`: a client that asks for it, or names no mode, gets the
+//! log that the VM has, and `mode` in the answer says so. `x-sterna-measured` holds the exact figures, which QEMU
+//! rounds to whole MB per second.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+use sterna::SourceVm;
+use sterna::dirty_rate::{DirtyRateMeasurement, DirtyReading, MeasuringState};
+use sterna::ram::PAGE_SIZE;
+
+use super::MonitoredVm;
+use crate::error::QmpError;
+use crate::server::{ArgumentKind, Arguments, CommandSpec};
+
+const SHORTEST_MS: u64 = 50;
+const LONGEST_MS: u64 = 60_000;
+const MEGABYTE: u64 = 1 << 20;
+const MODES: [&str; 3] = ["page-sampling", "dirty-bitmap", "dirty-ring"];
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Order {
+    interval: Duration,
+    mode: Option<&'static str>,
+}
+
+/// A measurement that runs or has ended.
+pub(super) struct Measuring {
+    measurement: DirtyRateMeasurement,
+    started: SystemTime,
+    interval: Duration,
+    mode: &'static str,
+}
+
+pub(super) fn commands() -> [CommandSpec; 2] {
+    [
+        CommandSpec::new("calc-dirty-rate")
+            .required("calc-time", ArgumentKind::Integer)
+            .optional("calc-time-unit", ArgumentKind::String)
+            .optional("sample-pages", ArgumentKind::Integer)
+            .optional("mode", ArgumentKind::String),
+        CommandSpec::new("query-dirty-rate").optional("calc-time-unit", ArgumentKind::String),
+    ]
+}
+
+impl Order {
+    /// Reads the arguments of `calc-dirty-rate`.
+    pub fn parse(arguments: &Map<String, Value>) -> Result<Self, QmpError> {
+        let unit_ms = unit_ms(arguments)?;
+        let time = arguments.get("calc-time").and_then(Value::as_u64).unwrap_or(0);
+        let milliseconds = time.saturating_mul(unit_ms);
+        if !(SHORTEST_MS..=LONGEST_MS).contains(&milliseconds) {
+            return Err(QmpError::generic(format!(
+                "Calculation time is out of range [{SHORTEST_MS}ms, {LONGEST_MS}ms]."
+            )));
+        }
+        let mode = match Arguments(arguments).string("mode")? {
+            None => None,
+            Some(word) => Some(MODES.into_iter().find(|mode| *mode == word).ok_or_else(|| {
+                QmpError::generic(format!("Parameter 'mode' does not accept value '{word}'"))
+            })?),
+        };
+        if let Some(pages) = arguments.get("sample-pages") {
+            if mode.is_some_and(|mode| mode != "page-sampling") {
+                return Err(QmpError::generic("sample-pages is used only in page-sampling mode"));
+            }
+            if !pages.as_u64().is_some_and(|pages| (128..=16_384).contains(&pages)) {
+                return Err(QmpError::generic("sample-pages is out of range[128, 16384]."));
+            }
+        }
+        Ok(Self { interval: Duration::from_millis(milliseconds), mode })
+    }
+
+    /// Over whole seconds, as the human monitor asks.
+    pub fn of_seconds(seconds: u64, mode: Option<&'static str>) -> Result<Self, QmpError> {
+        let arguments = json!({ "calc-time": seconds });
+        let order = Self::parse(arguments.as_object().unwrap_or(&Map::new()))?;
+        Ok(Self { mode, ..order })
+    }
+
+    /// Starts it.
+    pub fn start(self, vm: Arc<dyn MonitoredVm>) -> Result<Measuring, QmpError> {
+        let own = own_mode(&*vm);
+        if let Some(mode) = self.mode.filter(|mode| *mode != own && *mode != "page-sampling") {
+            return Err(QmpError::generic(format!(
+                "mode {mode} is not enabled, use other method instead: this VM has {own}."
+            )));
+        }
+        let measurement = DirtyRateMeasurement::start(vm, self.interval)
+            .map_err(|error| QmpError::generic(error.to_string()))?;
+        let started = SystemTime::now();
+        Ok(Measuring { measurement, started, interval: self.interval, mode: own })
+    }
+}
+
+/// Which log the VM has.
+fn own_mode(vm: &dyn SourceVm) -> &'static str {
+    if vm.dirty_source().name().contains("ring") { "dirty-ring" } else { "dirty-bitmap" }
+}
+
+impl Measuring {
+    pub fn is_running(&self) -> bool {
+        self.measurement.is_running()
+    }
+
+    fn query(&self, unit_ms: u64) -> Value {
+        let since = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut answer = info("measuring", unit_ms, self.mode, since, self.interval);
+        match self.measurement.state() {
+            MeasuringState::Measuring => {}
+            MeasuringState::Measured(reading) => self.fill(&mut answer, &reading),
+            MeasuringState::Failed(error) => {
+                answer["status"] = "unstarted".into();
+                answer["x-sterna-error"] = error.to_string().into();
+            }
+        }
+        answer
+    }
+
+    fn fill(&self, answer: &mut Value, reading: &DirtyReading) {
+        answer["status"] = "measured".into();
+        answer["dirty-rate"] = (reading.bytes_per_second() as u64 / MEGABYTE).into();
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        answer["x-sterna-measured"] = json!({
+            "dirty-bytes": reading.dirty_bytes(),
+            "interval-us": micros(reading.interval),
+            "sync-us": micros(reading.sync),
+            "touched-bytes": reading.touched_pages * PAGE_SIZE as u64,
+        });
+    }
+}
+
+/// The answer to `query-dirty-rate`.
+pub(super) fn query(last: Option<&Measuring>, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
+    let unit_ms = unit_ms(arguments)?;
+    let nothing = || info("unstarted", unit_ms, "dirty-bitmap", Duration::ZERO, Duration::ZERO);
+    Ok(last.map_or_else(nothing, |last| last.query(unit_ms)))
+}
+
+fn info(status: &str, unit_ms: u64, mode: &str, since: Duration, interval: Duration) -> Value {
+    json!({
+        "status": status,
+        "start-time": since.as_secs(),
+        "calc-time": interval.as_millis() as u64 / unit_ms,
+        "calc-time-unit": if unit_ms == 1 { "millisecond" } else { "second" },
+        "sample-pages": 0,
+        "mode": mode,
+    })
+}
+
+/// Milliseconds of the unit that a client counts in.
+fn unit_ms(arguments: &Map<String, Value>) -> Result<u64, QmpError> {
+    match Arguments(arguments).string("calc-time-unit")? {
+        None | Some("second") => Ok(1000),
+        Some("millisecond") => Ok(1),
+        Some(other) => {
+            Err(QmpError::generic(format!("Parameter 'calc-time-unit' does not accept value '{other}'")))
+        }
+    }
+}
