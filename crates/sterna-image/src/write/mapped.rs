@@ -3,12 +3,13 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 
-use sterna_ram::PageBitmap;
 use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
 use sterna_wire::mapped_ram::{MappedHeader, PAGES_ALIGNMENT};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
+use super::bits::{Bits, CHUNK};
 use super::{Envelope, encode};
 use crate::ImageError;
 use crate::model::{Form, Packing, RamShape, Shape};
@@ -53,9 +54,9 @@ struct Placed {
     /// Both offsets 0 if the block is skipped.
     header: MappedHeader,
     /// Pages that count.
-    held: PageBitmap,
+    held: Bits,
     /// Pages that were written, whether or not they count: what is not held of them is stale.
-    written: PageBitmap,
+    written: Bits,
 }
 
 impl fmt::Debug for MappedWriter {
@@ -70,7 +71,17 @@ impl MappedWriter {
     /// # Errors
     /// [`ImageError`]; nothing is left behind.
     pub fn create(path: &Path, shape: &Shape, options: MappedOptions) -> Result<Self, ImageError> {
-        let file = Arc::new(PageFile::create(path, options.file)?);
+        Self::begin(PageFile::create(path, options.file)?, shape, options)
+    }
+
+    /// Begins an image without a name in `directory`, to be read by [`PageFile::reopened`].
+    pub(crate) fn temporary(directory: &Path, shape: &Shape) -> Result<Self, ImageError> {
+        let options = MappedOptions::default();
+        Self::begin(PageFile::temporary(directory, options.file.direct)?, shape, options)
+    }
+
+    fn begin(file: PageFile, shape: &Shape, options: MappedOptions) -> Result<Self, ImageError> {
+        let file = Arc::new(file);
         let shape = shape.for_form(Form::Mapped);
         let mut start = options.start_offset;
         if let Some(envelope) = &options.envelope {
@@ -84,7 +95,7 @@ impl MappedWriter {
         }
         let blocks = shape.ram.blocks.iter().zip(headers).map(|(block, header)| {
             let pages = if block.is_skipped { 0 } else { block.length_bytes >> PAGE_SHIFT };
-            Placed { header, held: PageBitmap::new(pages), written: PageBitmap::new(pages) }
+            Placed { header, held: Bits::new(pages), written: Bits::new(pages) }
         });
         let blocks = blocks.collect();
         let (ram, envelope) = (shape.ram, options.envelope);
@@ -220,28 +231,25 @@ impl Inner {
     }
 
     fn punch_stale(&self, placed: &Placed) -> Result<(), ImageError> {
-        let pages = placed.written.pages();
-        for (word, (written, held)) in placed.written.words().iter().zip(placed.held.words()).enumerate() {
-            let order = std::sync::atomic::Ordering::Acquire;
-            if written.load(order) & !held.load(order) == 0 {
-                continue;
-            }
-            let first = word as u64 * 64;
-            let stale = |page: &u64| placed.written.get(*page) && !placed.held.get(*page);
-            for page in (first..pages.min(first + 64)).filter(stale) {
-                let offset = placed.header.page_offset(page);
-                self.file.punch(offset..offset + PAGE_SIZE as u64)?;
+        for (index, chunk) in placed.written.made() {
+            let held = placed.held.chunk(index);
+            for (word, written) in chunk.words().iter().enumerate() {
+                let stale = written.load(Acquire) & !held.map_or(0, |held| held.words()[word].load(Acquire));
+                for bit in (0..64).filter(|bit| stale >> bit & 1 == 1) {
+                    let offset = placed.header.page_offset(index * CHUNK + word as u64 * 64 + bit);
+                    self.file.punch(offset..offset + PAGE_SIZE as u64)?;
+                }
             }
         }
         Ok(())
     }
 
     fn write_bitmap(&self, placed: &Placed) -> Result<(), ImageError> {
-        // 8 Mi pages at once: 1 MiB of bitmap.
-        for (index, words) in placed.held.words().chunks(1 << 17).enumerate() {
-            let order = std::sync::atomic::Ordering::Acquire;
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(order).to_le_bytes()).collect();
-            let offset = placed.header.bitmap_offset + ((index as u64) << 20);
+        // Where no bit ever was set the new file has a hole, which reads as clear bits.
+        for (index, chunk) in placed.held.made() {
+            let bytes: Vec<u8> =
+                chunk.words().iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
+            let offset = placed.header.bitmap_offset + index * (CHUNK / 8);
             self.file.write_at(offset, &[IoPart::Bytes(&bytes)])?;
         }
         Ok(())

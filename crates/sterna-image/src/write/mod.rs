@@ -4,6 +4,7 @@
 //! blocks) and finished with the whole one, so that a receiver may begin before the devices came. [`MappedWriter`]
 //! takes pages in any order from any thread, [`LegacyWriter`] takes them one behind the other.
 
+mod bits;
 mod encode;
 mod legacy;
 mod libvirt;
