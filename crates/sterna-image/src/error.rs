@@ -55,6 +55,15 @@ pub enum ImageError {
         /// The image.
         file: String,
     },
+    /// A background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`): all of RAM would be zero.
+    #[error(
+        "{file} is a background snapshot whose page bitmaps QEMU never wrote, and would be empty memory: `sterna \
+         repair` mends it (specs/mapped-ram.md §4.9)"
+    )]
+    NoBitmaps {
+        /// The image.
+        file: String,
+    },
     /// More opaque bytes than are kept in memory.
     #[error("{file}: {what} takes more than {limit_bytes} bytes, which is more than Sterna keeps in memory")]
     TooLarge {
@@ -127,6 +136,7 @@ impl ImageError {
                 | Self::Unknown { .. }
                 | Self::Unsupported { .. }
                 | Self::Unfinished { .. }
+                | Self::NoBitmaps { .. }
                 | Self::TooLarge { .. }
                 | Self::Packing { .. }
         )

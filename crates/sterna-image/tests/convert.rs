@@ -5,9 +5,10 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::vector;
+use common::{machine, vector};
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
-use sterna_image::{Container, Image, ImageError};
+use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter};
+use sterna_transport::IoPart;
 
 const XML: &[u8] = b"<domain type='qemu'>\n  <name>golden</name>\n</domain>\n";
 const COOKIE: &[u8] = b"<cookie>\n</cookie>\n";
@@ -190,5 +191,25 @@ fn convert_to_an_output_without_room_blames_the_output() {
 
         assert!(!failed.is_image_at_fault(), "{source}, {format}: {failed}");
         assert!(failed.to_string().starts_with("standard output: write failed"), "{format}: {failed}");
+    }
+}
+
+#[test]
+fn convert_of_a_background_snapshot_without_bitmaps_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut shape = machine();
+    shape.has_end = false;
+    shape.between.clear();
+    let source = directory.path().join("a");
+    let writer = MappedWriter::create(&source, &shape, MappedOptions::default()).unwrap();
+    // Pages at their places, and no bit: as QEMU leaves it.
+    writer.file().write_at(writer.pages_offset(0), &[IoPart::Bytes(&[7; 4096])]).unwrap();
+    writer.complete(&shape).unwrap();
+    for form in ["mapped-ram", "legacy", "legacy-zstd"] {
+        let refused = run(&source, &directory.path().join("b"), &target(form)).unwrap_err();
+
+        assert!(matches!(refused, ImageError::NoBitmaps { .. }), "{form}: {refused}");
+        assert!(refused.is_image_at_fault() && refused.to_string().contains("sterna repair"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{form}");
     }
 }

@@ -28,7 +28,7 @@ use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
 use crate::ImageError;
 use crate::model::{Container, Form, IGNORE_SHARED, ImageKind, Shape};
 use crate::read::begun::{Begun, Tee};
-use crate::read::body::RecordSink;
+use crate::read::body::{End, RecordSink};
 use crate::read::image::{check_unchanged, open_file};
 use crate::read::{Image, PageVisitor};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
@@ -183,7 +183,8 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn take_mapped(mut self, image: &Image) -> Result<(), ImageError> {
-        check_whole(image.shape(), image.path_name(), image.stream_end())?;
+        check_whole(image.shape(), image.path_name(), image.end())?;
+        image.check_bitmaps()?;
         if self.target.form() == Form::Mapped {
             let writer = self.mapped_writer(image.shape())?;
             relayout::copy(image, &writer, self.options, self.counts)?;
@@ -212,7 +213,7 @@ impl Job<'_> {
             tee.to(Box::new(out.clone())).map_err(|error| crate::write::failed(&self.name, error))?;
             let (shape, end) = begun.finish(&mut Counting(self.counts))?;
             tee.off();
-            check_whole(&shape, &file, end.stream_end)?;
+            check_whole(&shape, &file, end)?;
             check()?;
             self.complete_out(out.into_inner()?, &shape)?;
             return Ok(shape);
@@ -221,7 +222,7 @@ impl Job<'_> {
         let head = known.unwrap_or(&begun.head.shape).clone();
         let writer = self.mapped_writer(&head)?;
         let (mut shape, end) = spread::spread(begun, &writer, self.options.threads, self.counts)?;
-        check_whole(&shape, &file, end.stream_end)?;
+        check_whole(&shape, &file, end)?;
         check()?;
         shape.ram.blocks = head.ram.blocks;
         self.complete_mapped(&writer, &shape)?;
@@ -324,11 +325,21 @@ fn envelope(
 }
 
 /// An image whose devices are cut off is not converted.
-fn check_whole(shape: &Shape, file: &str, end: u64) -> Result<(), ImageError> {
+fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     if shape.has_eof {
         return Ok(());
     }
-    Err(ImageError::Torn { file: file.to_owned(), offset: end, what: "the devices' state" })
+    let file = file.to_owned();
+    if end.is_end_unsure {
+        let rule =
+            "its sections have no footers and no description follows, so nobody can tell whether it is whole";
+        return Err(ImageError::Unsupported {
+            file,
+            rule: rule.to_owned(),
+            paragraph: "specs/mapped-ram.md §1.6",
+        });
+    }
+    Err(ImageError::Torn { file, offset: end.stream_end, what: "the devices' state" })
 }
 
 /// Counts pages on their way.

@@ -69,8 +69,8 @@ fn describe(configuration: &Configuration) -> String {
     text + "}"
 }
 
-/// Where the value of the member `key` of the object `json` is; `None` if there is no such member or the text is no
-/// JSON.
+/// Where the value of the member `key` of the object `json` is; `None` if there is no such member, its value is no
+/// object, or the text is no JSON.
 fn member(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
     let mut depth = 0usize;
     let mut at = 0;
@@ -84,7 +84,13 @@ fn member(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
                     after += 1;
                 }
                 if depth == 1 && json[after] == b':' && &json[at + 1..end - 1] == key {
-                    found = Some(after + 1);
+                    let value = &json[after + 1..];
+                    let start =
+                        after + 1 + value.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+                    if json.get(start) != Some(&b'{') {
+                        return None;
+                    }
+                    found = Some(start);
                 }
                 at = end;
                 continue;
@@ -96,8 +102,7 @@ fn member(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
         at += 1;
         let ended = matches!(json[at - 1], b'}' | b']') && depth == 1;
         if ended && let Some(start) = found {
-            let blanks = json[start..at].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-            return Some(start + blanks..at);
+            return Some(start..at);
         }
     }
     None
@@ -147,6 +152,11 @@ mod tests {
             [&b""[..], b"{", b"{\"configuration", b"{\"configuration\"", b"]}", b"{\"configuration\": 3}"]
         {
             assert_eq!(member(broken, b"configuration"), None);
+        }
+        // What is no object ends where no bracket says.
+        for scalar in ["3", "\"text\"", "null", "[{}]"] {
+            let json = format!("{{\"configuration\": {scalar}, \"devices\": [{{\"a\": 1}}]}}");
+            assert_eq!(member(json.as_bytes(), b"configuration"), None, "{scalar}");
         }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct End {
     pub(crate) trailing_bytes: u64,
     /// Whether a description begins and is not whole.
     pub(crate) is_description_torn: bool,
+    /// Whether nobody can tell if the stream ended (without footers and description).
+    pub(crate) is_end_unsure: bool,
 }
 
 /// Reads everything behind START into `shape`; page records go to `sink`.
@@ -239,6 +241,7 @@ fn rest(cursor: &mut Cursor, shape: &mut Shape) -> Result<End, ImageError> {
         stream_end: start + tail.end as u64,
         trailing_bytes: (bytes.len() - tail.end) as u64,
         is_description_torn: tail.is_description_torn,
+        is_end_unsure: tail.is_end_unsure,
     };
     shape.has_eof = tail.has_eof;
     shape.description = tail.description.map(|range| bytes[range].to_vec());

@@ -1,12 +1,14 @@
 //! An image, opened for reading.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use sterna_transport::{Direct, OpenOptions, PageFile};
+use rustix::fs::OFlags;
+use sterna_transport::{self as transport, Direct, PageFile};
 use sterna_wire::PAGE_SIZE;
 
 use super::PageVisitor;
@@ -17,7 +19,7 @@ use super::regions;
 use super::source::{ReadAt, Stamp};
 use crate::ImageError;
 use crate::model::{Form, IGNORE_SHARED, ImageKind, Shape};
-use crate::write::{MappedOptions, MappedWriter};
+use crate::write::MappedWriter;
 
 /// An image, opened for reading: what it is, the machine without its pages, and the way to the pages.
 pub struct Image {
@@ -68,7 +70,7 @@ impl Image {
         let mut mapped = None;
         if kind.form == Form::Mapped {
             let length = source.len_bytes().map_err(|error| ImageError::io(&file, "fstat", error))?;
-            regions::check(&begun.head, &file, length)?;
+            regions::check(&begun.head, stream_offset, &file, length)?;
             let (blocks, placed) = (&begun.head.shape.ram.blocks, &begun.head.placed);
             let pages = MappedPages::read_bitmaps(blocks, placed, Arc::clone(&source), Arc::clone(&file))?;
             mapped = Some(pages);
@@ -112,6 +114,11 @@ impl Image {
         self.end.stream_end
     }
 
+    /// How the stream ended.
+    pub(crate) fn end(&self) -> End {
+        self.end
+    }
+
     /// Bytes behind the stream, which mean nothing.
     pub fn trailing_bytes(&self) -> u64 {
         self.end.trailing_bytes
@@ -125,6 +132,31 @@ impl Image {
     /// Whether pages came as differences to what was sent before (XBZRLE, `specs/mapped-ram.md §3.2`).
     pub fn has_deltas(&self) -> bool {
         self.has_deltas
+    }
+
+    /// Whether this is a background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`): the file
+    /// has its pages, and all of them read as zero. [`repair`](crate::tools::repair) mends it.
+    pub fn lacks_bitmaps(&self) -> bool {
+        let Some(mapped) = self.mapped.as_ref().filter(|_| !self.shape.has_end) else { return false };
+        let mut held = mapped.blocks().iter().filter(|block| !block.is_skipped && block.length_bytes > 0);
+        held.clone().next().is_some() && held.all(|block| block.bitmap.count() == 0)
+    }
+
+    /// Refuses an image that [lacks bitmaps](Self::lacks_bitmaps).
+    pub(crate) fn check_bitmaps(&self) -> Result<(), ImageError> {
+        if self.lacks_bitmaps() { Err(ImageError::NoBitmaps { file: self.file.to_string() }) } else { Ok(()) }
+    }
+
+    /// Whether nobody can tell if the stream is whole: its sections have no footers, and no description follows
+    /// them. [`Shape::has_eof`] is false then.
+    pub fn is_end_unsure(&self) -> bool {
+        self.end.is_end_unsure
+    }
+
+    /// Whether `path` leads to the file that this image is in.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let Some(Ok(ours)) = self.source.file().map(File::metadata) else { return false };
+        std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
     }
 
     /// The pages at their places; none for a legacy stream.
@@ -145,7 +177,7 @@ impl Image {
         let Some(file) = self.source.file() else { return Ok(None) };
         // The same file, whatever lies at its path by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        Ok(Some(Arc::new(PageFile::open(path, OpenOptions { direct })?)))
+        Ok(Some(Arc::new(PageFile::open(path, transport::OpenOptions { direct })?)))
     }
 
     /// Gives the pages in the order of the stream. Of a legacy stream the same page may come again: the last
@@ -162,13 +194,14 @@ impl Image {
         self.check_unchanged()
     }
 
-    /// Puts shape and pages into an unlinked, sparse mapped-ram image in directory `dir`, for random access.
+    /// Puts shape and pages into a sparse mapped-ram image without a name in directory `dir`, for random access: it
+    /// is gone with the image, or with the process however that ends.
     /// Deltas are applied; of pages that came several times the last one is there.
     ///
     /// # Errors
     /// What is wrong with this image; [`ImageError::File`], such as a full disk.
     pub fn spool(&self, dir: &Path) -> Result<Image, ImageError> {
-        let writer = MappedWriter::create(&dir.join("sterna-spool"), &self.shape, MappedOptions::default())?;
+        let writer = MappedWriter::temporary(dir, &self.shape)?;
         let mut lane = writer.lane();
         match &self.mapped {
             Some(mapped) => mapped.visit(&mut lane)?,
@@ -177,15 +210,8 @@ impl Image {
         lane.drain()?;
         writer.fill_in(&self.shape)?;
         self.check_unchanged()?;
-        let Some(path) = writer.file().aside_path() else {
-            return Err(ImageError::Request("the spool has no name any more".to_owned()));
-        };
         let name = format!("the spool of {}", self.file);
-        // Open, it outlives the writer, which removes its name; removing it changes the file's stamp.
-        let file = open_file(&path)?;
-        drop(lane);
-        drop(writer);
-        Self::open_source(file, &name)
+        Self::open_source(Arc::new(writer.file().reopened()?), &name)
     }
 
     /// Whether the file is as it was when it was opened.
@@ -205,7 +231,9 @@ impl Image {
 /// Opens a regular file.
 pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
     let name = path.display().to_string();
-    let file = File::open(path).map_err(|error| ImageError::io(&name, "open", error))?;
+    // A pipe that nobody writes would block the open; for files the flag means nothing.
+    let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = opened.map_err(|error| ImageError::io(&name, "open", error))?;
     let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
     if !metadata.is_file() {
         let text = format!("{name} is no regular file, and an image must be readable at any place");

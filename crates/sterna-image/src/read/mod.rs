@@ -7,7 +7,7 @@
 pub(crate) mod begun;
 pub(crate) mod body;
 mod cursor;
-mod head;
+pub(crate) mod head;
 pub(crate) mod image;
 mod libvirt;
 pub(crate) mod mapped;

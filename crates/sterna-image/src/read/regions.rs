@@ -9,10 +9,17 @@ use crate::ImageError;
 
 const RULES: &str = "specs/mapped-ram.md §8";
 
-/// Holds the places of all bitmaps and pages against each other, the stream and the file.
-pub(super) fn check(head: &Head, file: &Arc<str>, file_bytes: u64) -> Result<(), ImageError> {
+/// Holds the places of all bitmaps and pages against each other, the container (the first `container_bytes`), the
+/// stream and the file.
+pub(super) fn check(
+    head: &Head,
+    container_bytes: u64,
+    file: &Arc<str>,
+    file_bytes: u64,
+) -> Result<(), ImageError> {
     let mut regions: Vec<(u64, u64, String)> =
         head.regions.iter().map(|(start, end)| (*start, *end, "the stream".to_owned())).collect();
+    regions.push((0, container_bytes, "libvirt's header and texts".to_owned()));
     // What follows START is the stream's, up to the end of the file: nobody places anything behind it.
     if let Some((_, end)) = head.regions.last() {
         regions.push((*end, file_bytes, "the devices".to_owned()));

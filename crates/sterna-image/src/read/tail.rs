@@ -19,17 +19,22 @@ pub(super) struct Tail {
     /// Where the JSON is.
     pub(super) description: Option<Range<usize>>,
     pub(super) is_description_torn: bool,
+    /// Without footers only a whole description shows the end: what looks like one may be a device's.
+    pub(super) is_end_unsure: bool,
     /// End of the stream.
     pub(super) end: usize,
 }
 
 /// Takes `bytes`, from the first section behind RAM to the end of the file, apart.
 pub(super) fn split(bytes: &[u8], footers: bool) -> Tail {
-    whole(bytes, footers).or_else(|| cut_or_missing(bytes, footers)).unwrap_or(Tail {
+    let end = whole(bytes, footers).or_else(|| cut_or_missing(bytes, footers));
+    let is_end_unsure = end.as_ref().is_some_and(|end| !footers && end.description.is_none());
+    end.filter(|_| !is_end_unsure).unwrap_or(Tail {
         devices: bytes.len(),
         has_eof: false,
         description: None,
         is_description_torn: false,
+        is_end_unsure,
         end: bytes.len(),
     })
 }
@@ -46,6 +51,7 @@ fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
             has_eof: true,
             description: Some(start..end),
             is_description_torn: false,
+            is_end_unsure: false,
             end,
         };
         if end == bytes.len() {
@@ -66,6 +72,7 @@ fn cut_or_missing(bytes: &[u8], footers: bool) -> Option<Tail> {
         has_eof: true,
         description: None,
         is_description_torn: torn,
+        is_end_unsure: false,
         end,
     };
     // The description was cut: from its type on, no byte but those of the length is zero.
@@ -157,5 +164,19 @@ mod tests {
         let tail = split(&bytes, false);
 
         assert_eq!((tail.devices, tail.end), (devices.len(), bytes.len()));
+        assert!(tail.has_eof && !tail.is_end_unsure);
+    }
+
+    #[test]
+    fn split_stream_without_footers_and_description_is_never_said_to_be_whole() {
+        let devices = b"\x04\0\0\0\x05\x01a\0\0\0\0\0\0\0\x01body";
+        let zeros = stream(&[devices, &[0; 3]]);
+        let torn = stream(&[devices, b"\0\x06\0\0\0\x0e", &JSON[..5]]);
+        for (bytes, is_unsure) in [(&zeros[..], true), (&torn, true), (devices, false), (b"", false)] {
+            let tail = split(bytes, false);
+
+            assert_eq!((tail.has_eof, tail.is_end_unsure), (false, is_unsure), "{bytes:?}");
+            assert_eq!((tail.devices, tail.end), (bytes.len(), bytes.len()));
+        }
     }
 }

@@ -136,9 +136,7 @@ fn compare_block(
 
 /// A background snapshot's bitmaps were never written (specs/mapped-ram.md §4.9): RAM would be all zero.
 fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
-    let Some(mapped) = image.mapped() else { return Ok(()) };
-    let is_empty = mapped.blocks().iter().all(|block| block.bitmap.count() == 0);
-    if is_empty && !image.shape().has_end && image.shape().ram_bytes() > 0 {
+    if image.lacks_bitmaps() {
         return Err(DriveError::Unfit(format!(
             "{} is a background snapshot whose page bitmaps QEMU never wrote, and would load as empty memory: \
              `sterna repair` mends it",
