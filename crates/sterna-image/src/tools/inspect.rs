@@ -63,6 +63,9 @@ pub struct Inspection {
     pub has_end: bool,
     /// Whether the stream is whole up to its EOF.
     pub has_eof: bool,
+    /// Whether nobody can tell if the stream is whole: no footers, no description.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_end_unsure: bool,
     /// Bytes behind the stream, which mean nothing.
     pub trailing_bytes: u64,
     /// How much of the machine's RAM lies below 4 GiB of physical addresses.
@@ -178,6 +181,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         commands: walk.commands,
         has_end: shape.has_end,
         has_eof: shape.has_eof,
+        is_end_unsure: image.is_end_unsure(),
         trailing_bytes: image.trailing_bytes(),
         split: state.memory_map(&[]).split,
         processors: state.registers().map_or(0, |registers| registers.len()),

@@ -120,16 +120,34 @@ pub fn walk(bytes: &[u8], description: Option<&Description>, first: usize, open:
     walker.walk
 }
 
-/// Whether `bytes` end with an EOF, or with an EOF and a description that reaches exactly to the end: all that
-/// can be said of a tail without footers.
-pub fn ends_with_description(bytes: &[u8]) -> bool {
-    let Some(last) = bytes.len().checked_sub(6) else { return bytes.last() == Some(&EOF) };
+/// What can be said of the end of a tail without footers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BareEnd {
+    /// EOF and a description that reaches exactly to the end.
+    Described,
+    /// What may be EOF, or EOF and a part of a description, and may be bytes of a device.
+    Unsure,
+    /// No EOF: the stream is cut off.
+    Cut,
+}
+
+/// Looks at the end of `bytes`, a tail without footers.
+pub fn bare_end(bytes: &[u8]) -> BareEnd {
+    let heads = |at: &usize| bytes[*at..].starts_with(&[EOF, DESCRIPTION]);
     let reaches_end = |at: usize| {
-        let head = &bytes[at..];
-        let length = u32::from_be_bytes([head[2], head[3], head[4], head[5]]) as usize;
-        head.starts_with(&[EOF, DESCRIPTION]) && at + 6 + length == bytes.len()
+        let length = bytes.get(at + 2..at + 6).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize);
+        length.is_some_and(|length| at + 6 + length == bytes.len() && bytes.get(at + 6) == Some(&b'{'))
     };
-    (0..=last).rev().any(reaches_end) || bytes.last() == Some(&EOF)
+    // From a description's first byte on no byte is zero.
+    let may_be_torn = |at: usize| bytes.get(at + 6..).is_none_or(|text| !text.contains(&EOF));
+    let places = || (0..bytes.len()).rev().filter(heads);
+    if places().any(reaches_end) {
+        BareEnd::Described
+    } else if bytes.last() == Some(&EOF) || places().any(may_be_torn) {
+        BareEnd::Unsure
+    } else {
+        BareEnd::Cut
+    }
 }
 
 struct Walker<'a> {

@@ -9,6 +9,7 @@ mod common;
 
 mod cores;
 mod differences;
+mod ends;
 mod hostile;
 mod inspection;
 mod repairs;

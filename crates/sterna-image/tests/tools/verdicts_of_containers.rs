@@ -1,11 +1,13 @@
 //! libvirt's container, compressed streams, legacy streams.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use sterna_image::tools::finding::Severity;
+use sterna_image::{Image, ImageError};
 
 use crate::common::vector;
-use crate::sample::{Plan, Sample, try_verdict, verdict};
+use crate::sample::{Plan, Sample, put64, try_verdict, verdict};
 
 const XML: &[u8] = b"<domain type='qemu'><name>g</name></domain>\n\0";
 const COOKIE: &[u8] = b"<cookie/>\n\0";
@@ -85,6 +87,18 @@ fn verify_each_wrong_container_is_named() {
         );
         assert_eq!(verdict.is_sound(), severity != Severity::Error, "{what}");
     }
+}
+
+#[test]
+fn bitmap_among_the_containers_texts_is_an_overlap_for_both_readers() {
+    let sample = sparse();
+    let bytes = sample.edited(|bytes, s| put64(bytes, s.blocks[0].header + 12, 200));
+
+    let verdict = verdict(bytes.clone());
+    let refused = Image::open_source(Arc::new(bytes), "sample");
+
+    assert!(verdict.has("overlap"), "{:#?}", verdict.findings);
+    assert!(matches!(refused, Err(ImageError::Broken { .. })), "{refused:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::window::{Window, be32, be64};
 use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::read::MappedBlock;
+use crate::read::head::MOST_RAM_BYTES;
 
 const LIST: &str = "specs/mapped-ram.md §2.1";
 const HEADER: &str = "specs/mapped-ram.md §4.2";
@@ -100,6 +101,16 @@ pub(super) fn examine(
             return Ok(walk.list);
         }
         sum = sum.saturating_add(walk.list.blocks.last().map_or(0, |block| block.length_bytes));
+        if sum > MOST_RAM_BYTES {
+            let what =
+                format!("blocks of {sum:#x} bytes and more: no machine has more than {MOST_RAM_BYTES:#x}");
+            report.add(
+                Finding::error("ram-size", LIST, Place::byte(walk.at), what)
+                    .effect("QEMU stops: the machine has less")
+                    .remedy("A block's length was changed: take a good copy of the file"),
+            );
+            return Ok(walk.list);
+        }
         if walk.list.blocks.len() > sterna_wire::limits::BLOCKS {
             report.add(Finding::error(
                 "blocks",

@@ -20,6 +20,9 @@ pub(super) struct Front {
     pub(super) stream_offset: u64,
 }
 
+/// Bytes of XML or cookie that are looked at: as many as the reader takes.
+const TEXT_BYTES: usize = 64 << 20;
+
 const PACKERS: [(Packing, &[u8]); 5] = [
     (Packing::Gzip, b"\x1f\x8b"),
     (Packing::Bzip2, b"BZh"),
@@ -143,8 +146,11 @@ fn texts(
 ) -> Result<(), ImageError> {
     const AREA: &str = "specs/libvirt-save.md §1.2";
     let first = SaveHeader::BYTES as u64;
-    let area = window.get(first, header.xml_area() as usize)?;
+    let area = window.get(first, (header.xml_area() as usize).min(TEXT_BYTES))?;
     match area.iter().position(|byte| *byte == 0) {
+        None if header.xml_area() as usize > TEXT_BYTES => {
+            report.add(endless("xml", first, "the domain XML"));
+        }
         None => report.add(
             Finding::error("xml", AREA, Place::byte(first), "the domain XML does not end with a NUL")
                 .effect("libvirt refuses it: the XML cannot be parsed")
@@ -164,8 +170,11 @@ fn texts(
     }
     if header.cookie_offset != 0 && header.cookie_offset != header.data_length {
         let at = first + u64::from(header.cookie_offset);
-        let area = window.get(at, (header.data_length - header.cookie_offset) as usize)?;
-        if !area.contains(&0) {
+        let room = (header.data_length - header.cookie_offset) as usize;
+        let area = window.get(at, room.min(TEXT_BYTES))?;
+        if !area.contains(&0) && room > TEXT_BYTES {
+            report.add(endless("cookie", at, "the cookie"));
+        } else if !area.contains(&0) {
             let what = "the cookie does not end with a NUL";
             report.add(Finding::error("cookie", AREA, Place::byte(at), what).effect("libvirt refuses it"));
         }
@@ -185,6 +194,15 @@ fn texts(
         );
     }
     Ok(())
+}
+
+/// A text that does not end within what is kept in memory.
+fn endless(code: &'static str, at: u64, what: &str) -> Finding {
+    let what =
+        format!("{what} has no NUL within {TEXT_BYTES} bytes, which is more than any text of libvirt's");
+    Finding::error(code, "specs/libvirt-save.md §1.2", Place::byte(at), what)
+        .effect("libvirt refuses it, or runs out of memory")
+        .remedy("The word of the length, or the texts, were changed: take a good copy of the file")
 }
 
 /// The format word must tell the truth.

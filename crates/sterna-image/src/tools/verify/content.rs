@@ -283,7 +283,10 @@ fn piece_digests(
     };
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        handles.into_iter().try_for_each(|handle| handle.join().unwrap_or(Ok(())))
+        handles.into_iter().try_for_each(|handle| match handle.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
     })?;
     Ok(digests.into_iter().map(|digest| digest.into_inner().unwrap_or(0)).collect())
 }

@@ -33,10 +33,15 @@ pub(super) fn judge(
     report.verdict.data_pages = held.iter().map(|held| held.set).sum();
     let pages: u64 = held.iter().map(|held| held.block.length_bytes >> PAGE_SHIFT).sum();
     report.verdict.zero_pages = pages.saturating_sub(report.verdict.data_pages);
+    let is_all_usable = list.blocks.iter().all(|block| block.is_usable || block.is_skipped);
     let any_bit = held.iter().any(|held| held.set > 0);
     let stale: u64 = held.iter().map(|held| held.stale).sum();
     if !any_bit {
-        no_bits(window, stale, tail, report);
+        let is_cut = !tail.has_devices && !tail.has_eof;
+        // Of blocks that could not be looked at nothing can be said.
+        if is_all_usable || (is_cut && !held.is_empty()) {
+            no_bits(window, stale, tail, report);
+        }
         return;
     }
     if !tail.is_there && list.end.is_some() {

@@ -6,6 +6,7 @@ use super::blocks::BlockList;
 use super::container::Front;
 use super::content;
 use super::places::Bits;
+use super::tail::end_unknown;
 use super::window::Window;
 use super::{Finding, Place, Report, VerifyOptions};
 use crate::ImageError;
@@ -142,7 +143,9 @@ fn tail(image: &Image, front: &Front, report: &mut Report) {
     let end = image.stream_end();
     let described = shape.description.as_ref().map_or(0, |text| text.len() as u64 + 5);
     let devices_at = end.saturating_sub(described + u64::from(shape.has_eof) + shape.devices.len() as u64);
-    if !shape.has_eof {
+    if image.is_end_unsure() {
+        report.add(end_unknown(place(end)));
+    } else if !shape.has_eof {
         report.add(
             Finding::error(
                 "no-eof",
@@ -218,6 +221,11 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
             Finding::error("packing", "specs/libvirt-save.md §2", Place::default(), what)
                 .effect("libvirt's restore fails in the middle")
                 .remedy("Take a good copy of the file, or save again")
+        }
+        ImageError::TooLarge { what, limit_bytes, .. } => {
+            let what = format!("{what} takes more than {limit_bytes} bytes");
+            Finding::error("too-large", STREAM, Place::default(), what)
+                .remedy("No machine has so much of it: take a good copy of the file")
         }
         ImageError::Changed { .. } => {
             Finding::error("changed", STREAM, Place::default(), "the file changed while it was read")

@@ -25,7 +25,6 @@ mod places;
 mod tail;
 mod window;
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,6 +33,7 @@ use serde::Serialize;
 use super::finding::{Finding, Place, Severity};
 use crate::ImageError;
 use crate::model::{Form, Packing};
+use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock, ReadAt};
 use window::Window;
 
@@ -75,7 +75,7 @@ pub struct Verdict {
     /// XXH3 digest of RAM, of 128 bits; equal RAM, equal digest, whatever the form of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// What was found, by rising severity within the order of the file.
+    /// What was found: the worst first, and within a severity in the order of the file.
     pub findings: Vec<Finding>,
 }
 
@@ -102,13 +102,7 @@ impl Verdict {
 /// Only if nothing can be said: the file cannot be opened, is no image, or is of a version that Sterna does not
 /// know. Damage is no error but a finding.
 pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageError> {
-    let name = path.display().to_string();
-    let file = File::open(path).map_err(|error| ImageError::io(&name, "open", error))?;
-    let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
-    if !metadata.is_file() {
-        return Err(ImageError::Request(format!("{name} is no regular file")));
-    }
-    verify_source(Arc::new(file), &name, options)
+    verify_source(open_file(path)?, &path.display().to_string(), options)
 }
 
 /// Looks at the image in `source`; `name` is for the report.
@@ -164,9 +158,10 @@ fn examine_mapped(
         return content::read_all(window, options, report);
     };
     report.verdict.machine_type = head.machine_type.clone();
-    let list = blocks::examine(window, &head, report)?;
-    report.verdict.ram_bytes = list.blocks.iter().map(|block| block.length_bytes).sum();
-    places::examine(window, &head, &list, report);
+    let mut list = blocks::examine(window, &head, report)?;
+    report.verdict.ram_bytes =
+        list.blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.length_bytes));
+    places::examine(window, &head, &mut list, report);
     let tail = tail::examine(window, &head, &list, report)?;
     let bitmaps = places::bitmaps(window, &list, report)?;
     let content = content::examine(window, &list, options, report)?;

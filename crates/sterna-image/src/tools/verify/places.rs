@@ -5,26 +5,40 @@ use std::sync::atomic::Ordering;
 use sterna_wire::mapped_ram::bitmap_bytes;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::blocks::BlockList;
+use super::blocks::{BlockList, BlockPlace};
 use super::head::Head;
 use super::window::Window;
 use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::read::MappedBlock;
+use crate::read::head::MOST_RAM_BYTES;
 
+/// Bytes of a bitmap that are read at once.
+const STRIDE: usize = 1 << 20;
 const EVILS: &str = "specs/mapped-ram.md §6.5";
 const RULES: &str = "specs/mapped-ram.md §8";
 
 /// Holds all places against the file and against each other. Blocks that are out of place become unusable.
-pub(super) fn examine(window: &Window<'_>, head: &Head, list: &BlockList, report: &mut Report) {
-    let mut regions =
-        vec![(head.stream_offset, head.ram_offset + 25, "the stream's head".to_owned(), String::new())];
+pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, report: &mut Report) {
+    let of_stream = |start, end, what: &str| Region { start, end, what: what.to_owned(), block: None };
+    let mut regions = vec![
+        of_stream(0, head.stream_offset, "libvirt's header and texts"),
+        of_stream(head.stream_offset, head.ram_offset + 25, "the stream's head"),
+    ];
     if let (Some(eos), Some(_)) = (list.eos, list.end) {
-        regions.push((eos, window.length.max(eos + 1), "the stream behind RAM".into(), String::new()));
+        regions.push(of_stream(eos, window.length.max(eos + 1), "the stream behind RAM"));
     }
-    for block in &list.blocks {
+    for (index, block) in list.blocks.iter_mut().enumerate() {
         let name = &block.name;
-        regions.push((block.entry, block.entry_end, format!("the entry of block {name:?}"), name.clone()));
+        let mut region = |start, end, what: &str| {
+            regions.push(Region {
+                start,
+                end,
+                what: format!("{what} of block {name:?}"),
+                block: Some(index),
+            });
+        };
+        region(block.entry, block.entry_end, "the entry");
         if block.is_skipped || !block.is_usable {
             continue;
         }
@@ -36,6 +50,7 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &BlockList, report
                 Finding::error("bitmap-outside", EVILS, place(16), what)
                     .effect("QEMU stops: \"Error reading dirty bitmap\""),
             );
+            block.is_usable = false;
         } else if block.bitmap != block.entry_end {
             let what = format!("the bitmap is said to be at {:#x}, not behind its header", block.bitmap);
             report.add(
@@ -56,30 +71,44 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &BlockList, report
                     .remedy("The file was cut, or is not whole yet: take a whole copy"),
             );
         }
-        regions.push((block.bitmap, bitmap_end, format!("the bitmap of block {name:?}"), name.clone()));
-        regions.push((block.pages, block.pages_end(), format!("the pages of block {name:?}"), name.clone()));
+        region(block.bitmap, bitmap_end, "the bitmap");
+        region(block.pages, block.pages_end(), "the pages");
+        // No reader of ours has memory for such a bitmap.
+        block.is_usable &= block.length_bytes <= MOST_RAM_BYTES;
     }
-    overlaps(regions, report);
+    overlaps(regions, list, report);
 }
 
-fn overlaps(mut regions: Vec<(u64, u64, String, String)>, report: &mut Report) {
-    regions.retain(|(start, end, ..)| start < end);
+/// What lies somewhere in the file.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Region {
+    start: u64,
+    end: u64,
+    what: String,
+    /// Index of the block that it belongs to; none for the stream's.
+    block: Option<usize>,
+}
+
+fn overlaps(mut regions: Vec<Region>, list: &mut BlockList, report: &mut Report) {
+    regions.retain(|region| region.start < region.end);
     regions.sort();
     // The one that reaches farthest so far is held against each that follows.
     let mut farthest = 0;
     for index in 1..regions.len() {
-        let (_, end, over, _) = &regions[farthest];
-        let (start, own_end, what, name) = &regions[index];
-        if start < end {
-            let mut place = Place::byte(*start);
-            place.block = (!name.is_empty()).then(|| name.clone());
+        let (over, own) = (&regions[farthest], &regions[index]);
+        if own.start < over.end {
+            let mut place = Place::byte(own.start);
+            place.block = own.block.map(|block| list.blocks[block].name.clone());
             report.add(
-                Finding::error("overlap", RULES, place, format!("{what} overlap {over}"))
+                Finding::error("overlap", RULES, place, format!("{} overlap {}", own.what, over.what))
                     .effect("QEMU does not look, and loads wrong memory")
                     .remedy("Take a good copy of the file"),
             );
+            for block in [own.block, over.block].into_iter().flatten() {
+                list.blocks[block].is_usable = false;
+            }
         }
-        if own_end > end {
+        if own.end > over.end {
             farthest = index;
         }
     }
@@ -118,17 +147,7 @@ pub(super) fn bitmaps(
             all.push(Bits::default());
             continue;
         }
-        // No longer than the file, whatever the entry says.
-        let length = bitmap_bytes(block.length_bytes).min(window.length.saturating_sub(block.bitmap));
-        let bytes = window.get(block.bitmap, usize::try_from(length).unwrap_or(usize::MAX))?;
-        let mut words: Vec<u64> = bytes
-            .chunks(8)
-            .map(|chunk| {
-                let mut word = [0; 8];
-                word[..chunk.len()].copy_from_slice(chunk);
-                u64::from_le_bytes(word)
-            })
-            .collect();
+        let mut words = words(window, block)?;
         let pages = block.length_bytes >> PAGE_SHIFT;
         let tail = (pages % 64) as u32;
         let mut behind = 0;
@@ -154,6 +173,27 @@ pub(super) fn bitmaps(
         all.push(Bits { words, beyond: behind, set });
     }
     Ok(all)
+}
+
+/// The bitmap of a block, as far as the file can hold pages for it: a length that is wrong must not cost memory.
+fn words(window: &Window<'_>, block: &BlockPlace) -> Result<Vec<u64>, ImageError> {
+    let room = window.length.saturating_sub(block.pages).next_multiple_of(PAGE_SIZE as u64);
+    let total = bitmap_bytes(block.length_bytes.min(room)) as usize;
+    let mut words = Vec::with_capacity(total / 8);
+    while words.len() * 8 < total {
+        let done = words.len() * 8;
+        let bytes = window.get(block.bitmap + done as u64, (total - done).min(STRIDE))?;
+        let (whole, rest) = bytes.as_chunks();
+        words.extend(whole.iter().map(|word| u64::from_le_bytes(*word)));
+        if bytes.len() < STRIDE.min(total - done) {
+            // The file has become shorter.
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            words.push(u64::from_le_bytes(word));
+            break;
+        }
+    }
+    Ok(words)
 }
 
 /// Bytes of that many pages.

@@ -11,7 +11,7 @@ use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::model::OPAQUE_BYTES;
 use crate::tools::description::Description;
-use crate::tools::sections::{self, Stop, Walk};
+use crate::tools::sections::{self, BareEnd, Stop, Walk};
 
 const ORDER: &str = "specs/mapped-ram.md §1.4";
 const DESCRIPTION: &str = "specs/mapped-ram.md §1.6";
@@ -45,7 +45,7 @@ pub(super) fn examine(
     if !list.has_footers {
         let what = "sections have no footers: the devices cannot be told apart";
         report.add(Finding::note("no-footers", "specs/mapped-ram.md §1.3", Place::byte(start), what));
-        let has_eof = crate::tools::sections::ends_with_description(&bytes);
+        let has_eof = bare_end(window, &bytes, report);
         return Ok(Tail {
             has_end: true,
             is_there: true,
@@ -54,6 +54,34 @@ pub(super) fn examine(
         });
     }
     Ok(Examiner { start, bytes: &bytes, head, list, report }.examine())
+}
+
+/// Whether a tail without footers surely ends with EOF.
+fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
+    let end = sections::bare_end(bytes);
+    match end {
+        BareEnd::Described => {}
+        BareEnd::Unsure => report.add(end_unknown(Place::byte(window.length))),
+        BareEnd::Cut => report.add(
+            Finding::error(
+                "no-eof",
+                EVILS,
+                Place::byte(window.length),
+                "the stream ends without its EOF byte",
+            )
+            .effect("QEMU stops when it loads this")
+            .remedy("Take a whole copy of the file"),
+        ),
+    }
+    end == BareEnd::Described
+}
+
+/// Without footers and description nobody knows whether the last zero is EOF.
+pub(super) fn end_unknown(place: Place) -> Finding {
+    let what = "the sections have no footers and no description follows them: whether the stream is whole cannot be told";
+    Finding::warning("end-unknown", DESCRIPTION, place, what)
+        .effect("QEMU stops when it loads this, if it is not")
+        .remedy("Compare its length with that of the original")
 }
 
 struct Examiner<'a, 'r> {
