@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::spool;
 use super::state::{Section, State};
 use crate::ImageError;
-use crate::model::Shape;
+use crate::model::{BlockShape, Shape};
 use crate::read::{Image, MappedPages};
 
 /// Pages compared at once.
@@ -117,15 +118,19 @@ pub struct SectionDifference {
 /// # Errors
 /// What is wrong with either image, [`ImageError::Io`].
 pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Result<Difference, ImageError> {
+    a.check_bitmaps()?;
+    b.check_bitmaps()?;
     let mut difference = Difference { kinds: [a.kind().name(), b.kind().name()], ..Difference::default() };
     difference.configuration = configuration(a.shape(), b.shape());
     let (state_a, state_b) = (State::of(a), State::of(b));
     difference.sections = sections(&state_a, &state_b);
-    if difference.sections.is_empty() && a.shape().devices != b.shape().devices {
-        let pair = |shape: &Shape| format!("{} bytes", shape.devices.len());
-        let what = "devices (they cannot be told apart)".into();
-        difference.configuration.push(Pair { what, a: pair(a.shape()), b: pair(b.shape()) });
+    let is_told_apart = state_a.is_whole && state_b.is_whole && !difference.sections.is_empty();
+    if !is_told_apart {
+        let (a, b) = (a.shape(), b.shape());
+        opaque("sections before RAM (they cannot be told apart)", &a.early, &b.early, &mut difference);
+        opaque("devices (they cannot be told apart)", &a.devices, &b.devices, &mut difference);
     }
+    opaque("what lies between RAM's sections", &a.shape().between, &b.shape().between, &mut difference);
     difference.description = described(a.shape()) != described(b.shape());
     let spools = [
         spool::for_random_access(a, directory.to_owned())?,
@@ -138,6 +143,17 @@ pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Re
     a.check_unchanged()?;
     b.check_unchanged()?;
     Ok(difference)
+}
+
+/// Bytes that nobody here can tell apart.
+fn opaque(what: &str, a: &[u8], b: &[u8], difference: &mut Difference) {
+    if a != b {
+        let text = |bytes: &[u8]| match bytes.len() {
+            0..=32 => hex(bytes),
+            length => format!("{length} bytes, XXH3 {:016x}", xxh3_64(bytes)),
+        };
+        difference.configuration.push(Pair { what: what.into(), a: text(a), b: text(b) });
+    }
 }
 
 fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
@@ -164,6 +180,12 @@ fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
         let names: Vec<_> = shape.ram.blocks.iter().map(|block| block.name.as_str()).collect();
         names.join(", ")
     };
+    for block in &a.ram.blocks {
+        let address = |block: &BlockShape| block.address.map_or(String::new(), |at| format!("{at:#x}"));
+        if let Some(other) = b.ram.blocks.iter().find(|other| other.name == block.name) {
+            pair(&format!("address of block {}", block.name), address(block), address(other));
+        }
+    }
     let sorted = |shape: &Shape| {
         let mut names: Vec<_> = shape.ram.blocks.iter().map(|block| block.name.clone()).collect();
         names.sort();
@@ -284,9 +306,13 @@ fn blocks(
         };
         let theirs = &b.blocks()[other];
         if block.is_skipped || theirs.is_skipped {
-            if block.is_skipped != theirs.is_skipped {
-                let one = if block.is_skipped { "first" } else { "second" };
-                found.not_compared = Some(format!("its pages are not in the {one} image (shared memory)"));
+            let ones = match (block.is_skipped, theirs.is_skipped) {
+                (true, true) => "either",
+                (true, false) => "the first",
+                (false, _) => "the second",
+            };
+            if block.is_skipped != theirs.is_skipped || block.length_bytes != theirs.length_bytes {
+                found.not_compared = Some(format!("its pages are not in {ones} image (shared memory)"));
                 difference.blocks.push(found);
             }
             continue;

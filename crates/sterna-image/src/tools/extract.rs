@@ -12,7 +12,7 @@ use sterna_transport::{CreateOptions, Direct, PageFile, PageQueue, QueueOptions}
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::elf::{self, Load};
-use super::memory_map::MemoryMap;
+use super::memory_map::{MemoryMap, Region};
 use super::paging::{self, Mapping};
 use super::registers::Registers;
 use super::spool;
@@ -73,14 +73,18 @@ pub struct Extracted {
 /// Takes `part` out of `image` into a new file `to`, which is whole or absent.
 ///
 /// # Errors
-/// [`ImageError::Request`] for a block that is not there, a range without RAM; [`ImageError::File`]; what is wrong with
-/// the image.
+/// [`ImageError::Request`] for a block that is not there, a range without RAM; [`ImageError::SameFile`];
+/// [`ImageError::NoBitmaps`]; [`ImageError::File`]; what is wrong with the image.
 pub fn extract(
     image: &Image,
     part: &Part,
     to: &Path,
     options: &ExtractOptions,
 ) -> Result<Extracted, ImageError> {
+    image.check_bitmaps()?;
+    if image.is_at(to) {
+        return Err(ImageError::SameFile { file: to.display().to_string() });
+    }
     // Before the time that a spool takes.
     let create = CreateOptions { direct: Direct::Wanted, replace: options.replace, keep_bytes: 0 };
     let file = Arc::new(PageFile::create(to, create)?);
@@ -162,8 +166,16 @@ impl Planner<'_> {
     }
 
     fn map(&self, state: &State<'_>) -> Result<MemoryMap, ImageError> {
-        let placed: Result<Vec<_>, ImageError> =
-            self.options.placed.iter().map(|(name, at)| Ok((self.find(name)?, *at))).collect();
+        let place = |(name, at): &(String, u64)| {
+            let block = self.find(name)?;
+            if !at.is_multiple_of(PAGE_SIZE as u64) {
+                return Err(ImageError::Request(format!(
+                    "block {name:?} cannot lie at {at:#x}: addresses of memory are multiples of {PAGE_SIZE}"
+                )));
+            }
+            Ok((block, *at))
+        };
+        let placed: Result<Vec<_>, ImageError> = self.options.placed.iter().map(place).collect();
         Ok(state.memory_map(&placed?))
     }
 
@@ -271,9 +283,11 @@ impl Plan {
         let mut failure = None;
         let map = &self.map;
         let mut read = |at: u64, table: &mut paging::Table| -> bool {
-            let Some(region) = map.at(at).filter(|region| region.length_bytes >= PAGE_SIZE as u64) else {
-                return false;
-            };
+            let page = PAGE_SIZE as u64;
+            // Where a block's pages are none of the processor's, no table is.
+            let is_page =
+                |region: &Region| region.length_bytes >= page && region.block_offset.is_multiple_of(page);
+            let Some(region) = map.at(at).filter(is_page) else { return false };
             match pages.read(region.block, region.block_offset >> PAGE_SHIFT, table) {
                 Ok(()) => true,
                 Err(error) => {

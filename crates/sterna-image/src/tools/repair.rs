@@ -6,8 +6,10 @@
 //! would bring back stale pages, so nothing else is touched (§7.5).
 
 use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
 use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
@@ -15,6 +17,7 @@ use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
 use super::finding::Severity;
 use super::verify::{self, VerifyOptions};
 use crate::ImageError;
+use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock};
 
 /// Where the mended image goes.
@@ -45,7 +48,9 @@ pub struct Repaired {
 /// # Errors
 /// [`ImageError::Request`] if it is none, or something else is wrong with it: then nothing is written.
 pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Repaired, ImageError> {
-    let verdict = verify::verify(image, options)?;
+    // One file from here on, whatever comes to lie at its path.
+    let source = open_file(image)?;
+    let verdict = verify::verify_source(Arc::clone(&source), &image.display().to_string(), options)?;
     let name = &verdict.file;
     if verdict.is_sound() {
         return Err(ImageError::Request(format!("{name} is sound: there is nothing to repair")));
@@ -62,7 +67,7 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
              (specs/mapped-ram.md §7.5), and here something else is damaged: {other}"
         )));
     }
-    let opened = Image::open(image)?;
+    let opened = Image::open_source(source, name)?;
     let Some(pages) = opened.mapped() else {
         return Err(ImageError::Request(format!("{name} has no bitmaps")));
     };
@@ -75,7 +80,7 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
     }
     opened.check_unchanged()?;
     match to {
-        RepairTo::Itself => write_into(image, name, &bitmaps)?,
+        RepairTo::Itself => write_into(&opened, &bitmaps)?,
         RepairTo::File { path, replace } => write_copy(&opened, path, *replace, &bitmaps)?,
     }
     Ok(repaired)
@@ -97,8 +102,13 @@ fn merged(block: &MappedBlock, data: &[u64], repaired: &mut Repaired) -> Vec<u8>
     bytes
 }
 
-fn write_into(path: &Path, name: &str, bitmaps: &[(u64, Vec<u8>)]) -> Result<(), ImageError> {
-    let io = |call| move |error| ImageError::io(name, call, error);
+fn write_into(image: &Image, bitmaps: &[(u64, Vec<u8>)]) -> Result<(), ImageError> {
+    let io = |call| move |error| ImageError::io(image.path_name(), call, error);
+    let Some(file) = image.source().file() else {
+        return Err(ImageError::Request("the image is not in a file".into()));
+    };
+    // The file that was looked at, by its descriptor.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let file = OpenOptions::new().write(true).open(path).map_err(io("open"))?;
     for (offset, bytes) in bitmaps {
         file.write_all_at(bytes, *offset).map_err(io("write"))?;

@@ -122,6 +122,48 @@ fn core_of_devices_without_processors_has_no_registers_and_says_so() {
     assert!(done.notes.iter().any(|note| note.contains("one")), "{:?}", done.notes);
 }
 
+#[test]
+fn extract_onto_the_image_itself_is_refused_even_if_forced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, link) = (directory.path().join("image"), directory.path().join("link"));
+    let bytes = Plan::default().build().bytes;
+    std::fs::write(&path, &bytes).unwrap();
+    std::fs::hard_link(&path, &link).unwrap();
+    let image = Image::open(&path).unwrap();
+    let forced = ExtractOptions { replace: true, ..ExtractOptions::default() };
+    for to in [&path, &link] {
+        let refused = extract(&image, &Part::Block("one".into()), to, &forced);
+
+        assert!(matches!(refused, Err(ImageError::SameFile { .. })), "{refused:?}");
+        assert!(std::fs::read(to).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn extract_of_a_background_snapshot_without_bitmaps_is_refused() {
+    let image = open(Plan { has_end: false, has_bitmaps: false, ..Plan::default() }.build().bytes);
+
+    let refused = take(&image, Part::Block("pc.ram".into()), &ExtractOptions::default());
+
+    assert!(image.lacks_bitmaps() && matches!(refused, Err(ImageError::NoBitmaps { .. })), "{refused:?}");
+    for (has_end, has_bitmaps) in [(true, false), (false, true)] {
+        assert!(!open(Plan { has_end, has_bitmaps, ..Plan::default() }.build().bytes).lacks_bitmaps());
+    }
+}
+
+#[test]
+fn core_with_a_block_at_no_multiple_of_the_page_size_is_refused() {
+    let image = open(Plan::default().build().bytes);
+    for (at, is_fine) in [(1 << 32, true), ((1 << 32) + 8, false)] {
+        let options = ExtractOptions { placed: vec![("one".into(), at)], ..ExtractOptions::default() };
+
+        let core = take(&image, Part::Core { is_virtual: false }, &options);
+
+        assert_eq!(core.is_ok(), is_fine, "{at:#x}");
+        assert!(is_fine || matches!(core, Err(ImageError::Request(_))));
+    }
+}
+
 /// Offset and length of each loadable segment, by its physical address.
 fn loads(core: &[u8]) -> BTreeMap<u64, (usize, usize)> {
     assert!(core.starts_with(b"\x7fELF\x02\x01\x01"));

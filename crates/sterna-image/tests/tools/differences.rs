@@ -1,8 +1,9 @@
 //! What two images differ in.
 
 use sterna_image::tools::diff::{DiffOptions, Difference, diff};
+use sterna_image::{ImageError, Shape};
 
-use crate::common::vector;
+use crate::common::{legacy, machine, section, vector};
 use crate::sample::{PAGE, Plan, describe, open};
 
 fn compare(a: Vec<u8>, b: Vec<u8>) -> Difference {
@@ -116,5 +117,58 @@ fn diff_real_images_of_one_guest_in_two_forms_finds_equal_memory() {
     for section in &difference.sections {
         assert!(clocks.iter().any(|clock| section.name.contains(clock)), "{section:#?}");
         assert!(!section.fields.is_empty());
+    }
+}
+
+#[test]
+fn diff_of_each_part_of_the_stream_that_differs_is_not_the_same() {
+    let shape = machine();
+    let shared = {
+        let mut shape = shape.clone();
+        shape.configuration.capabilities.push("x-ignore-shared".to_owned());
+        shape.ram.blocks.iter_mut().for_each(|block| block.address = Some(0));
+        shape.ram.blocks[0].is_skipped = true;
+        shape
+    };
+    let longer = |at: usize| {
+        let mut shape = shared.clone();
+        shape.ram.blocks[at].length_bytes += 4096;
+        shape
+    };
+    let elsewhere = {
+        let mut shape = shared.clone();
+        shape.ram.blocks[0].address = Some(1 << 32);
+        shape
+    };
+    let command = Shape { between: vec![8, 0, 4, 0, 0], ..shape.clone() };
+    let early = Shape { early: section(7, "0000:00:02.0/early", b"another body"), ..shape.clone() };
+    // Without footers no section can be told from the next.
+    let blind = |early: &[u8]| {
+        let mut shape = Shape { early: early.to_vec(), ..shape.clone() };
+        shape.ram.footers = false;
+        shape
+    };
+    let commands = (blind(b"\x08\0\x01\0\0"), blind(b"\x08\0\x02\0\0"));
+    for (what, a, b) in [
+        ("between", &shape, &command),
+        ("early", &shape, &early),
+        ("early, blind", &commands.0, &commands.1),
+        ("length of a skipped block", &shared, &longer(0)),
+        ("address", &shared, &elsewhere),
+    ] {
+        assert!(compare(legacy(a), legacy(a)).is_same(), "{what}");
+        assert!(!compare(legacy(a), legacy(b)).is_same(), "{what}");
+    }
+}
+
+#[test]
+fn diff_of_a_background_snapshot_without_bitmaps_is_refused() {
+    let plan = Plan { has_end: false, ..Plan::default() };
+    let (bare, mended) = (Plan { has_bitmaps: false, ..plan.clone() }.build().bytes, plan.build().bytes);
+    let directory = tempfile::tempdir().unwrap();
+    for (a, b) in [(&bare, &mended), (&mended, &bare)] {
+        let refused = diff(&open(a.clone()), &open(b.clone()), directory.path(), &DiffOptions::default());
+
+        assert!(matches!(refused, Err(ImageError::NoBitmaps { .. })), "{refused:?}");
     }
 }
