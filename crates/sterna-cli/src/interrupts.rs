@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::exit::Stop;
+use sterna_transport::PageFile;
+
+use crate::exit::{Status, Stop};
+use crate::terminal;
 
 /// How often we were asked to end.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +28,23 @@ impl Interrupts {
             .spawn(move || signals.forever().for_each(|_| counted.add()))
             .map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))?;
         Ok(count)
+    }
+
+    /// For commands that do nothing but make files: from now on a signal removes those that lie aside and ends the
+    /// process, so that no guest's memory stays behind on a disk.
+    pub fn remove_files() -> Result<(), Stop> {
+        // A hangup ends what is not under nohup by itself; its files are told of by the next run.
+        let mut signals = Signals::new([SIGINT, SIGTERM])
+            .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        let end = move || {
+            if signals.forever().next().is_some() {
+                PageFile::remove_all_aside();
+                terminal::complain(&Stop::with(Status::Cancelled, "interrupted; what was begun is removed"));
+                std::process::exit(Status::Cancelled as i32);
+            }
+        };
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(end);
+        thread.map(drop).map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))
     }
 
     /// How many so far.

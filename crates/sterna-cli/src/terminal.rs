@@ -4,9 +4,11 @@
 //! elsewhere plain lines, and few.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use owo_colors::OwoColorize;
+use sterna_transport::PageFile;
 
 use crate::exit::{Status, Stop};
 use crate::monitor::Progress;
@@ -35,6 +37,16 @@ pub fn complain(stop: &Stop) {
         _ => "sterna: error".to_owned(),
     };
     let _ = writeln!(anstream::stderr().lock(), "{} {}", format!("{head}:").red().bold(), stop.message);
+}
+
+/// Tells of files for `place` that a run left aside when it was killed: they hold a guest's memory.
+pub fn note_left_behind(place: &Path) {
+    for left in PageFile::left_behind(place) {
+        note(&format!(
+            "sterna: warning: {} was left behind by a run that was killed: remove it",
+            left.display()
+        ));
+    }
 }
 
 /// The verdict's word, coloured where colours are shown.

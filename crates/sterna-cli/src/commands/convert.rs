@@ -9,6 +9,7 @@ use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, co
 use sterna_image::{Direct, Form, ImageError, Packing};
 
 use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
 /// From what, to what.
@@ -29,7 +30,9 @@ pub struct Arguments {
     /// What it becomes [default: mapped-ram, in libvirt's container if the source is in one]
     #[arg(short, long)]
     pub format: Option<Target>,
-    /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source]
+    /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source].
+    /// After a restore the guest of a bare image is what it was when it was saved: one that was paused stays
+    /// paused until `virsh resume`
     #[arg(long, value_name = "FILE")]
     pub xml: Option<PathBuf>,
     /// Cookie for a libvirt image [default: that of the source, if it has one]
@@ -47,7 +50,7 @@ pub struct Arguments {
     /// What the pages of a mapped-ram image are aligned to: a multiple of 4k
     #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
     pub alignment: u64,
-    /// Print what was done as JSON
+    /// Print what was done as JSON; on standard error if the target is -
     #[arg(long)]
     pub json: bool,
 }
@@ -56,12 +59,17 @@ pub struct Arguments {
 pub fn execute(arguments: &Arguments) -> Done {
     let started = Instant::now();
     let options = arguments.options()?;
+    Interrupts::remove_files()?;
+    if !is_pipe(&arguments.to) {
+        terminal::note_left_behind(&arguments.to);
+    }
     let converted = convert(input(&arguments.from)?, output(&arguments.to), &options).map_err(stop)?;
     let seconds = started.elapsed().as_secs_f64();
-    if arguments.json {
-        terminal::print(&json(arguments, &converted, seconds)?);
-    } else {
-        terminal::note(&sentence(arguments, &converted, seconds));
+    match arguments.json {
+        // Standard output is the stream's.
+        true if is_pipe(&arguments.to) => terminal::note(&json(arguments, &converted, seconds)?),
+        true => terminal::print(&json(arguments, &converted, seconds)?),
+        false => terminal::note(&sentence(arguments, &converted, seconds)),
     }
     Ok(Status::Done)
 }
@@ -188,6 +196,14 @@ mod tests {
 
         assert_eq!(stop.status, Status::Usage);
         assert_eq!(std::fs::read(&to).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn convert_of_a_background_snapshot_without_bitmaps_names_repair() {
+        let error = stop(ImageError::NoBitmaps { file: "a".into() });
+
+        assert_eq!(error.status, Status::Failed);
+        assert!(error.message.contains("sterna repair"), "{}", error.message);
     }
 
     #[test]

@@ -73,6 +73,9 @@ fn block_text(block: &BlockDifference) -> String {
     match (block.length_bytes, &block.not_compared) {
         ([Some(a), None], _) => format!("block {name}: only in the first, {}\n", units::bytes(a)),
         ([None, Some(b)], _) => format!("block {name}: only in the second, {}\n", units::bytes(b)),
+        ([Some(a), Some(b)], Some(why)) if a != b => {
+            format!("block {name}: {why}; lengths {} | {}\n", units::bytes(a), units::bytes(b))
+        }
         (_, Some(why)) => format!("block {name}: {why}\n"),
         ([a, b], None) => {
             let mut text = format!("block {name}: {} pages differ", units::count(block.pages));

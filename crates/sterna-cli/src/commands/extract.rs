@@ -7,6 +7,7 @@ use sterna_image::tools::extract::{ExtractOptions, Extracted, Part, extract};
 
 use super::verify::stop;
 use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
 /// Which image, what of it, and where it goes.
@@ -61,6 +62,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         placed: arguments.placed.clone(),
         threads: arguments.threads.map_or(0, usize::from),
     };
+    Interrupts::remove_files()?;
+    terminal::note_left_behind(&arguments.output);
     let done = extract(&image, &part, &arguments.output, &options);
     let extracted = done.map_err(|error| Stop::failed(error.to_string()))?;
     if arguments.json {

@@ -28,6 +28,12 @@ pub struct Arguments {
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
     let image = Image::open(&arguments.image).map_err(stop)?;
+    if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {
+        return Err(Stop::usage(format!(
+            "{} is the image itself; draw it into another file",
+            file.display()
+        )));
+    }
     let coverage = Coverage::of(&image).map_err(stop)?;
     let inspection = inspect(&image, &coverage).map_err(stop)?;
     if let Some(file) = &arguments.svg {
@@ -80,6 +86,9 @@ fn text(it: &Inspection) -> String {
         None => "no description".into(),
     };
     let end = match (it.has_eof, it.has_end) {
+        (false, _) if it.is_end_unsure => {
+            "No footers, no description: whether the stream is whole cannot be told.".to_owned()
+        }
         (false, _) => "The stream is cut off: see `sterna verify`.".to_owned(),
         (true, true) => format!("The stream is whole, with {description}."),
         (true, false) => {

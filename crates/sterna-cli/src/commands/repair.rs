@@ -6,6 +6,7 @@ use sterna_image::tools::repair::{RepairTo, repair};
 use sterna_image::tools::verify::VerifyOptions;
 
 use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
 /// Which image, and where the mended one goes.
@@ -35,6 +36,10 @@ pub fn execute(arguments: &Arguments) -> Done {
         Some(path) => RepairTo::File { path: path.clone(), replace: arguments.force },
         None => RepairTo::Itself,
     };
+    if let Some(output) = &arguments.output {
+        Interrupts::remove_files()?;
+        terminal::note_left_behind(output);
+    }
     let done = repair(&arguments.image, &to, &VerifyOptions::default());
     let repaired = done.map_err(|error| Stop::failed(error.to_string()))?;
     let path = arguments.output.as_ref().unwrap_or(&arguments.image);
