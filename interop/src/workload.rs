@@ -5,6 +5,8 @@ mod linux;
 
 use std::path::Path;
 
+pub use boot::{LONGEST_GAP_ADDRESS, PACE_ADDRESS};
+
 use crate::{Failure, Root, skip};
 
 /// What a machine runs.

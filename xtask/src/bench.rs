@@ -1,5 +1,6 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (harvesting dirty bitmaps, beside what the machine can do),
-//! `e2e` (whole migrations on loopback against a plain copy) and `qemu` (Sterna's programs beside QEMU's, in one
+//! `e2e` (whole migrations on loopback against a plain copy), `converge` (forecasts, pauses and dirty rates of guests
+//! that write) and `qemu` (Sterna's programs beside QEMU's, in one
 //! run).
 
 use crate::parts::{Outcome, Parts};
@@ -9,15 +10,18 @@ use crate::workspace::{Metadata, target_directory};
 
 const BENCHES: [&str; 3] = ["micro", "sync", "e2e"];
 
-/// `cargo xtask bench [micro|sync|e2e|qemu] [-- ARGS]`; `qemu` only if it is named.
+/// `cargo xtask bench [micro|sync|e2e|converge|qemu] [-- ARGS]`; the last two only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
         [] => BENCHES.to_vec(),
-        [one] if one == "qemu" => return beside_qemu(theirs),
+        [one] if one == "qemu" => return with_qemu("qemu-bench", theirs),
+        [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
-            return Err(Failure::Usage(format!("there is no bench `{other}`: micro, sync, e2e or qemu")));
+            return Err(Failure::Usage(format!(
+                "there is no bench `{other}`: micro, sync, e2e, converge or qemu"
+            )));
         }
     };
     let mut parts = Parts::default();
@@ -27,16 +31,16 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Builds the root with QEMU, the `sterna` command and the bench, and runs it.
-fn beside_qemu(arguments: &[String]) -> std::result::Result<(), Failure> {
+/// Builds the root with QEMU, the `sterna` command and a bench that runs both, and runs it.
+fn with_qemu(program: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
     roots::command(&["qemu".to_owned()])?;
     let mut parts = Parts::default();
-    parts.part("qemu", || {
+    parts.part(program, || {
         let mut build = process::cargo();
         build.args(["build", "--quiet", "--release", "--package", "sterna-cli", "--bin", "sterna"]);
-        process::run(build.args(["--package", "sterna-benches", "--bin", "qemu-bench"]))?;
+        process::run(build.args(["--package", "sterna-benches", "--bin", program]))?;
         let programs = target_directory().join("release");
-        let mut bench = std::process::Command::new(programs.join("qemu-bench"));
+        let mut bench = std::process::Command::new(programs.join(program));
         bench.env("STERNA_ROOTS", target_directory().join("roots"));
         bench.arg("--sterna").arg(programs.join("sterna")).args(arguments);
         process::run(&mut bench).map(|()| Outcome::Passed)

@@ -34,6 +34,7 @@ usage: cargo xtask COMMAND
   fuzz [TARGET…] [--seconds N]  each fuzz target (or those named) for N seconds (default 60)
   soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|sync|e2e] [-- ARGS]   the benches (default: all three)
+  bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
   lab                           tests that need real KVM, inside a VM that has it
   roots [qemu|libvirt]          Debian sid roots with QEMU and libvirt, for the part `interop`

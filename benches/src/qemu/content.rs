@@ -156,7 +156,7 @@ fn linux(bytes: u64, root: &Root, directory: &Path) -> Result<PathBuf, Failure> 
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let to = File::create(&path).map_err(failed)?;
     to.set_len(bytes).map_err(failed)?;
-    let ram = crate::peer::ram_of(guest.pid())?;
+    let ram = sterna_benches::peer::ram_of(guest.pid())?;
     check_size(&ram, bytes)?;
     for_each_piece(&ram, |file, at, offset, piece| {
         file.read_exact_at(piece, offset)?;

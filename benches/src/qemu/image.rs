@@ -10,11 +10,12 @@ use rustix::fs::{Advice, fadvise};
 use serde_json::json;
 
 use crate::Failure;
-use crate::clock;
+use crate::chain::Chain;
 use crate::figures::Sample;
-use crate::machines::{Chain, Role};
-use crate::peer::{Peer, Settings};
 use crate::tools::Tool;
+use sterna_benches::clock;
+use sterna_benches::machines::Role;
+use sterna_benches::peer::{Peer, Settings};
 
 /// A save, and the restore of what it wrote, of the machine's own: `migrate` to `file:`, `migrate-incoming` from it.
 pub fn own(

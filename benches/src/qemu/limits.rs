@@ -11,8 +11,8 @@ use sterna_ram::{Backing, GuestRam, RamBlock, RamSlice};
 use sterna_transport::{Address, CancelFlag, Channel, IoPart, Listener};
 
 use crate::Failure;
-use crate::clock::CpuClock;
 use crate::figures::Sample;
+use sterna_benches::clock::CpuClock;
 
 /// As a packet's payload.
 const WRITE_BYTES: usize = 512 << 10;

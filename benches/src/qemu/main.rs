@@ -16,16 +16,14 @@
 //!   repetitions' ratios.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
-mod clock;
+mod chain;
 mod content;
 mod figures;
 mod group;
 mod image;
 mod limits;
 mod live;
-mod machines;
 mod output;
-mod peer;
 mod plan;
 mod schedule;
 mod tools;
@@ -37,9 +35,9 @@ use clap::{Parser, ValueEnum};
 use content::{Content, Kind as Fill};
 use figures::Table;
 use group::skipped;
-use machines::Lab;
 use plan::{Chains, Width};
 use schedule::{Importance, Schedule};
+use sterna_benches::machines::Lab;
 use sterna_interop::Root;
 
 /// What went wrong, in words.
@@ -174,7 +172,7 @@ fn lab(args: &Args) -> Result<Lab, Failure> {
         return Err(format!("{} is not there: build it, or name another with --sterna", sterna.display()));
     }
     let kvm = !args.no_kvm && sterna_interop::kvm_for("KVM");
-    Ok(Lab { root: Root::qemu_for("all of QEMU's rows"), sterna, kvm })
+    Ok(Lab { root: Root::qemu_for("all of QEMU's rows"), sterna, kvm, namespace: None })
 }
 
 /// The directory of this program.

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
+use crate::chain::Chain;
 use crate::content::Content;
 use crate::figures::{Kind, Row};
 use crate::group::Group;
 use crate::limits::{self, Memory};
-use crate::machines::{Chain, Lab, Role, Side};
-use crate::peer::Settings;
 use crate::tools::Tool;
 use crate::{Failure, image, live};
+use sterna_benches::machines::{Lab, Role, Side};
+use sterna_benches::peer::Settings;
 
 /// RAM of the guest that writes.
 pub const WRITER_BYTES: u64 = 512 << 20;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::Failure;
 use crate::group::skipped;
-use crate::machines::Lab;
+use sterna_benches::machines::Lab;
 
 /// One way to call `sterna save`.
 pub struct Tool {

@@ -3,6 +3,10 @@
 //! In pass n every page gets n × [`FACTOR`] ^ its address at three places; pass n + 1 compares them first. So
 //! a page that was lost, is late or came twice shows at once. The end of a pass prints a line if the
 //! time-stamp counter's bit 26 or a higher one has changed since the last.
+//!
+//! It runs at full speed until [`PACE_ADDRESS`] is set from outside: then it writes a page every so many ticks, and
+//! keeps the longest time between two pages at [`LONGEST_GAP_ADDRESS`], which is the pause that a guest sees. Both
+//! words lie in a page that it then writes with each step, so what is put there moves with it.
 
 use std::arch::global_asm;
 use std::path::Path;
@@ -30,6 +34,16 @@ const SWEPT_FROM: usize = 0x1d0;
 const SWEPT_PAGES: usize = 0x1d4;
 const LAST_LINE: usize = 0x1d8;
 const IS_BAD: usize = 0x1dc;
+const PACE: usize = 0x1e0;
+const LAST_STEP: usize = 0x1e4;
+const LONGEST_GAP: usize = 0x1e8;
+
+/// Physical address of a little-endian 32-bit word: ticks of the time-stamp counter from page to page; 0: full speed,
+/// and no gap is kept.
+pub const PACE_ADDRESS: u64 = (LOADED + PACE) as u64;
+/// Physical address of a little-endian 32-bit word: the longest time between two pages since it was last set to 0, in
+/// ticks of the time-stamp counter; true below 2³² ticks.
+pub const LONGEST_GAP_ADDRESS: u64 = (LOADED + LONGEST_GAP) as u64;
 
 /// Flat descriptors: none, code, data.
 const DESCRIPTORS: [u64; 3] = [0, 0x00cf_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
@@ -121,6 +135,23 @@ global_asm!(
     "    inc     ebp",
     "    imul    edx, ebp, {FACTOR}",
     ".Lsweep_page:",
+    "    cmp     dword ptr [{LOADED} + {PACE}], 0",
+    "    je      .Lsweep_due",
+    "    push    eax",
+    "    push    edx",
+    ".Lsweep_early:",
+    "    rdtsc",
+    "    sub     eax, dword ptr [{LOADED} + {LAST_STEP}]",
+    "    cmp     eax, dword ptr [{LOADED} + {PACE}]",
+    "    jb      .Lsweep_early",
+    "    cmp     eax, dword ptr [{LOADED} + {LONGEST_GAP}]",
+    "    jbe     .Lsweep_no_gap",
+    "    mov     dword ptr [{LOADED} + {LONGEST_GAP}], eax",
+    ".Lsweep_no_gap:",
+    "    add     dword ptr [{LOADED} + {LAST_STEP}], eax",
+    "    pop     edx",
+    "    pop     eax",
+    ".Lsweep_due:",
     "    cmp     ebp, 1", // nothing was written before the first pass
     "    je      .Lsweep_write",
     "    xor     eax, edi",
@@ -210,5 +241,8 @@ global_asm!(
     SWEPT_PAGES = const SWEPT_PAGES,
     LAST_LINE = const LAST_LINE,
     IS_BAD = const IS_BAD,
+    PACE = const PACE,
+    LAST_STEP = const LAST_STEP,
+    LONGEST_GAP = const LONGEST_GAP,
     FACTOR = const FACTOR as i32,
 );

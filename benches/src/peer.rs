@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterna_interop::ticks::ticks;
 use sterna_qmp::{Client, Endpoint};
 use tempfile::TempDir;
 
@@ -110,7 +111,7 @@ impl Peer {
     }
 
     /// Events of a migration that another client drove would pass for those of the next.
-    fn forget_events(&mut self) -> Result<(), Failure> {
+    pub fn forget_events(&mut self) -> Result<(), Failure> {
         let name = self.name;
         while self.monitor.next_event(Duration::ZERO).map_err(|error| format!("{name}: {error}"))?.is_some() {
         }
@@ -129,7 +130,12 @@ impl Peer {
 
     /// Waits for the event that says that the migration is over. After [`prepare`](Self::prepare) only.
     pub fn wait_until_completed(&mut self) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        self.wait_until_over(PATIENCE)
+    }
+
+    /// As [`wait_until_completed`](Self::wait_until_completed), no longer than `limit`.
+    pub fn wait_until_over(&mut self, limit: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let event = self.monitor.next_event(left).map_err(|error| self.explain(&error.to_string()))?;
@@ -143,6 +149,25 @@ impl Peer {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Waits for so many lines of the guest on the serial port, all of them good.
+    pub fn wait_for_ticks(&self, lines: usize) -> Result<(), Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let said = std::fs::read(self.directory().join("serial")).unwrap_or_default();
+            let ticks = ticks(&String::from_utf8_lossy(&said));
+            if let Some(bad) = ticks.iter().find(|tick| !tick.ok) {
+                return Err(format!("the guest's memory changed: its line {} says so", bad.number));
+            }
+            if ticks.len() >= lines {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err("the guest shows no life".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

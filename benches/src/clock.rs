@@ -44,3 +44,19 @@ pub fn ended_children() -> Duration {
     let duration = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
+
+/// Ticks of this machine's time-stamp counter in a second, measured once. A guest's runs at the same speed.
+pub fn ticks_per_second() -> u64 {
+    static TICKS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *TICKS.get_or_init(|| {
+        let (began, first) = (std::time::Instant::now(), ticks());
+        std::thread::sleep(Duration::from_millis(200));
+        let ticks = ticks() - first;
+        (ticks as f64 / began.elapsed().as_secs_f64()) as u64
+    })
+}
+
+fn ticks() -> u64 {
+    // SAFETY: the instruction exists on every x86-64.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}

@@ -1,6 +1,5 @@
 //! How the machines of both kinds are started: the same RAM, no devices that nobody asked for, stopped.
 
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,19 +7,21 @@ use sterna_interop::{Accelerator, Builder, Guest, Qemu, Root};
 use tempfile::TempDir;
 
 use crate::Failure;
-use crate::content::Content;
 use crate::peer::Peer;
 
 /// Whose machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
+    /// QEMU's.
     Qemu,
+    /// `sterna run`.
     Sterna,
 }
 
 /// Which part of a migration a machine plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
+    /// It has the guest.
     Source,
     /// Its RAM is allocated before anything comes, as a source's is (`prealloc=on`, `--prealloc`).
     Destination,
@@ -30,9 +31,14 @@ pub enum Role {
 
 /// What machines are made with.
 pub struct Lab {
+    /// Where QEMU is; none: its rows are skipped.
     pub root: Option<Root>,
+    /// The `sterna` command.
     pub sterna: PathBuf,
+    /// Whether machines run on KVM.
     pub kvm: bool,
+    /// The network namespace in which machines run; none: this process's own.
+    pub namespace: Option<String>,
 }
 
 impl Lab {
@@ -62,7 +68,31 @@ impl Lab {
             Side::Qemu => ("QEMU", self.qemu(role, bytes, sector.is_some(), place.path())?),
             Side::Sterna => ("Sterna", self.sterna_vm(role, bytes, sector, place.path())),
         };
-        Peer::start(name, command, place)
+        Peer::start(name, self.in_namespace(command), place)
+    }
+
+    /// Sterna's VM with the guest that `arguments` of `sterna run` describe; it runs.
+    pub fn start_tide(&self, arguments: Vec<String>) -> Result<Peer, Failure> {
+        let place = directory()?;
+        let mut command = Command::new(&self.sterna);
+        command.args(["run", "--backing=memfd"]).args(arguments);
+        command.arg(format!("--qmp=unix:{}", place.path().join("qmp").display()));
+        command.arg(format!("--exit-with-parent={}", std::process::id()));
+        Peer::start("Sterna", self.in_namespace(command), place)
+    }
+
+    /// `ip` becomes the program, so the process is the same.
+    fn in_namespace(&self, command: Command) -> Command {
+        let Some(name) = &self.namespace else { return command };
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", name]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside
     }
 
     fn builder(&self, bytes: u64) -> Result<Builder, Failure> {
@@ -104,54 +134,6 @@ impl Lab {
         }
         command
     }
-}
-
-/// Machines of one side with one content. Who arrives is the next source, so that RAM is filled once.
-pub struct Chain<'a> {
-    pub lab: &'a Lab,
-    pub side: Side,
-    pub content: &'a Content,
-    /// Whether there is memory for a machine of each side besides those that are timed.
-    keeps: bool,
-    ready: RefCell<Option<Peer>>,
-}
-
-impl<'a> Chain<'a> {
-    pub fn new(lab: &'a Lab, side: Side, content: &'a Content) -> Self {
-        Self { lab, side, content, keeps: may_keep(content.bytes), ready: RefCell::new(None) }
-    }
-
-    /// A stopped machine that holds the content.
-    pub fn source(&self) -> Result<Peer, Failure> {
-        if let Some(peer) = self.ready.borrow_mut().take() {
-            return Ok(peer);
-        }
-        let peer = self.lab.start(self.side, Role::Source, self.content.bytes)?;
-        self.content.put(&peer.ram()?)?;
-        Ok(peer)
-    }
-
-    /// A machine that waits.
-    pub fn destination(&self, role: Role) -> Result<Peer, Failure> {
-        self.lab.start(self.side, role, self.content.bytes)
-    }
-
-    /// Takes over a machine to which the content has come; looks first whether it has, if `check`.
-    pub fn arrived(&self, peer: Peer, check: bool) -> Result<(), Failure> {
-        if check {
-            self.content.check(&peer.ram()?)?;
-        }
-        *self.ready.borrow_mut() = self.keeps.then_some(peer);
-        Ok(())
-    }
-}
-
-/// Two machines that wait, one that comes up, an image on a tmpfs, and something for the rest.
-fn may_keep(bytes: u64) -> bool {
-    let about = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = about.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib: Option<u64> = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
-    kib.is_some_and(|kib| 6 * bytes < kib * 1024)
 }
 
 fn directory() -> Result<TempDir, Failure> {

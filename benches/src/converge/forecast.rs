@@ -1,0 +1,117 @@
+//! What is foretold, and what then happens.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna_benches::Failure;
+use sterna_benches::machines::Lab;
+use sterna_benches::peer::Peer;
+
+use crate::Args;
+use crate::tide::{Load, Pair};
+
+const PATTERNS: [&str; 4] = ["sequential", "random", "hot-set", "mixed"];
+/// Pages written per second, in percent of what the link carries.
+const RATES: [u64; 4] = [20, 50, 150, 400];
+const LIMIT_MS: u64 = 300;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Over which times the guest's writing is measured beforehand.
+const INTERVALS: &str = "--intervals=50ms,200ms,800ms";
+const PAGE_BYTES: u64 = 4096;
+
+pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
+    let bandwidth = usual_bandwidth(lab, args)?;
+    println!(
+        "link of {} MB/s, of which an idle guest's migration moves {:.0}; {} MiB, limit {LIMIT_MS} ms",
+        args.link,
+        bandwidth as f64 / 1e6,
+        args.ram
+    );
+    println!(
+        "pattern | rate, % of the link | foretold: ends, total s, pause ms | came: total s, pause ms | off by %, %"
+    );
+    let mut rows = Vec::new();
+    for pattern in PATTERNS {
+        for percent in RATES {
+            rows.push(one(lab, args, pattern, percent, bandwidth)?);
+        }
+    }
+    let good = |name: &str| rows.iter().filter(|row| row[name] == true).count();
+    println!("verdict right: {} of {}", good("verdict_right"), rows.len());
+    println!("total time within 20 %: {}, pause within 20 %: {}", good("total_within"), good("pause_within"));
+    Ok(rows.into())
+}
+
+fn one(
+    lab: &Lab,
+    args: &Args,
+    pattern: &'static str,
+    percent: u64,
+    bandwidth: u64,
+) -> Result<Value, Failure> {
+    let rate = args.link * 1_000_000 * percent / 100 / PAGE_BYTES;
+    let load = Load { process: true, pattern, rate, ram_mib: args.ram, working_set_mib: args.ram };
+    let mut pair = Pair::new(lab, load)?;
+    // The guest sweeps for a while first, so that what it does is what it will do.
+    std::thread::sleep(Duration::from_millis(500));
+    let parameters = json!({
+        "max-bandwidth": 0, "downtime-limit": LIMIT_MS, "multifd-channels": 2, "x-sterna-non-convergence": "fail",
+    });
+    pair.set(&parameters, &["multifd"])?;
+    let foretold = of(lab, &pair.source, bandwidth)?;
+    let ends = foretold["convergent"] == true;
+    let (total, pause) =
+        (foretold["total_time"]["expected"].as_f64(), foretold["downtime"]["expected"].as_f64());
+    print!(
+        "{pattern:<10} | {percent:>3} | {} {:.2} {:.0} | ",
+        if ends { "yes" } else { "no" },
+        total.unwrap_or(f64::NAN),
+        pause.unwrap_or(f64::NAN) * 1e3
+    );
+    let came = pair.migrate(PATIENCE);
+    let Ok((_, took)) = came else {
+        println!("it did not end");
+        return Ok(json!({
+            "pattern": pattern, "percent": percent, "forecast": foretold, "ended": false, "verdict_right": !ends,
+            "why": came.err(),
+        }));
+    };
+    let guest = pair.pause_of_the_guest()?;
+    let off = |expected: Option<f64>, was: f64| {
+        expected.map_or(f64::NAN, |expected| (expected / was - 1.0) * 100.0)
+    };
+    let (total_off, pause_off) = (off(total, took), off(pause, guest));
+    println!("{took:.2} {:.0} | {total_off:+.0}, {pause_off:+.0}", guest * 1e3);
+    Ok(json!({
+        "pattern": pattern, "percent": percent, "forecast": foretold, "ended": true, "seconds": took,
+        "pause_of_the_guest": guest, "verdict_right": ends,
+        "total_within": total_off.abs() <= 20.0, "pause_within": pause_off.abs() <= 20.0,
+    }))
+}
+
+/// What `sterna plan` says of the guest in `peer`.
+pub fn of(lab: &Lab, peer: &Peer, bandwidth: u64) -> Result<Value, Failure> {
+    let socket = peer.directory().join("qmp");
+    let mut plan = Command::new(&lab.sterna);
+    plan.arg("plan").arg(socket).args(["--json", INTERVALS]).arg(format!("--bandwidth={bandwidth}B/s"));
+    let said = plan.output().map_err(|error| format!("sterna plan: {error}"))?;
+    if !said.status.success() {
+        return Err(format!("sterna plan: {}", String::from_utf8_lossy(&said.stderr).trim()));
+    }
+    let plan: Value =
+        serde_json::from_slice(&said.stdout).map_err(|error| format!("sterna plan: {error}"))?;
+    Ok(plan["forecast"].clone())
+}
+
+/// What an idle guest's migration moves on this link, bytes per second: an operator knows that of his.
+pub fn usual_bandwidth(lab: &Lab, args: &Args) -> Result<u64, Failure> {
+    let load = Load { process: true, pattern: "idle", rate: 0, ram_mib: args.ram, working_set_mib: args.ram };
+    let mut pair = Pair::new(lab, load)?;
+    pair.set(&json!({"max-bandwidth": 0, "multifd-channels": 2}), &["multifd"])?;
+    pair.migrate(PATIENCE)?;
+    pair.statistics()?["bandwidth_bytes"]
+        .as_u64()
+        .filter(|rate| *rate > 0)
+        .ok_or_else(|| "no bandwidth measured".to_owned())
+}

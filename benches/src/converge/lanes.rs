@@ -1,0 +1,68 @@
+//! What lanes do with their time while the guest writes all that it can: how long they stand idle because of harvests.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna_benches::Failure;
+use sterna_benches::machines::Lab;
+
+use crate::tide::{Load, Pair};
+use crate::{Args, median};
+
+const REPETITIONS: usize = 7;
+/// Rounds go on for so long: the limit of the pause is 0.
+const ROUNDS: Duration = Duration::from_secs(2);
+
+pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
+    let load = Load {
+        process: true,
+        pattern: "random",
+        rate: 0,
+        ram_mib: args.ram * 4,
+        working_set_mib: args.ram * 4,
+    };
+    println!(
+        "rounds | idle % of all time, of a round: median and worst | sync ms, median | spread of bandwidth readings, ± %"
+    );
+    let mut found = Vec::new();
+    let mut pair = Pair::new(lab, load)?;
+    for _ in 0..REPETITIONS {
+        let parameters = json!({"max-bandwidth": 0, "downtime-limit": 0, "multifd-channels": 2});
+        pair.set(&parameters, &["multifd"])?;
+        let readings = pair.migrate_without_end(ROUNDS, Duration::from_secs(60))?;
+        let record = &readings.statistics;
+        let rounds = record["rounds"].as_array().cloned().unwrap_or_default();
+        let rounds: Vec<&Value> = rounds.iter().filter(|round| round["stopped"] == false).collect();
+        let idle: Vec<f64> = rounds
+            .iter()
+            .map(|round| seconds(&round["lanes"]["idle"]) / seconds(&round["took"]).max(1e-9) * 100.0)
+            .collect();
+        let sync: Vec<f64> = rounds.iter().map(|round| seconds(&round["sync"]) * 1e3).collect();
+        let middle = median(&readings.megabits);
+        let spread =
+            readings.megabits.iter().map(|read| (read / middle - 1.0).abs() * 100.0).fold(0.0, f64::max);
+        println!(
+            "{:>6} | {:.2} {:>5.2} {:>5.2} | {:>6.3} | {spread:.1} ({} readings, median {middle:.0} Mbit/s)",
+            rounds.len(),
+            sum(&rounds, |round| seconds(&round["lanes"]["idle"])) / sum(&rounds, |round| seconds(&round["took"]))
+                * 100.0,
+            median(&idle),
+            idle.iter().copied().fold(0.0, f64::max),
+            median(&sync),
+            readings.megabits.len(),
+        );
+        found.push(json!({ "idle_percent": idle, "sync_ms": sync, "mbps": readings.megabits }));
+        pair = pair.again(lab, load)?;
+    }
+    Ok(found.into())
+}
+
+fn sum(rounds: &[&Value], time: impl Fn(&Value) -> f64) -> f64 {
+    rounds.iter().map(|round| time(round)).sum()
+}
+
+/// A time as the engine's statistics write it.
+fn seconds(time: &Value) -> f64 {
+    let parts = time["secs"].as_f64().zip(time["nanos"].as_f64());
+    parts.map_or_else(|| time.as_f64().unwrap_or(0.0), |(whole, nanos)| whole + nanos / 1e9)
+}

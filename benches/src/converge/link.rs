@@ -1,0 +1,56 @@
+//! A link of known speed: the loopback of a network namespace, behind a token bucket.
+
+use std::process::Command;
+
+use sterna_benches::Failure;
+
+/// Removed when dropped.
+pub struct Link {
+    name: String,
+}
+
+impl Link {
+    /// A link of `megabytes` MB/s.
+    pub fn new(megabytes: u64) -> Result<Self, Failure> {
+        let name = format!("sterna-bench-{}", std::process::id());
+        ip(&["netns", "add", &name])?;
+        let link = Self { name };
+        ip(&["-n", &link.name, "link", "set", "lo", "up"])?;
+        let rate = format!("{}mbit", megabytes * 8);
+        // A bucket of some packets of 64 KiB, and a queue of 20 ms.
+        let shape =
+            ["qdisc", "add", "dev", "lo", "root", "tbf", "rate", &rate, "burst", "512kb", "latency", "20ms"];
+        run("ip", &[&["netns", "exec", &link.name, "tc"], &shape[..]].concat())?;
+        // The same for both: Sterna takes reno within one machine, QEMU what the system has.
+        let reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control";
+        ip(&["netns", "exec", &link.name, "sh", "-c", reno])?;
+        Ok(link)
+    }
+
+    /// The namespace's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Err(why) = ip(&["netns", "del", &self.name]) {
+            eprintln!("{why}");
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), Failure> {
+    run("ip", arguments)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), Failure> {
+    let said = Command::new(program).args(arguments).output();
+    let said = said.map_err(|error| format!("no network namespace with a slow link: {program}: {error}"))?;
+    if said.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&said.stderr);
+    Err(format!("no network namespace with a slow link: {program} {}: {}", arguments.join(" "), why.trim()))
+}

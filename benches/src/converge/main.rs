@@ -1,0 +1,137 @@
+//! Does a migration end, when, and with which pause: foretold, then done.
+//!
+//! - `forecast`: four patterns of writing at four rates each, under and above what converges, over a link of known speed.
+//!   The forecast is printed before the first byte moves.
+//! - `limits`: the pause that a guest sees against `downtime-limit`, over many migrations that were foretold to converge.
+//! - `qemu`: the same boot-sector guest on the same KVM, in QEMU and in Sterna, over the same link: the largest dirty
+//!   rate that still converges, and the pause that the guest saw.
+//! - `lanes`: what lanes do with their time under full load, without a limit.
+//!
+//! The link is the loopback of a network namespace of its own with a token bucket, so that it is as slow for the last
+//! pages as for the first, as real links are; `max-bandwidth` would only hold back the rounds. All machines are
+//! processes, driven over QMP as an operator drives them.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+
+mod forecast;
+mod lanes;
+mod limits;
+mod link;
+mod rival;
+mod tide;
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use serde_json::{Map, Value};
+use sterna_benches::Failure;
+use sterna_benches::machines::Lab;
+use sterna_interop::Root;
+
+/// Times migrations of guests that write.
+#[derive(Debug, Parser)]
+pub struct Args {
+    /// What is done.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "forecast,limits,qemu,lanes")]
+    only: Vec<Part>,
+    /// Migrations for each limit.
+    #[arg(long, default_value_t = 200)]
+    runs: usize,
+    /// Limits of the pause, ms.
+    #[arg(long, value_delimiter = ',', default_value = "300,100,50")]
+    limits: Vec<u64>,
+    /// RAM of the guests, MiB.
+    #[arg(long, default_value_t = 256)]
+    ram: u64,
+    /// Speed of the link, MB/s.
+    #[arg(long, default_value_t = 200)]
+    link: u64,
+    /// Tries at each rate beside QEMU.
+    #[arg(long, default_value_t = 3)]
+    tries: usize,
+    /// The `sterna` to be timed [default: beside this program].
+    #[arg(long, overrides_with = "sterna")]
+    sterna: Option<PathBuf>,
+    /// Write all figures to a file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Forecast,
+    Limits,
+    Qemu,
+    Lanes,
+}
+
+fn main() -> std::process::ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    let sterna = match &args.sterna {
+        Some(path) => path.clone(),
+        None => beside()?,
+    };
+    let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let mut lab = Lab { root: Root::qemu_for("the rows of QEMU"), sterna, kvm, namespace: None };
+    let mut figures = Map::new();
+    for part in &args.only {
+        let name = format!("{part:?}").to_lowercase();
+        println!("\n{name}");
+        match one(*part, args, &mut lab) {
+            Ok(found) => {
+                figures.insert(name, found);
+            }
+            Err(why) => println!("SKIPPED {name}: {why}"),
+        }
+    }
+    if let Some(path) = &args.json {
+        let text = Value::from(figures).to_string();
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn one(part: Part, args: &Args, lab: &mut Lab) -> Result<Value, Failure> {
+    match part {
+        Part::Lanes => lanes::all(lab, args),
+        Part::Forecast | Part::Limits | Part::Qemu => {
+            let link = link::Link::new(args.link)?;
+            lab.namespace = Some(link.name().to_owned());
+            let found = match part {
+                Part::Qemu => rival::all(lab, args),
+                Part::Limits => limits::all(lab, args),
+                _ => forecast::all(lab, args),
+            };
+            lab.namespace = None;
+            found
+        }
+    }
+}
+
+fn beside() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().map_err(|error| format!("where am I: {error}"))?;
+    let path = own.with_file_name("sterna");
+    if path.exists() { Ok(path) } else { Err(format!("no {}: build it, or give --sterna", path.display())) }
+}
+
+/// The middle one; not a number of nothing.
+fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The value below which this share lies.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
+}

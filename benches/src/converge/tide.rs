@@ -1,0 +1,130 @@
+//! Sterna's VM with the tide guest, which writes its memory by rules and says how long it stood still.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_benches::Failure;
+use sterna_benches::machines::Lab;
+use sterna_benches::peer::Peer;
+
+/// How the guest writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Threads of a process rather than KVM, which emulates each instruction on some machines.
+    pub process: bool,
+    pub pattern: &'static str,
+    /// Pages per second; 0: as many as it can.
+    pub rate: u64,
+    pub ram_mib: u64,
+    pub working_set_mib: u64,
+}
+
+impl Load {
+    fn arguments(self) -> Vec<String> {
+        vec![
+            format!("--machine={}", if self.process { "process" } else { "kvm" }),
+            format!("--ram={}M", self.ram_mib),
+            format!("--pattern={}", self.pattern),
+            format!("--rate={}", self.rate),
+            format!("--working-set={}M", self.working_set_mib),
+            "--fill=random".into(),
+            "--prealloc".into(),
+        ]
+    }
+}
+
+/// What was read of a migration that took its time.
+pub struct Readings {
+    /// `mbps`, ten a second.
+    pub megabits: Vec<f64>,
+    /// The engine's own figures at the end.
+    pub statistics: Value,
+}
+
+/// A guest that runs, and a machine that waits for it.
+pub struct Pair {
+    pub source: Peer,
+    pub destination: Peer,
+}
+
+impl Pair {
+    pub fn new(lab: &Lab, load: Load) -> Result<Self, Failure> {
+        let source = lab.start_tide(load.arguments())?;
+        Ok(Self { source, destination: waiting(lab, load)? })
+    }
+
+    /// The guest has moved: it goes on from where it is.
+    pub fn again(self, lab: &Lab, load: Load) -> Result<Self, Failure> {
+        let Self { source, destination } = self;
+        drop(source);
+        Ok(Self { source: destination, destination: waiting(lab, load)? })
+    }
+
+    /// Sets both sides up alike.
+    pub fn set(&mut self, parameters: &Value, capabilities: &[&str]) -> Result<(), Failure> {
+        for peer in [&mut self.source, &mut self.destination] {
+            let on = ["events"].iter().chain(capabilities);
+            let on: Vec<Value> = on.map(|name| json!({"capability": name, "state": true})).collect();
+            peer.execute("migrate-set-capabilities", json!({ "capabilities": on }))?;
+            peer.execute("migrate-set-parameters", parameters.clone())?;
+            peer.forget_events()?;
+        }
+        Ok(())
+    }
+
+    /// Migrates; gives what the source says, and how long it took. An error: it did not come to an end in time, and was
+    /// cancelled, or failed.
+    pub fn migrate(&mut self, limit: Duration) -> Result<(Value, f64), Failure> {
+        let address = self.destination.listen()?;
+        self.source.execute("x-sterna-set-guest", json!({ "reset-gap": true }))?;
+        let began = Instant::now();
+        self.source.execute("migrate", json!({ "uri": address }))?;
+        let ended = self.source.wait_until_over(limit);
+        let took = began.elapsed().as_secs_f64();
+        if let Err(why) = ended {
+            // One that has ended already cannot be cancelled, which is as well.
+            let _ = self.source.execute("migrate_cancel", Value::Null);
+            return Err(why);
+        }
+        self.destination.wait_until_completed()?;
+        Ok((self.source.execute("query-migrate", Value::Null)?, took))
+    }
+
+    /// Lets it go round and round for a while, reading the bandwidth ten times a second, and then end.
+    pub fn migrate_without_end(&mut self, rounds: Duration, limit: Duration) -> Result<Readings, Failure> {
+        let address = self.destination.listen()?;
+        self.source.execute("migrate", json!({ "uri": address }))?;
+        // The first readings are of the first pass and its beginning.
+        std::thread::sleep(rounds / 4);
+        let (began, mut megabits) = (Instant::now(), Vec::new());
+        while began.elapsed() < rounds {
+            std::thread::sleep(Duration::from_millis(100));
+            let query = self.source.execute("query-migrate", Value::Null)?;
+            megabits.extend(query["ram"]["mbps"].as_f64());
+        }
+        self.source.execute("migrate-set-parameters", json!({"downtime-limit": 5000}))?;
+        self.source.wait_until_over(limit)?;
+        self.destination.wait_until_completed()?;
+        Ok(Readings { megabits, statistics: self.statistics()? })
+    }
+
+    /// The engine's own figures of the migration, at the source.
+    pub fn statistics(&mut self) -> Result<Value, Failure> {
+        let mut said = self.source.execute("x-sterna-migration-statistics", Value::Null)?;
+        Ok(said["outgoing"].take())
+    }
+
+    /// The longest time that the guest stood still since the migration began, seconds.
+    pub fn pause_of_the_guest(&mut self) -> Result<f64, Failure> {
+        let progress = self.destination.execute("x-sterna-query-guest", Value::Null)?;
+        progress["longest_gap_seconds"]
+            .as_f64()
+            .ok_or_else(|| format!("the guest does not say how long it stood still: {progress}"))
+    }
+}
+
+fn waiting(lab: &Lab, load: Load) -> Result<Peer, Failure> {
+    let mut arguments = load.arguments();
+    arguments.push("--incoming=defer".into());
+    lab.start_tide(arguments)
+}
