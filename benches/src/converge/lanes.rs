@@ -44,7 +44,8 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
         println!(
             "{:>6} | {:.2} {:>5.2} {:>5.2} | {:>6.3} | {spread:.1} ({} readings, median {middle:.0} Mbit/s)",
             rounds.len(),
-            sum(&rounds, |round| seconds(&round["lanes"]["idle"])) / sum(&rounds, |round| seconds(&round["took"]))
+            sum(&rounds, |round| seconds(&round["lanes"]["idle"]))
+                / sum(&rounds, |round| seconds(&round["took"]))
                 * 100.0,
             median(&idle),
             idle.iter().copied().fold(0.0, f64::max),

@@ -46,8 +46,10 @@ pub struct Figures {
     pub normal_pages: u64,
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
-    /// Bytes per second in the last window in which bytes moved.
+    /// Bytes per second while bytes moved, over about the last second.
     pub bandwidth_bytes: u64,
+    /// Bytes of dirty memory per second that lanes got rid of while they worked.
+    pub drain_bytes: u64,
     /// Pages that the guest dirties per second, as of the last round.
     pub dirty_pages_per_second: u64,
     /// Pages sent per second in the last window.
@@ -62,6 +64,10 @@ pub struct Figures {
     pub channels: u32,
     /// Whether the peer is a Sterna; unknown until it has answered.
     pub peer_is_sterna: Option<bool>,
+    /// Share of the time, percent, that vCPUs were made to sleep.
+    pub cpu_throttle_percent: u8,
+    /// Whether each vCPU's dirty rate was held down.
+    pub is_dirty_limited: bool,
 }
 
 /// One part of the pause: its name ([`sterna::SwitchoverStep`]) and its seconds.
@@ -84,19 +90,56 @@ pub struct Round {
     pub pages: u64,
     /// Bytes it wrote.
     pub bytes: u64,
-    /// Time in which bytes moved.
-    #[serde(deserialize_with = "time")]
-    pub moving: f64,
-    /// Time that harvesting dirty bits took.
+    /// What lanes did meanwhile.
+    pub lanes: LaneTimes,
+    /// Time that harvesting dirty bits took, most of it while lanes sent.
     #[serde(deserialize_with = "time")]
     pub sync: f64,
-    /// Time that the bandwidth limit held lanes back.
-    #[serde(deserialize_with = "time")]
-    pub throttled: f64,
+    /// Its parts.
+    pub sync_parts: SyncParts,
     /// Pages found dirty at its end.
     pub dirtied_pages: u64,
     /// Whether the guest was stopped.
     pub stopped: bool,
+}
+
+/// What lanes did with their time ([`sterna::LaneTimes`]): seconds, per lane on average.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LaneTimes {
+    /// Looking for zero pages.
+    #[serde(deserialize_with = "time")]
+    pub scan: f64,
+    /// Compressing.
+    #[serde(deserialize_with = "time")]
+    pub encode: f64,
+    /// Writing: the time in which bytes moved.
+    #[serde(deserialize_with = "time")]
+    pub moving: f64,
+    /// Held back by the bandwidth limit.
+    #[serde(deserialize_with = "time")]
+    pub throttled: f64,
+    /// Waiting for pages.
+    #[serde(deserialize_with = "time")]
+    pub idle: f64,
+}
+
+/// Where the time of harvesting dirty bits went ([`sterna::SyncParts`]): seconds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncParts {
+    /// The kernel's.
+    #[serde(deserialize_with = "time")]
+    pub kernel: f64,
+    /// Reading and clearing the logs of vhost back ends.
+    #[serde(deserialize_with = "time")]
+    pub vhost: f64,
+    /// Merging bitmaps that begin on a word of their block's.
+    #[serde(deserialize_with = "time")]
+    pub aligned: f64,
+    /// Merging those that do not.
+    #[serde(deserialize_with = "time")]
+    pub misaligned: f64,
 }
 
 /// The state at one instant ([`sterna::Sample`]).
@@ -117,7 +160,7 @@ pub struct Sample {
 impl Figures {
     /// Time in which bytes moved, over all rounds; the rounds' length where that was not measured.
     pub fn moving_seconds(&self) -> f64 {
-        let moving: f64 = self.rounds.iter().map(|round| round.moving).sum();
+        let moving: f64 = self.rounds.iter().map(|round| round.lanes.moving).sum();
         if moving > 0.0 { moving } else { self.rounds.iter().map(|round| round.took).sum() }
     }
 
@@ -131,6 +174,21 @@ impl Figures {
     /// Time that harvesting dirty bits took, over all rounds.
     pub fn sync_seconds(&self) -> f64 {
         self.rounds.iter().map(|round| round.sync).sum()
+    }
+
+    /// What lanes did over all rounds while the guest ran, per lane on average.
+    pub fn lane_seconds(&self) -> LaneTimes {
+        let mut sum = LaneTimes::default();
+        for LaneTimes { scan, encode, moving, throttled, idle } in
+            self.rounds.iter().filter(|round| !round.stopped).map(|round| &round.lanes)
+        {
+            sum.scan += scan;
+            sum.encode += encode;
+            sum.moving += moving;
+            sum.throttled += throttled;
+            sum.idle += idle;
+        }
+        sum
     }
 
     /// Pages that became dirty during the round at `index`: what was found at its end, or what the next one
@@ -241,7 +299,8 @@ mod tests {
 
     #[test]
     fn moving_bandwidth_leaves_out_time_in_which_nothing_moved() {
-        let round = |moving, bytes| Round { took: 10.0, moving, bytes, ..Round::default() };
+        let lanes = |moving| LaneTimes { moving, ..LaneTimes::default() };
+        let round = |moving, bytes| Round { took: 10.0, lanes: lanes(moving), bytes, ..Round::default() };
         let figures = Figures { rounds: vec![round(1.0, 100), round(3.0, 300)], ..Figures::default() };
 
         assert_eq!(figures.moving_bandwidth(), Some(100.0));

@@ -83,7 +83,7 @@ pub struct Cpu {
 fn units() -> BTreeMap<String, String> {
     let units = [
         (
-            "*_time, *downtime, downtime_needed, downtime_limit, interval, began, took, moving, sync, throttled, at, switchover[][1]",
+            "*_time, *downtime, downtime_needed, downtime_limit, interval, began, took, sync, sync_parts.*, lanes.*, at, switchover[][1]",
             "seconds",
         ),
         ("*_seconds", "seconds"),

@@ -6,7 +6,7 @@ use crate::figures::Figures;
 use crate::plan::Plan;
 use crate::record::{Check, Cpu, Guest, Record};
 use sterna::forecast::{DirtyModel, Fixed, Inputs, Point};
-use sterna::{Round, Sample, Statistics, Status, SwitchoverStep};
+use sterna::{LaneTimes, Round, Sample, Statistics, Status, SwitchoverStep, SyncParts};
 
 /// A migration of 4 GiB in three rounds and a switchover of 48 ms.
 pub fn engine_statistics() -> Statistics {
@@ -17,9 +17,9 @@ pub fn engine_statistics() -> Statistics {
         took: ms(took),
         pages,
         bytes: pages * 4100,
-        moving: ms(took - sync),
+        lanes: LaneTimes { moving: ms(took - sync), idle: ms(sync), ..LaneTimes::default() },
         sync: ms(sync),
-        throttled: ms(0),
+        sync_parts: SyncParts { kernel: ms(sync), ..SyncParts::default() },
         dirtied_pages,
         stopped,
     };
@@ -55,6 +55,7 @@ pub fn engine_statistics() -> Statistics {
         normal_pages: 1_140_000,
         absent_pages: 4_000,
         bandwidth_bytes: 2_100_000_000,
+        drain_bytes: 2_000_000_000,
         dirty_pages_per_second: 57_000,
         pages_per_second: 512_000,
         rounds_begun: 3,
@@ -66,6 +67,8 @@ pub fn engine_statistics() -> Statistics {
         samples: samples.collect(),
         channels: 2,
         peer_is_sterna: Some(true),
+        cpu_throttle_percent: 0,
+        is_dirty_limited: false,
     }
 }
 

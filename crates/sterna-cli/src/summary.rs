@@ -3,6 +3,7 @@
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
 
+use crate::figures::{Figures, LaneTimes};
 use crate::plan::Plan;
 use crate::record::Record;
 use crate::units::{self, PAGE_BYTES};
@@ -42,6 +43,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     }
     row("dirty rate, highest", units::rate(figures.most_dirty_rate()));
     row("sync time", units::seconds(figures.sync_seconds()));
+    if let Some(shares) = lane_shares(figures) {
+        row("lanes while the guest ran", shares);
+    }
     let pages = format!(
         "{} normal, {} zero ({} never touched)",
         units::count(figures.normal_pages),
@@ -90,10 +94,19 @@ pub fn table(record: &Record) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
+/// What lanes did with their time, in percent.
+fn lane_shares(figures: &Figures) -> Option<String> {
+    let LaneTimes { scan, encode, moving, throttled, idle } = figures.lane_seconds();
+    let all = scan + encode + moving + throttled + idle;
+    let shares =
+        [("moving", moving), ("scan", scan), ("encode", encode), ("held back", throttled), ("idle", idle)];
+    let words = shares.map(|(name, seconds)| format!("{name} {:.1} %", seconds / all * 100.0));
+    (all > 0.0).then(|| words.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::Figures;
     use crate::samples;
 
     #[test]
@@ -108,6 +121,7 @@ mod tests {
             "bandwidth while moving",
             "dirty rate",
             "sync time",
+            "idle",
             "normal",
             "zero",
             "CPU seconds",

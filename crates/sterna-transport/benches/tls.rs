@@ -98,7 +98,7 @@ fn channels(directory: &Path, tls: bool, streams: usize, packets: usize) -> Spen
     let (client, server) = (of(TlsEndpoint::Client), of(TlsEndpoint::Server));
     let listener = Listener::bind(&"tcp:127.0.0.1:0".parse().expect("an address")).expect("bound");
     let flag = CancelFlag::new();
-    let pairs: Vec<(Channel, Channel)> = (0..streams)
+    let pairs: Vec<(Arc<Channel>, Channel)> = (0..streams)
         .map(|_| {
             std::thread::scope(|scope| {
                 let accepted = scope.spawn(|| {

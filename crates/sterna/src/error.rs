@@ -77,6 +77,12 @@ pub enum MigrationError {
     /// The engine broke a rule of its own: a bug of Sterna.
     #[error("internal error, please report it: {0}")]
     Internal(String),
+    /// The guest writes faster than it can be sent, and the operator wanted it to fail then.
+    #[error("the migration does not converge: {why}")]
+    NotConverging {
+        /// What was measured, and what to change.
+        why: String,
+    },
     /// An operator cancelled.
     #[error("cancelled")]
     Cancelled,
@@ -90,9 +96,12 @@ impl MigrationError {
             Self::Kept { why, .. } => why.fault(),
             Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
-            Self::Vm(_) | Self::Ram(_) | Self::Dirty(_) | Self::System(_) | Self::Internal(_) => {
-                Some(Fault::Local)
-            }
+            Self::Vm(_)
+            | Self::Ram(_)
+            | Self::Dirty(_)
+            | Self::System(_)
+            | Self::Internal(_)
+            | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(_, Some(error)) => tls_fault(error),
             Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,
         }

@@ -41,7 +41,7 @@ pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, StartError};
 pub use params::{Capabilities, Compression, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
-pub use stats::{IncomingStatistics, Round, Sample, Statistics};
+pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,

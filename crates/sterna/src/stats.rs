@@ -41,8 +41,12 @@ pub struct Statistics {
     pub normal_pages: u64,
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
-    /// Bytes per second in the last window in which bytes moved.
+    /// Bytes per second while bytes moved: what all lanes together wrote, over the time that a lane spent writing.
+    /// Harvests, scans, compression and waits are not in it. An average over about the last second.
     pub bandwidth_bytes: u64,
+    /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
+    /// what the time for the rest is reckoned with.
+    pub drain_bytes: u64,
     /// Pages that the guest dirties per second, as of the last round.
     pub dirty_pages_per_second: u64,
     /// Pages sent per second in the last window.
@@ -57,10 +61,42 @@ pub struct Statistics {
     pub channels: u32,
     /// Whether the peer is a Sterna.
     pub peer_is_sterna: Option<bool>,
+    /// Share of the time, percent, that vCPUs are made to sleep (`auto-converge`).
+    pub cpu_throttle_percent: u8,
+    /// Whether each vCPU's dirty rate is held down (`dirty-limit`).
+    pub is_dirty_limited: bool,
+}
+
+/// Where the time of harvesting dirty bits went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct SyncParts {
+    /// The kernel's: KVM's log or rings, PAGEMAP_SCAN.
+    pub kernel: Duration,
+    /// Reading and clearing the logs of vhost back ends.
+    pub vhost: Duration,
+    /// Merging bitmaps that begin on a word of their block's.
+    pub aligned: Duration,
+    /// Merging those that do not.
+    pub misaligned: Duration,
+}
+
+/// What lanes did with their time: per lane, on average.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct LaneTimes {
+    /// Looking for zero pages.
+    pub scan: Duration,
+    /// Compressing.
+    pub encode: Duration,
+    /// Writing: the time in which bytes moved.
+    pub moving: Duration,
+    /// Held back by the bandwidth limit.
+    pub throttled: Duration,
+    /// Waiting for pages: for a harvest, or for other lanes.
+    pub idle: Duration,
 }
 
 /// One round over the dirty pages.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Round {
     /// From 1.
     pub number: u64,
@@ -72,12 +108,12 @@ pub struct Round {
     pub pages: u64,
     /// Bytes it wrote.
     pub bytes: u64,
-    /// Time in which bytes moved.
-    pub moving: Duration,
-    /// Time that harvesting dirty bits took.
+    /// What lanes did meanwhile.
+    pub lanes: LaneTimes,
+    /// Time that harvesting dirty bits took, most of it while lanes sent.
     pub sync: Duration,
-    /// Time that the bandwidth limit held lanes back.
-    pub throttled: Duration,
+    /// Its parts.
+    pub sync_parts: SyncParts,
     /// Pages found dirty at its end.
     pub dirtied_pages: u64,
     /// Whether the guest was stopped.
@@ -112,4 +148,72 @@ pub struct IncomingStatistics {
     pub zero_pages: u64,
     /// Of these, pages that had to be cleared.
     pub cleared_pages: u64,
+}
+
+impl LaneTimes {
+    /// Time in which lanes worked: all but throttled and idle.
+    pub fn busy(&self) -> Duration {
+        self.scan + self.encode + self.moving
+    }
+}
+
+impl std::ops::Add for LaneTimes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            scan: self.scan + other.scan,
+            encode: self.encode + other.encode,
+            moving: self.moving + other.moving,
+            throttled: self.throttled + other.throttled,
+            idle: self.idle + other.idle,
+        }
+    }
+}
+
+impl std::ops::Sub for LaneTimes {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            scan: self.scan.saturating_sub(earlier.scan),
+            encode: self.encode.saturating_sub(earlier.encode),
+            moving: self.moving.saturating_sub(earlier.moving),
+            throttled: self.throttled.saturating_sub(earlier.throttled),
+            idle: self.idle.saturating_sub(earlier.idle),
+        }
+    }
+}
+
+impl std::ops::Div<u32> for LaneTimes {
+    type Output = Self;
+    fn div(self, by: u32) -> Self {
+        let by = by.max(1);
+        Self {
+            scan: self.scan / by,
+            encode: self.encode / by,
+            moving: self.moving / by,
+            throttled: self.throttled / by,
+            idle: self.idle / by,
+        }
+    }
+}
+
+impl std::ops::AddAssign<sterna_ram::dirty::SyncTimes> for SyncParts {
+    fn add_assign(&mut self, times: sterna_ram::dirty::SyncTimes) {
+        self.kernel += times.kernel;
+        self.vhost += times.vhost;
+        self.aligned += times.aligned;
+        self.misaligned += times.misaligned;
+    }
+}
+
+impl std::ops::Add for SyncParts {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            kernel: self.kernel + other.kernel,
+            vhost: self.vhost + other.vhost,
+            aligned: self.aligned + other.aligned,
+            misaligned: self.misaligned + other.misaligned,
+        }
+    }
 }

@@ -229,7 +229,7 @@ fn bandwidth_limit_holds_and_can_be_lifted_while_it_holds() {
         let outcome = migration.wait();
         common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         let stats = migration.statistics();
-        assert!(stats.rounds.iter().any(|round| !round.throttled.is_zero()), "{:?}", stats.rounds);
+        assert!(stats.rounds.iter().any(|round| !round.lanes.throttled.is_zero()), "{:?}", stats.rounds);
     });
 }
 

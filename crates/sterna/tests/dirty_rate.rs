@@ -53,7 +53,7 @@ impl DirtySource for Scripted {
         self.is_started.store(false, Ordering::SeqCst);
         self.log.stop()
     }
-    fn harvest(&self, into: &DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         if self.fails.load(Ordering::SeqCst) {
             return Err(DirtyError::NotStarted { origin: "scripted" });
         }

@@ -62,6 +62,8 @@ fn circumstances(clause: Clause) -> Circumstances {
         }
         // What comes behind the last SYNC comes after the guest runs.
         Clause::SyncAfterLastPage => delays = vec![ms(0), ms(40), ms(40)],
+        // What was written behind the sender's back and dropped from the last harvest is never sent.
+        Clause::DropOnlyUnsent => params.max_bandwidth_bytes = 100 << 20,
         // Time between reading a page and re-arming it, or between harvest and re-arming.
         Clause::RearmBeforeRead | Clause::WholeSliceFirst => params.max_bandwidth_bytes = 100 << 20,
         Clause::RearmOnlyHarvested => {
@@ -176,6 +178,11 @@ fn reading_before_the_whole_slice_is_rearmed_corrupts_memory() {
 #[test]
 fn sync_before_the_last_pages_corrupts_memory() {
     violation_is_noticed_and_the_sound_engine_passes(Clause::SyncAfterLastPage);
+}
+
+#[test]
+fn dropping_reports_of_pages_that_were_sent_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::DropOnlyUnsent);
 }
 
 /// Our own destination does not let it come to that.

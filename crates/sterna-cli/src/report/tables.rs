@@ -5,7 +5,7 @@ use std::fmt::Write;
 use sterna::forecast::Range;
 
 use super::svg::escape;
-use crate::figures::Figures;
+use crate::figures::{Figures, LaneTimes};
 use crate::record::Record;
 use crate::summary;
 use crate::units;
@@ -106,15 +106,22 @@ pub fn rounds(figures: &Figures) -> String {
     }
     let mut html = String::from(
         "<section>\n<h2>Rounds</h2>\n<div class=\"wide\">\n<table>\n<thead><tr><th>round</th><th>began</th><th>took</th>\
-         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>held back</th><th>dirtied meanwhile</th>\
+         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>scan</th><th>encode</th><th>moving</th><th>held back</th><th>idle</th><th>dirtied meanwhile</th>\
          </tr></thead>\n<tbody>\n",
     );
     for (index, round) in figures.rounds.iter().enumerate() {
-        let rate =
-            if round.moving > 0.0 { units::rate(round.bytes as f64 / round.moving) } else { "–".into() };
+        let rate = if round.lanes.moving > 0.0 {
+            units::rate(round.bytes as f64 / round.lanes.moving)
+        } else {
+            "–".into()
+        };
+        let LaneTimes { scan, encode, moving, throttled, idle } = &round.lanes;
+        let lanes: String = [scan, encode, moving, throttled, idle]
+            .map(|time| format!("<td>{}</td>", units::seconds(*time)))
+            .concat();
         let _ = writeln!(
             html,
-            "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{rate}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{rate}</td><td>{}</td>{lanes}<td>{}</td></tr>",
             round.number,
             if round.stopped { " (stopped)" } else { "" },
             units::seconds(round.began),
@@ -122,7 +129,6 @@ pub fn rounds(figures: &Figures) -> String {
             units::count(round.pages),
             units::bytes(round.bytes),
             units::seconds(round.sync),
-            units::seconds(round.throttled),
             units::count(figures.dirtied_in(index)),
         );
     }

@@ -85,18 +85,19 @@ fn rounds(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
 
 fn round_tip(round: &Round, dirtied: u64) -> String {
     let mut tip = format!(
-        "round {}{}\nbegan at {}, took {}\n{} pages, {}\nmoving {}, sync {}",
+        "round {}{}\nbegan at {}, took {}\n{} pages, {}\nmoving {}, idle {}, sync {}",
         round.number,
         if round.stopped { " (guest stopped)" } else { "" },
         units::seconds(round.began),
         units::seconds(round.took),
         units::count(round.pages),
         units::bytes(round.bytes),
-        units::seconds(round.moving),
+        units::seconds(round.lanes.moving),
+        units::seconds(round.lanes.idle),
         units::seconds(round.sync),
     );
-    if round.throttled > 0.0 {
-        tip += &format!("\nheld back by max-bandwidth {}", units::seconds(round.throttled));
+    if round.lanes.throttled > 0.0 {
+        tip += &format!("\nheld back by max-bandwidth {}", units::seconds(round.lanes.throttled));
     }
     tip + &format!("\n{} pages dirtied meanwhile", units::count(dirtied))
 }

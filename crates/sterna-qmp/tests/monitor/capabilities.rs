@@ -94,6 +94,8 @@ fn capabilities_reach_the_engine() {
         mapped_ram: true,
         return_path: true,
         switchover_ack: true,
+        auto_converge: false,
+        dirty_limit: false,
         pause_before_switchover: true,
         unmanaged: true,
     };

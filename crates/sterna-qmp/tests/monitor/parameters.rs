@@ -188,6 +188,7 @@ fn every_parameter_reaches_the_engine() {
             acknowledge: Duration::from_millis(104),
             ..sterna::WaitLimits::default()
         },
+        ..sterna::Parameters::default()
     };
     assert_eq!(parameters, expected);
 }

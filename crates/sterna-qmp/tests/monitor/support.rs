@@ -258,6 +258,7 @@ impl Outgoing for FakeMigration {
             normal_pages: 122,
             absent_pages: 50,
             bandwidth_bytes: 1_000_000,
+            drain_bytes: 1_000_000,
             dirty_pages_per_second: 77,
             pages_per_second: 244,
             rounds_begun: 3,
@@ -265,6 +266,8 @@ impl Outgoing for FakeMigration {
             samples: Vec::new(),
             channels: 2,
             peer_is_sterna: Some(true),
+            cpu_throttle_percent: 0,
+            is_dirty_limited: false,
         }
     }
     fn cancel(&self) -> Result<(), String> {

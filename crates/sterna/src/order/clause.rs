@@ -15,15 +15,18 @@ pub enum Clause {
     WholeSliceFirst,
     /// Clause 5: a lane writes SYNC before its last pages.
     SyncAfterLastPage,
+    /// Clause 6: a report is dropped though its page was sent before the harvest.
+    DropOnlyUnsent,
 }
 
 impl Clause {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::OncePerPass,
         Self::RearmBeforeRead,
         Self::RearmOnlyHarvested,
         Self::WholeSliceFirst,
         Self::SyncAfterLastPage,
+        Self::DropOnlyUnsent,
     ];
 }

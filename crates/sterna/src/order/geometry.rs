@@ -2,9 +2,7 @@
 
 use sterna_ram::GuestRam;
 
-/// Pages that are re-armed together: 64 MiB. A CLEAR of the kernel's dirty log costs a call, so not
-/// smaller; nothing of a slice can be read before it is done, so not larger.
-pub(super) const SLICE_PAGES: u64 = 16 * 1024;
+use super::SliceSize;
 
 /// Pages that a lane claims together: 2 MiB. Small, so that lanes finish a short last pass together.
 pub(super) const CHUNK_PAGES: u64 = 512;
@@ -24,15 +22,17 @@ pub(super) struct Geometry {
     blocks: Vec<(u64, u64, u64)>,
     chunks: u64,
     slices: u64,
+    slice_pages: u64,
 }
 
 impl Geometry {
-    pub fn new(ram: &GuestRam) -> Self {
-        let mut geometry = Self { blocks: Vec::new(), chunks: 0, slices: 0 };
+    pub fn new(ram: &GuestRam, size: SliceSize) -> Self {
+        let slice_pages = size.pages();
+        let mut geometry = Self { blocks: Vec::new(), chunks: 0, slices: 0, slice_pages };
         for block in ram.blocks() {
             geometry.blocks.push((block.pages(), geometry.chunks, geometry.slices));
             geometry.chunks += block.pages().div_ceil(CHUNK_PAGES);
-            geometry.slices += block.pages().div_ceil(SLICE_PAGES);
+            geometry.slices += block.pages().div_ceil(slice_pages);
         }
         geometry
     }
@@ -56,9 +56,9 @@ impl Geometry {
     /// The slice that holds page `page` of block `block`: its number and its pages.
     pub fn slice_of(&self, block: usize, page: u64) -> (u64, Range) {
         let (pages, _, first_slice) = self.blocks[block];
-        let index = page / SLICE_PAGES;
-        let first = index * SLICE_PAGES;
-        (first_slice + index, Range { block, first, end: pages.min(first + SLICE_PAGES) })
+        let index = page / self.slice_pages;
+        let first = index * self.slice_pages;
+        (first_slice + index, Range { block, first, end: pages.min(first + self.slice_pages) })
     }
 }
 
@@ -68,17 +68,17 @@ mod tests {
 
     use super::*;
 
-    fn geometry(pages: &[u64]) -> Geometry {
+    fn geometry(pages: &[u64], size: SliceSize) -> Geometry {
         let block = |(index, pages): (usize, &u64)| {
             RamBlock::new(format!("b{index}"), pages * PAGE_SIZE as u64, Backing::Anonymous).unwrap()
         };
-        Geometry::new(&GuestRam::new(pages.iter().enumerate().map(block).collect()).unwrap())
+        Geometry::new(&GuestRam::new(pages.iter().enumerate().map(block).collect()).unwrap(), size)
     }
 
     #[test]
     fn chunks_cover_every_page_once_in_order() {
         let sizes = [1, 512, 513, 40_000];
-        let geometry = geometry(&sizes);
+        let geometry = geometry(&sizes, SliceSize::default());
         let mut next = (0, 0);
         for chunk in (0..geometry.chunks()).map(|number| geometry.chunk(number)) {
             if next.1 == sizes[next.0] {
@@ -93,7 +93,11 @@ mod tests {
 
     #[test]
     fn slice_of_a_chunk_holds_the_whole_chunk_and_has_a_number_of_its_own() {
-        let geometry = geometry(&[1, 512, 513, 40_000]);
+        [SliceSize::LEAST, SliceSize::default(), SliceSize::MOST].into_iter().for_each(check_slices);
+    }
+
+    fn check_slices(size: SliceSize) {
+        let geometry = geometry(&[1, 512, 513, 40_000], size);
         let mut seen = Vec::new();
         for chunk in (0..geometry.chunks()).map(|number| geometry.chunk(number)) {
             let (number, slice) = geometry.slice_of(chunk.block, chunk.first);

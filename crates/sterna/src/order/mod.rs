@@ -8,6 +8,8 @@
 //! 3. Re-arm only bits that were harvested: clearing any other loses a write.
 //! 4. Re-arming covers a whole slice, and no lane reads from a slice before it is re-armed.
 //! 5. A lane writes SYNC only after its last page of the pass; the flush is written after all SYNCs.
+//! 6. A harvest may begin while the pass is still being sent. Of what it reports, pages that are unsent *after* it
+//!    are dropped, for they are read later than they were reported; no others are.
 //!
 //! There is no feeder thread: lanes claim chunks from the pass's shared cursor.
 
@@ -15,10 +17,12 @@ mod clause;
 mod geometry;
 mod pass;
 mod queue;
+mod slice_size;
 
 pub use clause::Clause;
 pub use pass::{LaneCursor, Pass, RearmError, Taken};
 pub use queue::PassQueue;
+pub use slice_size::SliceSize;
 
 /// A run of neighbouring pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

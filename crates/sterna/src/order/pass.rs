@@ -2,11 +2,12 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};
 
 use super::geometry::{Geometry, Range};
-use super::{Clause, PageRun};
+use super::{Clause, PageRun, SliceSize};
 
 /// A set of pages to send, and which of them lanes have claimed.
 pub struct Pass {
@@ -21,7 +22,11 @@ pub struct Pass {
     geometry: Geometry,
     cursor: AtomicU64,
     rearmed_chunks: AtomicU64,
+    size: SliceSize,
     slices: Vec<OnceLock<Result<(), RearmError>>>,
+    /// Slices that were re-armed, and how long that took.
+    rearms: AtomicU64,
+    rearm_nanos: AtomicU64,
     violated: Option<Violation>,
 }
 
@@ -74,7 +79,8 @@ impl Pass {
         look_for_absent: bool,
         violated: Option<Clause>,
     ) -> Self {
-        let geometry = Geometry::new(ram);
+        let size = SliceSize::default();
+        let geometry = Geometry::new(ram, size);
         let pages = bits.count();
         Self {
             number,
@@ -83,11 +89,28 @@ impl Pass {
             absent: look_for_absent.then(|| DirtyBitmaps::new(ram)),
             cursor: AtomicU64::new(0),
             rearmed_chunks: AtomicU64::new(0),
-            slices: (0..geometry.slices()).map(|_| OnceLock::new()).collect(),
+            size,
+            slices: unarmed(&geometry),
+            rearms: AtomicU64::new(0),
+            rearm_nanos: AtomicU64::new(0),
             geometry,
             violated: violated.map(|clause| Violation { clause, harvested: copy_of(&bits, ram) }),
             bits,
         }
+    }
+
+    /// Re-arms so much at once. To be said before lanes have it.
+    pub fn with_slices(mut self, ram: &GuestRam, size: SliceSize) -> Self {
+        self.geometry = Geometry::new(ram, size);
+        self.slices = unarmed(&self.geometry);
+        self.size = size;
+        self
+    }
+
+    /// How much should be re-armed at once after what this pass has seen.
+    pub fn next_slices(&self) -> SliceSize {
+        let time = Duration::from_nanos(self.rearm_nanos.load(Ordering::Relaxed));
+        self.size.after(self.rearms.load(Ordering::Relaxed), time)
     }
 
     /// Counted from 1.
@@ -103,6 +126,17 @@ impl Pass {
     /// Pages that no lane has taken yet.
     pub fn left(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
+    }
+
+    /// Drops from `reported`, which was harvested just now, the pages that this pass still has to send: it will read
+    /// them later than they were reported. Gives how many.
+    pub fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
+        match &self.violated {
+            Some(Violation { clause: Clause::DropOnlyUnsent, harvested }) => {
+                reported.drop_reported(harvested)
+            }
+            _ => reported.drop_reported(&self.bits),
+        }
     }
 
     /// Whether every chunk is claimed and every slice re-armed: from now on a harvest reports only
@@ -179,7 +213,10 @@ impl Pass {
             }
         }
         if bits.next_run(slice.first, slice.end, 1).is_some() {
+            let began = Instant::now();
             dirty.rearm(slice.block, slice.first, count, bits)?;
+            self.rearms.fetch_add(1, Ordering::Relaxed);
+            self.rearm_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
         if let Some(absent) = &self.absent {
             dirty.mark_absent(ram, slice.block, slice.first, count, absent.block(slice.block))?;
@@ -217,6 +254,10 @@ impl Pass {
         }
         Taken { run, absent: is_absent }
     }
+}
+
+fn unarmed(geometry: &Geometry) -> Vec<OnceLock<Result<(), RearmError>>> {
+    (0..geometry.slices()).map(|_| OnceLock::new()).collect()
 }
 
 fn copy_of(bits: &DirtyBitmaps, ram: &GuestRam) -> DirtyBitmaps {

@@ -52,6 +52,9 @@ pub(super) struct Control {
     pub multifd: Vec<Arc<Channel>>,
     pub threads: Vec<JoinHandle<()>>,
     pub rounds: Option<Rounds>,
+    /// How long the peer took to answer.
+    pub round_trip: Duration,
+    identify_sent: Option<Instant>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
     step_began: Instant,
@@ -75,6 +78,8 @@ impl Control {
             multifd: Vec::new(),
             threads: Vec::new(),
             rounds: None,
+            round_trip: Duration::ZERO,
+            identify_sent: None,
             ran_before: false,
             step_began: now,
             keepalive: now,
@@ -109,6 +114,9 @@ impl Control {
     }
 
     fn perform(&mut self, action: Action) {
+        if let Some(sent) = self.identify_sent.take_if(|_| !matches!(action, Action::Identify)) {
+            self.round_trip = sent.elapsed();
+        }
         let result = match action {
             Action::Identify => self.identify(),
             Action::SendHandoverId => self.send_handover_id(),
@@ -172,6 +180,7 @@ impl Control {
             let shared = Arc::clone(&self.shared);
             self.spawn("return path", move || returns::read(&shared, &channel))?;
         }
+        self.identify_sent = Some(Instant::now());
         self.commands(&[
             Command::OpenReturnPath,
             Command::Ping(1),
@@ -252,6 +261,7 @@ impl Control {
     }
 
     fn resume_guest(&mut self) -> Result<(), MigrationError> {
+        self.unthrottle();
         match self.shared.vm.resume() {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);
@@ -266,6 +276,7 @@ impl Control {
     }
 
     fn stop_tracking(&mut self) -> Result<(), MigrationError> {
+        self.unthrottle();
         match self.shared.vm.dirty_source().stop() {
             Ok(()) => self.shared.report(Fed::TrackingStopped),
             Err(error) => {
@@ -326,6 +337,7 @@ impl Control {
     fn finish(&mut self, outcome: MachineOutcome) {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
         let _ = self.close_channels();
+        self.unthrottle();
         if outcome.end == End::Completed {
             self.shared.tell_passed();
             self.note_start();

@@ -1,7 +1,9 @@
 //! What lanes count while they work; read by the control thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::stats::LaneTimes;
 
 /// Totals since the migration began.
 #[derive(Debug, Default)]
@@ -11,7 +13,12 @@ pub(super) struct Counters {
     zero_pages: AtomicU64,
     normal_pages: AtomicU64,
     absent_pages: AtomicU64,
+    /// All that a lane does with pages that it has: scan, encode, moving and throttled.
+    sending_nanos: AtomicU64,
+    encode_nanos: AtomicU64,
+    moving_nanos: AtomicU64,
     throttled_nanos: AtomicU64,
+    idle_nanos: AtomicU64,
 }
 
 /// [`Counters`] at one instant.
@@ -23,7 +30,7 @@ pub(super) struct Counts {
     pub normal_pages: u64,
     pub absent_pages: u64,
     /// Summed over all lanes.
-    pub throttled: Duration,
+    pub times: LaneTimes,
 }
 
 impl Counts {
@@ -55,7 +62,27 @@ impl Counters {
     }
 
     pub fn throttled(&self, time: Duration) {
-        self.throttled_nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        add(&self.throttled_nanos, time);
+    }
+
+    /// A lane had pages to send for so long.
+    pub fn sending(&self, time: Duration) {
+        add(&self.sending_nanos, time);
+    }
+
+    /// Runs `encode`, which compresses.
+    pub fn encoding<T>(&self, encode: impl FnOnce() -> T) -> T {
+        timed(&self.encode_nanos, encode)
+    }
+
+    /// Runs `write`, which moves bytes.
+    pub fn moving<T>(&self, write: impl FnOnce() -> T) -> T {
+        timed(&self.moving_nanos, write)
+    }
+
+    /// Runs `wait`, in which a lane has nothing to do.
+    pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
+        timed(&self.idle_nanos, wait)
     }
 
     pub fn now(&self) -> Counts {
@@ -66,7 +93,27 @@ impl Counters {
             zero_pages: get(&self.zero_pages),
             normal_pages: get(&self.normal_pages),
             absent_pages: get(&self.absent_pages),
-            throttled: Duration::from_nanos(get(&self.throttled_nanos)),
+            times: self.times(),
         }
     }
+
+    /// Looking at a clock before and after each scan would cost as much as a scan: it is what the rest leaves.
+    fn times(&self) -> LaneTimes {
+        let get = |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed));
+        let (encode, moving) = (get(&self.encode_nanos), get(&self.moving_nanos));
+        let (throttled, idle) = (get(&self.throttled_nanos), get(&self.idle_nanos));
+        let scan = get(&self.sending_nanos).saturating_sub(encode + moving + throttled);
+        LaneTimes { scan, encode, moving, throttled, idle }
+    }
+}
+
+fn timed<T>(counter: &AtomicU64, act: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = act();
+    add(counter, began.elapsed());
+    result
+}
+
+fn add(counter: &AtomicU64, time: Duration) {
+    counter.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
 }

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::counters::Counts;
+use super::pace::Pace;
 use crate::events::{Status, SwitchoverStep};
-use crate::stats::{Round, Sample, Statistics};
+use crate::stats::{LaneTimes, Round, Sample, Statistics};
 
 /// Bandwidth is measured over windows of this length.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -40,8 +41,10 @@ pub(super) struct Figures {
     pub at_stop: Option<Counts>,
     samples: Vec<Sample>,
     window: (Instant, Counts),
-    bandwidth_bytes: u64,
+    pace: Pace,
     pages_per_second: u64,
+    pub cpu_throttle_percent: u8,
+    pub is_dirty_limited: bool,
 }
 
 impl Figures {
@@ -68,8 +71,10 @@ impl Figures {
             at_stop: None,
             samples: Vec::new(),
             window: (now, Counts::default()),
-            bandwidth_bytes: 0,
+            pace: Pace::default(),
             pages_per_second: 0,
+            cpu_throttle_percent: 0,
+            is_dirty_limited: false,
         }
     }
 
@@ -102,9 +107,15 @@ impl Figures {
         self.began.elapsed()
     }
 
-    /// Bytes per second while bytes move; 0 until the first window has passed.
-    pub fn bandwidth_bytes(&self) -> u64 {
-        self.bandwidth_bytes
+    /// How fast lanes are, up to now.
+    pub fn pace(&self, now: Counts) -> Pace {
+        let (since, before) = self.window;
+        self.pace.and(before, now, since.elapsed(), self.channels)
+    }
+
+    /// Pages begin to move: what was written and waited before says nothing of them.
+    pub fn begin_pages(&mut self, counts: Counts) {
+        self.window = (Instant::now(), counts);
     }
 
     /// Looks at the counters; closes a window when it is long enough.
@@ -114,10 +125,8 @@ impl Figures {
         if passed < WINDOW {
             return;
         }
-        let moving = passed.saturating_sub(self.throttled_between(before, counts));
-        let bytes = counts.bytes() - before.bytes();
-        if bytes > 0 && !moving.is_zero() {
-            self.bandwidth_bytes = per_second(bytes, moving);
+        if counts.bytes() > before.bytes() {
+            self.pace = self.pace(counts);
             self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
         }
         self.window = (Instant::now(), counts);
@@ -132,13 +141,14 @@ impl Figures {
         self.rounds.push(round);
     }
 
-    /// How much of a span the bandwidth limit held all lanes back, on average.
-    pub fn throttled_between(&self, before: Counts, after: Counts) -> Duration {
-        (after.throttled - before.throttled) / self.channels.max(1)
+    /// What lanes did in a span, per lane on average.
+    pub fn lanes_between(&self, before: Counts, after: Counts) -> LaneTimes {
+        (after.times - before.times) / self.channels
     }
 
     pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
         let at_stop = self.at_stop.unwrap_or(counts);
+        let pace = if self.ended.is_some() { self.pace } else { self.pace(counts) };
         Statistics {
             status: self.status,
             error,
@@ -156,7 +166,8 @@ impl Figures {
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
-            bandwidth_bytes: self.bandwidth_bytes,
+            bandwidth_bytes: pace.bandwidth_bytes(),
+            drain_bytes: pace.drain_bytes(),
             dirty_pages_per_second: self.dirty_pages_per_second,
             pages_per_second: self.pages_per_second,
             rounds_begun: self.rounds_begun,
@@ -164,6 +175,8 @@ impl Figures {
             samples: self.samples.clone(),
             channels: self.channels,
             peer_is_sterna: self.peer_is_sterna,
+            cpu_throttle_percent: self.cpu_throttle_percent,
+            is_dirty_limited: self.is_dirty_limited,
         }
     }
 
@@ -193,9 +206,9 @@ fn joined(rounds: &[Round]) -> Round {
             took: all.took + next.took,
             pages: all.pages + next.pages,
             bytes: all.bytes + next.bytes,
-            moving: all.moving + next.moving,
+            lanes: all.lanes + next.lanes,
             sync: all.sync + next.sync,
-            throttled: all.throttled + next.throttled,
+            sync_parts: all.sync_parts + next.sync_parts,
             dirtied_pages: next.dirtied_pages,
             stopped: next.stopped,
             began: all.began,

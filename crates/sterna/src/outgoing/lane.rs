@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
+use super::counters::Counters;
 use super::origin::PageReader;
 use crate::error::MigrationError;
 use crate::order::{LaneCursor, PageRun, Pass, PassQueue};
@@ -41,7 +43,7 @@ pub(super) struct Lane<'a> {
     pub detection: ZeroPageDetection,
     /// Zero pages travel on the main channel, so a pass must not begin before the last one's flush.
     pub behind_flush: bool,
-    pub count_absent: &'a (dyn Fn(u64) + Sync),
+    pub counters: &'a Counters,
     /// Called when the control thread may have to act.
     pub nudge: &'a (dyn Fn() + Sync),
 }
@@ -52,10 +54,9 @@ impl Lane<'_> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;
-        while let Some(pass) = self.lanes.queue.next(last, self.behind_flush) {
+        while let Some(pass) = self.counters.idle(|| self.lanes.queue.next(last, self.behind_flush)) {
             self.send(&pass, writer)?;
             last = pass.number();
-            writer.barrier()?;
             self.finish(last);
         }
         Ok(())
@@ -65,9 +66,11 @@ impl Lane<'_> {
         let (ram, dirty) = (self.vm.ram(), self.vm.dirty_source());
         let mut cursor = LaneCursor::default();
         let mut told = false;
+        let mut clock = SendingClock::new(self.counters);
         while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, ram, dirty)? {
+            clock.pages(taken.run.count);
             if taken.absent {
-                (self.count_absent)(taken.run.count);
+                self.counters.absent(taken.run.count);
                 writer.absent_run(taken.run)?;
             } else {
                 self.send_run(taken.run, writer)?;
@@ -78,7 +81,7 @@ impl Lane<'_> {
             }
         }
         (self.nudge)();
-        Ok(())
+        writer.barrier()
     }
 
     /// Splits a run where zero pages and others meet.
@@ -109,5 +112,39 @@ impl Lane<'_> {
     fn finish(&self, pass: u64) {
         self.lanes.finished[self.index].store(pass + 1, Ordering::Release);
         (self.nudge)();
+    }
+}
+
+/// Counts how long a lane has had pages to send, looking at the time once in a while.
+struct SendingClock<'a> {
+    counters: &'a Counters,
+    since: Instant,
+    pages: u64,
+}
+
+impl<'a> SendingClock<'a> {
+    const EVERY_PAGES: u64 = 512;
+
+    fn new(counters: &'a Counters) -> Self {
+        Self { counters, since: Instant::now(), pages: 0 }
+    }
+
+    fn pages(&mut self, count: u64) {
+        self.pages += count;
+        if self.pages >= Self::EVERY_PAGES {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let now = Instant::now();
+        self.counters.sending(now - self.since);
+        (self.since, self.pages) = (now, 0);
+    }
+}
+
+impl Drop for SendingClock<'_> {
+    fn drop(&mut self) {
+        self.read();
     }
 }

@@ -29,20 +29,23 @@ impl PageWriter for MainLane {
         self.counters.throttled(self.limiter.take(run.count * (PAGE_SIZE as u64 + 8)));
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
-        self.lock().ram_pages(|records, part| {
-            for page in run.first..run.end() {
-                let offset = page * PAGE_SIZE as u64;
-                records
-                    .page_header(run.block, block.name(), offset, &mut part.bytes)
-                    .map_err(MigrationError::wire("main channel"))?;
-                let at = (page - run.first) as usize * PAGE_SIZE;
-                let Some(page) = content.part(at, PAGE_SIZE) else {
-                    return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
-                };
-                part.page(page);
-            }
-            Ok(())
-        })?;
+        let sent = self.counters.moving(|| {
+            self.lock().ram_pages(|records, part| {
+                for page in run.first..run.end() {
+                    let offset = page * PAGE_SIZE as u64;
+                    records
+                        .page_header(run.block, block.name(), offset, &mut part.bytes)
+                        .map_err(MigrationError::wire("main channel"))?;
+                    let at = (page - run.first) as usize * PAGE_SIZE;
+                    let Some(page) = content.part(at, PAGE_SIZE) else {
+                        return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
+                    };
+                    part.page(page);
+                }
+                Ok(())
+            })
+        });
+        sent?;
         self.counters.pages(run.count, 0);
         Ok(())
     }
@@ -50,9 +53,11 @@ impl PageWriter for MainLane {
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.counters.throttled(self.limiter.take(run.count * 9));
         let name = self.ram.block(run.block).name();
-        self.lock().ram_records(|records, out| {
-            (run.first..run.end())
-                .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+        self.counters.moving(|| {
+            self.lock().ram_records(|records, out| {
+                (run.first..run.end())
+                    .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+            })
         })?;
         self.counters.pages(0, run.count);
         Ok(())

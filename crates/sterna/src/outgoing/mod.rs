@@ -6,6 +6,8 @@
 
 mod ask;
 mod control;
+mod convergence;
+mod converging;
 mod counters;
 mod figures;
 mod file;
@@ -15,6 +17,7 @@ mod main_lane;
 pub(crate) mod main_stream;
 mod multifd_lane;
 pub(crate) mod origin;
+mod pace;
 mod returns;
 mod rounds;
 mod setup;
@@ -233,6 +236,7 @@ impl Migration {
             capabilities.return_path = false;
         }
         let vm = origin.vm();
+        check_throttle(vm.as_ref(), &capabilities)?;
         let Some(claim) = vm.ram().claim_tracking() else {
             return Err(StartError::Settings(
                 "this VM is being migrated already: cancel that migration, or wait for its end".to_owned(),
@@ -290,8 +294,27 @@ fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Resu
             "tls-creds are for the endpoint server, and a source connects: give it ones for client",
         );
     }
+    if capabilities.auto_converge && capabilities.dirty_limit {
+        return refuse("dirty-limit conflicts with auto-converge: switch one of them off");
+    }
     if capabilities.switchover_ack && !capabilities.return_path {
         return refuse("switchover-ack needs return-path: the acknowledgement comes on it");
+    }
+    Ok(())
+}
+
+/// What is asked for must be there: else a guest that does not converge would go on as if nothing had been said.
+fn check_throttle(vm: &dyn SourceVm, capabilities: &Capabilities) -> Result<(), StartError> {
+    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
+    let throttle = vm.throttle();
+    if capabilities.auto_converge && throttle.is_none() {
+        return refuse("this VM cannot be slowed down: switch auto-converge off");
+    }
+    if capabilities.dirty_limit && !throttle.is_some_and(|throttle| throttle.can_limit_dirty_rate()) {
+        return refuse(
+            "dirty-limit needs a VM that counts what each vCPU dirties: start it with a dirty ring \
+             (dirty-ring-size), or use auto-converge",
+        );
     }
     Ok(())
 }

@@ -132,7 +132,7 @@ impl MultifdLane {
                 slice.copy_to(&mut self.pages[at..at + slice.len()]);
                 at += slice.len();
             }
-            codec.encode(&self.pages, &mut self.payload)?;
+            self.shared.counters.encoding(|| codec.encode(&self.pages, &mut self.payload))?;
         }
         let raw = self.codec.is_none();
         let payload_bytes = if raw { normal * PAGE_SIZE } else { self.payload.len() };
@@ -150,7 +150,7 @@ impl MultifdLane {
         } else {
             parts.push(IoPart::Bytes(&self.payload));
         }
-        self.channel.write_parts(&parts)?;
+        self.shared.counters.moving(|| self.channel.write_parts(&parts))?;
         self.normal.clear();
         self.shared.counters.multifd(bytes);
         self.shared.counters.pages(normal as u64, zero as u64);

@@ -1,8 +1,9 @@
 //! Precopy: passes over the dirty pages while the guest runs, until the rest fits the downtime.
 //!
-//! Lanes do not wait for the harvest: it begins when the running pass is re-armed everywhere, and what
-//! it finds is the next pass, which lanes enter as they finish. Only when the harvest says that the rest
-//! fits does the control thread let the lanes run dry, look once more, and ask for the switchover.
+//! Lanes do not wait for the harvest: it begins while they send the end of the running pass, early enough to be
+//! done when they are, and what it finds is the next pass, which they enter as they finish. Only when the
+//! harvest says that the rest fits does the control thread let the lanes run dry, look once more, and ask
+//! for the switchover.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 
 use super::control::Control;
+use super::converging::Watch;
 use super::counters::Counts;
 use super::figures::per_second;
 use super::file;
@@ -23,7 +25,7 @@ use crate::error::MigrationError;
 use crate::events::Event;
 use crate::order::{Clause, Pass};
 use crate::params::ZeroPageDetection;
-use crate::stats::Round;
+use crate::stats::{Round, SyncParts};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -31,6 +33,10 @@ const PATIENCE: Duration = Duration::from_millis(20);
 const ACK_PATIENCE: Duration = Duration::from_millis(100);
 /// Harvests closer together than this say nothing about the rate.
 const RATE_WINDOW: Duration = Duration::from_millis(5);
+/// A harvest begins so much earlier than it would have to by its own time: a thread must wake, a pass be made.
+const HEAD_START: Duration = Duration::from_micros(500);
+/// What stopping, saving, loading and starting a guest with small devices takes, before it was tried.
+const FIXED_PAUSE: Duration = Duration::from_millis(4);
 
 /// Where the rounds stand.
 pub(super) struct Rounds {
@@ -40,11 +46,11 @@ pub(super) struct Rounds {
     /// Harvested, and in no pass yet.
     next: DirtyBitmaps,
     round: Open,
-    first_pass_began: Instant,
     /// When the dirty rate was last taken, and the pages found dirty since.
     harvested_at: Instant,
     dirtied: u64,
     last_sync: Duration,
+    pub watch: Watch,
 }
 
 /// The round that runs.
@@ -52,7 +58,14 @@ struct Open {
     began: Duration,
     counts: Counts,
     sync: Duration,
+    sync_parts: SyncParts,
     stopped: bool,
+}
+
+impl Open {
+    fn new(began: Duration, counts: Counts, stopped: bool) -> Self {
+        Self { began, counts, sync: Duration::ZERO, sync_parts: SyncParts::default(), stopped }
+    }
 }
 
 impl Control {
@@ -86,17 +99,13 @@ impl Control {
             multifd,
             pass: Arc::new(pass),
             next: DirtyBitmaps::new(shared.vm.ram()),
-            round: Open {
-                began: lock(&shared.figures).clock(),
-                counts: shared.counters.now(),
-                sync: Duration::ZERO,
-                stopped: false,
-            },
-            first_pass_began: Instant::now(),
+            round: Open::new(lock(&shared.figures).clock(), shared.counters.now(), false),
             harvested_at: Instant::now(),
             dirtied: 0,
             last_sync: Duration::ZERO,
+            watch: Watch::new(shared.counters.now()),
         });
+        lock(&shared.figures).begin_pages(shared.counters.now());
         self.enter_pass();
         self.go_round()
     }
@@ -134,7 +143,7 @@ impl Control {
     fn go_round(&mut self) -> Result<(), MigrationError> {
         loop {
             let Some(pass) = self.running_pass() else { return Ok(()) };
-            if !self.until(|| pass.is_rearmed().then_some(())) {
+            if !self.until_nearly_sent(&pass) {
                 return Ok(());
             }
             self.harvest()?;
@@ -143,6 +152,7 @@ impl Control {
                 if !self.run_dry(&pass)? {
                     return Ok(());
                 }
+                self.converge()?;
                 continue;
             }
             if !self.run_dry(&pass)? {
@@ -153,6 +163,28 @@ impl Control {
                 return Ok(());
             }
             self.next_pass();
+            self.converge()?;
+        }
+    }
+
+    /// Waits until lanes need no longer for the rest of the pass than a harvest takes. False: the machine wants
+    /// something else done.
+    fn until_nearly_sent(&mut self, pass: &Pass) -> bool {
+        loop {
+            if pass.is_rearmed() {
+                return true;
+            }
+            let left = self.time_for(pass.left()).unwrap_or(PATIENCE);
+            let head =
+                self.rounds.as_ref().map_or(Duration::ZERO, |rounds| rounds.last_sync * 2) + HEAD_START;
+            // A harvest sooner than in the second half would find little: what is unsent is dropped from it.
+            if left <= head && pass.left() * 2 <= pass.pages() {
+                return true;
+            }
+            let patience = left.saturating_sub(head).clamp(HEAD_START, PATIENCE);
+            if !self.until_or(patience, || pass.is_rearmed().then_some(())) {
+                return false;
+            }
         }
     }
 
@@ -195,19 +227,24 @@ impl Control {
         Ok(true)
     }
 
-    /// Looks for pages that were written; what it finds belongs to the next pass.
+    /// Looks for pages that were written; what it finds belongs to the next pass. Pages that the running pass still
+    /// has to send do not: it reads them later than now (clause 6).
     pub(super) fn harvest(&mut self) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         let began = Instant::now();
-        rounds.dirtied += shared.vm.dirty_source().harvest(&mut rounds.next)?.newly_dirty;
+        let harvest = shared.vm.dirty_source().harvest(&mut rounds.next)?;
+        let dropped = rounds.pass.drop_unsent(&mut rounds.next);
+        rounds.dirtied += harvest.newly_dirty.saturating_sub(dropped);
         rounds.last_sync = began.elapsed();
         rounds.round.sync += rounds.last_sync;
+        rounds.round.sync_parts += harvest.times;
         let since = rounds.harvested_at.elapsed();
         let mut figures = lock(&shared.figures);
         // A second look shortly after the first: its own rate would say little.
         if since >= RATE_WINDOW {
             figures.dirty_pages_per_second = per_second(rounds.dirtied, since);
+            rounds.watch.dirtied_pages += rounds.dirtied;
             rounds.dirtied = 0;
             rounds.harvested_at = Instant::now();
         }
@@ -218,26 +255,34 @@ impl Control {
     /// Whether what is dirty, and `left` pages of the running pass, can be sent within the downtime.
     fn rest_fits(&mut self, left: u64) -> bool {
         let Some(rounds) = &self.rounds else { return false };
-        let bytes = (rounds.next.count() + left) * PAGE_SIZE as u64;
-        let guest_stands = self.shared.vm.run_state() != RunState::Running;
-        let params = self.shared.params();
-        let bandwidth = match params.avail_switchover_bandwidth_bytes {
-            0 => self.bandwidth(rounds),
-            stated => stated,
-        };
-        let moving = Duration::from_secs_f64(bytes as f64 / bandwidth.max(1) as f64);
-        let expected = rounds.last_sync + moving;
-        lock(&self.shared.figures).expected_downtime = expected;
-        guest_stands || bytes == 0 || expected <= params.downtime_limit
+        let pages = rounds.next.count() + left;
+        if pages == 0 || self.shared.vm.run_state() != RunState::Running {
+            return true;
+        }
+        let Some(moving) = self.time_for(pages) else { return false };
+        let sync = rounds.last_sync;
+        let limit = self.shared.params().downtime_limit;
+        let fixed = self.fixed_pause();
+        let mut figures = lock(&self.shared.figures);
+        figures.expected_downtime = fixed + sync + moving;
+        let margin = figures.pace(self.shared.counters.now()).margin();
+        // What no round makes shorter must not keep a guest from ever being handed over.
+        let allowed = limit.saturating_sub(fixed).max(limit / 4);
+        (sync + moving).mul_f64(1.0 + margin) <= allowed
     }
 
-    /// Bytes per second while bytes move; before the first window has passed, the average so far.
-    fn bandwidth(&self, rounds: &Rounds) -> u64 {
-        let measured = lock(&self.shared.figures).bandwidth_bytes();
-        if measured > 0 {
-            return measured;
+    /// What the pause takes besides pages: stopping, devices, *prepare* and the start. Each of the latter costs a
+    /// round trip.
+    fn fixed_pause(&self) -> Duration {
+        self.round_trip * 2 + FIXED_PAUSE
+    }
+
+    /// How long `pages` pages will take; None before anything was measured.
+    fn time_for(&self, pages: u64) -> Option<Duration> {
+        match self.shared.params().avail_switchover_bandwidth_bytes {
+            0 => lock(&self.shared.figures).pace(self.shared.counters.now()).time_for(pages),
+            stated => Some(Duration::from_secs_f64(pages as f64 * PAGE_SIZE as f64 / stated as f64)),
         }
-        per_second(self.shared.counters.now().bytes(), rounds.first_pass_began.elapsed())
     }
 
     /// Makes the next pass of what was harvested.
@@ -246,7 +291,9 @@ impl Control {
         let Some(rounds) = &mut self.rounds else { return };
         let bits = std::mem::replace(&mut rounds.next, DirtyBitmaps::new(ram));
         let number = rounds.pass.number() + 1;
-        rounds.pass = Arc::new(Pass::new(number, ram, bits, false, self.shared.violated));
+        let slices = rounds.pass.next_slices();
+        let pass = Pass::new(number, ram, bits, false, self.shared.violated).with_slices(ram, slices);
+        rounds.pass = Arc::new(pass);
         self.enter_pass();
     }
 
@@ -276,21 +323,21 @@ impl Control {
         let is_followed = rounds.pass.number() > pass.number();
         let found = if is_followed { rounds.pass.pages() } else { rounds.next.count() };
         let took = now - open.began;
-        let throttled = figures.throttled_between(open.counts, counts);
+        let lanes = figures.lanes_between(open.counts, counts);
         figures.push_round(Round {
             number: pass.number(),
             began: open.began,
             took,
             pages: pass.pages(),
             bytes: counts.bytes() - open.counts.bytes(),
-            moving: took.saturating_sub(throttled),
+            lanes,
             sync: open.sync,
-            throttled,
+            sync_parts: open.sync_parts,
             dirtied_pages: found,
             stopped: open.stopped,
         });
         let stopped = figures.at_stop.is_some();
-        rounds.round = Open { began: now, counts, sync: Duration::ZERO, stopped };
+        rounds.round = Open::new(now, counts, stopped);
         figures.left_bytes = rounds.pass.left() * PAGE_SIZE as u64;
     }
 
@@ -299,21 +346,32 @@ impl Control {
         let (counts, began) = (self.shared.counters.now(), lock(&self.shared.figures).clock());
         let Some(rounds) = &mut self.rounds else { return };
         rounds.multifd.passes_merge.store(false, Ordering::Release);
-        rounds.round = Open { began, counts, sync: Duration::ZERO, stopped: true };
+        rounds.round = Open::new(began, counts, true);
     }
 
     /// Waits for `check`, keeping the figures. False: the machine wants something else done.
     pub(super) fn until(&mut self, mut check: impl FnMut() -> Option<()>) -> bool {
-        loop {
-            match self.shared.driver.wait(PATIENCE, &mut check) {
-                Waited::Got(()) => return true,
-                Waited::Interrupted => return false,
-                Waited::TimedOut => {
-                    if let Some(pass) = self.running_pass() {
-                        lock(&self.shared.figures).left_bytes = pass.left() * PAGE_SIZE as u64;
-                    }
-                    self.idle();
+        let mut is_there = false;
+        while !is_there {
+            let mut look = || check().inspect(|()| is_there = true);
+            if !self.until_or(PATIENCE, &mut look) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// As [`Control::until`], and no longer than `patience`.
+    fn until_or(&mut self, patience: Duration, check: impl FnMut() -> Option<()>) -> bool {
+        match self.shared.driver.wait(patience, check) {
+            Waited::Got(()) => true,
+            Waited::Interrupted => false,
+            Waited::TimedOut => {
+                if let Some(pass) = self.running_pass() {
+                    lock(&self.shared.figures).left_bytes = pass.left() * PAGE_SIZE as u64;
                 }
+                self.idle();
+                true
             }
         }
     }

@@ -110,7 +110,7 @@ fn work(
         reader,
         detection,
         behind_flush,
-        count_absent: &|pages| shared.counters.absent(pages),
+        counters: &shared.counters,
         nudge: &|| shared.driver.nudge(),
     };
     lane.run(writer)

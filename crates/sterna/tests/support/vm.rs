@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use sterna::ram::{DirtySource, GuestRam};
 use sterna::{
     Address, Capabilities, Device, Hook, Incoming, Migration, Observer, Parameters, RunState, SourceVm,
-    TargetVm, VmError,
+    TargetVm, Throttle, VmError,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -18,6 +18,8 @@ pub struct TestVm {
     pub fail_stop: AtomicBool,
     pub fail_resume: AtomicBool,
     pub fail_start: AtomicBool,
+    /// What the engine asked for, in order; also how the guest is slowed down.
+    pub throttled: Mutex<Vec<u8>>,
     pub starts: Mutex<u32>,
     pub resumes: Mutex<u32>,
 }
@@ -31,6 +33,7 @@ impl TestVm {
             fail_stop: AtomicBool::new(false),
             fail_resume: AtomicBool::new(false),
             fail_start: AtomicBool::new(false),
+            throttled: Mutex::default(),
             starts: Mutex::new(0),
             resumes: Mutex::new(0),
         })
@@ -82,6 +85,19 @@ impl SourceVm for TestVm {
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         SourceVm::hooks(self.guest.as_ref())
+    }
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        Some(self)
+    }
+}
+
+/// Steps per second of a guest that is not throttled.
+pub const FREE_RATE: u64 = 20_000;
+
+impl Throttle for TestVm {
+    fn set_cpu_throttle(&self, percent: u8) {
+        self.throttled.lock().unwrap().push(percent);
+        self.guest.set_rate(FREE_RATE * u64::from(100 - percent) / 100);
     }
 }
 

@@ -245,7 +245,7 @@ impl PageWriter for FileLane {
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.check()?;
         self.counters.throttled(self.limiter.take(run.count * PAGE));
-        self.writer.write_run(run)?;
+        self.counters.moving(|| self.writer.write_run(run))?;
         self.counters.multifd(run.count * PAGE);
         self.counters.pages(run.count, 0);
         Ok(())
@@ -266,7 +266,7 @@ impl PageWriter for FileLane {
     }
 
     fn barrier(&mut self) -> Result<(), MigrationError> {
-        self.writer.barrier()
+        self.counters.moving(|| self.writer.barrier())
     }
 
     fn abort(&mut self) {

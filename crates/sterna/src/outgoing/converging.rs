@@ -1,0 +1,103 @@
+//! Carries out what [`super::convergence`] decides: slows the guest down, warns, or gives up.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sterna_ram::PAGE_SIZE;
+
+use super::control::Control;
+use super::convergence::{Convergence, LOOK_EVERY, Look, Step};
+use super::counters::Counts;
+use super::shared::lock;
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::params::NonConvergence;
+
+/// What is known since the last look.
+pub(super) struct Watch {
+    convergence: Convergence,
+    since: Instant,
+    counts: Counts,
+    /// Pages found dirty since.
+    pub dirtied_pages: u64,
+}
+
+impl Watch {
+    pub fn new(counts: Counts) -> Self {
+        Self { convergence: Convergence::default(), since: Instant::now(), counts, dirtied_pages: 0 }
+    }
+}
+
+impl Control {
+    /// After a round: whether the end comes nearer.
+    pub(super) fn converge(&mut self) -> Result<(), MigrationError> {
+        let shared = Arc::clone(&self.shared);
+        let Some(rounds) = &mut self.rounds else { return Ok(()) };
+        let watch = &mut rounds.watch;
+        if watch.since.elapsed() < LOOK_EVERY {
+            return Ok(());
+        }
+        let counts = shared.counters.now();
+        let look = Look {
+            dirtied_bytes: watch.dirtied_pages * PAGE_SIZE as u64,
+            sent_bytes: (counts.pages() - watch.counts.pages()) * PAGE_SIZE as u64,
+            expected: lock(&shared.figures).expected_downtime,
+        };
+        (watch.since, watch.counts, watch.dirtied_pages) = (Instant::now(), counts, 0);
+        let params = shared.params();
+        let step = watch.convergence.look(look, &params, &shared.capabilities);
+        let mut figures = lock(&shared.figures);
+        figures.cpu_throttle_percent = watch.convergence.throttle_percent();
+        figures.is_dirty_limited = watch.convergence.is_limited();
+        drop(figures);
+        let throttle = shared.vm.throttle();
+        match (step, throttle) {
+            (Step::Throttle(percent), Some(throttle)) => throttle.set_cpu_throttle(percent),
+            (Step::LimitDirtyRate, Some(throttle)) => {
+                throttle.set_dirty_limit(None, Some(params.vcpu_dirty_limit_bytes))?;
+            }
+            (Step::NotConverging, _) => {
+                let why = self.why_not(look, &params);
+                if params.non_convergence == NonConvergence::Fail {
+                    return Err(MigrationError::NotConverging { why });
+                }
+                shared.tell(&Event::Warning(format!("the migration does not converge: {why}")));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Lets the guest run as fast as it did. However the migration ends; idempotent.
+    pub(super) fn unthrottle(&mut self) {
+        let (percent, is_limited) = {
+            let mut figures = lock(&self.shared.figures);
+            let limited = std::mem::take(&mut figures.is_dirty_limited);
+            (std::mem::take(&mut figures.cpu_throttle_percent), limited)
+        };
+        let Some(throttle) = self.shared.vm.throttle() else { return };
+        if percent > 0 {
+            throttle.set_cpu_throttle(0);
+        }
+        if is_limited && let Err(error) = throttle.set_dirty_limit(None, None) {
+            self.shared.tell(&Event::Warning(format!("the dirty limit is not taken back: {error}")));
+        }
+    }
+
+    fn why_not(&self, look: Look, params: &crate::params::Parameters) -> String {
+        let figures = lock(&self.shared.figures);
+        let dirtied = figures.dirty_pages_per_second as f64 * PAGE_SIZE as f64 / 1e6;
+        let drained = figures.pace(self.shared.counters.now()).drain_bytes() as f64 / 1e6;
+        let held = match params.max_bandwidth_bytes {
+            0 => String::new(),
+            limit => format!(" (max-bandwidth holds it to {:.0} MB/s)", limit as f64 / 1e6),
+        };
+        format!(
+            "the guest dirties {dirtied:.0} MB/s, {drained:.0} MB/s can be sent{held}, and the pause would be {:.0} ms \
+             where downtime-limit allows {} ms. Raise downtime-limit or max-bandwidth, add channels, switch \
+             auto-converge on, or let the guest write less",
+            look.expected.as_secs_f64() * 1e3,
+            params.downtime_limit.as_millis()
+        )
+    }
+}

@@ -1,0 +1,161 @@
+//! How fast lanes get rid of pages, as they did lately.
+//!
+//! Times are per lane on average, counts are of all lanes, so that a count over a time is what all of them do together.
+//! Older windows count less: half after [`HALF_LIFE`]. A steady load so gives steady figures, and a new load is seen
+//! within a second.
+
+use std::time::Duration;
+
+use sterna_ram::PAGE_SIZE;
+
+use super::counters::Counts;
+
+const HALF_LIFE: Duration = Duration::from_millis(400);
+/// How much less than measured the lanes are trusted with, at least and at most.
+const LEAST_MARGIN: f64 = 0.15;
+const MOST_MARGIN: f64 = 1.0;
+/// A year, in seconds: longer makes no difference.
+const LONGEST: f64 = 3.2e7;
+
+/// Sums that fade.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pace {
+    bytes: f64,
+    moving: f64,
+    encode: f64,
+    scan: f64,
+    normal: f64,
+    pages: f64,
+    /// How far a window's seconds per byte lie from the average, relative to it; fades too.
+    deviation: f64,
+}
+
+impl Pace {
+    /// With what happened between two counts, `passed` apart, on `channels` lanes.
+    pub fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
+        let times = (after.times - before.times) / channels;
+        let keep = 0.5f64.powf(passed.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let bytes = after.bytes().saturating_sub(before.bytes()) as f64;
+        let moving = times.moving.as_secs_f64();
+        let mut sum = Self {
+            bytes: self.bytes * keep + bytes,
+            moving: self.moving * keep + moving,
+            encode: self.encode * keep + times.encode.as_secs_f64(),
+            scan: self.scan * keep + times.scan.as_secs_f64(),
+            normal: self.normal * keep + after.normal_pages.saturating_sub(before.normal_pages) as f64,
+            pages: self.pages * keep + after.pages().saturating_sub(before.pages()) as f64,
+            deviation: self.deviation,
+        };
+        let usual = self.moving / self.bytes;
+        if usual.is_finite() && usual > 0.0 && bytes > 0.0 {
+            let off = (moving / bytes / usual - 1.0).abs().min(MOST_MARGIN);
+            sum.deviation = self.deviation * keep + off * (1.0 - keep);
+        }
+        sum
+    }
+
+    /// Bytes per second while bytes moved; 0 before any did.
+    pub fn bandwidth_bytes(&self) -> u64 {
+        rate(self.bytes, self.moving)
+    }
+
+    /// Bytes of dirty memory per second that the lanes get rid of; 0 before any were.
+    pub fn drain_bytes(&self) -> u64 {
+        rate(PAGE_SIZE as f64, self.seconds_per_page())
+    }
+
+    /// How long `pages` pages will take if none of them is zero; None before anything was measured.
+    pub fn time_for(&self, pages: u64) -> Option<Duration> {
+        let seconds = pages as f64 * self.seconds_per_page();
+        (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds.min(LONGEST)).unwrap_or_default())
+    }
+
+    /// How much longer it may well take, relative to [`Pace::time_for`].
+    pub fn margin(&self) -> f64 {
+        (3.0 * self.deviation).clamp(LEAST_MARGIN, MOST_MARGIN)
+    }
+
+    /// Of a page with content. Zero pages, which cost little, say nothing of it but what the scan costs.
+    fn seconds_per_page(&self) -> f64 {
+        let send = if self.normal > 0.0 {
+            (self.moving + self.encode) / self.normal
+        } else {
+            self.moving / self.bytes * PAGE_SIZE as f64
+        };
+        let scan = if self.pages > 0.0 { self.scan / self.pages } else { 0.0 };
+        if send.is_finite() { send + scan } else { scan }
+    }
+}
+
+fn rate(count: f64, seconds: f64) -> u64 {
+    if seconds > 0.0 { (count / seconds) as u64 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::LaneTimes;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn counts(windows: u32, bytes: u64, moving: Duration, idle: Duration) -> Counts {
+        let times = LaneTimes { moving: moving * windows, idle: idle * windows, ..LaneTimes::default() };
+        let bytes = bytes * u64::from(windows);
+        Counts { multifd_bytes: bytes, normal_pages: bytes / 4096, times, ..Counts::default() }
+    }
+
+    fn steady(bytes: u64, moving: Duration, idle: Duration) -> Pace {
+        (0..20).fold(Pace::default(), |pace, window| {
+            let (before, after) =
+                (counts(window, bytes, moving, idle), counts(window + 1, bytes, moving, idle));
+            pace.and(before, after, 100 * MS, 1)
+        })
+    }
+
+    #[test]
+    fn bandwidth_counts_only_the_time_in_which_bytes_moved() {
+        let pace = steady(4096 * 1000, 10 * MS, 90 * MS);
+
+        assert!(pace.bandwidth_bytes().abs_diff(409_600_000) < 100, "{}", pace.bandwidth_bytes());
+        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+    }
+
+    #[test]
+    fn steady_load_leaves_the_least_margin() {
+        assert_eq!(steady(4096 * 1000, 10 * MS, Duration::ZERO).margin(), LEAST_MARGIN);
+    }
+
+    #[test]
+    fn jumping_load_widens_the_margin() {
+        let (mut pace, mut total) = (Pace::default(), Counts::default());
+        for window in 0..20 {
+            let mut next = total;
+            next.multifd_bytes += 4096 * 1000;
+            next.normal_pages += 1000;
+            next.times.moving += if window % 2 == 0 { 5 * MS } else { 15 * MS };
+            pace = pace.and(total, next, 100 * MS, 1);
+            total = next;
+        }
+
+        assert!(pace.margin() > 0.5, "{pace:?}");
+    }
+
+    #[test]
+    fn zero_pages_do_not_make_pages_with_content_look_cheap() {
+        let before = counts(1, 4096 * 1000, 10 * MS, Duration::ZERO);
+        let mut after = counts(2, 4096 * 1000, 10 * MS, Duration::ZERO);
+        after.zero_pages += 1_000_000;
+
+        let pace = Pace::default().and(before, after, 100 * MS, 1);
+
+        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+    }
+
+    #[test]
+    fn nothing_measured_gives_no_time_and_no_rate() {
+        let pace = Pace::default();
+
+        assert_eq!((pace.bandwidth_bytes(), pace.drain_bytes()), (0, 0));
+        assert_eq!(pace.time_for(1000), None);
+    }
+}
