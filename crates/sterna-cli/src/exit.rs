@@ -14,8 +14,8 @@ pub enum Status {
     Failed = 1,
     /// The command line, or a file named on it, cannot be understood.
     Usage = 2,
-    /// Committed without an acknowledgement: the source stays stopped until it has learnt the truth or an
-    /// operator decides.
+    /// Committed without an acknowledgement, or stopped on both sides: the source stays stopped until it has learnt
+    /// the truth or an operator decides.
     Undecided = 3,
     /// The guest that arrived is not the guest that left: memory is damaged.
     Damaged = 4,
@@ -80,6 +80,7 @@ impl From<DriveError> for Stop {
         let status = match &error {
             DriveError::Cancelled(_) => Status::Cancelled,
             DriveError::Detached(_) => Status::Detached,
+            DriveError::Undecided(_) => Status::Undecided,
             _ => Status::Failed,
         };
         Self { status, message: error.to_string() }

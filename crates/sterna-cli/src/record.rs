@@ -4,9 +4,11 @@
 //! own, and ignores fields that it does not know. `units` stands in every record so that it explains itself.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use crate::exit::Stop;
 use crate::figures::Figures;
@@ -145,32 +147,57 @@ impl Record {
         Self::from_json(&text)
             .map_err(|why| Stop::usage(format!("{name} {why}. Name a file that `--report` wrote.")))
     }
+}
 
-    /// Writes the record to `file`, whole or not at all.
-    pub fn write(&self, file: &Path) -> Result<(), Stop> {
-        write_whole(file, &self.to_json())
+/// A place for a text that is still to be written, whole or not at all: that nothing can be written there shows before
+/// anything else is done.
+pub struct Report {
+    file: PathBuf,
+    /// Beside the place; none for devices and pipes, which cannot be renamed over.
+    aside: Option<NamedTempFile>,
+}
+
+impl Report {
+    /// Begins a file beside `file`.
+    pub fn begin(file: &Path) -> Result<Self, Stop> {
+        let aside = match file.exists() && !file.is_file() {
+            true => None,
+            false => Some(beside(file).map_err(|error| unwritable(file, &error))?),
+        };
+        Ok(Self { file: file.to_owned(), aside })
+    }
+
+    /// Writes `record` and puts the file into its place.
+    pub fn write(self, record: &Record) -> Result<(), Stop> {
+        self.write_text(&record.to_json())
+    }
+
+    fn write_text(self, text: &str) -> Result<(), Stop> {
+        let file = self.file;
+        let written = match self.aside {
+            None => std::fs::write(&file, text),
+            Some(mut aside) => aside
+                .write_all(text.as_bytes())
+                .and_then(|()| aside.as_file().sync_all())
+                .and_then(|()| aside.persist(&file).map(drop).map_err(|error| error.error)),
+        };
+        written.map_err(|error| unwritable(&file, &error))
     }
 }
 
 /// Writes `text` beside `file` and renames it there, so that nobody sees half of it.
 pub fn write_whole(file: &Path, text: &str) -> Result<(), Stop> {
-    let fail = |error: std::io::Error| {
-        Stop::failed(format!("cannot write {}: {error}. Choose another place with room.", file.display()))
-    };
-    // Devices and pipes cannot be renamed over.
-    if file.exists() && !file.is_file() {
-        return std::fs::write(file, text).map_err(fail);
-    }
+    Report::begin(file)?.write_text(text)
+}
+
+fn beside(file: &Path) -> io::Result<NamedTempFile> {
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut aside = tempfile::Builder::new()
-        .prefix(".sterna-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(directory)
-        .map_err(fail)?;
-    std::io::Write::write_all(&mut aside, text.as_bytes()).map_err(fail)?;
-    aside.as_file().sync_all().map_err(fail)?;
-    aside.persist(file).map_err(|error| fail(error.error))?;
-    Ok(())
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    tempfile::Builder::new().prefix(".sterna-").permissions(permissions).tempfile_in(directory)
+}
+
+fn unwritable(file: &Path, error: &io::Error) -> Stop {
+    Stop::failed(format!("cannot write {}: {error}. Choose another place with room.", file.display()))
 }
 
 #[cfg(test)]
@@ -221,9 +248,21 @@ mod tests {
         let file = directory.path().join("r.json");
         std::fs::write(&file, "old").unwrap();
 
-        samples::record().write(&file).unwrap();
+        Report::begin(&file).unwrap().write(&samples::record()).unwrap();
 
         assert_eq!(Record::read(&file), Ok(samples::record()));
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn report_that_cannot_be_written_is_refused_before_it_is_needed_and_one_that_is_dropped_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let nowhere = Report::begin(&directory.path().join("missing").join("r.json"));
+        let dropped = Report::begin(&directory.path().join("r.json")).unwrap();
+
+        drop(dropped);
+
+        assert!(nowhere.is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -34,10 +34,12 @@ pub fn host(control: &MigrationControl, directory: &Path, endpoint: TlsEndpoint)
 /// Gives a VM behind a monitor credentials of the host that it runs on, and makes migrations use them.
 pub fn give(monitor: &mut Monitor, directory: &Path, endpoint: TlsEndpoint) -> Result<(), Stop> {
     let directory = absolute(directory)?;
-    // Left from a migration before; its files may have been renewed since.
-    let _ = monitor.try_execute("object-del", json!({ "id": id(endpoint) }));
-    monitor.execute("object-add", Value::Object(object(&id(endpoint), &directory, endpoint)))?;
-    monitor.execute("migrate-set-parameters", json!({ "tls-creds": id(endpoint) })).map(drop)
+    // A name of our own: an operator may have a `tls-client` already.
+    let id = format!("sterna-{}", id(endpoint));
+    // Left from a migration of ours before; its files may have been renewed since.
+    let _ = monitor.try_execute("object-del", json!({ "id": id }));
+    monitor.execute("object-add", Value::Object(object(&id, &directory, endpoint)))?;
+    monitor.execute("migrate-set-parameters", json!({ "tls-creds": id })).map(drop)
 }
 
 fn id(endpoint: TlsEndpoint) -> String {

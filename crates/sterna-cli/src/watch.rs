@@ -11,19 +11,26 @@ use crate::monitor::{Monitor, Progress};
 use crate::terminal::Live;
 use crate::units::PAGE_BYTES;
 
-/// The bar and Ctrl-C as a driver sees them: the first Ctrl-C cancels, the second detaches.
+/// The bar and Ctrl-C as a driver sees them: the first Ctrl-C cancels, the second detaches, where there is something to
+/// leave alone.
 pub struct Watcher<'a> {
     live: &'a Live,
     interrupts: &'a Interrupts,
     first: usize,
     heard: usize,
+    can_detach: bool,
 }
 
 impl<'a> Watcher<'a> {
-    /// What is pressed from now on counts.
+    /// Of a save or a restore. What is pressed from now on counts.
     pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
         let first = interrupts.count();
-        Self { live, interrupts, first, heard: first }
+        Self { live, interrupts, first, heard: first, can_detach: false }
+    }
+
+    /// Of a migration. What was pressed since there were `first` counts, too.
+    pub fn of_migration(live: &'a Live, interrupts: &'a Interrupts, first: usize) -> Self {
+        Self { live, interrupts, first, heard: first, can_detach: true }
     }
 }
 
@@ -44,6 +51,10 @@ impl Watch for Watcher<'_> {
         Wish::Continue
     }
 
+    fn hint(&self) -> &'static str {
+        if self.can_detach { " (Ctrl-C again detaches)" } else { "" }
+    }
+
     fn note(&mut self, text: &str) {
         self.live.note(text);
     }
@@ -51,15 +62,16 @@ impl Watch for Watcher<'_> {
 
 /// Watches the migration away from `source` until it is over, or undecided for `patience`.
 ///
-/// Ctrl-C cancels, a second one goes away and leaves the migration alone. The figures come back however it
-/// ended; the error is for migrations that nobody can watch any longer.
+/// Ctrl-C cancels, a second one goes away and leaves the migration alone; `first` is how often it had been pressed
+/// before. The figures come back however it ended; the error is for migrations that nobody can watch any longer.
 pub fn until_over(
     source: &mut Monitor,
     live: &Live,
     interrupts: &Interrupts,
+    first: usize,
     patience: Duration,
 ) -> Result<(Figures, Trace), DriveError> {
-    let trace = drive::watch(source.vm(), &mut Watcher::new(live, interrupts), patience)?;
+    let trace = drive::watch(source.vm(), &mut Watcher::of_migration(live, interrupts, first), patience)?;
     let figures = match source.figures().ok().flatten() {
         Some(figures) => figures,
         None => from_trace(&trace),

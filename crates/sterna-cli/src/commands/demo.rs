@@ -15,7 +15,7 @@ use crate::exit::{Done, Status, Stop};
 use crate::host::GuestProgress;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
-use crate::record::{Check, Cpu, Guest, Record};
+use crate::record::{Check, Cpu, Guest, Record, Report};
 use crate::terminal::{self, Live};
 use crate::{summary, units, watch};
 
@@ -72,6 +72,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let (kind, remark) = arguments.machine.settle()?;
     let live = Live::new(arguments.json);
+    let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     if let Some(remark) = &remark {
         live.note(remark);
     }
@@ -99,8 +100,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         let (check, guest) = prove(arguments, &mut at_destination)?;
         (record.check, record.guest) = (Some(check), guest);
     }
-    if let Some(file) = &arguments.report {
-        record.write(file)?;
+    if let Some(report) = report {
+        report.write(&record)?;
     }
     terminal::print(&if arguments.json { record.to_json() } else { closing(&record) });
     source.quit(&mut at_source)?;

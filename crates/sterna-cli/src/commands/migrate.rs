@@ -14,12 +14,12 @@ use sterna_qmp::drive::handover::{self, Handover};
 use sterna_qmp::drive::{DriveError, Settings};
 
 use super::pair;
-use crate::exit::{Done, Stop};
+use crate::exit::{Done, Status, Stop};
 use crate::figures::Figures;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
 use crate::plan::{self, Plan, live::Stated};
-use crate::record::Record;
+use crate::record::{Record, Report};
 use crate::terminal::{self, Live};
 use crate::units::parse_bandwidth;
 use crate::{summary, tls, watch};
@@ -68,14 +68,19 @@ pub fn execute(arguments: &Arguments) -> Done {
     let mut source = Monitor::connect(&arguments.socket)?;
     let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
     let live = Live::new(arguments.json);
+    let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     let record = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;
     live.end();
 
-    if let Some(file) = &arguments.report {
-        record.write(file)?;
-    }
+    let end = watch::end(&record.statistics, &source);
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
-    watch::end(&record.statistics, &source)
+    if let Some(report) = report
+        && let Err(error) = report.write(&record)
+    {
+        // The exit status says what became of the guest, whatever becomes of the record.
+        terminal::note(&format!("sterna: warning: {error}"));
+    }
+    end
 }
 
 /// The migration itself: settings, start, end; and what came of it, however it ended.
@@ -86,6 +91,7 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
+    let pressed = interrupts.count();
     let mut address = arguments.destination.clone();
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
@@ -100,19 +106,34 @@ pub fn drive(
     }
     let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
     let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm))?;
-    if let Err(refused) = source.execute("migrate", json!({ "uri": address })) {
-        handover.failed(source.vm(), destination.as_deref_mut().map(Monitor::vm));
+    let begun = if interrupts.count() > pressed {
+        Err(Stop::with(
+            Status::Cancelled,
+            "cancelled before anything moved; the guest runs on at the source.",
+        ))
+    } else {
+        source.execute("migrate", json!({ "uri": address }))
+    };
+    if let Err(refused) = begun {
+        handover.refused(source.vm(), destination.as_deref_mut().map(Monitor::vm));
         return Err(refused);
     }
     let patience = Duration::from_secs(arguments.undecided_wait);
     let destination = destination.map(Monitor::vm);
-    let (mut figures, trace) = match watch::until_over(source, live, interrupts, patience) {
+    let (mut figures, trace) = match watch::until_over(source, live, interrupts, pressed, patience) {
         Ok(seen) => seen,
-        Err(DriveError::Detached(_)) => return Err(watch::detached(source)),
-        Err(error) if error.is_disconnect() => {
-            return Err(Stop::failed(handover.lost(source.vm(), destination)));
+        Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
+        Err(error) => {
+            let stop = match error {
+                DriveError::Detached(_) => watch::detached(source),
+                error => error.into(),
+            };
+            let Some(destination) = destination.filter(|_| handover.is_held()) else { return Err(stop) };
+            return Err(stop.with_more(&format!(
+                " The destination holds the guest: when the source says `completed`, give `cont` at {}.",
+                destination.at()
+            )));
         }
-        Err(error) => return Err(error.into()),
     };
     match figures.status.as_str() {
         "completed" => {
@@ -132,7 +153,10 @@ pub fn drive(
         // Undecided: an operator has the word, and the settings may wait for him.
         _ => {}
     }
-    figures.channels = figures.channels.max(channels(source)?);
+    match channels(source) {
+        Ok(count) => figures.channels = figures.channels.max(count),
+        Err(error) => live.note(&format!("the number of channels is not known: {error}")),
+    }
     Ok(Record { forecast, ..Record::new(&source.endpoint().to_string(), &address, figures) })
 }
 
@@ -143,7 +167,7 @@ fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Resul
     if let Some(file) = &arguments.report {
         let figures = Figures { status: "none".into(), ..Figures::default() };
         let record = Record::new(&source.endpoint().to_string(), address, figures);
-        Record { forecast: Some(plan.clone()), ..record }.write(file)?;
+        Report::begin(file)?.write(&Record { forecast: Some(plan.clone()), ..record })?;
     }
     Ok(plan)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
-use sterna::{Address, Capabilities, Outcome, Parameters, Status as Stage};
+use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, Status as Stage};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Image, MappedOptions};
 use sterna_qmp::drive::save::{Domain, Format};
@@ -23,6 +23,8 @@ use crate::monitor::{Progress, parameter};
 use crate::terminal::{self, Live};
 use crate::units;
 
+/// How long a peer is asked whether it has taken the machine.
+const ASKING: Duration = Duration::from_secs(30);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -159,7 +161,21 @@ pub fn send_to(
         .map_err(|error| Stop::failed(error.to_string()))?;
     let live = Live::new(json);
     let mut seen = interrupts.count();
+    let mut undecided_since = None;
     while !migration.status().is_terminal() {
+        if migration.status() == Stage::Undecided {
+            // The engine asks again; it may ask for ever.
+            let since = *undecided_since.get_or_insert_with(|| {
+                live.note(
+                    "the machine was handed over and the acknowledgement was lost; asking (Ctrl-C leaves it)",
+                );
+                Instant::now()
+            });
+            if since.elapsed() >= ASKING || interrupts.count() > seen {
+                live.end();
+                return Err(undecided(to));
+            }
+        }
         let statistics = migration.statistics();
         live.show(&Progress {
             status: "sending".into(),
@@ -171,7 +187,7 @@ pub fn send_to(
             ..Progress::default()
         });
         interrupts.sleep(LOOK, seen);
-        if interrupts.count() > seen {
+        if interrupts.count() > seen && migration.status() != Stage::Undecided {
             seen = interrupts.count();
             if let Err(refused) = migration.cancel() {
                 live.note(&refused.to_string());
@@ -215,6 +231,18 @@ pub fn send_to(
     Ok(Status::Done)
 }
 
+/// The peer may have the machine, and it cannot be asked.
+fn undecided(to: &str) -> Stop {
+    Stop::with(
+        Status::Undecided,
+        format!(
+            "undecided: {to} was handed the machine, and its acknowledgement was lost. Find out whether the guest is \
+             there: if it is, it has gone on and the image must not be started; if it is gone for good, send the image \
+             again. The image is as it was."
+        ),
+    )
+}
+
 /// 32 hexadecimal digits, with dashes or without.
 fn uuid(text: &str) -> Result<[u8; 16], String> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
@@ -239,11 +267,13 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
                     Status::Cancelled,
                     "cancelled; there is no image, and the guest is the source's.",
                 ),
+                // It says where the image is.
+                false if matches!(error, MigrationError::Kept { .. }) => Stop::failed(error.to_string()),
                 false => Stop::failed(format!("{error}; there is no image")),
             });
         }
         let statistics = receiving.statistics();
-        let total = receiving.shape().ram_bytes();
+        let total = receiving.ram_bytes();
         let came = (statistics.normal_pages + statistics.zero_pages) * units::PAGE_BYTES;
         live.show(&Progress {
             status: if receiving.status() == Stage::Setup { "waiting" } else { "receiving" }.into(),

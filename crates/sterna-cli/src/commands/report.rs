@@ -35,7 +35,7 @@ mod tests {
     fn report_of_a_record_writes_a_page_beside_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("m.json");
-        samples::record().write(&file).unwrap();
+        record::Report::begin(&file).unwrap().write(&samples::record()).unwrap();
 
         let done = execute(&Arguments { file, output: None });
 

@@ -30,7 +30,8 @@ pub struct Arguments {
     /// Threads that read pages (mapped-ram and libvirt-sparse); by default eight
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Pages must go past the page cache; by default they do where the file system can
+    /// Pages must go past the page cache; by default they do where the file system can and the image is not in it
+    /// already
     #[arg(long)]
     pub direct_io: bool,
     /// Pages go through the page cache
@@ -109,7 +110,7 @@ fn start_and_restore(
         .tempdir()
         .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))?;
     let mut launched = Launched::start(&arguments.command, directory.path())?;
-    let mut vm: Vm = launched.vm()?;
+    let mut vm: Vm = launched.vm(watcher)?;
     let restored =
         restore(&mut vm, request, watcher).map_err(|error| Stop::from(error).with_more(&launched.said()))?;
     live.end();

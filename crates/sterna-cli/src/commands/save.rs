@@ -32,7 +32,9 @@ pub struct Arguments {
     /// Threads that write pages (mapped-ram and libvirt-sparse); by default four
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Pages must go past the page cache; by default they do where the file system can
+    /// Pages must go past the page cache, which legacy and libvirt-raw never do; by default they do where the file system
+    /// can, those of mapped-ram and libvirt-sparse only if the guest's RAM takes more than half of the memory that this
+    /// machine has left
     #[arg(long)]
     pub direct_io: bool,
     /// Pages go through the page cache
@@ -145,7 +147,9 @@ fn guest(saved: &Saved) -> &'static str {
     match (saved.was_running, saved.is_running) {
         (true, true) => "ran, and runs on",
         (true, false) => "ran, and is stopped now; `cont` lets it run on",
-        (false, _) => "was not running, and is as it was",
+        (false, _) => {
+            "was not running, and is stopped (`postmigrate` in a QEMU: `cont` first, to save it again)"
+        }
     }
 }
 

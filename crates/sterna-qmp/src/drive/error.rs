@@ -40,6 +40,9 @@ pub enum DriveError {
     /// The VM's process went away in the middle; its guest went with it.
     #[error("{0}")]
     Lost(String),
+    /// Who has the guest is not known here, or it is stopped on both sides: an operator has the word.
+    #[error("{0}")]
+    Undecided(String),
     /// The operator cancelled.
     #[error("{0}")]
     Cancelled(String),

@@ -76,30 +76,47 @@ impl Handover {
         if is_held {
             capabilities.push(("return-path", true));
         }
-        let source = if source.is_sterna() {
+        let changed = if source.is_sterna() {
             Changed::default()
         } else {
             Settings::read(source)?.change(source, &capabilities, &Map::new())?
         };
-        if let Some(destination) = destination.filter(|_| is_held) {
-            destination.execute("stop", Value::Null)?;
+        if let Some(destination) = destination.filter(|_| is_held)
+            && let Err(error) = destination.execute("stop", Value::Null)
+        {
+            let _ = changed.undo(source);
+            return Err(error);
         }
-        Ok(Self { source, ran, is_held })
+        Ok(Self { source: changed, ran, is_held })
+    }
+
+    /// Whether the destination's guest waits for our `cont`.
+    pub fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// Nothing has begun, for the source refused: everything is as before, and the destination waits on for a guest.
+    pub fn refused(self, source: &mut Vm, destination: Option<&mut Vm>) {
+        if let Some(destination) = destination.filter(|_| self.is_held) {
+            // While it waits, this only takes the `stop` back. If it is gone, there is nothing to take back.
+            let _ = destination.execute("cont", Value::Null);
+        }
+        self.put_back(source);
     }
 
     /// After the source has said `completed`: starts the guest at the destination, if it ran and was held.
     /// Gives back whether it did.
+    ///
+    /// # Errors
+    /// [`DriveError::Failed`]: the destination has not taken the guest, which is stopped at the source.
+    /// [`DriveError::Undecided`]: it is not known whether it has.
     pub fn completed(self, source: &mut Vm, destination: Option<&mut Vm>) -> Result<bool, DriveError> {
-        let mut started = false;
-        if let Some(destination) = destination.filter(|_| self.is_held) {
-            wait_until_loaded(destination)?;
-            if self.ran {
-                destination.execute("cont", Value::Null)?;
-                started = true;
-            }
-        }
+        let started = match destination.filter(|_| self.is_held) {
+            Some(destination) => take_over(source.at(), destination, self.ran),
+            None => Ok(false),
+        };
         self.put_back(source);
-        Ok(started)
+        started
     }
 
     /// After a failure or a cancel: asks the destination why, and ends it if it is a QEMU that waits for
@@ -117,33 +134,46 @@ impl Handover {
         reason
     }
 
-    /// After the source has gone away in the middle: what became of the guest, as a sentence.
-    pub fn lost(self, source: &Vm, destination: Option<&mut Vm>) -> String {
+    /// After the source's monitor has gone away in the middle, which need not mean that its process has: what became
+    /// of the guest.
+    pub fn lost(self, source: &Vm, destination: Option<&mut Vm>) -> DriveError {
         let gone = format!("the source's monitor ({}) has gone in the middle of the migration", source.at());
         let Some(destination) = destination else {
-            return format!("{gone}; ask the destination whether it has the guest");
+            return DriveError::Failed(format!("{gone}; ask the destination whether it has the guest"));
         };
-        match wait_until_over(destination, Duration::from_secs(2)) {
-            Ok(progress) if progress.status == "completed" && self.is_held => format!(
-                "{gone}, but {} has the whole guest, paused: if the source's process has ended for good, give \
-                 `cont` there",
-                destination.at()
-            ),
-            Ok(progress) if progress.status == "completed" => {
-                format!("{gone}, and {} has the whole guest", destination.at())
+        let at = destination.at().to_owned();
+        let progress = match wait_until_over(destination, Duration::from_secs(2)) {
+            Ok(progress) => progress,
+            Err(error) => {
+                return DriveError::Undecided(format!("{gone}, and {error}: find out who has the guest"));
             }
-            Ok(_) if !destination.is_sterna() => {
+        };
+        let held = if self.is_held {
+            "; it holds the guest: give `cont` there once it says `completed` and the source's process is gone"
+        } else {
+            ""
+        };
+        match progress.status.as_str() {
+            "completed" if self.is_held => DriveError::Undecided(format!(
+                "{gone}, but {at} has the whole guest, paused: if the source's process has ended for good, give \
+                 `cont` there"
+            )),
+            "completed" => DriveError::Failed(format!("{gone}, and {at} has the whole guest")),
+            _ if !progress.is_over() => DriveError::Undecided(format!(
+                "{gone}, and {at} is still `{}`: the migration may go on; look there again{held}",
+                progress.status
+            )),
+            _ if !destination.is_sterna() => {
                 // It waits for nothing any more, and would have ended by itself.
                 let _ = destination.execute("quit", Value::Null);
-                format!(
+                DriveError::Failed(format!(
                     "{gone}, before all of the guest had left: if its process has ended, so has the guest"
-                )
+                ))
             }
-            _ => format!(
-                "{gone}, and {} has not received the whole guest: if the source's process has ended, the \
-                 guest is lost with it",
-                destination.at()
-            ),
+            _ => DriveError::Failed(format!(
+                "{gone}, and {at} has not received the whole guest: if the source's process has ended, the guest is \
+                 lost with it"
+            )),
         }
     }
 
@@ -153,15 +183,29 @@ impl Handover {
     }
 }
 
-fn wait_until_loaded(destination: &mut Vm) -> Result<(), DriveError> {
-    let progress = wait_until_over(destination, LOADED_LIMIT)?;
+/// The source at `source` has sent everything and stands stopped.
+fn take_over(source: &str, destination: &mut Vm, ran: bool) -> Result<bool, DriveError> {
+    let at = destination.at().to_owned();
+    let undecided = |why: String| {
+        DriveError::Undecided(format!(
+            "the source has sent everything, but {why}; the guest is stopped at {source} and held at {at}: give \
+             `cont` at exactly one of them, at {at} if it says `completed`"
+        ))
+    };
+    let progress =
+        wait_until_over(destination, LOADED_LIMIT).map_err(|error| undecided(error.to_string()))?;
     if progress.status == "completed" {
-        return Ok(());
+        if ran {
+            destination.execute("cont", Value::Null).map_err(|error| undecided(error.to_string()))?;
+        }
+        return Ok(ran);
+    }
+    if !progress.is_over() {
+        return Err(undecided(format!("{at} is still `{}`", progress.status)));
     }
     Err(DriveError::Failed(format!(
-        "the source has sent everything, but {} says `{}`{}; the guest is stopped at the source: `cont` there \
-         lets it run on",
-        destination.at(),
+        "the source has sent everything, but {at} says `{}`{}; the guest is stopped at the source: `cont` there lets \
+         it run on",
         progress.status,
         progress.error.map_or(String::new(), |error| format!(" ({error})"))
     )))

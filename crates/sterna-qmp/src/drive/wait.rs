@@ -29,6 +29,10 @@ pub trait Watch {
     fn show(&mut self, progress: &Progress);
     /// What the operator wants. Asked about fifty times a second.
     fn wish(&mut self) -> Wish;
+    /// What a further Ctrl-C would do, as the end of a sentence; empty if nothing else.
+    fn hint(&self) -> &'static str {
+        ""
+    }
     /// Tells something in passing.
     fn note(&mut self, text: &str);
 }
@@ -125,10 +129,11 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
 }
 
 fn cancel(vm: &mut Vm, watcher: &mut dyn Watch) -> Result<(), DriveError> {
+    let hint = watcher.hint();
     match vm.execute("migrate_cancel", Value::Null) {
-        Ok(_) => watcher.note("cancelling: the guest runs on at the source (Ctrl-C again detaches)"),
+        Ok(_) => watcher.note(&format!("cancelling: the guest stays where it is{hint}")),
         Err(error) if error.is_disconnect() => return Err(error),
-        Err(error) => watcher.note(&format!("{error} (Ctrl-C again detaches)")),
+        Err(error) => watcher.note(&format!("{error}{hint}")),
     }
     Ok(())
 }

@@ -7,11 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::Endpoint;
-use crate::drive::{DriveError, Vm};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+
+use crate::client::{Client, Endpoint};
+use crate::drive::{DriveError, Vm, Watch, Wish};
 
 /// Making RAM takes a while where all of it is allocated at once.
 const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long a VM that is not wanted any more may take to hear so.
+const QUIT_LIMIT: Duration = Duration::from_secs(1);
 
 /// A VM that was started here. Dropped, it is killed, unless it was [released](Launched::release).
 pub struct Launched {
@@ -33,6 +38,11 @@ impl Launched {
         if arguments.iter().any(|argument| is_option(argument, "incoming")) {
             return Err(DriveError::Unfit(
                 "the command has an `-incoming` of its own: leave it out, `-incoming defer` is added".into(),
+            ));
+        }
+        if arguments.iter().any(|argument| is_option(argument, "daemonize")) {
+            return Err(DriveError::Unfit(
+                "the command has `-daemonize`: leave it out, the VM is apart from this terminal anyway, and lives on".into(),
             ));
         }
         let directory = directory.to_owned();
@@ -57,18 +67,16 @@ impl Launched {
     /// Connects to its monitor as soon as there is one.
     ///
     /// # Errors
-    /// [`DriveError::Failed`] with what it said, if it ended.
-    pub fn vm(&mut self) -> Result<Vm, DriveError> {
+    /// [`DriveError::Failed`] with what it said, if it ended; [`DriveError::Cancelled`].
+    pub fn vm(&mut self, watcher: &mut dyn Watch) -> Result<Vm, DriveError> {
         let endpoint = Endpoint::Unix(socket(&self.directory));
         let deadline = Instant::now() + START_LIMIT;
         loop {
             if let Ok(vm) = Vm::connect(&endpoint) {
                 return Ok(vm);
             }
-            if let Ok(Some(status)) = self.child.try_wait()
-                // With -daemonize the process that was started ends well, and another one has the socket.
-                && !status.success()
-            {
+            // However well it ended: with `--version`, say.
+            if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(DriveError::Failed(format!("the VM ended with {status}{}", self.said())));
             }
             if Instant::now() > deadline {
@@ -76,6 +84,9 @@ impl Launched {
                     "the VM has no monitor after {START_LIMIT:?}{}",
                     self.said()
                 )));
+            }
+            if watcher.wish() != Wish::Continue {
+                return Err(DriveError::Cancelled("cancelled; the VM that was started is ended".into()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -113,7 +124,14 @@ impl Launched {
 impl Drop for Launched {
     fn drop(&mut self) {
         if !self.is_released {
-            // Both fail if it has ended, which is what they are for.
+            // What was started may be a script around the VM. All of these fail if it has ended, which is what they are
+            // for.
+            if let Ok(mut monitor) = Client::connect(&Endpoint::Unix(socket(&self.directory)), QUIT_LIMIT) {
+                let _ = monitor.execute("quit", Value::Null);
+            }
+            if let Some(group) = Pid::from_raw(self.child.id() as i32) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
             let _ = self.child.kill();
             let _ = self.child.wait();
             let _ = std::fs::remove_dir_all(&self.directory);
@@ -136,6 +154,67 @@ fn is_option(argument: &OsStr, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drive::Progress;
+
+    /// Wants nothing, or to cancel.
+    struct Operator(Wish);
+
+    impl Watch for Operator {
+        fn show(&mut self, _: &Progress) {}
+
+        fn wish(&mut self) -> Wish {
+            self.0
+        }
+
+        fn note(&mut self, _: &str) {}
+    }
+
+    fn shell(script: &str) -> Vec<OsString> {
+        ["sh", "-c", script].map(OsString::from).to_vec()
+    }
+
+    #[test]
+    fn vm_of_a_command_that_ends_well_is_an_error_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut launched = Launched::start(&shell("echo version 7"), directory.path()).unwrap();
+
+        let error = launched.vm(&mut Operator(Wish::Continue)).err().expect("there is no VM").to_string();
+
+        assert!(error.contains("version 7"), "{error}");
+    }
+
+    #[test]
+    fn vm_that_never_comes_is_given_up_when_the_operator_cancels_and_nothing_of_it_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut launched = Launched::start(&shell("sleep 1000 & echo $!; wait"), directory.path()).unwrap();
+        while launched.said().is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let below = launched.said().rsplit(' ').next().and_then(|id| id.trim().parse::<i32>().ok()).unwrap();
+
+        let error = launched.vm(&mut Operator(Wish::Cancel)).err();
+        drop(launched);
+
+        assert!(matches!(error, Some(DriveError::Cancelled(_))), "{error:?}");
+        let gone = || {
+            let state = std::fs::read_to_string(format!("/proc/{below}/stat")).unwrap_or_default();
+            // Nobody may be there to bury it.
+            state.is_empty() || state.contains(") Z ")
+        };
+        while !gone() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn start_of_a_command_that_daemonizes_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let command = ["qemu-system-x86_64", "-daemonize"].map(OsString::from);
+
+        let error = Launched::start(&command, directory.path()).err().expect("refused").to_string();
+
+        assert!(error.contains("-daemonize"), "{error}");
+    }
 
     #[test]
     fn is_option_knows_one_and_two_dashes() {

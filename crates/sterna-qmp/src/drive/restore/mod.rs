@@ -101,32 +101,42 @@ pub fn restore(
             return Err(error);
         }
     };
-    if request.start == Start::Paused
-        || subject.was_running() == Some(false) && request.start == Start::AsItWas
-    {
-        // While it waits, this only says that the guest must not start by itself.
-        vm.execute("stop", Value::Null)?;
+    let wants_to_run = match request.start {
+        Start::AsItWas => subject.was_running(),
+        Start::Paused => Some(false),
+        Start::Running => Some(true),
+    };
+    // Of a packed image the last byte has not been seen: its guest starts when it has, by our word. Only what a bare
+    // stream says of itself is not known here, and the VM goes by it.
+    let is_held = wants_to_run == Some(false) || wants_to_run == Some(true) && !subject.is_whole();
+    if let Err(error) = begin(vm, &feed, is_held) {
+        feed.clean(vm);
+        // What must be heard is why it does not begin.
+        let _ = changed.undo(vm);
+        return Err(error);
     }
     if let Err(error) = load(vm, &mut feed, watcher) {
         return Err(end(vm, error, &feed));
     }
+    // The guest is there and may run: from here on nothing is an error that would end it.
     feed.clean(vm);
-    let wants_to_run = match request.start {
-        Start::AsItWas => subject.was_running() == Some(true),
-        Start::Paused => false,
-        Start::Running => true,
-    };
-    if wants_to_run && vm.run_state()? != "running" {
-        vm.execute("cont", Value::Null)?;
+    if wants_to_run == Some(true)
+        && let Err(error) = run(vm)
+    {
+        warnings.push(format!("the guest is loaded and does not run: {error}; `cont` starts it"));
     }
     let total = began.elapsed();
     if let Err(error) = changed.undo(vm) {
         warnings.push(format!("the VM's settings were not put back: {error}"));
     }
+    let is_running = vm.run_state().map(|state| state == "running").unwrap_or_else(|error| {
+        warnings.push(format!("it is not known whether the guest runs: {error}"));
+        false
+    });
     Ok(Restored {
         kind: subject.kind().name(),
         ram_bytes: subject.shape().ram_bytes(),
-        is_running: vm.run_state()? == "running",
+        is_running,
         is_direct: feed.is_direct(),
         channels: setup::channels(&subject, request),
         total,
@@ -135,14 +145,38 @@ pub fn restore(
     })
 }
 
-/// From `migrate-incoming` to the last device.
-fn load(vm: &mut Vm, feed: &mut Feed, watcher: &mut dyn Watch) -> Result<(), DriveError> {
+/// Tells the VM to load. `is_held`: its guest must not start by itself.
+fn begin(vm: &mut Vm, feed: &Feed, is_held: bool) -> Result<(), DriveError> {
+    if is_held {
+        // While it waits, this only says so.
+        vm.execute("stop", Value::Null)?;
+    }
     let mut arguments = json!({ "uri": feed.uri() });
     if !vm.is_sterna() && vm.qemu_version() >= (9, 1) {
         // It stays to say why it failed.
         arguments["exit-on-error"] = false.into();
     }
-    vm.execute("migrate-incoming", arguments)?;
+    let Err(error) = vm.execute("migrate-incoming", arguments) else { return Ok(()) };
+    if is_held && !error.is_disconnect() {
+        let _ = vm.execute("cont", Value::Null);
+    }
+    Err(match error {
+        DriveError::Monitor { error: ClientError::Refused { .. }, .. } => {
+            DriveError::Unfit(format!("{error}; nothing was loaded, and it waits on for a guest"))
+        }
+        error => error,
+    })
+}
+
+fn run(vm: &mut Vm) -> Result<(), DriveError> {
+    if vm.run_state()? != "running" {
+        vm.execute("cont", Value::Null)?;
+    }
+    Ok(())
+}
+
+/// From `migrate-incoming` to the last device.
+fn load(vm: &mut Vm, feed: &mut Feed, watcher: &mut dyn Watch) -> Result<(), DriveError> {
     loop {
         let progress = match vm.progress() {
             // QEMU may answer nobody while it loads.

@@ -1,0 +1,314 @@
+//! Drivers against monitors that answer what the test says: the moments that no real VM can be made to have.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna_image::{BlockShape, Envelope, MappedOptions, MappedWriter, Shape};
+use sterna_qmp::Client;
+use sterna_qmp::drive::handover::Handover;
+use sterna_qmp::drive::restore::{RestoreRequest, Start, restore};
+use sterna_qmp::drive::save::{Format, SaveRequest, save};
+use sterna_qmp::drive::{DriveError, Progress, Vm, Watch, Wish};
+use sterna_transport::Direct;
+
+/// What a monitor does with a command.
+enum Answer {
+    Return(Value),
+    Refuse(&'static str),
+    /// Closes the connection.
+    Close,
+}
+
+/// The commands that a monitor was given, in order.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<String>>>);
+
+impl Asked {
+    fn count(&self, command: &str) -> usize {
+        self.0.lock().unwrap().iter().filter(|asked| *asked == command).count()
+    }
+}
+
+/// A QEMU's monitor called `at`.
+fn qemu(at: &str, mut answer: impl FnMut(&str, &Value) -> Answer + Send + 'static) -> (Vm, Asked) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let asked = Asked::default();
+    let notes = asked.clone();
+    std::thread::spawn(move || {
+        let version = json!({"qemu": {"major": 11, "minor": 1, "micro": 0}, "package": ""});
+        writeln!(theirs, "{}", json!({"QMP": {"version": version, "capabilities": []}})).unwrap();
+        let lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            let request: Value = serde_json::from_str(&line).unwrap();
+            let command = request["execute"].as_str().unwrap();
+            notes.0.lock().unwrap().push(command.to_owned());
+            let mut message = match (command, command == "qmp_capabilities") {
+                (_, true) => json!({"return": {}}),
+                _ => match answer(command, &request["arguments"]) {
+                    Answer::Return(value) => json!({"return": value}),
+                    Answer::Refuse(desc) => json!({"error": {"class": "GenericError", "desc": desc}}),
+                    Answer::Close => return,
+                },
+            };
+            message["id"] = request["id"].clone();
+            if writeln!(theirs, "{message}").is_err() {
+                return;
+            }
+        }
+    });
+    let client = Client::from_socket(ours.into(), Duration::from_secs(20)).unwrap();
+    (Vm::new(client, at), asked)
+}
+
+/// What a QEMU says as long as nothing happens. Its guest runs.
+fn usual(command: &str) -> Answer {
+    let names = ["events", "return-path", "multifd", "mapped-ram"];
+    Answer::Return(match command {
+        "query-status" => json!({"status": "running"}),
+        "query-migrate-capabilities" => {
+            names.map(|name| json!({"capability": name, "state": false})).to_vec().into()
+        }
+        "query-migrate-parameters" => json!({"max-bandwidth": 77, "direct-io": false}),
+        "qom-get" => json!("none-machine"),
+        "human-monitor-command" => return Answer::Refuse("not compiled in"),
+        "query-memory-size-summary" => json!({"base-memory": 4096}),
+        "add-fd" => json!({"fdset-id": 1, "fd": 9}),
+        _ => json!({}),
+    })
+}
+
+/// A source that has said nothing wrong, and what it was asked.
+fn source() -> (Vm, Asked) {
+    qemu("SOURCE", |command, _| usual(command))
+}
+
+/// A destination whose `query-migrate` says `status`.
+fn destination(status: &'static str) -> (Vm, Asked) {
+    qemu("DEST", move |command, _| match command {
+        "query-migrate" => Answer::Return(json!({"status": status, "error-desc": "why"})),
+        _ => usual(command),
+    })
+}
+
+fn begun(destination: (Vm, Asked)) -> (Handover, (Vm, Asked), (Vm, Asked)) {
+    let (mut from, mut to) = (source(), destination);
+    let handover = Handover::begin(&mut from.0, Some(&mut to.0)).unwrap();
+    assert!(handover.is_held());
+    assert_eq!((to.1.count("stop"), from.1.count("migrate-set-capabilities")), (1, 1));
+    (handover, from, to)
+}
+
+#[test]
+fn lost_source_of_a_destination_that_still_loads_ends_nothing() {
+    let (handover, from, mut to) = begun(destination("active"));
+
+    let error = handover.lost(&from.0, Some(&mut to.0));
+
+    assert!(matches!(error, DriveError::Undecided(_)), "{error}");
+    for word in ["SOURCE", "DEST", "`active`", "`cont` there", "process is gone"] {
+        assert!(error.to_string().contains(word), "{word} in {error}");
+    }
+    assert_eq!(to.1.count("quit"), 0);
+}
+
+#[test]
+fn lost_source_of_a_destination_that_failed_ends_it() {
+    let (handover, from, mut to) = begun(destination("failed"));
+
+    let error = handover.lost(&from.0, Some(&mut to.0));
+
+    assert!(matches!(error, DriveError::Failed(_)), "{error}");
+    assert_eq!(to.1.count("quit"), 1);
+}
+
+#[test]
+fn lost_source_of_a_destination_that_has_all_says_where_to_go_on() {
+    let (handover, from, mut to) = begun(destination("completed"));
+
+    let error = handover.lost(&from.0, Some(&mut to.0));
+
+    assert!(
+        matches!(error, DriveError::Undecided(_)) && error.to_string().contains("`cont` there"),
+        "{error}"
+    );
+    assert_eq!(to.1.count("quit"), 0);
+}
+
+#[test]
+fn completed_with_a_destination_that_cannot_be_asked_says_who_may_run() {
+    let closes = |at| {
+        qemu("DEST", move |command, _| match command {
+            "query-migrate" if at == "query-migrate" => Answer::Close,
+            "query-migrate" => Answer::Return(json!({"status": "completed"})),
+            "cont" => Answer::Refuse("not now"),
+            _ => usual(command),
+        })
+    };
+    for at in ["query-migrate", "cont"] {
+        let (handover, mut from, mut to) = begun(closes(at));
+
+        let error = handover.completed(&mut from.0, Some(&mut to.0)).unwrap_err();
+
+        assert!(matches!(error, DriveError::Undecided(_)), "{at}: {error}");
+        for word in ["stopped at SOURCE", "held at DEST", "exactly one"] {
+            assert!(error.to_string().contains(word), "{at}: {word} in {error}");
+        }
+        assert_eq!(from.1.count("migrate-set-capabilities"), 2, "{at}: settings are put back");
+    }
+}
+
+#[test]
+fn completed_with_a_destination_that_failed_sends_the_operator_to_the_source() {
+    let (handover, mut from, mut to) = begun(destination("failed"));
+
+    let error = handover.completed(&mut from.0, Some(&mut to.0)).unwrap_err();
+
+    assert!(matches!(error, DriveError::Failed(_)), "{error}");
+    assert!(error.to_string().contains("why") && error.to_string().contains("at the source"), "{error}");
+    assert_eq!(from.1.count("migrate-set-capabilities"), 2);
+}
+
+#[test]
+fn refused_migration_leaves_the_destination_waiting_as_it_was() {
+    let (handover, mut from, mut to) = begun(destination("setup"));
+
+    handover.refused(&mut from.0, Some(&mut to.0));
+
+    assert_eq!((to.1.count("quit"), to.1.count("cont")), (0, 1));
+    assert_eq!(from.1.count("migrate-set-capabilities"), 2, "settings are put back");
+}
+
+#[test]
+fn begin_with_a_destination_that_cannot_be_held_puts_the_sources_settings_back() {
+    let mut from = source();
+    let mut to = qemu("DEST", |command, _| match command {
+        "stop" => Answer::Refuse("no"),
+        _ => usual(command),
+    });
+
+    let error = Handover::begin(&mut from.0, Some(&mut to.0)).expect_err("it would start by itself");
+
+    assert!(error.to_string().contains("DEST"), "{error}");
+    assert_eq!(from.1.count("migrate-set-capabilities"), 2);
+}
+
+/// Never wants anything.
+struct Quiet;
+
+impl Watch for Quiet {
+    fn show(&mut self, _: &Progress) {}
+
+    fn wish(&mut self) -> Wish {
+        Wish::Continue
+    }
+
+    fn note(&mut self, _: &str) {}
+}
+
+/// An image of a guest that ran, in libvirt's container.
+fn image(path: &Path) {
+    let mut shape = Shape { has_configuration: true, has_end: true, has_eof: true, ..Shape::empty() };
+    shape.configuration.machine_type = "none".into();
+    shape.ram.footers = true;
+    shape.ram.blocks.push(BlockShape {
+        name: "m0".into(),
+        length_bytes: 4096,
+        address: None,
+        host_page_bytes: None,
+        is_skipped: false,
+    });
+    let envelope = Envelope::new(b"<domain/>\n".to_vec(), None).unwrap();
+    let options = MappedOptions { envelope: Some(envelope), ..MappedOptions::default() };
+    MappedWriter::create(path, &shape, options).unwrap().complete(&shape).unwrap();
+}
+
+fn request(path: &Path) -> RestoreRequest {
+    RestoreRequest { path: path.to_owned(), channels: None, direct: Direct::Off, start: Start::Running }
+}
+
+#[test]
+fn restore_whose_load_is_refused_leaves_the_vm_waiting_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    image(&path);
+    let mut vm = qemu("VM", |command, _| match command {
+        "query-status" => Answer::Return(json!({"status": "inmigrate"})),
+        "migrate-incoming" => Answer::Refuse("no such thing"),
+        _ => usual(command),
+    });
+
+    let error = restore(&mut vm.0, &request(&path), &mut Quiet).expect_err("refused");
+
+    assert!(matches!(error, DriveError::Unfit(_)) && error.to_string().contains("no such thing"), "{error}");
+    assert_eq!((vm.1.count("quit"), vm.1.count("remove-fd")), (0, 1));
+    assert_eq!(vm.1.count("migrate-set-capabilities"), 2, "settings are put back");
+}
+
+#[test]
+fn restore_that_has_loaded_the_guest_ends_nothing_whatever_is_refused_then() {
+    for refused in ["cont", "query-status", "migrate-set-capabilities"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        image(&path);
+        let mut is_loaded = false;
+        let mut vm = qemu("VM", move |command, _| match command {
+            _ if is_loaded && command == refused => Answer::Refuse("not now"),
+            "query-status" if is_loaded => Answer::Return(json!({"status": "paused"})),
+            "query-status" => Answer::Return(json!({"status": "inmigrate"})),
+            "query-migrate" if is_loaded => Answer::Return(json!({"status": "completed"})),
+            "migrate-incoming" => {
+                is_loaded = true;
+                Answer::Return(json!({}))
+            }
+            _ => usual(command),
+        });
+
+        let restored = restore(&mut vm.0, &request(&path), &mut Quiet).expect("the guest is there");
+
+        assert!(restored.warnings.iter().any(|text| text.contains("not now")), "{:?}", restored.warnings);
+        assert_eq!(vm.1.count("quit"), 0, "{refused}");
+    }
+}
+
+#[test]
+fn save_that_failed_lets_the_guest_run_on_even_if_cont_is_refused_at_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut refusals = 2;
+    let (mut has_begun, mut is_stopped) = (false, false);
+    let mut vm = qemu("VM", move |command, _| match command {
+        "query-migrate" if has_begun => Answer::Return(json!({"status": "failed", "error-desc": "broke"})),
+        "query-status" if is_stopped => Answer::Return(json!({"status": "paused"})),
+        "stop" => {
+            is_stopped = true;
+            Answer::Return(json!({}))
+        }
+        "migrate" => {
+            has_begun = true;
+            Answer::Return(json!({}))
+        }
+        "cont" if refusals > 0 => {
+            refusals -= 1;
+            Answer::Refuse("the migration is not over yet")
+        }
+        _ => usual(command),
+    });
+    let request = SaveRequest {
+        path: directory.path().join("image"),
+        format: Format::MAPPED,
+        channels: None,
+        direct: Direct::Off,
+        domain: None,
+        replace: false,
+        resume_after: false,
+    };
+
+    let error = save(&mut vm.0, &request, &mut Quiet).expect_err("it broke").to_string();
+
+    assert!(error.contains("broke") && error.contains("runs on"), "{error}");
+    assert_eq!((vm.1.count("cont"), vm.1.count("migrate-set-capabilities")), (3, 2));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
