@@ -132,7 +132,7 @@ fn migrate_whose_source_dies_says_where_the_guest_is() -> Result<(), Failure> {
     };
     let mut source = guest(&root).spawn()?;
     source.wait_for_ticks(1)?;
-    let target = guest(&root).incoming_defer().spawn()?;
+    let mut target = guest(&root).incoming_defer().spawn()?;
     let child = start(migrate(&source, &target, &["--set", "max-bandwidth=1M"]))?;
     wait_until_active(&mut source)?;
 
@@ -140,8 +140,49 @@ fn migrate_whose_source_dies_says_where_the_guest_is() -> Result<(), Failure> {
 
     let (status, said) = end(child)?;
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("monitor") && said.contains("guest"), "{said}");
+    assert!(said.contains("monitor") && said.contains("before all of the guest had left"), "{said}");
+    // Half a guest is of no use to anybody.
+    let begin = Instant::now();
+    while target.ended().is_none() {
+        assert!(begin.elapsed() < PATIENCE, "the destination waits for nothing any more");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     Ok(())
+}
+
+#[test]
+fn migrate_that_is_left_alone_says_where_the_held_guest_must_go_on() -> Result<(), Failure> {
+    let test = "migrate_that_is_left_alone_says_where_the_held_guest_must_go_on";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    let mut target = guest(&root).incoming_defer().spawn()?;
+    let child = start(migrate(&source, &target, &["--set", "max-bandwidth=1M"]))?;
+    wait_until_active(&mut source)?;
+
+    // Two at once: one alone would cancel.
+    for signal in ["-STOP", "-INT", "-TERM", "-CONT"] {
+        let kill = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        kill.map_err(|error| error.to_string())?;
+    }
+
+    let (status, said) = end(child)?;
+    assert_eq!(status, Some(5), "{said}");
+    let place = target.operator_socket().display().to_string();
+    assert!(
+        said.contains("holds the guest") && said.contains("`cont` at") && said.contains(&place),
+        "{said}"
+    );
+    source.parameters(json!({"max-bandwidth": 0}))?;
+    let begin = Instant::now();
+    while source.execute("query-migrate", Value::Null)?["status"] != "completed" {
+        assert!(begin.elapsed() < PATIENCE, "the migration goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_ne!(target.status()?, "running", "it is held");
+    target.execute("cont", Value::Null)?;
+    target.wait_for_ticks(2)?;
+    unbroken(&[&source, &target]).map(drop)
 }
 
 #[test]

@@ -39,8 +39,16 @@ fn play(targets: &[&str], notes: &mut Vec<String>) -> Result<Outcome> {
     for target in targets {
         command.args(["--test", target]);
     }
-    command.env("STERNA_ROOTS", target_directory().join("roots"));
+    let roots = target_directory().join("roots");
+    command.env("STERNA_ROOTS", &roots);
     let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");
+    let skipped = found.len();
     notes.extend(found);
-    done.map(|()| Outcome::Passed)
+    done?;
+    let has_roots = std::fs::read_dir(&roots).is_ok_and(|mut there| there.next().is_some());
+    Ok(match skipped {
+        0 => Outcome::Passed,
+        _ if has_roots => Outcome::Partly(format!("{skipped} tests skipped")),
+        _ => Outcome::Skipped(format!("there are no roots: {skipped} tests skipped")),
+    })
 }

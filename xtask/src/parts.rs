@@ -9,6 +9,8 @@ use crate::process::{Failure, Result};
 pub enum Outcome {
     /// All of it passed.
     Passed,
+    /// What ran of it passed; the text says what did not run.
+    Partly(String),
     /// It could not run here; the text says why.
     Skipped(String),
 }
@@ -75,6 +77,7 @@ fn closing_line(name: &str, took: Duration, result: &Result<Outcome>) -> String 
     let seconds = took.as_secs_f64();
     match result {
         Ok(Outcome::Passed) => format!("  ok      {name:<10} {seconds:7.1} s"),
+        Ok(Outcome::Partly(left_out)) => format!("  ok      {name:<10} {seconds:7.1} s  {left_out}"),
         Ok(Outcome::Skipped(why)) => format!("  SKIPPED {name:<10} {seconds:7.1} s  {why}"),
         Err(why) => format!("  FAILED  {name:<10} {seconds:7.1} s  {why}"),
     }
@@ -97,6 +100,14 @@ mod tests {
 
         let Err(Failure::Failed(why)) = parts.finish() else { panic!("must fail") };
         assert!(later_ran && why.contains("bad") && !why.contains("good"), "{why}");
+    }
+
+    #[test]
+    fn closing_line_of_a_part_that_left_something_out_says_so() {
+        let line = |outcome| closing_line("interop", Duration::ZERO, &Ok(outcome));
+
+        assert!(line(Outcome::Partly("7 tests skipped".into())).ends_with("7 tests skipped"));
+        assert!(line(Outcome::Skipped("no roots".into())).contains("SKIPPED"));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub fn tools(lab: &Lab, place: &Path) -> Result<Vec<Tool>, Failure> {
     };
     Ok(vec![
         tool("legacy", "legacy", true, &["--format", "legacy"]),
-        tool("mapped-ram", "mapped-ram", true, &["--format", "mapped-ram"]),
+        tool("mapped-ram, direct", "mapped-ram", true, &["--format", "mapped-ram", "--direct-io"]),
         tool("mapped-ram, buffered", "mapped-ram", false, &["--format", "mapped-ram", "--no-direct-io"]),
         tool("libvirt raw", "", false, &["--format", "libvirt-raw", "--xml", &xml]),
         tool("libvirt sparse", "", false, &["--format", "libvirt-sparse", "--xml", &xml]),
