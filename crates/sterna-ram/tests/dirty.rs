@@ -267,3 +267,31 @@ fn uffd_under_writers_loses_no_write() {
         }
     }
 }
+
+#[test]
+fn uffd_rearmed_pages_are_not_reported_and_others_are_kept() {
+    const PAGES: u64 = 256;
+    let block = RamBlock::new("ram", PAGES * PAGE_SIZE as u64, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(vec![block]).unwrap();
+    let Some(log) = uffd("uffd_rearmed_pages_are_not_reported_and_others_are_kept", &ram) else { return };
+    log.start().unwrap();
+    let write = |page: u64| ram.block(0).write(page * PAGE_SIZE as u64, &[1]).unwrap();
+    let harvested = || {
+        let mut found = DirtyBitmaps::new(&ram);
+        let newly = log.harvest(&mut found).unwrap().newly_dirty;
+        assert_eq!(newly, found.count());
+        (0..PAGES).filter(|page| found.block(0).get(*page)).collect::<Vec<_>>()
+    };
+    let about_to_be_read = PageBitmap::new(PAGES);
+    about_to_be_read.set_range(60, 10);
+    [5, 63, 64, 69, 70, 127, 200].into_iter().for_each(write);
+
+    log.rearm(0, 0, 128, &about_to_be_read).unwrap();
+
+    assert_eq!(harvested(), [5, 70, 127, 200], "63, 64 and 69 will be read as they are now");
+    assert_eq!(harvested(), [0; 0]);
+    [63, 70].into_iter().for_each(write);
+    assert_eq!(harvested(), [63, 70], "they are protected again");
+    log.rearm(0, 0, PAGES, &about_to_be_read).unwrap();
+    log.stop().unwrap();
+}

@@ -102,6 +102,12 @@ impl Channel {
         })
     }
 
+    /// Bytes that were written and are still on this host: the network, or a peer that does not read, holds them
+    /// back. 0 where that cannot be told.
+    pub fn unsent_bytes(&self) -> u64 {
+        socket::queued(self.socket.as_fd())
+    }
+
     /// Whether the bytes go through TLS.
     pub fn is_tls(&self) -> bool {
         self.tls.get().is_some()

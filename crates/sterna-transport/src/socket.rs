@@ -23,6 +23,9 @@ pub(crate) fn receive<P: Part>(
     if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
 }
 
+/// Bytes that a socket holds beyond those that are on their way; one packet of pages.
+const UNSENT_BYTES: libc::c_int = 512 << 10;
+
 /// Sends as much of `left` as one call takes. A peer that is gone is an error, never a signal.
 pub(crate) fn send<P: Part>(socket: BorrowedFd<'_>, left: &Remaining<'_, P>) -> io::Result<usize> {
     let mut vectors = left.vectors();
@@ -40,6 +43,14 @@ fn header(vectors: &mut Vectors) -> libc::msghdr {
     message
 }
 
+/// Bytes that were sent and not taken by the other end's host; 0 where the kernel does not say.
+pub(crate) fn queued(socket: BorrowedFd<'_>) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes one int, which lives through the call.
+    let failed = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if failed == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// Makes a connected stream socket ready to be a channel: blocking, without Nagle's delay.
 pub(crate) fn prepare(socket: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     let kind = sockopt::socket_type(socket).map_err(|error| ("getsockopt(SO_TYPE)", error.into()))?;
@@ -52,8 +63,21 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>) -> Result<(), (&'static str, io::E
     let domain = sockopt::socket_domain(socket);
     if matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6)) {
         sockopt::set_tcp_nodelay(socket, true).map_err(|error| ("setsockopt(TCP_NODELAY)", error.into()))?;
+        keep_queue_short(socket);
     }
     Ok(())
+}
+
+/// Lets a sender wait rather than put more into the socket than the network is about to take: what lies there must
+/// go out before anything that comes later, and later comes what a stopped guest waits for.
+fn keep_queue_short(socket: BorrowedFd<'_>) {
+    let (option, value) = (libc::TCP_NOTSENT_LOWAT, UNSENT_BYTES);
+    let length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the option is an int, which lives through the call. A kernel that does not know it refuses, and the
+    // queue is long then.
+    unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const value).cast(), length);
+    }
 }
 
 /// Whether the socket is listening.

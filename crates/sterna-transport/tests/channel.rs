@@ -319,3 +319,15 @@ fn channel_both_directions_at_once_do_not_disturb_each_other() {
         assert_eq!(finished.try_iter().count(), 2);
     }
 }
+
+#[test]
+fn unsent_bytes_are_those_that_the_peer_has_not_read() {
+    let (here, there) = Channel::pair().unwrap();
+    assert_eq!(here.unsent_bytes(), 0);
+
+    here.write_all(&[7; 1000]).unwrap();
+    assert!(here.unsent_bytes() >= 1000, "{}", here.unsent_bytes());
+
+    there.read_exact(&mut [0; 1000]).unwrap();
+    assert_eq!(here.unsent_bytes(), 0);
+}

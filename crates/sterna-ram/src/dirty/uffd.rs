@@ -5,6 +5,10 @@
 //! this process's threads, of the kernel on their behalf and of KVM; writes through another mapping of a
 //! memfd (a vhost-user device) it does not see.
 //!
+//! Re-arming scans once more: what was written since the harvest to pages that are about to be read need not
+//! be reported, and would else be sent twice. What such a scan finds of other pages is kept for the next
+//! harvest.
+//!
 //! At the start shared memory is protected whole, pages that are not mapped here included (markers in
 //! the page table, eight bytes a page). In anonymous memory a page that is not there needs no marker:
 //! when it comes, it comes unprotected, and so as written. That keeps a sparse guest sparse and lets
@@ -12,6 +16,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::Instant;
 
@@ -37,12 +42,17 @@ const MODE_WP: u64 = 1;
 pub struct UffdDirtyLog {
     ram: GuestRam,
     running: RwLock<Option<OwnedFd>>,
+    /// Found while re-arming other pages, and in no harvest yet.
+    kept: DirtyBitmaps,
+    /// Whether there is anything in it.
+    keeps: AtomicBool,
 }
 
 impl UffdDirtyLog {
     /// Tracks all blocks. Not started.
     pub fn new(ram: GuestRam) -> Self {
-        UffdDirtyLog { ram, running: RwLock::new(None) }
+        let kept = DirtyBitmaps::new(&ram);
+        UffdDirtyLog { ram, running: RwLock::new(None), kept, keeps: AtomicBool::new(false) }
     }
 
     /// Whether this machine's kernel can do it.
@@ -63,16 +73,59 @@ impl UffdDirtyLog {
     /// Scans all blocks, and protects again what was written: `each(block, first page, pages)`.
     fn scan(&self, mut each: impl FnMut(usize, u64, u64)) -> Result<(), DirtyError> {
         for (index, block) in self.ram.blocks().iter().enumerate() {
-            let scan = match block.backing() {
-                Backing::Anonymous => WRITTEN_ANONYMOUS,
-                _ => WRITTEN_SHARED,
-            };
-            sys::pagemap_scan(block.host_address() as u64, block.len_bytes(), scan, |first, bytes, _| {
-                each(index, first >> PAGE_SHIFT, bytes >> PAGE_SHIFT);
-            })
-            .map_err(|source| failed("ioctl(PAGEMAP_SCAN)", index, source))?;
+            self.scan_pages(index, 0, block.pages(), |first, count| each(index, first, count))?;
         }
         Ok(())
+    }
+
+    /// The same for some pages of a block, which must have them: `each(first page, pages)`.
+    fn scan_pages(
+        &self,
+        index: usize,
+        first: u64,
+        count: u64,
+        mut each: impl FnMut(u64, u64),
+    ) -> Result<(), DirtyError> {
+        let block = self.ram.block(index);
+        let scan = match block.backing() {
+            Backing::Anonymous => WRITTEN_ANONYMOUS,
+            _ => WRITTEN_SHARED,
+        };
+        let start = block.host_address() as u64 + (first << PAGE_SHIFT);
+        sys::pagemap_scan(start, count << PAGE_SHIFT, scan, |at, bytes, _| {
+            each(first + (at >> PAGE_SHIFT), bytes >> PAGE_SHIFT);
+        })
+        .map_err(|source| failed("ioctl(PAGEMAP_SCAN)", index, source))
+    }
+
+    /// Keeps those of some written pages that are not `about_to_be_read`; gives whether there were any.
+    fn keep_others(&self, block: usize, first: u64, count: u64, about_to_be_read: &PageBitmap) -> bool {
+        let (kept, read) = (self.kept.block(block).words(), about_to_be_read.words());
+        let mut keeps = false;
+        for index in first / 64..(first + count).div_ceil(64) {
+            let from = first.max(index * 64) - index * 64;
+            let to = (first + count).min(index * 64 + 64) - index * 64;
+            let written = (u64::MAX >> (64 - (to - from))) << from;
+            let others = written & !read[index as usize].load(Ordering::Acquire);
+            if others != 0 {
+                kept[index as usize].fetch_or(others, Ordering::AcqRel);
+                keeps = true;
+            }
+        }
+        keeps
+    }
+
+    /// Moves what was kept; gives how many bits were clear there.
+    fn take_kept(&self, into: &mut DirtyBitmaps) -> u64 {
+        let mut newly_dirty = 0;
+        for (index, kept) in self.kept.blocks().iter().enumerate() {
+            let words = (0..).step_by(64).zip(kept.words());
+            for (page, word) in words.filter(|(_, word)| word.load(Ordering::Relaxed) != 0) {
+                let bits = word.swap(0, Ordering::AcqRel);
+                newly_dirty += into.block_mut(index).merge_words(page, &[bits]);
+            }
+        }
+        newly_dirty
     }
 
     fn register(&self, fd: &OwnedFd) -> Result<(), DirtyError> {
@@ -115,6 +168,7 @@ impl DirtySource for UffdDirtyLog {
         }
         // On failure the descriptor is closed, which undoes what was registered.
         self.register(&fd)?;
+        self.kept.clear_all();
         *running = Some(fd);
         Ok(())
     }
@@ -139,6 +193,9 @@ impl DirtySource for UffdDirtyLog {
         self.scan(|index, first, count| {
             harvest.newly_dirty += into.block_mut(index).add_range(first, count)
         })?;
+        if self.keeps.swap(false, Ordering::AcqRel) {
+            harvest.newly_dirty += self.take_kept(into);
+        }
         // The bits are set as the kernel reports the runs: a store each, which no clock could single out.
         harvest.times.kernel = began.elapsed();
         Ok(harvest)
@@ -149,7 +206,14 @@ impl DirtySource for UffdDirtyLog {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)
+        check_rearm(NAME, block, pages, first, count, harvested)?;
+        let mut keeps = false;
+        let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, harvested);
+        self.scan_pages(block, first, count, found)?;
+        if keeps {
+            self.keeps.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     fn name(&self) -> &'static str {

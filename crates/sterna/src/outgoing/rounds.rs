@@ -259,7 +259,9 @@ impl Control {
         if pages == 0 || self.shared.vm.run_state() != RunState::Running {
             return true;
         }
-        let Some(moving) = self.time_for(pages) else { return false };
+        // What sockets hold goes out before the last pages do.
+        let queued = self.shared.unsent_bytes().div_ceil(PAGE_SIZE as u64);
+        let Some(moving) = self.time_for(pages + queued) else { return false };
         let sync = rounds.last_sync;
         let limit = self.shared.params().downtime_limit;
         let fixed = self.fixed_pause();
@@ -268,7 +270,9 @@ impl Control {
         let margin = figures.pace(self.shared.counters.now()).margin();
         // What no round makes shorter must not keep a guest from ever being handed over.
         let allowed = limit.saturating_sub(fixed).max(limit / 4);
-        (sync + moving).mul_f64(1.0 + margin) <= allowed
+        let fits = (sync + moving).mul_f64(1.0 + margin) <= allowed;
+        tracing::debug!(pages, queued, ?sync, ?moving, margin, ?allowed, fits, "the rest");
+        fits
     }
 
     /// What the pause takes besides pages: stopping, devices, *prepare* and the start. Each of the latter costs a

@@ -148,6 +148,11 @@ impl Shared {
         channel
     }
 
+    /// Bytes that were written and are still on this host.
+    pub fn unsent_bytes(&self) -> u64 {
+        lock(&self.channels).iter().map(|channel| channel.unsent_bytes()).sum()
+    }
+
     /// Unblocks every thread that waits for the peer, the network or a budget.
     pub fn interrupt(&self) {
         self.connecting.cancel();
