@@ -17,6 +17,7 @@
 //! | [`foreign`] | machines that the engine does not know: into images and out of them |
 #![deny(unsafe_code)]
 
+mod brake;
 pub mod codec;
 pub mod dirty_rate;
 mod driver;
@@ -35,6 +36,7 @@ pub mod stats;
 pub mod throttle;
 pub mod vm;
 
+pub use brake::{Brake, BrakeLimits};
 pub use error::{Fault, MigrationError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;

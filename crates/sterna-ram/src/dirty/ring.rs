@@ -337,7 +337,11 @@ impl KvmDirtyRing {
 
     /// Turns logging off everywhere; goes on after an error and gives the first.
     fn undo(&self) -> Result<(), DirtyError> {
-        self.slots.iter().fold(Ok(()), |result, slot| result.and(self.set_logging(slot, false)))
+        let mut result = Ok(());
+        for slot in &self.slots {
+            result = result.and(self.set_logging(slot, false));
+        }
+        result
     }
 }
 
