@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
 use sterna_ram::{DirtySource, GuestRam};
 
+use super::config::MOST_WORKERS;
 use super::state::{Compatibility, GuestState};
 use super::worker::Run;
 use super::{Inner, Phase, ProcessGuest, no_guest};
@@ -24,6 +25,9 @@ impl SourceVm for ProcessGuest {
     }
     fn dirty_source(&self) -> &dyn DirtySource {
         self.inner.tracker.source()
+    }
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        Some(self)
     }
     fn run_state(&self) -> RunState {
         self.inner.phase().run_state()
@@ -70,6 +74,48 @@ impl SourceVm for ProcessGuest {
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.all_hooks()
+    }
+}
+
+/// A worker is a vCPU, and every step of it a page dirtied, whether the page is dirty already or not: the rates
+/// are what a dirty ring would show that is harvested after each step.
+impl Throttle for ProcessGuest {
+    fn set_cpu_throttle(&self, percent: u8) {
+        self.inner.live.set_throttle_percent(percent);
+        self.wake_sleepers();
+    }
+
+    fn can_limit_dirty_rate(&self) -> bool {
+        true
+    }
+
+    fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
+        let refuse = |why: String| Err(VmError::new("set a worker's dirty limit", why));
+        let workers = match &*self.inner.phase() {
+            Phase::Running(run) => run.workers(),
+            Phase::Stopped(state) | Phase::Loaded(state) => state.workers.len(),
+            // Taking every limit back needs nobody to be there.
+            Phase::Waiting | Phase::Ended if vcpu.is_none() && bytes_per_second.is_none() => 0,
+            Phase::Waiting | Phase::Ended => return Err(no_guest("set a worker's dirty limit")),
+        };
+        if bytes_per_second == Some(0) {
+            return refuse("with a limit of 0 the guest would never go on: give bytes per second".into());
+        }
+        let which = match vcpu {
+            None => 0..MOST_WORKERS,
+            Some(worker) if worker < workers => worker..worker + 1,
+            Some(worker) => return refuse(format!("there is no worker {worker}: the guest has {workers}")),
+        };
+        self.inner.live.set_dirty_limit(which, bytes_per_second);
+        self.wake_sleepers();
+        Ok(())
+    }
+
+    fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
+        match &*self.inner.phase() {
+            Phase::Running(run) => run.dirty_rates(&self.inner.live),
+            _ => Vec::new(),
+        }
     }
 }
 
@@ -145,6 +191,12 @@ impl sterna_qmp::MonitoredVm for ProcessGuest {
 }
 
 impl ProcessGuest {
+    fn wake_sleepers(&self) {
+        if let Phase::Running(run) = &*self.inner.phase() {
+            run.wake_sleepers();
+        }
+    }
+
     fn all_devices(&self) -> Vec<Arc<dyn Device>> {
         let own: Arc<dyn Device> = Arc::new(GuestDevice(Arc::clone(&self.inner)));
         let extra = self.extra_devices.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sterna::VmError;
+use sterna::{Brake, VcpuDirtyRate, VmError};
 use sterna_ram::{PAGE_SIZE, RamError};
 
 use super::clock::now_ns;
-use super::live::Progress;
+use super::live::{Live, Progress};
 use super::state::{GuestState, WorkerState};
 use super::{Inner, StopPoint};
 use crate::model::pattern::hash;
@@ -24,6 +24,11 @@ const NAP: Duration = Duration::from_millis(1);
 /// A worker that was late makes up for this much time at most.
 const CATCH_UP_NS: u64 = 20_000_000;
 
+/// The time over which a worker's dirty rate is measured.
+const RATE_PERIOD_NS: u64 = 1_000_000_000;
+/// No rate was measured yet.
+const UNKNOWN: u64 = u64::MAX;
+
 /// A guest that runs: its threads, and the state that they do not have.
 pub(super) struct Run {
     threads: Vec<JoinHandle<Result<WorkerState, RamError>>>,
@@ -33,12 +38,13 @@ pub(super) struct Run {
 }
 
 /// What a running worker shows.
-#[derive(Default)]
 struct Seen {
     steps: AtomicU64,
     beats: AtomicU64,
     max_gap_ns: AtomicU64,
     idle: AtomicBool,
+    /// Bytes per second over the last period, or [`UNKNOWN`].
+    dirty_rate: AtomicU64,
 }
 
 impl Run {
@@ -51,8 +57,7 @@ impl Run {
         let mut gates = Vec::new();
         for (index, (worker, share)) in state.workers.iter().cloned().zip(shares).enumerate() {
             let (open, gate) = channel();
-            let seen = Arc::<Seen>::default();
-            seen.show(&worker);
+            let seen = Arc::new(Seen::of(&worker));
             let worker = Worker {
                 inner: Arc::clone(&inner),
                 index,
@@ -61,6 +66,8 @@ impl Run {
                 generation: inner.live.generation(),
                 stop: Arc::clone(&run.stop),
                 seen: Arc::clone(&seen),
+                brake: Brake::default(),
+                rate_since: (now_ns(), worker.steps),
                 state: worker,
             };
             match std::thread::Builder::new().name(format!("guest-{index}")).spawn(move || worker.run(&gate))
@@ -111,17 +118,39 @@ impl Run {
         }
     }
 
+    /// Each worker's dirty rate (every step counts as a page) and its limit; empty before a period is over.
+    pub fn dirty_rates(&self, live: &Live) -> Vec<VcpuDirtyRate> {
+        let rate = |(worker, seen): (usize, &Arc<Seen>)| {
+            let rate_bytes = Some(seen.dirty_rate.load(Ordering::Relaxed)).filter(|rate| *rate != UNKNOWN)?;
+            Some(VcpuDirtyRate { rate_bytes, limit_bytes: live.brake_limits(worker).dirty_bytes_per_second })
+        };
+        let rates: Option<Vec<_>> = self.seen.iter().enumerate().map(rate).collect();
+        rates.unwrap_or_default()
+    }
+
+    pub fn workers(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Has every worker that sleeps look at the limits anew.
+    pub fn wake_sleepers(&self) {
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+    }
+
     pub fn reset_max_gap(&self) {
         self.seen.iter().for_each(|seen| seen.max_gap_ns.store(0, Ordering::Relaxed));
     }
 }
 
 impl Seen {
-    fn show(&self, state: &WorkerState) {
-        self.steps.store(state.steps, Ordering::Relaxed);
-        self.beats.store(state.beats, Ordering::Relaxed);
-        self.max_gap_ns.store(state.max_gap_ns, Ordering::Relaxed);
-        self.idle.store(state.is_idle(), Ordering::Relaxed);
+    fn of(state: &WorkerState) -> Self {
+        Self {
+            steps: state.steps.into(),
+            beats: state.beats.into(),
+            max_gap_ns: state.max_gap_ns.into(),
+            idle: state.is_idle().into(),
+            dirty_rate: UNKNOWN.into(),
+        }
     }
 }
 
@@ -135,6 +164,9 @@ struct Worker {
     generation: u64,
     stop: Arc<AtomicBool>,
     seen: Arc<Seen>,
+    brake: Brake,
+    /// When the period of the dirty rate began, ns, and the steps at that time.
+    rate_since: (u64, u64),
     state: WorkerState,
 }
 
@@ -147,8 +179,14 @@ impl Worker {
             self.finish_step(self.state.partial_words)?;
         }
         let mut pace = Pace::new(self.inner.live.rate());
+        self.brake.settle(Duration::from_nanos(now_ns()), self.state.steps);
+        self.brake.woke(Duration::from_nanos(now_ns()));
         while !self.stop.load(Ordering::Acquire) {
             let now = self.beat();
+            self.measure_rate(now);
+            if self.rest(now) {
+                continue;
+            }
             self.adopt();
             let steps =
                 if self.state.is_idle() { 0 } else { pace.due(self.inner.live.rate(), now).min(BATCH_STEPS) };
@@ -177,6 +215,37 @@ impl Worker {
         self.state.beats += 1;
         self.seen.beats.store(self.state.beats, Ordering::Relaxed);
         now
+    }
+
+    /// Sleeps if the brake says so, but not longer than the guest is to run and the limits are as they are.
+    fn rest(&mut self, now: u64) -> bool {
+        let generation = self.inner.live.brake_generation();
+        let limits = self.inner.live.brake_limits(self.index);
+        let time = self.brake.sleep_due(Duration::from_nanos(now), self.state.steps, limits);
+        if time.is_zero() {
+            return false;
+        }
+        let deadline = Instant::now() + time;
+        while !self.stop.load(Ordering::Acquire) && self.inner.live.brake_generation() == generation {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::park_timeout(left);
+        }
+        self.brake.woke(Duration::from_nanos(now_ns()));
+        true
+    }
+
+    fn measure_rate(&mut self, now: u64) {
+        let (since, steps) = self.rate_since;
+        let time = now.saturating_sub(since);
+        if time >= RATE_PERIOD_NS {
+            let bytes = u128::from(self.state.steps - steps) * PAGE_SIZE as u128;
+            let rate = (bytes * 1_000_000_000 / u128::from(time)) as u64;
+            self.seen.dirty_rate.store(rate, Ordering::Relaxed);
+            self.rate_since = (now, self.state.steps);
+        }
     }
 
     /// Takes over a pattern that was wished for, from the next step on.

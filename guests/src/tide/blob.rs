@@ -94,6 +94,20 @@ global_asm!(
     "    sub     rax, [r15 + 8*{LAST_STEP}]",
     "    cmp     rax, rcx",
     "    jb      .Ltide_rest",
+    // Each step has its time, and what is late is made up for, eight at once if so many are due; but not more
+    // than some 20 ms (and eight steps).
+    "    lea     rdx, [rcx*8 + {CATCH_UP_TICKS}]",
+    "    cmp     rax, rdx",
+    "    ja      .Ltide_begin_anew",
+    "    lea     rdx, [rcx*8]",
+    "    cmp     rax, rdx",
+    "    jae     .Ltide_take",
+    "    mov     rdx, rcx",
+    "    mov     r14d, 1",
+    ".Ltide_take:",
+    "    add     [r15 + 8*{LAST_STEP}], rdx",
+    "    jmp     .Ltide_step",
+    ".Ltide_begin_anew:",
     "    mov     [r15 + 8*{LAST_STEP}], r13",
     "    mov     r14d, 1",
     // A step: which page?
@@ -287,6 +301,7 @@ global_asm!(
     PATTERN = const control::PATTERN,
     PACE = const control::PACE,
     LAST_STEP = const control::LAST_STEP,
+    CATCH_UP_TICKS = const control::CATCH_UP_TICKS,
     STEPS = const control::STEPS,
     WORKING_SET = const control::WORKING_SET,
     SEED = const control::SEED,

@@ -68,7 +68,7 @@ pub const REQUEST_GAP_RESET: usize = 26;
 pub const PRINTS: usize = 27;
 /// The line that is printed, 32 bytes.
 pub const LINE: usize = 28;
-/// The time-stamp counter at the last step that kept a pace.
+/// The time-stamp counter when the last step that keeps a pace was due.
 pub const LAST_STEP: usize = 32;
 /// The time-stamp counter at the last line.
 pub const LAST_LINE: usize = 33;
@@ -76,6 +76,9 @@ pub const LAST_LINE: usize = 33;
 pub const FIRST_EPOCH: usize = 36;
 /// Room for so many epochs.
 pub const EPOCHS_MAX: usize = (WORDS_PER_PAGE - FIRST_EPOCH) / 4;
+
+/// Ticks of the time-stamp counter that a guest which keeps a pace makes up for if it was late: some 20 ms.
+pub const CATCH_UP_TICKS: i32 = 1 << 26;
 
 /// The bytes `TIDECTL1`.
 pub const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"TIDECTL1");
