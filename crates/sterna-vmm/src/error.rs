@@ -31,11 +31,11 @@ pub enum VmmError {
     /// The dirty log could not be set up.
     #[error("dirty log: {0}")]
     Dirty(#[from] sterna_ram::DirtyError),
-    /// A vCPU thread could not be started.
-    #[error("thread of vcpu {vcpu}: {source}")]
+    /// A thread could not be started.
+    #[error("thread of {of}: {source}")]
     Thread {
-        /// Which vCPU.
-        vcpu: usize,
+        /// Whose: `vcpu 3`, `the throttle`.
+        of: String,
         /// The system's answer.
         source: io::Error,
     },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
 use sterna_ram::{DirtySource, GuestRam};
 
 use super::gate::Wanted;
@@ -24,7 +24,11 @@ impl SourceVm for KvmMachine {
     }
 
     fn dirty_source(&self) -> &dyn DirtySource {
-        &self.dirty
+        self.shared.tracking.source()
+    }
+
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        Some(self)
     }
 
     fn run_state(&self) -> RunState {
@@ -46,6 +50,24 @@ impl SourceVm for KvmMachine {
 
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         Some(Arc::clone(&self.compatibility))
+    }
+}
+
+impl Throttle for KvmMachine {
+    fn set_cpu_throttle(&self, percent: u8) {
+        self.shared.set_cpu_throttle(percent);
+    }
+
+    fn can_limit_dirty_rate(&self) -> bool {
+        self.shared.tracking.ring().is_some()
+    }
+
+    fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
+        self.shared.set_dirty_limit(vcpu, bytes_per_second)
+    }
+
+    fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
+        self.shared.vcpu_dirty_rates()
     }
 }
 

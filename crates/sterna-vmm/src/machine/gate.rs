@@ -134,6 +134,33 @@ impl Gate {
         true
     }
 
+    /// Does something under the lock, if the guest is to run.
+    pub(crate) fn if_running(&self, then: impl FnOnce()) {
+        let state = self.lock();
+        if state.wanted == Wanted::Run {
+            then();
+        }
+    }
+
+    /// A vCPU thread that is out of the guest sleeps, for as long as the guest is to run and `wanted` holds.
+    pub(crate) fn sleep(&self, time: Duration, wanted: impl Fn() -> bool) {
+        let deadline = Instant::now() + time;
+        let mut state = self.lock();
+        while state.wanted == Wanted::Run && wanted() {
+            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            else {
+                return;
+            };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Has every thread in [`Gate::sleep`] look again whether its sleep is wanted.
+    pub(crate) fn wake_sleepers(&self) {
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+
     /// Returns when every vCPU thread is parked or has ended.
     pub(crate) fn wait_parked(&self) {
         let mut state = self.lock();
@@ -153,5 +180,66 @@ impl Gate {
             let left = deadline.checked_duration_since(Instant::now())?;
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// A vCPU thread that sleeps an hour whenever it is to run. Ends with [`Wanted::Quit`].
+    fn sleeper(gate: &Gate, wanted: &AtomicBool, slept: &AtomicBool) {
+        while gate.wait(|| {}, || {}) {
+            slept.store(true, Ordering::Release);
+            gate.sleep(HOUR, || wanted.load(Ordering::Acquire));
+            slept.store(false, Ordering::Release);
+            while gate.may_run() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn sleep_of_an_hour_ends_when_the_machine_stops() {
+        let (gate, wanted, slept) = (Gate::new(), AtomicBool::new(true), AtomicBool::new(false));
+        gate.enter();
+        std::thread::scope(|scope| {
+            scope.spawn(|| sleeper(&gate, &wanted, &slept));
+            for _ in 0..20 {
+                gate.want(Wanted::Run, || {});
+                until(|| slept.load(Ordering::Acquire));
+                gate.want(Wanted::Park, || {});
+                gate.wait_parked(); // hangs if the sleep goes on
+            }
+            gate.want(Wanted::Run, || {});
+            until(|| slept.load(Ordering::Acquire));
+            gate.want(Wanted::Quit, || {});
+        });
+        assert!(!slept.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn sleep_of_an_hour_ends_when_it_is_no_longer_wanted() {
+        let (gate, wanted, slept) = (Gate::new(), AtomicBool::new(true), AtomicBool::new(false));
+        gate.enter();
+        std::thread::scope(|scope| {
+            scope.spawn(|| sleeper(&gate, &wanted, &slept));
+            gate.want(Wanted::Run, || {});
+            until(|| slept.load(Ordering::Acquire));
+            wanted.store(false, Ordering::Release);
+            gate.wake_sleepers();
+            until(|| !slept.load(Ordering::Acquire));
+            gate.want(Wanted::Quit, || {});
+        });
     }
 }

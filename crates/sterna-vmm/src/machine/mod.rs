@@ -1,11 +1,14 @@
 //! The machine as it runs.
 
 mod boot;
+mod build;
 pub(crate) mod bus;
 pub(crate) mod config;
 mod cpuid;
 mod engine;
 pub(crate) mod gate;
+mod throttle;
+mod tracking;
 mod vcpu;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +16,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvm_bindings::{
-    KVM_PIT_SPEAKER_DUMMY, kvm_cpuid_entry2, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region,
-};
-use kvm_ioctls::{Cap, Kvm, VmFd};
-use sterna_ram::dirty::{KvmDirtyLog, KvmSlot};
-use sterna_ram::{GuestRam, RamBlock};
+use kvm_bindings::kvm_cpuid_entry2;
+use kvm_ioctls::VmFd;
+use sterna_ram::GuestRam;
+use sterna_ram::dirty::KvmDirtyRing;
 
 use crate::devices::{self, Loading};
-use crate::layout::{self, Range};
-use crate::{EndReason, MachineConfig, VmmError, kvm};
+use crate::layout::Range;
+use crate::{EndReason, MachineConfig, VmmError};
 use bus::Bus;
 use gate::{Gate, Wanted};
+use throttle::Throttling;
+use tracking::Tracking;
 use vcpu::Vcpu;
 
 /// The machine type's name in the stream's configuration section (specs/stream.md §1.2).
@@ -38,7 +41,6 @@ pub struct KvmMachine {
     name: String,
     uuid: Option<[u8; 16]>,
     shared: Arc<Shared>,
-    dirty: KvmDirtyLog,
     devices: Vec<Arc<dyn sterna::Device>>,
     compatibility: Arc<dyn sterna::Device>,
     /// The state of a machine that has no guest yet, to go back to after a failed load.
@@ -62,6 +64,9 @@ pub(crate) struct Shared {
     pub(crate) run_bytes: usize,
     pub(crate) ranges: Vec<Range>,
     pub(crate) loading: Mutex<Loading>,
+    pub(crate) throttling: Throttling,
+    /// Before `vm`: the rings are memory of its vCPUs.
+    pub(crate) tracking: Tracking,
     pub(crate) vm: Arc<VmFd>,
     /// After `vm`: the kernel uses the memory for as long as the VM lives.
     pub(crate) ram: GuestRam,
@@ -92,25 +97,12 @@ impl KvmMachine {
     /// (no `/dev/kvm`, no right to it), [`VmmError::Ram`] if RAM cannot be mapped.
     pub fn new(config: MachineConfig) -> Result<Arc<Self>, VmmError> {
         config.check()?;
-        let kvm = Kvm::new().map_err(|error| VmmError::kvm("open", "/dev/kvm", error))?;
-        let vm =
-            Arc::new(kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?);
-        let (ram, ranges) = make_ram(&config)?;
-        let slots = map_ram(&vm, &ram, &ranges)?;
-        make_chips(&kvm, &vm)?;
-        let log_fd = kvm::duplicate(vm.as_ref()).map_err(|source| VmmError::Kvm {
-            call: "dup",
-            on: "vm".into(),
-            source,
-        })?;
-        let dirty = KvmDirtyLog::new(log_fd, slots, ram.clone())?;
-        let MachineConfig { name, uuid, vcpus, guest, incoming, serial, ports, .. } = config;
-        let bus = Bus::new(Arc::clone(&vm), serial, ports);
-        let shared = Arc::new(make_shared(&kvm, vm, ram, ranges, bus, usize::from(vcpus))?);
+        let mut config = config;
+        let shared = Arc::new(build::shared(&mut config)?);
+        let MachineConfig { name, uuid, vcpus, guest, incoming, .. } = config;
         let mut machine = Self {
             name,
             uuid,
-            dirty,
             devices: devices::all(&shared),
             compatibility: devices::compatibility(&shared),
             pristine: None,
@@ -126,9 +118,12 @@ impl KvmMachine {
         }
         for index in 0..usize::from(vcpus) {
             let thread = vcpu::spawn(&machine.shared, index)
-                .map_err(|source| VmmError::Thread { vcpu: index, source })?;
+                .map_err(|source| VmmError::Thread { of: format!("vcpu {index}"), source })?;
             machine.threads().push(thread);
         }
+        let thread = throttle::spawn(&machine.shared)
+            .map_err(|source| VmmError::Thread { of: "the throttle".into(), source })?;
+        machine.threads().push(thread);
         Ok(Arc::new(machine))
     }
 
@@ -145,6 +140,11 @@ impl KvmMachine {
     /// How RAM lies in guest-physical memory.
     pub fn ranges(&self) -> &[Range] {
         &self.shared.ranges
+    }
+
+    /// The dirty rings, if the machine was made with them.
+    pub fn dirty_ring(&self) -> Option<&KvmDirtyRing> {
+        self.shared.tracking.ring()
     }
 
     /// The devices whose state moves, in save order.
@@ -219,13 +219,14 @@ impl KvmMachine {
         self.resume()
     }
 
-    /// Ends the vCPU threads; the guest never runs again. Idempotent.
+    /// Ends the machine's threads; the guest never runs again. Idempotent.
     pub fn quit(&self) {
         let _one = self.operation();
         self.shared.gate.want(Wanted::Quit, || self.shared.kick_all());
+        self.shared.throttling.quit();
         for thread in self.threads().drain(..) {
             if thread.join().is_err() {
-                tracing::error!(machine = self.name, "a vCPU thread panicked");
+                tracing::error!(machine = self.name, "a thread panicked");
             }
         }
     }
@@ -292,98 +293,4 @@ impl Shared {
     pub(crate) fn loading(&self) -> MutexGuard<'_, Loading> {
         self.loading.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn make_ram(config: &MachineConfig) -> Result<(GuestRam, Vec<Range>), VmmError> {
-    let ranges = layout::ranges(config.ram_bytes);
-    let names = [layout::LOW_BLOCK, layout::HIGH_BLOCK];
-    let blocks: Result<Vec<_>, _> = ranges
-        .iter()
-        .map(|range| RamBlock::new(names[range.block], range.len_bytes, config.backing))
-        .collect();
-    Ok((GuestRam::new(blocks?)?, ranges))
-}
-
-fn map_ram(vm: &VmFd, ram: &GuestRam, ranges: &[Range]) -> Result<Vec<KvmSlot>, VmmError> {
-    let mut slots = Vec::new();
-    for (slot, range) in (0u32..).zip(ranges) {
-        let block = ram.block(range.block);
-        let region = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: range.start,
-            memory_size: range.len_bytes,
-            userspace_addr: block.host_address() as u64,
-        };
-        // SAFETY: the range is one block's whole mapping, which `Shared` keeps until after the VM is closed.
-        unsafe { vm.set_user_memory_region(region) }
-            .map_err(|error| VmmError::kvm("KVM_SET_USER_MEMORY_REGION", block.name(), error))?;
-        slots.push(KvmSlot {
-            slot,
-            flags: 0,
-            guest_address: range.start,
-            block: range.block,
-            first_page: 0,
-            pages: block.pages(),
-        });
-    }
-    Ok(slots)
-}
-
-fn make_chips(kvm: &Kvm, vm: &VmFd) -> Result<(), VmmError> {
-    if kvm.check_extension(Cap::SetTssAddr) {
-        vm.set_tss_address(layout::TSS_ADDRESS)
-            .map_err(|error| VmmError::kvm("KVM_SET_TSS_ADDR", "vm", error))?;
-    }
-    if kvm.check_extension(Cap::SetIdentityMapAddr) {
-        vm.set_identity_map_address(layout::IDENTITY_MAP_ADDRESS)
-            .map_err(|error| VmmError::kvm("KVM_SET_IDENTITY_MAP_ADDR", "vm", error))?;
-    }
-    for cap in [kvm_bindings::KVM_CAP_EXCEPTION_PAYLOAD, kvm_bindings::KVM_CAP_X86_TRIPLE_FAULT_EVENT] {
-        if vm.check_extension_raw(cap.into()) > 0 {
-            let enable = kvm_enable_cap { cap, args: [1, 0, 0, 0], ..Default::default() };
-            vm.enable_cap(&enable).map_err(|error| VmmError::kvm("KVM_ENABLE_CAP", "vm", error))?;
-        }
-    }
-    vm.create_irq_chip().map_err(|error| VmmError::kvm("KVM_CREATE_IRQCHIP", "vm", error))?;
-    vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() })
-        .map_err(|error| VmmError::kvm("KVM_CREATE_PIT2", "vm", error))
-}
-
-fn make_shared(
-    kvm: &Kvm,
-    vm: Arc<VmFd>,
-    ram: GuestRam,
-    ranges: Vec<Range>,
-    bus: Bus,
-    vcpus: usize,
-) -> Result<Shared, VmmError> {
-    let cpuid = cpuid::template(kvm, vcpus)?;
-    let mut fds = Vec::new();
-    for index in 0..vcpus {
-        let fd = vm
-            .create_vcpu(index as u64)
-            .map_err(|error| VmmError::kvm("KVM_CREATE_VCPU", format!("vcpu {index}"), error))?;
-        cpuid::set(&fd, &cpuid, index)?;
-        fds.push(fd);
-    }
-    let tsc_khz = fds[0].get_tsc_khz().map_err(|error| VmmError::kvm("KVM_GET_TSC_KHZ", "vcpu 0", error))?;
-    let listed = kvm
-        .get_msr_index_list()
-        .map_err(|error| VmmError::kvm("KVM_GET_MSR_INDEX_LIST", "/dev/kvm", error))?;
-    let msrs = devices::known_msrs(&fds[0], listed.as_slice());
-    let caps = Caps {
-        sregs2: kvm::get_sregs2(&fds[0]).is_ok(),
-        xsave2_bytes: vm.check_extension_int(Cap::Xsave2).try_into().unwrap_or(0),
-        xsave: kvm.check_extension(Cap::Xsave),
-        xcrs: kvm.check_extension(Cap::Xcrs),
-        debugregs: kvm.check_extension(Cap::Debugregs),
-        clock_flags: vm.check_extension_int(Cap::AdjustClock).try_into().unwrap_or(0),
-        tsc_control: kvm.check_extension(Cap::TscControl),
-        gib_pages: cpuid.iter().any(|entry| entry.function == 0x8000_0001 && entry.edx & 1 << 26 != 0),
-    };
-    let run_bytes = vm.run_size();
-    let vcpus = fds.into_iter().enumerate().map(|(index, fd)| Vcpu::new(index, fd)).collect();
-    let (gate, loading) = (Gate::new(), Mutex::default());
-    Ok(Shared { vcpus, gate, bus, caps, tsc_khz, cpuid, msrs, run_bytes, ranges, loading, vm, ram })
 }

@@ -4,6 +4,9 @@
 //! once, and a signal (SIGRTMIN, whose handler does nothing), which ends one that has. After the last
 //! exit was answered one more KVM_RUN with the flag set lets the kernel complete the instruction that
 //! caused it; only then do registers and memory hold all that the guest did.
+//!
+//! A vCPU that is called out while the guest is to run on was called by the throttle ([`super::throttle`]): it
+//! sleeps as long as that says and runs on. So does one whose dirty ring was full, after it has emptied it.
 
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -15,10 +18,12 @@ use kvm_bindings::{
     KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN, KVM_EXIT_SYSTEM_EVENT, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
+use sterna_ram::dirty::KvmDirtyRing;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use super::Shared;
 use super::gate::EndReason;
+use super::tracking::Tracking;
 
 /// A vCPU as the machine's threads share it.
 pub(crate) struct Vcpu {
@@ -95,8 +100,15 @@ fn thread(shared: &Shared, index: usize) {
 /// Runs the guest until the gate closes or it ends.
 fn run(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) {
     while shared.gate.may_run() {
-        if let Step::Ended(reason) = step(shared, vcpu, fd) {
-            shared.end(reason);
+        match step(shared, vcpu, fd) {
+            Step::Again => {}
+            Step::Reaped => shared.rest(vcpu.index),
+            Step::Interrupted => {
+                // Under the lock: a call to park comes after this, or was seen here.
+                shared.gate.if_running(|| vcpu.set_immediate_exit(0));
+                shared.rest(vcpu.index);
+            }
+            Step::Ended(reason) => shared.end(reason),
         }
     }
 }
@@ -106,7 +118,7 @@ fn complete(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) {
     vcpu.set_immediate_exit(1);
     loop {
         match step(shared, vcpu, fd) {
-            Step::Again => {}
+            Step::Again | Step::Reaped => {}
             Step::Interrupted => return,
             Step::Ended(reason) => return shared.end(reason),
         }
@@ -116,6 +128,8 @@ fn complete(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) {
 enum Step {
     /// An exit was answered.
     Again,
+    /// The dirty ring was full and is empty now.
+    Reaped,
     /// Nothing is pending; the kernel came back because it was asked to.
     Interrupted,
     /// The guest cannot go on.
@@ -143,6 +157,13 @@ fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
         }
         KVM_EXIT_INTR => Step::Interrupted,
         KVM_EXIT_IRQ_WINDOW_OPEN => Step::Again,
+        KvmDirtyRing::EXIT_RING_FULL => match &shared.tracking {
+            Tracking::Ring(ring) => match ring.reap_full(vcpu.index) {
+                Ok(()) => Step::Reaped,
+                Err(error) => failed(vcpu, error.to_string()),
+            },
+            Tracking::Log(_) => failed(vcpu, "a dirty ring is full, but none was switched on".into()),
+        },
         KVM_EXIT_SHUTDOWN | KVM_EXIT_SYSTEM_EVENT => {
             let rip = fd.get_regs().map_or(0, |regs| regs.rip);
             Step::Ended(EndReason::Shutdown { vcpu: vcpu.index, rip })

@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::print_stderr, missing_docs)]
 
 pub mod guests;
+pub mod tides;
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,20 @@ pub fn kvm_or_skip(test: &str) -> bool {
             false
         }
     }
+}
+
+/// As [`kvm_or_skip`], for machines with dirty rings.
+pub fn rings_or_skip(test: &str) -> bool {
+    use std::os::fd::AsFd;
+    if !kvm_or_skip(test) {
+        return false;
+    }
+    let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
+    let has = sterna_ram::dirty::KvmDirtyRings::most_entries(kvm.as_fd()) > 0;
+    if !has {
+        eprintln!("SKIPPED {test}: the kernel has no dirty rings");
+    }
+    has
 }
 
 #[derive(Clone, Default)]
@@ -99,7 +114,7 @@ pub fn move_guest(from: &KvmMachine, to: &KvmMachine) {
 }
 
 /// Waits for a condition that the guest brings about; a guest that hangs fails here rather than never.
-pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the guest did not get there: {what}");

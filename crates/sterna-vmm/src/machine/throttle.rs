@@ -1,0 +1,244 @@
+//! Slows the guest down, and knows how fast each vCPU dirties memory.
+//!
+//! # The model
+//! Each vCPU has a [`Brake`], which says when it must sleep and for how long; it sleeps on its own thread, at the
+//! gate, so that stopping the machine ends the sleep at once. A vCPU that is in the guest does not look at its
+//! brake: the throttle's thread looks every [`TICK`] while anything is limited, and calls out those whose brake
+//! is due. While dirty rings are in use it looks into them as often, so that they seldom run full, and works out the
+//! vCPUs' dirty rates each second.
+//!
+//! Locks: a brake's is the innermost; the gate's may be held around it, never the other way round.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sterna::{Brake, BrakeLimits, VcpuDirtyRate, VmError};
+use sterna_ram::PAGE_SIZE;
+use sterna_ram::dirty::KvmDirtyRing;
+
+use super::Shared;
+
+/// From one look at the brakes to the next.
+const TICK: Duration = Brake::SLICE;
+/// From one look to the next whether a migration has begun to use the rings.
+const IDLE_TICK: Duration = Duration::from_millis(100);
+/// The time over which dirty rates are measured: QEMU's `vcpu-dirty-limit-period`.
+const RATE_PERIOD: Duration = Duration::from_secs(1);
+
+/// What the throttle knows of all vCPUs.
+#[derive(Debug)]
+pub(crate) struct Throttling {
+    begin: Instant,
+    percent: AtomicU8,
+    vcpus: Vec<VcpuThrottle>,
+    /// Counts changes of the limits; who sleeps by old ones asks again.
+    generation: AtomicU64,
+    rates: Mutex<Rates>,
+    quit: Mutex<bool>,
+    /// `quit`, or a limit where there was none.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct VcpuThrottle {
+    brake: Mutex<Brake>,
+    /// Bytes per second; 0: none.
+    dirty_limit: AtomicU64,
+    is_asleep: AtomicBool,
+}
+
+/// Dirty rates of the last period.
+#[derive(Debug, Default)]
+struct Rates {
+    /// When, and what each vCPU had reported then; none while tracking does not run.
+    since: Option<(Duration, Vec<u64>)>,
+    /// Bytes per second; empty until a period is over.
+    bytes: Vec<u64>,
+}
+
+impl Throttling {
+    pub(crate) fn new(vcpus: usize) -> Self {
+        Self {
+            begin: Instant::now(),
+            percent: AtomicU8::new(0),
+            vcpus: (0..vcpus).map(|_| VcpuThrottle::default()).collect(),
+            generation: AtomicU64::new(0),
+            rates: Mutex::default(),
+            quit: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Ends the throttle's thread.
+    pub(crate) fn quit(&self) {
+        *self.quit.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    fn limits(&self, vcpu: usize) -> BrakeLimits {
+        let bytes = self.vcpus[vcpu].dirty_limit.load(Ordering::Relaxed);
+        BrakeLimits {
+            percent: self.percent.load(Ordering::Relaxed),
+            dirty_bytes_per_second: (bytes > 0).then_some(bytes),
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        (0..self.vcpus.len()).any(|vcpu| !self.limits(vcpu).is_none())
+    }
+
+    fn brake(&self, vcpu: usize) -> MutexGuard<'_, Brake> {
+        self.vcpus[vcpu].brake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something may be due. False: the thread is to end.
+    fn wait(&self, ring: Option<&KvmDirtyRing>) -> bool {
+        let quit = self.quit.lock().unwrap_or_else(PoisonError::into_inner);
+        let time = match ring {
+            _ if *quit => return false,
+            _ if self.is_active() => TICK,
+            Some(ring) if ring.is_running() => TICK,
+            Some(_) => IDLE_TICK,
+            None => {
+                return !*self.changed.wait(quit).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        !*self.changed.wait_timeout(quit, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Has everyone look at the limits that were just changed.
+    fn announce(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+        let _lock = self.quit.lock().unwrap_or_else(PoisonError::into_inner);
+        self.changed.notify_all();
+    }
+
+    fn measure_rates(&self, ring: &KvmDirtyRing) {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        if !ring.is_running() {
+            *rates = Rates::default();
+            return;
+        }
+        let (now, reported) = (self.now(), ring.reported());
+        let Some((since, before)) = &rates.since else {
+            rates.since = Some((now, reported));
+            return;
+        };
+        let time = now.saturating_sub(*since);
+        if time < RATE_PERIOD {
+            return;
+        }
+        let rate = |(now, before): (&u64, &u64)| {
+            let bytes = u128::from(now.saturating_sub(*before)) * PAGE_SIZE as u128;
+            (bytes * 1_000_000_000 / time.as_nanos()) as u64
+        };
+        rates.bytes = reported.iter().zip(before).map(rate).collect();
+        rates.since = Some((now, reported));
+    }
+}
+
+/// Starts the throttle's thread, which ends with [`Throttling::quit`].
+pub(crate) fn spawn(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name("throttle".into()).spawn(move || {
+        let ring = shared.tracking.ring();
+        while shared.throttling.wait(ring) {
+            if let Some(ring) = ring {
+                if let Err(error) = ring.look() {
+                    // Whoever harvests is told the same.
+                    tracing::error!(%error, "the dirty rings cannot be emptied");
+                }
+                shared.throttling.measure_rates(ring);
+            }
+            if shared.throttling.is_active() {
+                shared.call_out_the_due();
+            }
+        }
+    })
+}
+
+impl Shared {
+    /// A vCPU thread that is out of the guest sleeps, if its brake says so.
+    pub(crate) fn rest(&self, vcpu: usize) {
+        let throttling = &self.throttling;
+        let generation = throttling.generation.load(Ordering::Acquire);
+        let limits = throttling.limits(vcpu);
+        if limits.is_none() {
+            return;
+        }
+        let time = throttling.brake(vcpu).sleep_due(throttling.now(), self.reported(vcpu), limits);
+        if time.is_zero() {
+            return;
+        }
+        let is_asleep = &throttling.vcpus[vcpu].is_asleep;
+        is_asleep.store(true, Ordering::Relaxed);
+        self.gate.sleep(time, || throttling.generation.load(Ordering::Acquire) == generation);
+        is_asleep.store(false, Ordering::Relaxed);
+        throttling.brake(vcpu).woke(throttling.now());
+    }
+
+    fn call_out_the_due(&self) {
+        let throttling = &self.throttling;
+        let now = throttling.now();
+        let is_due = |vcpu: usize| {
+            !throttling.vcpus[vcpu].is_asleep.load(Ordering::Relaxed)
+                && throttling.brake(vcpu).is_due(now, self.reported(vcpu), throttling.limits(vcpu))
+        };
+        self.gate.if_running(|| self.vcpus.iter().filter(|vcpu| is_due(vcpu.index)).for_each(|v| v.kick()));
+    }
+
+    /// Pages that the vCPU's ring has named so far; 0 without a ring.
+    fn reported(&self, vcpu: usize) -> u64 {
+        self.tracking.ring().map_or(0, |ring| ring.reported_by(vcpu))
+    }
+
+    pub(crate) fn set_cpu_throttle(&self, percent: u8) {
+        self.throttling.percent.store(percent.min(Brake::PERCENT_MAX), Ordering::Relaxed);
+        self.limits_changed();
+    }
+
+    pub(crate) fn set_dirty_limit(&self, vcpu: Option<usize>, bytes: Option<u64>) -> Result<(), VmError> {
+        let refuse = |why: String| Err(VmError::new("set a vCPU's dirty limit", why));
+        if self.tracking.ring().is_none() {
+            return refuse(
+                "only a dirty ring knows who dirties what: start the VM with --dirty-ring-size".into(),
+            );
+        }
+        let count = self.throttling.vcpus.len();
+        let vcpus = match vcpu {
+            None => 0..count,
+            Some(vcpu) if vcpu < count => vcpu..vcpu + 1,
+            Some(vcpu) => return refuse(format!("there is no vCPU {vcpu}: the machine has {count}")),
+        };
+        if bytes == Some(0) {
+            return refuse("with a limit of 0 the guest would never go on: give bytes per second".into());
+        }
+        for vcpu in vcpus {
+            // What was dirtied before is not held against it.
+            self.throttling.brake(vcpu).settle(self.throttling.now(), self.reported(vcpu));
+            self.throttling.vcpus[vcpu].dirty_limit.store(bytes.unwrap_or(0), Ordering::Relaxed);
+        }
+        self.limits_changed();
+        Ok(())
+    }
+
+    pub(crate) fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
+        let rates = self.throttling.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate = |(vcpu, rate_bytes): (usize, &u64)| VcpuDirtyRate {
+            rate_bytes: *rate_bytes,
+            limit_bytes: self.throttling.limits(vcpu).dirty_bytes_per_second,
+        };
+        rates.bytes.iter().enumerate().map(rate).collect()
+    }
+
+    fn limits_changed(&self) {
+        self.throttling.announce();
+        self.gate.wake_sleepers();
+    }
+}
