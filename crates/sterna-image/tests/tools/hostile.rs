@@ -102,7 +102,7 @@ fn verify_of_a_block_with_a_flipped_bit_in_its_length_takes_no_memory_for_it() {
     for bit in [40, 44, 45, 50, 63] {
         let head = sample.edited(|bytes, s| {
             let at = s.blocks[0].header - 8;
-            put64(bytes, at, 150 * PAGE as u64 | 1 << bit);
+            put64(bytes, at, (150 * PAGE as u64) | (1 << bit));
         });
 
         let (verdict, largest) = verdict_of(head, 0, 200 << 20);
