@@ -1,6 +1,6 @@
 //! KVM's dirty log, under a guest that writes random pages.
 //!
-//! The guest is ten instructions in long mode. What it runs on (page tables of 1 GiB pages) lies in a small
+//! The guest is ten instructions in long mode. What it runs on (page tables for pages of 2 MiB) lies in a small
 //! block behind the memory that it writes, which is one slot, or several of 8 GiB. The slots are made by
 //! [`KvmDirtyLog`] itself, when it starts.
 
@@ -37,8 +37,10 @@ const GUEST: &[u8] = &[
     0xf4, // hlt
 ];
 
-/// Pages of the block with what the guest runs on: tables and code.
-const BOOT_PAGES: u64 = 16;
+/// Pages of the block with what the guest runs on, besides a table for each GiB: two tables and the code.
+const BOOT_PAGES: u64 = 3;
+/// Pages in a GiB.
+const GIB_PAGES: u64 = 1 << 18;
 const SLOT_PAGES: u64 = (8 << 30) / PAGE_SIZE as u64;
 
 pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
@@ -132,9 +134,11 @@ struct Machine {
 impl Machine {
     fn new(kvm: &Kvm, pages: u64, slot_pages: u64, first_page: u64) -> Result<Self, Failed> {
         let page = PAGE_SIZE as u64;
+        // One more GiB, for itself.
+        let boot_pages = (BOOT_PAGES + pages / GIB_PAGES + 1).next_multiple_of(64);
         let blocks = vec![
             RamBlock::new("ram", (pages + 64) * page, Backing::Anonymous)?,
-            RamBlock::new("boot", BOOT_PAGES * page, Backing::Anonymous)?,
+            RamBlock::new("boot", boot_pages * page, Backing::Anonymous)?,
         ];
         // Or a page that is written would cost 2 MiB.
         blocks[0].advise_huge_pages(false)?;
@@ -153,7 +157,7 @@ impl Machine {
             slot: slots.len() as u32,
             guest_address: boot,
             block: 1,
-            pages: BOOT_PAGES,
+            pages: boot_pages,
             ..KvmSlot::default()
         });
         let vm = kvm.create_vm()?;
@@ -189,14 +193,18 @@ impl Machine {
     }
 }
 
-/// Tables that map the first 512 GiB to themselves, and the code; gives the code's address.
+/// Tables that map all memory to itself, and the code; gives the code's address.
 fn write_boot(ram: &GuestRam, boot: u64) -> Result<u64, Failed> {
     let block = ram.block(1);
     let page = PAGE_SIZE as u64;
-    // Present, writable; in the second level also: a page of 1 GiB.
+    // Present, writable; in the last level also: a page of 2 MiB.
     block.write_u64(0, (boot + page) | 3)?;
-    for index in 0..512 {
-        block.write_u64(page + index * 8, (index << 30) | 0x83)?;
+    for gib in 0..=boot >> 30 {
+        let table = (BOOT_PAGES + gib) * page;
+        block.write_u64(page + gib * 8, (boot + table) | 3)?;
+        for index in 0..512 {
+            block.write_u64(table + index * 8, (gib << 30) | (index << 21) | 0x83)?;
+        }
     }
     block.write(2 * page, GUEST)?;
     Ok(boot + 2 * page)

@@ -8,6 +8,8 @@ mod exclusive;
 
 use std::fmt;
 
+use crate::merge::Method;
+
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
@@ -89,7 +91,7 @@ impl PageBitmap {
 
     /// How many bits are set.
     pub fn count(&self) -> u64 {
-        self.words.iter().map(|word| u64::from(word.load(Ordering::Acquire).count_ones())).sum()
+        staged(&self.words, |_, bits| Method::best().count(bits))
     }
 
     /// How many bits are set in `[first, first + count)`.
@@ -248,4 +250,18 @@ impl fmt::Debug for PageBitmap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PageBitmap({} of {} set)", self.count(), self.pages)
     }
+}
+
+/// Loads words that others may be changing, and gives them to `each` in pieces, with the place of the first;
+/// adds up what it gives. The pieces are plain words, which vector instructions may have.
+fn staged(words: &[AtomicU64], mut each: impl FnMut(usize, &[u64]) -> u64) -> u64 {
+    let mut buffer = [0; 512];
+    let mut sum = 0;
+    for (index, words) in words.chunks(buffer.len()).enumerate() {
+        for (to, word) in buffer.iter_mut().zip(words) {
+            *to = word.load(Ordering::Acquire);
+        }
+        sum += each(index * buffer.len(), &buffer[..words.len()]);
+    }
+    sum
 }

@@ -83,10 +83,11 @@ fn drain_against_devices_that_log_loses_no_write() {
         };
         let mut copy = [0; 2];
         let mut harvest = || {
-            let mut out = [u64::MAX];
-            drain_words(std::slice::from_ref(&*word), &mut out);
+            let mut found = Vec::new();
+            drain_words(std::slice::from_ref(&*word), 0, &mut found);
+            let bits = found.first().map_or(0, |(_, bits)| *bits);
             for (page, copy) in copy.iter_mut().enumerate() {
-                if out[0] >> page & 1 == 1 {
+                if bits >> page & 1 == 1 {
                     *copy = pages[page].load(Ordering::Relaxed);
                 }
             }

@@ -66,12 +66,28 @@ fn merge_by_every_method_at_every_offset_is_the_model() {
 }
 
 #[test]
+fn bits_cleared_and_counted_by_every_method_are_those_of_the_model() {
+    let mut random = Random::new("bits_cleared_and_counted");
+    for len in 0..200 {
+        let (bits, target) = (words(&mut random, len), words(&mut random, len));
+        let expected: Vec<u64> = target.iter().zip(&bits).map(|(word, bits)| word & !bits).collect();
+        let ones = |words: &[u64]| (0..words.len() * 64).filter(|index| bit(words, *index)).count() as u64;
+        for method in Method::available() {
+            let mut got = target.clone();
+            let cleared = method.clear(&mut got, &bits);
+            assert_eq!((cleared, &got), (ones(&target) - ones(&expected), &expected), "{method:?}");
+            assert_eq!(method.count(&target), ones(&target), "{method:?}");
+        }
+    }
+}
+
+#[test]
 fn merge_on_threads_is_as_on_one() {
     let mut random = Random::new("merge_on_threads");
     for bits in [0, 1, 37, 63] {
-        // Enough for four threads, and no multiple of anything.
-        let from = words(&mut random, (1 << 19) + 77);
-        let len = (1 << 19) + 50 + random.below(60) as usize;
+        // Enough for two threads, and no multiple of anything.
+        let from = words(&mut random, (1 << 21) + 77);
+        let len = (1 << 21) + 50 + random.below(60) as usize;
         let target = words(&mut random, len);
         let (mut one, mut many) = (target.clone(), target);
         let newly = Method::Scalar.merge(&mut one, Shifted::new(&from, bits));

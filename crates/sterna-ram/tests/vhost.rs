@@ -129,7 +129,7 @@ fn vhost_log_over_crooked_ranges_is_harvested_as_the_model() {
 fn vhost_log_of_a_large_guest_is_harvested_as_the_model() {
     let mut random = Random::new("vhost_log_of_a_large_guest");
     for (guest_page, first_page) in [(0, 0), (64, 13), (13, 64), (77, 12), (12, 0), (5, 4)] {
-        let pages = (1 << 25) + 333;
+        let pages = (1 << 27) + 333;
         let ram = shape(&[pages]);
         let log = VhostLog::new(&ram, vec![range(guest_page, 0, first_page, pages - 100)]).unwrap();
         log.start().unwrap();

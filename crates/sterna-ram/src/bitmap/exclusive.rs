@@ -1,8 +1,10 @@
 //! What the only holder of a bitmap may do to it: plain loads and stores, in vectors and on several
 //! threads, instead of an atomic instruction for each word.
 
-use super::{Ordering, PageBitmap};
-use crate::merge::{self, Shifted};
+#[cfg(loom)]
+use super::Ordering;
+use super::{AtomicU64, PageBitmap, staged};
+use crate::merge::{self, Method, Shifted};
 
 impl PageBitmap {
     /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
@@ -30,8 +32,9 @@ impl PageBitmap {
     pub fn or_from(&mut self, other: &PageBitmap) -> u64 {
         assert_eq!(self.pages, other.pages, "only bitmaps of one block are merged");
         self.with_words(|words| {
-            let pairs = words.iter_mut().zip(&other.words);
-            pairs.map(|(to, from)| merge::add(to, from.load(Ordering::Acquire))).sum()
+            staged(&other.words, |first, bits| {
+                Method::best().merge(&mut words[first..first + bits.len()], Shifted::new(bits, 0))
+            })
         })
     }
 
@@ -50,22 +53,16 @@ impl PageBitmap {
     pub fn drop_reported(&mut self, sent: &PageBitmap) -> u64 {
         assert_eq!(self.pages, sent.pages, "only bitmaps of one block go together");
         self.with_words(|words| {
-            let mut dropped = 0;
-            for (word, sent) in words.iter_mut().zip(&sent.words) {
-                if *word != 0 {
-                    let both = *word & sent.load(Ordering::Acquire);
-                    *word &= !both;
-                    dropped += u64::from(both.count_ones());
-                }
-            }
-            dropped
+            staged(&sent.words, |first, bits| {
+                Method::best().clear(&mut words[first..first + bits.len()], bits)
+            })
         })
     }
 
     /// Lets `work` at the plain words. It must not set bits behind the last page.
     #[cfg(not(loom))]
     pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
-        let words: *mut [super::AtomicU64] = &raw mut *self.words;
+        let words: *mut [AtomicU64] = &raw mut *self.words;
         // SAFETY: an AtomicU64 is as large, as aligned and as free in its bits as a u64, and `self` is
         // borrowed exclusively for as long as the slice lives, so nobody else reads or writes the words.
         work(unsafe { &mut *(words as *mut [u64]) })

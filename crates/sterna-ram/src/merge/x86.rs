@@ -12,7 +12,7 @@ use std::arch::x86_64::{
     _mm512_store_si512, _mm512_test_epi64_mask,
 };
 
-use super::GROUP;
+use super::{GROUP, clear, count};
 
 /// The two shift counts.
 fn counts(bits: u32) -> (__m128i, __m128i) {
@@ -116,4 +116,32 @@ fn count_bits(bits: __m256i) -> __m256i {
     let low = _mm256_shuffle_epi8(table, _mm256_and_si256(bits, half));
     let high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bits, 4), half));
     _mm256_sad_epu8(_mm256_add_epi8(low, high), _mm256_setzero_si256())
+}
+
+/// # Safety
+/// The machine has AVX-512 F and VPOPCNTDQ.
+#[target_feature(enable = "avx512f,avx512vpopcntdq")]
+pub(super) unsafe fn clear_avx512(from: &mut [u64], bits: &[u64]) -> u64 {
+    clear(from, bits)
+}
+
+/// # Safety
+/// The machine has AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn clear_avx2(from: &mut [u64], bits: &[u64]) -> u64 {
+    clear(from, bits)
+}
+
+/// # Safety
+/// The machine has AVX-512 F and VPOPCNTDQ.
+#[target_feature(enable = "avx512f,avx512vpopcntdq")]
+pub(super) unsafe fn count_avx512(bits: &[u64]) -> u64 {
+    count(bits)
+}
+
+/// # Safety
+/// The machine has AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn count_avx2(bits: &[u64]) -> u64 {
+    count(bits)
 }

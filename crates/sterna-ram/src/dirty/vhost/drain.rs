@@ -43,82 +43,109 @@ log_word!(AtomicU64, Ordering);
 #[cfg(loom)]
 log_word!(loom::sync::atomic::AtomicU64, loom::sync::atomic::Ordering);
 
-/// Takes all bits of `log` into `out`, word by word. Words that are zero are only looked at: an atomic
-/// instruction on each would cost ten times as much as all the rest.
-pub fn drain_words<W: LogWord>(log: &[W], out: &mut [u64]) {
-    for (word, out) in log.iter().zip(out) {
-        *out = if word.look() == 0 { 0 } else { word.take() };
+/// A word that was not zero: its place and its bits.
+pub type Found = (usize, u64);
+
+/// Takes all bits of `log`, whose first word has the place `first`, and lists the words that had any. Words
+/// that are zero are only looked at: an atomic instruction on each would cost ten times as much as the rest.
+#[inline]
+pub fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<Found>) {
+    for (place, word) in (first..).zip(log) {
+        if word.look() != 0 {
+            found.push((place, word.take()));
+        }
     }
 }
 
 /// As [`drain_words`], looking at many words at once.
-pub(super) fn drain(log: &[AtomicU64], out: &mut [u64]) {
-    assert_eq!(log.len(), out.len());
+pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
     let head = log.as_ptr().align_offset(64).min(log.len());
-    let (log_head, log) = log.split_at(head);
-    let (out_head, out) = out.split_at_mut(head);
-    drain_words(log_head, out_head);
-    let body = log.len() / 8 * 8;
-    let (log, log_tail) = log.split_at(body);
-    let (out, out_tail) = out.split_at_mut(body);
+    let body = (log.len() - head) / 8 * 8;
+    let (start, rest) = log.split_at(head);
+    let (middle, end) = rest.split_at(body);
+    drain_words(start, first, found);
+    let first = first + head;
     match Method::best() {
-        // SAFETY: the machine has the instructions; `log` begins at a line of 64 bytes; both have the same
-        // number of words, a multiple of 8.
+        // SAFETY: the machine has the instructions; `middle` begins at a line of 64 bytes and has a multiple
+        // of 8 words.
         #[cfg(target_arch = "x86_64")]
-        Method::Avx512 => unsafe { x86::avx512(log, out) },
+        Method::Avx512 => unsafe { x86::avx512(middle, first, found) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Method::Avx2 => unsafe { x86::avx2(log, out) },
-        _ => drain_words(log, out),
+        Method::Avx2 => unsafe { x86::avx2(middle, first, found) },
+        _ => drain_words(middle, first, found),
     }
-    drain_words(log_tail, out_tail);
+    drain_words(end, first + body, found);
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{
-        __m256i, __m512i, _mm256_or_si256, _mm256_testz_si256, _mm512_setzero_si512, _mm512_storeu_si512,
-        _mm512_test_epi64_mask,
-    };
+    use std::arch::x86_64::{__m256i, __m512i, _mm256_or_si256, _mm256_testz_si256, _mm512_test_epi64_mask};
     use std::ptr;
 
-    use super::{AtomicU64, LogWord, drain_words};
+    use super::{AtomicU64, Found, LogWord, drain_words};
 
     /// # Safety
-    /// The machine has AVX-512 F; `log` is aligned to 64 bytes; `log` and `out` have the same length, a
-    /// multiple of 8.
+    /// The machine has AVX-512 F; `log` is aligned to 64 bytes and has a multiple of 8 words.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn avx512(log: &[AtomicU64], out: &mut [u64]) {
-        for (log, out) in log.chunks_exact(8).zip(out.chunks_exact_mut(8)) {
+    pub(super) unsafe fn avx512(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
+        for (place, log) in (first..).step_by(8).zip(log.chunks_exact(8)) {
             // SAFETY: eight words, aligned. Others change them meanwhile: the load is volatile, so it is
             // made once and nothing is assumed of what it gives; each word's eight bytes come in one piece.
             let seen = unsafe { ptr::read_volatile(log.as_ptr().cast::<__m512i>()) };
             let mut some = _mm512_test_epi64_mask(seen, seen);
-            // SAFETY: eight words of ours.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast::<__m512i>(), _mm512_setzero_si512()) };
             while some != 0 {
                 let index = some.trailing_zeros() as usize;
-                out[index] = log[index].take();
+                found.push((place + index, log[index].take()));
                 some &= some - 1;
             }
         }
     }
 
     /// # Safety
-    /// The machine has AVX2; `log` is aligned to 32 bytes; `log` and `out` have the same length, a multiple
-    /// of 8.
+    /// The machine has AVX2; `log` is aligned to 32 bytes and has a multiple of 8 words.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn avx2(log: &[AtomicU64], out: &mut [u64]) {
-        for (log, out) in log.chunks_exact(8).zip(out.chunks_exact_mut(8)) {
+    pub(super) unsafe fn avx2(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
+        for (place, log) in (first..).step_by(8).zip(log.chunks_exact(8)) {
             let vectors = log.as_ptr().cast::<__m256i>();
             // SAFETY: two vectors of four words each, aligned; volatile as in `avx512`.
             let seen =
                 unsafe { _mm256_or_si256(ptr::read_volatile(vectors), ptr::read_volatile(vectors.add(1))) };
-            if _mm256_testz_si256(seen, seen) != 0 {
-                out.fill(0);
-            } else {
-                drain_words(log, out);
+            if _mm256_testz_si256(seen, seen) == 0 {
+                drain_words(log, place, found);
             }
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drain_by_every_method_finds_what_is_there_and_clears_it() {
+        #[repr(align(64))]
+        struct Aligned([AtomicU64; 64]);
+        let value = |index: u64| match index % 7 {
+            0 | 3 => index.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            _ => 0,
+        };
+        let expected: Vec<Found> = (0..64)
+            .filter(|index| value(*index) != 0)
+            .map(|index| (100 + index as usize, value(index)))
+            .collect();
+        for method in Method::available() {
+            let log = Aligned(std::array::from_fn(|index| AtomicU64::new(value(index as u64))));
+            let mut found = Vec::new();
+            match method {
+                // SAFETY: the machine has the instructions, and the log is aligned and has a multiple of eight words.
+                Method::Avx512 => unsafe { x86::avx512(&log.0, 100, &mut found) },
+                // SAFETY: as above.
+                Method::Avx2 => unsafe { x86::avx2(&log.0, 100, &mut found) },
+                Method::Scalar => drain_words(&log.0, 100, &mut found),
+            }
+            assert_eq!(found, expected, "{method:?}");
+            assert!(log.0.iter().all(|word| word.look() == 0), "{method:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! One range of guest-physical memory: its part of the log goes into its block's bitmap.
 //!
-//! The log's words are drained into a small buffer that stays in the cache, and merged from there, moved by
-//! as many bits as the range lies crooked; what a piece's last word has for the next word of the bitmap is
-//! carried over. Threads share a large range; what is carried over between two of them is merged at the
-//! end.
+//! The log's words are taken piece by piece into a list of those that were not zero, and merged from there,
+//! moved by as many bits as the range lies crooked: a log has few words that are not zero, and each of them
+//! costs an atomic instruction, so vectors would gain nothing here. Threads share a large range; what one
+//! has for the first word of the next is merged at the end.
 
 use std::mem;
 use std::ops::Range;
@@ -11,13 +11,13 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::drain::{LogWord, drain};
+use super::drain::{Found, LogWord, drain};
 use crate::dirty::{Harvest, SyncTimes};
-use crate::merge::{self, Method, Shifted};
+use crate::merge;
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 
-/// Words that are drained before they are merged: 32 KiB, which the second-level cache holds with ease.
-const PIECE: usize = 4096;
+/// Words that are looked at before what was found is merged: the list stays in the second-level cache.
+const PIECE: usize = 8192;
 
 /// Pages of a block and where the guest sees them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -155,43 +155,57 @@ impl Source<'_> {
 
     /// Moves a part of the log's words into the bitmap's words `into`, of which `skipped` are left out at
     /// the beginning.
-    fn work(&self, part: Range<usize>, mut into: &mut [u64], mut skipped: usize) -> Done {
+    fn work(&self, part: Range<usize>, into: &mut [u64], skipped: usize) -> Done {
         let mut done = Done::default();
-        let mut buffer = vec![0; part.len().min(PIECE) + 1];
-        let mut at = part.start;
-        while at < part.end {
-            let count = (part.end - at).min(PIECE);
+        let mut found = Vec::with_capacity(part.len().min(PIECE));
+        for first in part.clone().step_by(PIECE) {
             let began = Instant::now();
-            // The last word of the piece before stands in front: its upper bits go into this one's first.
-            self.take(at, &mut buffer[1..=count]);
+            self.take(first..(first + PIECE).min(part.end), &mut found);
             let drained = Instant::now();
-            let (now, rest) = mem::take(&mut into).split_at_mut(count - skipped);
-            let from = Shifted::new(&buffer[..=count], self.bits).after(1 + skipped);
-            done.newly += Method::best().merge(now, from);
+            for &(index, bits) in &found {
+                self.merge(index - part.start, bits, into, skipped, &mut done);
+            }
+            found.clear();
             done.drained += drained - began;
             done.merged += drained.elapsed();
-            buffer[0] = buffer[count];
-            (into, skipped) = (rest, 0);
-            at += count;
-        }
-        if self.bits > 0 {
-            done.over = buffer[0] >> (64 - self.bits);
         }
         done
     }
 
-    /// Takes the words from `first` on out of the log, of those at the ends only the range's own bits.
-    fn take(&self, first: usize, out: &mut [u64]) {
-        let (mut from, mut to) = (0, out.len());
-        if self.mask(first) != u64::MAX {
-            out[0] = self.log[first].take_part(self.mask(first));
-            from = 1;
+    /// Merges one word; `at`: its place in the part.
+    #[inline]
+    fn merge(&self, at: usize, bits: u64, into: &mut [u64], skipped: usize, done: &mut Done) {
+        // With no bits to move nothing goes over; a shift by 64 would overflow, hence in two steps.
+        let (low, high) = (bits << self.bits, (bits >> 1) >> (63 - self.bits));
+        // Where the bitmap's first word is left out, `low` has none of the range's bits.
+        if at >= skipped {
+            done.newly += merge::add(&mut into[at - skipped], low);
         }
-        if from < to && self.mask(first + to - 1) != u64::MAX {
+        if high != 0 {
+            match into.get_mut(at + 1 - skipped) {
+                Some(word) => done.newly += merge::add(word, high),
+                None => done.over |= high,
+            }
+        }
+    }
+
+    /// Takes the words of `part` out of the log, of those at the range's ends only the range's own bits.
+    fn take(&self, part: Range<usize>, found: &mut Vec<Found>) {
+        let Range { start: mut from, end: mut to } = part;
+        let mut take_part = |index: usize| {
+            if self.log[index].look() & self.mask(index) != 0 {
+                found.push((index, self.log[index].take_part(self.mask(index))));
+            }
+        };
+        if self.mask(from) != u64::MAX {
+            take_part(from);
+            from += 1;
+        }
+        if from < to && self.mask(to - 1) != u64::MAX {
             to -= 1;
-            out[to] = self.log[first + to].take_part(self.mask(first + to));
+            take_part(to);
         }
-        drain(&self.log[first + from..first + to], &mut out[from..to]);
+        drain(&self.log[from..to], from, found);
     }
 
     fn mask(&self, index: usize) -> u64 {
