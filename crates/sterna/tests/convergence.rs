@@ -14,11 +14,11 @@ use sterna_guests::{Fill, Pattern};
 use support::case;
 use support::vm::{FREE_RATE, TestVm, listen, start};
 
-/// 16 MiB, rewritten five times as fast as `max-bandwidth` sends it, and a pause that only a tenth of it fits.
+/// 8 MiB, rewritten five times as fast as `max-bandwidth` sends it, and a pause that only a tenth of it fits.
 fn hopeless() -> (Arc<TestVm>, Arc<TestVm>, Parameters, Capabilities) {
     trace();
     let config = ProcessConfig {
-        blocks: vec![("ram".into(), 16 << 20)],
+        blocks: vec![("ram".into(), 8 << 20)],
         tracking: Tracking::Software,
         pattern: Pattern::Random,
         fill: Fill::Random(1),
@@ -32,7 +32,7 @@ fn hopeless() -> (Arc<TestVm>, Arc<TestVm>, Parameters, Capabilities) {
     let (mut params, capabilities) = multifd(2);
     params.max_bandwidth_bytes = 16 << 20;
     params.avail_switchover_bandwidth_bytes = 16 << 20;
-    params.downtime_limit = Duration::from_millis(100);
+    params.downtime_limit = Duration::from_millis(50);
     (TestVm::new(source), TestVm::new(target), params, capabilities)
 }
 
@@ -49,7 +49,7 @@ fn guest_that_does_not_converge_fails_when_that_is_wanted_and_runs_on() {
         else {
             panic!("{:?}", migration.outcome());
         };
-        for part in ["MB/s", "downtime-limit allows 100 ms", "auto-converge"] {
+        for part in ["MB/s", "downtime-limit allows 50 ms", "auto-converge"] {
             assert!(why.contains(part), "{why}");
         }
         assert!(source.throttled.lock().unwrap().is_empty(), "nobody asked for throttling");

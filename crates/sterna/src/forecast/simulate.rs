@@ -41,12 +41,16 @@ pub struct Run {
     pub downtime: f64,
     /// Bytes sent in all.
     pub bytes: f64,
-    /// The shortest pause that was possible after any pass, seconds.
+    /// The shortest pause that was possible after any pass, with the engine's margin, seconds.
     pub least_downtime: f64,
     /// The first [`CURVE`] passes, and the last.
     pub curve: Vec<PlannedRound>,
 }
 
+/// By which part the engine expects the rest to take longer than lanes at their usual pace would, at least.
+pub const MARGIN: f64 = 0.15;
+/// What lies in sockets and goes out before the last pages: about a packet of each channel, and what is on its way.
+pub(crate) const QUEUED_BYTES: f64 = (2 << 20) as f64;
 /// Passes kept in a curve.
 pub const CURVE: usize = 300;
 /// No migration of sense has more passes.
@@ -102,7 +106,7 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
         inputs.dirty.classes(inputs.ram_bytes).iter().map(|class| class.scaled(dirtying)).collect();
     let limit = inputs.downtime_limit.as_secs_f64();
     let sync = inputs.sync.as_secs_f64();
-    let paused = inputs.fixed.paused().as_secs_f64() + sync;
+    let fixed = inputs.fixed.paused().as_secs_f64();
     let ram_pages = inputs.ram_bytes as f64 / PAGE_BYTES;
 
     let mut run = Run {
@@ -131,9 +135,12 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
         };
         let found_bytes = found.iter().sum::<f64>().min(ram_pages) * PAGE_BYTES;
         run.push(bytes, round, found_bytes);
-        let downtime = paused + found_bytes / rate;
-        run.least_downtime = run.least_downtime.min(downtime);
-        if downtime <= limit {
+        let moving = sync + (found_bytes + QUEUED_BYTES) / rate;
+        let downtime = fixed + moving;
+        // As the engine decides: what no pass makes shorter may take up to three quarters of the limit.
+        let with_margin = moving * (1.0 + MARGIN);
+        run.least_downtime = run.least_downtime.min(fixed + with_margin);
+        if with_margin <= (limit - fixed).max(limit / 4.0) {
             run.stop(downtime, found_bytes);
             return run;
         }

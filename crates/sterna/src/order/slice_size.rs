@@ -1,33 +1,52 @@
 //! How much is re-armed at once, fitted to the machine.
 //!
 //! Re-arming costs a call for each slice, and what the kernel does for each page of it. Nothing of a slice can be read
-//! before it is done, and lanes that come to it wait. So a slice should be as large as possible and take no longer than
-//! [`MOST`]; how large that is depends on the kernel, on the page size and on how many pages are dirty. QEMU has 1 GiB
-//! everywhere.
+//! before it is done, and lanes that come to it wait. And what is written after it was re-armed goes out twice, even if
+//! it was not sent yet. So a slice should be large enough for a call to be worth its while, take no longer than [`MOST`],
+//! and be a small part of RAM; how large that is depends on the kernel, on the page size and on how many pages are
+//! dirty. QEMU has 1 GiB everywhere.
 
 use std::time::Duration;
+
+use super::geometry::CHUNK_PAGES;
 
 /// A call that takes less than this is mostly the call itself.
 const LEAST: Duration = Duration::from_micros(50);
 /// Lanes should not wait longer than this.
 const MOST: Duration = Duration::from_micros(400);
 
-/// Pages that are re-armed together: a power of two, from 8 MiB to 1 GiB.
+/// RAM has at least so many slices: a page is sent half a slice after it was re-armed on average, and what is written
+/// to it meanwhile is sent twice.
+const PARTS: u64 = 64;
+
+/// Pages that are re-armed together: a power of two, from 2 MiB to 1 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceSize(u64);
 
 impl Default for SliceSize {
-    /// 64 MiB, for a first pass, of which nothing is known.
+    /// 64 MiB.
     fn default() -> Self {
         Self(16 * 1024)
     }
 }
 
 impl SliceSize {
-    /// 8 MiB.
-    pub const LEAST: Self = Self(2 * 1024);
+    /// 2 MiB: what a lane claims at once.
+    pub const LEAST: Self = Self(CHUNK_PAGES);
     /// 1 GiB.
     pub const MOST: Self = Self(256 * 1024);
+
+    /// The size for a first pass over so many pages, of which nothing is known: not more than 64 MiB, and no more
+    /// than a part of [`PARTS`] of RAM.
+    pub fn for_ram(pages: u64) -> Self {
+        Self::default().at_most(pages)
+    }
+
+    /// This size, or a part of [`PARTS`] of so many pages if that is less.
+    pub fn at_most(self, pages: u64) -> Self {
+        let part = (pages / PARTS).checked_ilog2().map_or(0, |exponent| 1 << exponent);
+        Self(self.0.min(part).max(Self::LEAST.0))
+    }
 
     /// Pages of a slice.
     pub fn pages(self) -> u64 {
@@ -69,6 +88,14 @@ mod tests {
     fn after_cheap_slices_come_larger_ones_up_to_the_most() {
         let size = (0..10).fold(SliceSize::default(), |size, _| size.after(4, US * 8));
         assert_eq!(size, SliceSize::MOST);
+    }
+
+    #[test]
+    fn first_size_is_a_small_part_of_ram() {
+        let sizes = [1, 65_536, 1 << 20, 1 << 30].map(|pages| SliceSize::for_ram(pages).pages());
+        assert_eq!(sizes, [512, 1024, 16_384, 16_384]);
+        assert_eq!(SliceSize::MOST.at_most(1 << 24).pages(), 1 << 18);
+        assert_eq!(SliceSize::MOST.at_most(1 << 22).pages(), 1 << 16);
     }
 
     #[test]

@@ -11,8 +11,8 @@ use sterna_ram::PAGE_SIZE;
 use super::counters::Counts;
 
 const HALF_LIFE: Duration = Duration::from_millis(400);
-/// How much less than measured the lanes are trusted with, at least and at most.
-const LEAST_MARGIN: f64 = 0.15;
+/// How much longer than usual the rest may take, at least and at most, relative to it.
+const LEAST_MARGIN: f64 = crate::forecast::simulate::MARGIN;
 const MOST_MARGIN: f64 = 1.0;
 /// A year, in seconds: longer makes no difference.
 const LONGEST: f64 = 3.2e7;

@@ -23,7 +23,7 @@ use super::{ack_form, setup};
 use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::order::{Clause, Pass};
+use crate::order::{Clause, Pass, SliceSize};
 use crate::params::ZeroPageDetection;
 use crate::stats::{Round, SyncParts};
 use crate::vm::RunState;
@@ -94,7 +94,9 @@ impl Control {
         shared.origin.leave_out(&all);
         let look_for_absent =
             shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let pass = Pass::new(1, shared.vm.ram(), all, look_for_absent, shared.violated);
+        let ram = shared.vm.ram();
+        let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
+        let pass = Pass::new(1, ram, all, look_for_absent, shared.violated).with_slices(ram, slices);
         self.rounds = Some(Rounds {
             multifd,
             pass: Arc::new(pass),
@@ -295,7 +297,7 @@ impl Control {
         let Some(rounds) = &mut self.rounds else { return };
         let bits = std::mem::replace(&mut rounds.next, DirtyBitmaps::new(ram));
         let number = rounds.pass.number() + 1;
-        let slices = rounds.pass.next_slices();
+        let slices = rounds.pass.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
         let pass = Pass::new(number, ram, bits, false, self.shared.violated).with_slices(ram, slices);
         rounds.pass = Arc::new(pass);
         self.enter_pass();
