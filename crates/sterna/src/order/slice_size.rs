@@ -19,7 +19,7 @@ const MOST: Duration = Duration::from_micros(400);
 /// to it meanwhile is sent twice.
 const PARTS: u64 = 64;
 
-/// Pages that are re-armed together: a power of two, from 2 MiB to 1 GiB.
+/// Pages that are re-armed together: a power of two, from 8 MiB to 1 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceSize(u64);
 
@@ -31,8 +31,8 @@ impl Default for SliceSize {
 }
 
 impl SliceSize {
-    /// 2 MiB: what a lane claims at once.
-    pub const LEAST: Self = Self(CHUNK_PAGES);
+    /// 8 MiB: a call for what lanes claim four times.
+    pub const LEAST: Self = Self(4 * CHUNK_PAGES);
     /// 1 GiB.
     pub const MOST: Self = Self(256 * 1024);
 
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn first_size_is_a_small_part_of_ram() {
-        let sizes = [1, 65_536, 1 << 20, 1 << 30].map(|pages| SliceSize::for_ram(pages).pages());
-        assert_eq!(sizes, [512, 1024, 16_384, 16_384]);
+        let sizes = [1, 300_000, 1 << 20, 1 << 30].map(|pages| SliceSize::for_ram(pages).pages());
+        assert_eq!(sizes, [2048, 4096, 16_384, 16_384]);
         assert_eq!(SliceSize::MOST.at_most(1 << 24).pages(), 1 << 18);
         assert_eq!(SliceSize::MOST.at_most(1 << 22).pages(), 1 << 16);
     }
