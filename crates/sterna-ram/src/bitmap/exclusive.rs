@@ -1,9 +1,11 @@
 //! What the only holder of a bitmap may do to it: plain loads and stores, in vectors and on several
 //! threads, instead of an atomic instruction for each word.
 
+#[cfg(not(loom))]
+use super::AtomicU64;
 #[cfg(loom)]
 use super::Ordering;
-use super::{AtomicU64, PageBitmap, staged};
+use super::{PageBitmap, staged};
 use crate::merge::{self, Method, Shifted};
 
 impl PageBitmap {

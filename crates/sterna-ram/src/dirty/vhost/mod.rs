@@ -30,6 +30,7 @@ pub use range::LoggedRange;
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
 use crate::mapping::{Backing, Mapping};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
+#[cfg(not(loom))]
 use drain::LogWord;
 
 const NAME: &str = "vhost-log";
