@@ -6,11 +6,13 @@
 //! - [`GuestMonitor`]: the monitor's commands and three of our own, about the guest inside.
 
 mod kvm;
+mod meter;
 mod monitor;
 mod process;
 mod tide;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VmError};
@@ -19,6 +21,8 @@ use sterna_qmp::MonitoredVm;
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
 pub use monitor::GuestMonitor;
 pub use process::process_machine;
+
+use meter::Meter;
 
 use crate::exit::Stop;
 use crate::interrupts::Interrupts;
@@ -36,6 +40,8 @@ pub struct Config {
     pub vcpus: u8,
     /// What RAM is made of.
     pub backing: Backing,
+    /// Entries of each vCPU's dirty ring; none: writes are found by the dirty log.
+    pub dirty_ring_size: Option<u32>,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.
@@ -66,6 +72,9 @@ pub struct GuestProgress {
     pub beats: Vec<u64>,
     /// The longest time between two beats of one, seconds; none where the guest has no clock.
     pub longest_gap_seconds: Option<f64>,
+    /// Pages per second and vCPU that it has written over the last 2 s: what `--rate` asked for, if it can.
+    #[serde(default)]
+    pub pages_per_second: Option<f64>,
 }
 
 /// What hosting needs of a machine.
@@ -117,6 +126,7 @@ pub struct Hosted {
     machine: Arc<dyn Machine>,
     guest: Option<Arc<dyn Guest>>,
     arrival_rate: Option<u64>,
+    meter: Meter,
     quit: Interrupts,
 }
 
@@ -124,12 +134,35 @@ impl Hosted {
     /// Hosts `parts`; `quit` is where its end will be asked for. A guest that arrives is given
     /// `arrival_rate`, if there is one, before it runs.
     pub fn new(parts: Parts, arrival_rate: Option<u64>, quit: Interrupts) -> Arc<Self> {
-        Arc::new(Self { machine: parts.machine, guest: parts.guest, arrival_rate, quit })
+        Arc::new(Self {
+            machine: parts.machine,
+            guest: parts.guest,
+            arrival_rate,
+            meter: Meter::default(),
+            quit,
+        })
     }
 
     /// The machine.
     pub fn machine(&self) -> &dyn Machine {
         &*self.machine
+    }
+
+    /// Notes how far the guest has come; to be called every now and then, for [`Hosted::progress`].
+    pub fn note_progress(&self) {
+        if let Some(guest) = self.guest.as_deref().filter(|_| self.machine.has_guest())
+            && let Ok(progress) = guest.progress()
+        {
+            self.meter.note(Instant::now(), progress.steps.iter().sum());
+        }
+    }
+
+    /// How far the guest has come, and how fast it goes.
+    pub fn progress(&self) -> Result<GuestProgress, String> {
+        let progress = self.guest()?.progress()?;
+        let vcpus = progress.steps.len().max(1) as f64;
+        let pages_per_second = self.meter.pages_per_second().map(|rate| rate / vcpus);
+        Ok(GuestProgress { pages_per_second, ..progress })
     }
 
     /// The guest, or why it cannot be asked.

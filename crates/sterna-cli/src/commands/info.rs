@@ -32,6 +32,7 @@ struct Info {
     uuid: String,
     machine: String,
     ram_bytes: Option<u64>,
+    pages_per_second: Option<f64>,
     migration: Value,
     record: Option<Record>,
 }
@@ -44,6 +45,7 @@ impl Info {
         let name = text(&maybe("query-name")["name"]);
         let uuid = text(&maybe("query-uuid")["UUID"]);
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
+        let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
         let record =
             monitor.figures()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
@@ -52,6 +54,7 @@ impl Info {
             uuid,
             machine: monitor.vm().machine_type().unwrap_or_default(),
             ram_bytes,
+            pages_per_second,
             migration: monitor.execute("query-migrate", Value::Null)?,
             record,
         })
@@ -67,6 +70,7 @@ impl Info {
             "uuid": self.uuid,
             "machine": self.machine,
             "ram_bytes": self.ram_bytes,
+            "guest_pages_per_second": self.pages_per_second,
             "query_migrate": self.migration,
             "record": self.record,
         });
@@ -86,6 +90,11 @@ impl Info {
         row("uuid", &self.uuid);
         row("machine", &self.machine);
         row("RAM", &self.ram_bytes.map_or(String::new(), units::bytes));
+        let writes = |pages: f64| {
+            let bytes = units::rate(pages * units::PAGE_BYTES as f64);
+            format!("{} pages/s ({bytes}) on each vCPU", units::count(pages.round() as u64))
+        };
+        row("writes", &self.pages_per_second.map_or(String::new(), writes));
         let progress = Progress::from_query(&self.migration);
         row("migration", &progress.status);
         if let Some(address) = self.migration["socket-address"][0]["port"].as_str() {

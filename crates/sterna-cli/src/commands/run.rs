@@ -54,6 +54,10 @@ pub struct Arguments {
     /// What guest RAM is made of
     #[arg(long, value_enum, default_value_t = BackingKind::Memfd)]
     pub backing: BackingKind,
+    /// Find the guest's writes by dirty rings of N entries for each vCPU (a power of two, 1024 or more) instead of the
+    /// dirty log; the KVM machine only
+    #[arg(long, value_name = "N")]
+    pub dirty_ring_size: Option<u32>,
     /// Allocate all of guest RAM at the start, so that nothing has to wait for memory later
     #[arg(long)]
     pub prealloc: bool,
@@ -235,6 +239,7 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
             BackingKind::Huge2m => Backing::Huge2M,
             BackingKind::Huge1g => Backing::Huge1G,
         },
+        dirty_ring_size: arguments.dirty_ring_size,
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,
@@ -272,6 +277,7 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
 /// Until somebody asks for the end, or the guest ends by itself; why, in that case.
 fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<String> {
     while interrupts.count() == 0 {
+        vm.note_progress();
         if vm.run_state() == RunState::Paused
             && let Some(why) = vm.machine().ended()
         {

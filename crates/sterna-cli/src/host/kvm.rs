@@ -56,6 +56,7 @@ pub fn kvm_machine(
         vcpus: config.vcpus,
         ram_bytes: config.ram_bytes,
         backing: config.backing,
+        dirty_ring_size: config.dirty_ring_size,
         guest,
         incoming: config.incoming,
         serial,

@@ -3,7 +3,7 @@
 //! | command | does |
 //! | --- | --- |
 //! | `x-sterna-check-guest` | stops the guest for a moment and checks that its RAM is one consistent cut |
-//! | `x-sterna-query-guest` | how far it has come, and the longest gap between two of its beats |
+//! | `x-sterna-query-guest` | how far it has come and how fast it goes, and the longest gap between two of its beats |
 //! | `x-sterna-set-guest` | changes its rate; forgets the longest gap |
 //!
 //! They are for guests of `guests/`, which write their memory by rules; others are refused.
@@ -37,7 +37,7 @@ impl GuestMonitor {
             self.control.stop()?;
         }
         let verdict = guest.check();
-        let progress = guest.progress();
+        let progress = self.vm.progress();
         if ran {
             self.control.cont()?;
         }
@@ -90,7 +90,7 @@ impl Handler for GuestMonitor {
         match command {
             "x-sterna-check-guest" => self.check(),
             "x-sterna-query-guest" => {
-                let progress = self.vm.guest().and_then(|guest| guest.progress()).map_err(refused)?;
+                let progress = self.vm.progress().map_err(refused)?;
                 serde_json::to_value(progress).map_err(|error| refused(error.to_string()))
             }
             "x-sterna-set-guest" => self.set(arguments),

@@ -9,6 +9,9 @@ use crate::units::PAGE_BYTES;
 
 /// Builds it; a guest that is booted is paused.
 pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
+    if config.dirty_ring_size.is_some() {
+        return Err(Stop::usage("`--dirty-ring-size` is for the KVM machine; leave it out with this one."));
+    }
     let workers = usize::from(config.vcpus);
     let each = |bytes: u64| (bytes / PAGE_BYTES / workers.max(1) as u64).max(1);
     let process = ProcessConfig {
@@ -60,6 +63,7 @@ impl Guest for ProcessGuest {
             longest_gap_seconds: Some(progress.max_gap.as_secs_f64()),
             steps: progress.steps,
             beats: progress.beats,
+            pages_per_second: None,
         })
     }
     fn set_rate(&self, pages_per_second: u64) -> Result<(), String> {

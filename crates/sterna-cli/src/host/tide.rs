@@ -100,7 +100,7 @@ impl Guest for BootTide {
     fn progress(&self) -> Result<GuestProgress, String> {
         let progress = boot_progress(&self.ram, 0).map_err(|error| error.to_string())?;
         // There is no boot-parameter page in real mode to say how fast the counter is.
-        Ok(GuestProgress { steps: progress.steps, beats: progress.beats, longest_gap_seconds: None })
+        Ok(GuestProgress { steps: progress.steps, beats: progress.beats, ..GuestProgress::default() })
     }
 
     fn set_rate(&self, pages_per_second: u64) -> Result<(), String> {
@@ -129,5 +129,10 @@ fn progress_of(progress: TideProgress, ticks_per_second: u64) -> Result<GuestPro
         return Err(format!("the guest saw its clock go back {} times", progress.clock_went_back));
     }
     let longest = progress.max_gap_ticks as f64 / ticks_per_second as f64;
-    Ok(GuestProgress { steps: progress.steps, beats: progress.beats, longest_gap_seconds: Some(longest) })
+    Ok(GuestProgress {
+        steps: progress.steps,
+        beats: progress.beats,
+        longest_gap_seconds: Some(longest),
+        pages_per_second: None,
+    })
 }
