@@ -19,6 +19,7 @@ mod address;
 mod capabilities;
 mod commands;
 mod control;
+mod dirty_limit;
 mod dirty_rate;
 mod engine;
 mod hmp;

@@ -168,7 +168,6 @@ impl Shared {
         counted
     }
 
-    #[allow(clippy::unnecessary_mut_passed)]
     fn count_started(
         &self,
         ram: &GuestRam,

@@ -23,6 +23,8 @@ pub const LONGEST: Duration = Duration::from_secs(60);
 
 /// The best way of counting comes first.
 const MODES: [&str; 3] = ["dirty-bitmap", "dirty-ring", "page-sampling"];
+/// Pages per GiB that QEMU's sampling looks at, at most.
+const MOST_SAMPLES: u64 = 16_384;
 const STEP: Duration = Duration::from_millis(5);
 /// How long a result may take beyond its interval: RAM may be large, and the machine busy.
 const GRACE: Duration = Duration::from_secs(30);
@@ -90,7 +92,9 @@ fn ram_bytes(vm: &mut Vm) -> Result<u64, DriveError> {
 
 /// Measures over each of `intervals`, one after the other, in the best way that the VM has.
 pub fn measure(vm: &mut Vm, intervals: &[Duration]) -> Result<Vec<Reading>, DriveError> {
-    let mut modes = &MODES[..];
+    // Without KVM, QEMU's dirty-bitmap mode answers 0 whatever the guest writes (seen on 11.1.3 under TCG).
+    let counts_pages = vm.is_sterna() || vm.execute("query-kvm", Value::Null)?["enabled"] == true;
+    let mut modes = if counts_pages { &MODES[..] } else { &MODES[2..] };
     let mut readings = Vec::new();
     for interval in intervals {
         let interval = (*interval).clamp(SHORTEST, LONGEST);
@@ -105,7 +109,10 @@ fn begin(vm: &mut Vm, interval: Duration, modes: &mut &[&'static str]) -> Result
     let milliseconds = interval.as_millis() as u64;
     loop {
         let mode = modes[0];
-        let arguments = json!({"calc-time": milliseconds, "calc-time-unit": "millisecond", "mode": mode});
+        let mut arguments = json!({"calc-time": milliseconds, "calc-time-unit": "millisecond", "mode": mode});
+        if mode == "page-sampling" {
+            arguments["sample-pages"] = MOST_SAMPLES.into();
+        }
         match vm.try_execute("calc-dirty-rate", arguments) {
             Ok(_) => return Ok(mode),
             // Another program's measurement, or a migration, is no matter of modes.
@@ -150,8 +157,9 @@ fn read(answer: &Value, interval: Duration, mode: &str) -> Reading {
     let bytes = |rate: &Value| (rate.as_f64().unwrap_or(0.0) * MEGABYTE) as u64;
     let exact = &answer["x-sterna-measured"];
     let time = |name: &str| exact[name].as_u64().map(Duration::from_micros);
-    // QEMU reckons with the interval that was asked for, to the whole MB/s.
-    let interval = time("interval-us").unwrap_or(interval);
+    // QEMU says how long it really took, and rounds the rate to whole MB/s.
+    let taken = answer["calc-time"].as_u64().filter(|taken| *taken > 0).map(Duration::from_millis);
+    let interval = time("interval-us").or(taken).unwrap_or(interval);
     let distinct = answer["dirty-rate"].as_f64().unwrap_or(0.0) * MEGABYTE * interval.as_secs_f64();
     Reading {
         mode: answer["mode"].as_str().unwrap_or(mode).to_owned(),

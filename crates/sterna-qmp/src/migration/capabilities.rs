@@ -25,7 +25,7 @@ use Support::{Harmless, Missing, Works};
 pub const CAPABILITIES: &[(&str, Support)] = &[
     ("xbzrle", Missing),
     ("rdma-pin-all", Harmless),
-    ("auto-converge", Missing),
+    ("auto-converge", Works),
     ("events", Works),
     ("postcopy-ram", Missing),
     ("x-colo", Missing),
@@ -42,7 +42,7 @@ pub const CAPABILITIES: &[(&str, Support)] = &[
     ("zero-copy-send", Missing),
     ("postcopy-preempt", Missing),
     ("switchover-ack", Works),
-    ("dirty-limit", Missing),
+    ("dirty-limit", Works),
     ("mapped-ram", Works),
     (HOLD, Works),
 ];
@@ -64,6 +64,7 @@ const EXCLUDE: &[(&str, &str)] = &[
     ("mapped-ram", "xbzrle"),
     ("mapped-ram", "postcopy-ram"),
     ("zero-copy-send", "xbzrle"),
+    ("dirty-limit", "auto-converge"),
     ("background-snapshot", "postcopy-ram"),
     ("background-snapshot", "dirty-bitmaps"),
     ("background-snapshot", "return-path"),

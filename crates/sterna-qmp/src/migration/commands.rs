@@ -7,7 +7,7 @@ use sterna::{Address, SourceVm};
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
-use super::{MigrationControl, address, capabilities, dirty_rate, hmp, objects, parameters};
+use super::{MigrationControl, address, capabilities, dirty_limit, dirty_rate, hmp, objects, parameters};
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
 use crate::server::{Arguments, CommandSpec, Context, Handler};
@@ -55,6 +55,7 @@ impl Handler for MigrationControl {
             CommandSpec::new("x-sterna-decide").required("guest", Any),
         ]);
         commands.extend(dirty_rate::commands());
+        commands.extend(dirty_limit::commands());
         commands
     }
 
@@ -114,6 +115,8 @@ impl Handler for MigrationControl {
             "migrate-set-parameters" => self.set_parameters(arguments).map(done),
             "calc-dirty-rate" => self.calc_dirty_rate(dirty_rate::Order::parse(arguments)?).map(done),
             "query-dirty-rate" => self.query_dirty_rate(arguments),
+            "set-vcpu-dirty-limit" | "cancel-vcpu-dirty-limit" => self.limit_dirty_rate(arguments).map(done),
+            "query-vcpu-dirty-limit" => Ok(self.query_dirty_limits()),
             "object-add" => self.add_object(arguments).map(done),
             "object-del" => self.delete_object(text("id")?).map(done),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),

@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value, json};
+use sterna::throttle::Throttle;
 use sterna::{Address, Parameters, RunState, SourceVm, Status, TargetVm, TlsEndpoint};
 
 use super::capabilities::CapabilitySet;
+use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::objects::Objects;
@@ -121,6 +123,30 @@ impl MigrationControl {
             return Ok(());
         };
         Err(QmpError::generic(refusal))
+    }
+
+    /// What limits vCPUs' dirty rates, if anything does.
+    fn limiter(&self) -> Option<&dyn Throttle> {
+        dirty_limit::limiter(self.vm.throttle())
+    }
+
+    /// `set-vcpu-dirty-limit` and, without a `dirty-rate`, `cancel-vcpu-dirty-limit`.
+    pub(super) fn limit_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
+        let state = lock(&self.state);
+        if state.is_migrating() && state.capabilities.get("dirty-limit") {
+            return Err(QmpError::generic(
+                "The migration that runs limits dirty rates itself; set its 'vcpu-dirty-limit'",
+            ));
+        }
+        match arguments.contains_key("dirty-rate") {
+            true => dirty_limit::set(self.vm.throttle(), arguments),
+            false => dirty_limit::cancel(self.vm.throttle(), arguments),
+        }
+    }
+
+    /// `query-vcpu-dirty-limit`.
+    pub(super) fn query_dirty_limits(&self) -> Value {
+        dirty_limit::query(self.vm.throttle())
     }
 
     /// `query-dirty-rate`: the last measurement.
@@ -242,6 +268,12 @@ impl MigrationControl {
     pub fn set_capabilities(&self, changes: &[(String, bool)]) -> Result<(), QmpError> {
         let mut state = lock(&self.state);
         let next = state.capabilities.with(changes)?;
+        if next.get("dirty-limit") && self.limiter().is_none() {
+            return Err(QmpError::generic(
+                "dirty-limit requires KVM with accelerator property 'dirty-ring-size' set: start the VM with a dirty \
+                 ring, or use auto-converge",
+            ));
+        }
         if !next.same_for_engine(&state.capabilities) {
             if state.is_migrating() {
                 return Err(QmpError::generic(

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use sterna::SourceVm;
 use sterna::dirty_rate::{DirtyRateMeasurement, DirtyReading, MeasuringState};
 use sterna::ram::PAGE_SIZE;
+use sterna::throttle::Throttle;
 
 use super::MonitoredVm;
 use crate::error::QmpError;
@@ -34,6 +35,7 @@ pub(super) struct Measuring {
     started: SystemTime,
     interval: Duration,
     mode: &'static str,
+    vm: Arc<dyn MonitoredVm>,
 }
 
 pub(super) fn commands() -> [CommandSpec; 2] {
@@ -90,16 +92,16 @@ impl Order {
                 "mode {mode} is not enabled, use other method instead: this VM has {own}."
             )));
         }
-        let measurement = DirtyRateMeasurement::start(vm, self.interval)
+        let measurement = DirtyRateMeasurement::start(vm.clone(), self.interval)
             .map_err(|error| QmpError::generic(error.to_string()))?;
         let started = SystemTime::now();
-        Ok(Measuring { measurement, started, interval: self.interval, mode: own })
+        Ok(Measuring { measurement, started, interval: self.interval, mode: own, vm })
     }
 }
 
 /// Which log the VM has.
 fn own_mode(vm: &dyn SourceVm) -> &'static str {
-    if vm.dirty_source().name().contains("ring") { "dirty-ring" } else { "dirty-bitmap" }
+    if super::dirty_limit::limiter(vm.throttle()).is_some() { "dirty-ring" } else { "dirty-bitmap" }
 }
 
 impl Measuring {
@@ -124,6 +126,14 @@ impl Measuring {
     fn fill(&self, answer: &mut Value, reading: &DirtyReading) {
         answer["status"] = "measured".into();
         answer["dirty-rate"] = (reading.bytes_per_second() as u64 / MEGABYTE).into();
+        let rates = super::dirty_limit::limiter(self.vm.throttle()).map(Throttle::vcpu_dirty_rates);
+        if let Some(rates) = rates {
+            answer["vcpu-dirty-rate"] = rates
+                .into_iter()
+                .enumerate()
+                .map(|(id, vcpu)| json!({"id": id, "dirty-rate": vcpu.rate_bytes / MEGABYTE}))
+                .collect();
+        }
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         answer["x-sterna-measured"] = json!({
             "dirty-bytes": reading.dirty_bytes(),

@@ -37,7 +37,14 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         ["info", "migrate_capabilities"] => Ok(info::capabilities(&control.capabilities())),
         ["info", "status"] => Ok(info::status(control.run_state())),
         ["info", "dirty_rate"] => Ok(info::dirty_rate(&control.query_dirty_rate(&Map::new())?)),
+        ["info", "vcpu_dirty_limit"] => Ok(info::dirty_limits(&control.query_dirty_limits())),
         ["info", ..] => Err(unknown(line)),
+        ["set_vcpu_dirty_limit", rate] => limit_dirty_rate(control, Some(rate), None).map(nothing),
+        ["set_vcpu_dirty_limit", rate, vcpu] => {
+            limit_dirty_rate(control, Some(rate), Some(vcpu)).map(nothing)
+        }
+        ["cancel_vcpu_dirty_limit"] => limit_dirty_rate(control, None, None).map(nothing),
+        ["cancel_vcpu_dirty_limit", vcpu] => limit_dirty_rate(control, None, Some(vcpu)).map(nothing),
         ["calc_dirty_rate", arguments @ ..] => calc_dirty_rate(control, arguments),
         ["migrate_set_parameter", name, value] => set_parameter(control, name, value).map(nothing),
         ["migrate_set_capability", name, state] => {
@@ -83,7 +90,8 @@ fn unknown(line: &str) -> QmpError {
     let shown: String = line.chars().filter(|character| !character.is_control()).take(80).collect();
     QmpError::generic(format!(
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
-         info status, info dirty_rate, calc_dirty_rate, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
+         info status, info dirty_rate, info vcpu_dirty_limit, calc_dirty_rate, set_vcpu_dirty_limit, \
+         cancel_vcpu_dirty_limit, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
          migrate_cancel, migrate_continue, object_add, object_del, stop, cont, quit"
     ))
 }
@@ -142,6 +150,23 @@ fn calc_dirty_rate(control: &MigrationControl, arguments: &[&str]) -> Result<Str
         "Starting dirty rate measurement with period {seconds} seconds\r\n\
          [Please use 'info dirty_rate' to check results]\r\n"
     ))
+}
+
+/// `set_vcpu_dirty_limit dirty_rate [cpu_index]` and `cancel_vcpu_dirty_limit [cpu_index]`.
+fn limit_dirty_rate(
+    control: &MigrationControl,
+    rate: Option<&str>,
+    vcpu: Option<&str>,
+) -> Result<(), QmpError> {
+    let mut arguments = Map::new();
+    for (name, text) in [("dirty-rate", rate), ("cpu-index", vcpu)] {
+        if let Some(text) = text {
+            let number = parse_number(text)
+                .ok_or_else(|| QmpError::expects(name, format!("an integer, not '{text}'")))?;
+            arguments.insert(name.to_owned(), number.into());
+        }
+    }
+    control.limit_dirty_rate(&arguments)
 }
 
 fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(), QmpError> {

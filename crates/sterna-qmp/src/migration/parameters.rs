@@ -2,7 +2,7 @@
 //!
 //! One table says it all (specs/stream.md §4, §8). Setting is all or nothing: a refused set changes nothing.
 //! Parameters of features that Sterna does not have yet take their neutral value only; those that steer
-//! nothing here (throttling, announcing) are checked and kept, so that programs find what they set.
+//! nothing here (announcing, the period of dirty limits) are checked and kept, so that programs find what they set.
 
 use std::time::Duration;
 
@@ -140,6 +140,8 @@ const fn text(name: &'static str) -> ParameterSpec {
 }
 
 const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
+/// What becomes of a migration that does not converge.
+const NON_CONVERGENCE: &str = "x-sterna-non-convergence";
 const HOUR_MS: u64 = 3_600_000;
 
 /// Every parameter, in the order in which they are shown. Those named `x-sterna-` QEMU does not know.
@@ -148,11 +150,11 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("announce-max", number(0, 100_000), Milliseconds, Harmless, 550),
     row("announce-rounds", number(0, 1000), Unit::None, Harmless, 5),
     row("announce-step", number(1, 10_000), Milliseconds, Harmless, 100),
-    row("throttle-trigger-threshold", number(1, 100), Unit::None, Harmless, 50),
-    row("cpu-throttle-initial", PERCENT, Unit::None, Harmless, 20),
-    row("cpu-throttle-increment", PERCENT, Unit::None, Harmless, 10),
-    flag("cpu-throttle-tailslow", Range::Boolean),
-    row("max-cpu-throttle", PERCENT, Unit::None, Harmless, 99),
+    row("throttle-trigger-threshold", number(1, 100), Unit::None, Live, 50),
+    row("cpu-throttle-initial", PERCENT, Unit::None, Live, 20),
+    row("cpu-throttle-increment", PERCENT, Unit::None, Live, 10),
+    ParameterSpec { change: Live, ..flag("cpu-throttle-tailslow", Range::Boolean) },
+    row("max-cpu-throttle", PERCENT, Unit::None, Live, 99),
     text("tls-creds"),
     text("tls-hostname"),
     text("tls-authz"),
@@ -168,7 +170,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("xbzrle-cache-size", Range::PowerOfTwo { least: 4096, greatest: 1 << 63 }, Bytes, Harmless, 64 << 20),
     row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
     row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
-    row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Harmless, 1),
+    row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Live, 1),
     ParameterSpec {
         name: "mode",
         range: Range::Only(Neutral::Word("normal", MODES), "Sterna has no CPR modes"),
@@ -179,6 +181,13 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
     frozen_flag("direct-io"),
     row("x-rdma-chunk-size", Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, Bytes, Frozen, 1 << 20),
+    ParameterSpec {
+        name: NON_CONVERGENCE,
+        range: Range::Word(&["keep-going", "fail"]),
+        unit: Unit::None,
+        change: Live,
+        default: Default::Word("keep-going"),
+    },
     frozen_flag("x-sterna-replace-file"),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
@@ -207,6 +216,12 @@ impl ParameterSet {
         for (name, value) in changes {
             let at = index_of(name).ok_or_else(|| QmpError::unexpected(name))?;
             let spec = &PARAMETERS[at];
+            if name == NON_CONVERGENCE && value == "postcopy" {
+                return Err(QmpError::generic(format!(
+                    "Parameter '{name}' cannot be 'postcopy' yet: Sterna does not have it; 'fail' ends what does not \
+                     converge, and 'keep-going' leaves the end to you"
+                )));
+            }
             let value = spec.check(value)?;
             if busy && spec.change == Frozen && next.0[at] != value {
                 return Err(QmpError::generic(format!(
@@ -271,7 +286,10 @@ impl ParameterSet {
             max_cpu_throttle: byte("max-cpu-throttle"),
             throttle_trigger_threshold: byte("throttle-trigger-threshold"),
             vcpu_dirty_limit_bytes: self.number("vcpu-dirty-limit").saturating_mul(1 << 20),
-            non_convergence: NonConvergence::default(),
+            non_convergence: match self.word(NON_CONVERGENCE) {
+                "fail" => NonConvergence::Fail,
+                _ => NonConvergence::KeepGoing,
+            },
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),

@@ -44,6 +44,9 @@ pub(crate) fn outgoing(statistics: &Statistics) -> Value {
             info.insert("expected-downtime".into(), milliseconds(statistics.expected_downtime));
         }
     }
+    if statistics.cpu_throttle_percent > 0 && !status.is_terminal() {
+        info.insert("cpu-throttle-percentage".into(), statistics.cpu_throttle_percent.into());
+    }
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
     }

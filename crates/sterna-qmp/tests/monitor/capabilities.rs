@@ -42,6 +42,7 @@ fn combinations_that_qemu_refuses_are_refused() {
         (&CapabilitySet::default(), &["postcopy-preempt"], ["postcopy-preempt", "postcopy-ram"]),
         (&CapabilitySet::default(), &["multifd", "xbzrle"], ["multifd", "xbzrle"]),
         (&CapabilitySet::default(), &["zero-copy-send"], ["zero-copy-send", "multifd"]),
+        (&CapabilitySet::default(), &["auto-converge", "dirty-limit"], ["auto-converge", "dirty-limit"]),
         (&CapabilitySet::default(), &["mapped-ram", "xbzrle"], ["mapped-ram", "xbzrle"]),
         (&CapabilitySet::default(), &["mapped-ram", "postcopy-ram"], ["mapped-ram", "postcopy-ram"]),
         (

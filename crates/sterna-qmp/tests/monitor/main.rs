@@ -3,6 +3,7 @@
 mod capabilities;
 mod client;
 mod dialogue;
+mod dirty_rate;
 mod engine;
 mod fuzz;
 mod hmp;

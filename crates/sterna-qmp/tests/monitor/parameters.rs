@@ -66,6 +66,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
                 json!(-1),
             ],
         ),
+        words("x-sterna-non-convergence", &["keep-going", "fail"]),
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
@@ -113,7 +114,7 @@ fn defaults_are_those_of_qemu_11() {
         "multifd-zstd-level": 1, "xbzrle-cache-size": 67_108_864, "max-postcopy-bandwidth": 0,
         "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
-        "x-sterna-replace-file": false,
+        "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
         "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });

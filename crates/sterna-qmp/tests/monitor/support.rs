@@ -1,17 +1,19 @@
 //! A VM without a guest's substance, an engine that does what the test says, and a monitor over both.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::ram::{Backing, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
 use sterna::{
     Address, Capabilities, Device, Event, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
-    Statistics, Status, TargetVm, VmError,
+    Statistics, Status, TargetVm, Throttle, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
 use sterna_qmp::{Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+
+use crate::dirty_rate::Ring;
 
 /// Long enough for a busy machine; no test waits for it to pass.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -22,6 +24,8 @@ pub struct FakeVm {
     running: Mutex<bool>,
     has_guest: Mutex<bool>,
     pub quits: Mutex<u32>,
+    /// Set for a VM with a dirty ring.
+    pub throttle: OnceLock<Ring>,
     /// Called once at the beginning of the next `cont`.
     pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -36,12 +40,18 @@ impl FakeVm {
             running: Mutex::new(running),
             has_guest: Mutex::new(has_guest),
             quits: Mutex::new(0),
+            throttle: OnceLock::new(),
             at_cont: Mutex::default(),
         })
     }
 
     pub fn set_running(&self, running: bool) {
         *self.running.lock().unwrap() = running;
+    }
+
+    /// Writes pages, as the guest.
+    pub fn write(&self, first: u64, count: u64) {
+        self.log.mark_range(0, first, count);
     }
 
     pub fn set_has_guest(&self) {
@@ -61,6 +71,9 @@ impl SourceVm for FakeVm {
     }
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.log
+    }
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        self.throttle.get().map(|ring| ring as _)
     }
     fn run_state(&self) -> RunState {
         if *self.running.lock().unwrap() { RunState::Running } else { RunState::Paused }

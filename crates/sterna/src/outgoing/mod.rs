@@ -140,8 +140,8 @@ impl Migration {
         self.shared.feed(Fed::OperatorContinue)
     }
 
-    /// Changes parameters that may change while it runs: `max-bandwidth`, `downtime-limit` and
-    /// `avail-switchover-bandwidth`. Others are left as they are.
+    /// Changes parameters that may change while it runs: those that [`Parameters`] calls live. Others are left as
+    /// they are.
     pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) {
         let mut params = lock(&self.shared.params);
         let mut wanted = params.clone();
@@ -149,6 +149,13 @@ impl Migration {
         params.max_bandwidth_bytes = wanted.max_bandwidth_bytes;
         params.downtime_limit = wanted.downtime_limit;
         params.avail_switchover_bandwidth_bytes = wanted.avail_switchover_bandwidth_bytes;
+        params.cpu_throttle_initial = wanted.cpu_throttle_initial;
+        params.cpu_throttle_increment = wanted.cpu_throttle_increment;
+        params.cpu_throttle_tailslow = wanted.cpu_throttle_tailslow;
+        params.max_cpu_throttle = wanted.max_cpu_throttle;
+        params.throttle_trigger_threshold = wanted.throttle_trigger_threshold;
+        params.vcpu_dirty_limit_bytes = wanted.vcpu_dirty_limit_bytes;
+        params.non_convergence = wanted.non_convergence;
         self.shared.limiter.set(params.max_bandwidth_bytes);
     }
 

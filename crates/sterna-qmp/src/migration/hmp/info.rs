@@ -42,6 +42,9 @@ pub(super) fn migrate(query: &Value, all: bool) -> String {
             line(format!("Socket address: \t{address}"));
         }
     }
+    if let Some(percent) = query["cpu-throttle-percentage"].as_u64() {
+        line(format!("CPU Throttle (%): \t{percent}"));
+    }
     if query["ram"].is_object() {
         ram(&query["ram"], all, &mut line);
     }
@@ -117,6 +120,21 @@ pub(super) fn dirty_rate(query: &Value) -> String {
         line(format!("Error: {why}"));
     }
     text
+}
+
+/// `info vcpu_dirty_limit`, from the answer to `query-vcpu-dirty-limit`.
+pub(super) fn dirty_limits(query: &Value) -> String {
+    let limits = query.as_array().map_or(&[][..], Vec::as_slice);
+    if limits.is_empty() {
+        return "Dirty page limit not enabled!\r\n".into();
+    }
+    let line = |vcpu: &Value| {
+        format!(
+            "vcpu[{}], limit rate {} (MB/s), current rate {} (MB/s)\r\n",
+            vcpu["cpu-index"], vcpu["limit-rate"], vcpu["current-rate"]
+        )
+    };
+    limits.iter().map(line).collect()
 }
 
 /// `info status`.

@@ -1,0 +1,75 @@
+//! Limits of vCPUs' dirty rates by hand: `set-vcpu-dirty-limit` and what belongs to it, as QEMU answers them
+//! (specs/stream.md §8.1). They need a VM that counts what each vCPU dirties: one with a dirty ring.
+
+use serde_json::{Map, Value, json};
+use sterna::throttle::Throttle;
+
+use crate::error::QmpError;
+use crate::server::{ArgumentKind, CommandSpec};
+
+const MEGABYTE: u64 = 1 << 20;
+
+/// What QEMU says, and how to come by a ring here.
+pub(super) const NEEDS_RING: &str = "dirty page limit feature requires KVM with accelerator property 'dirty-ring-size' set: \
+     start the VM with a dirty ring";
+
+pub(super) fn commands() -> [CommandSpec; 3] {
+    [
+        CommandSpec::new("set-vcpu-dirty-limit")
+            .optional("cpu-index", ArgumentKind::Integer)
+            .required("dirty-rate", ArgumentKind::Integer),
+        CommandSpec::new("cancel-vcpu-dirty-limit").optional("cpu-index", ArgumentKind::Integer),
+        CommandSpec::new("query-vcpu-dirty-limit"),
+    ]
+}
+
+/// The VM's throttle, if it can limit dirty rates.
+pub(super) fn limiter(throttle: Option<&dyn Throttle>) -> Option<&dyn Throttle> {
+    throttle.filter(|throttle| throttle.can_limit_dirty_rate())
+}
+
+/// `set-vcpu-dirty-limit`.
+pub(super) fn set(throttle: Option<&dyn Throttle>, arguments: &Map<String, Value>) -> Result<(), QmpError> {
+    let throttle = limiter(throttle).ok_or_else(|| QmpError::generic(NEEDS_RING))?;
+    let vcpu = vcpu(throttle, arguments)?;
+    let megabytes = arguments.get("dirty-rate").and_then(Value::as_u64).filter(|rate| *rate > 0);
+    let megabytes = megabytes.ok_or_else(|| {
+        QmpError::expects("dirty-rate", "MB/s above 0; 'cancel-vcpu-dirty-limit' takes a limit away")
+    })?;
+    throttle
+        .set_dirty_limit(vcpu, Some(megabytes.saturating_mul(MEGABYTE)))
+        .map_err(|error| QmpError::generic(error.to_string()))
+}
+
+/// `cancel-vcpu-dirty-limit`; without a ring there is nothing to cancel.
+pub(super) fn cancel(
+    throttle: Option<&dyn Throttle>,
+    arguments: &Map<String, Value>,
+) -> Result<(), QmpError> {
+    let Some(throttle) = limiter(throttle) else { return Ok(()) };
+    let vcpu = vcpu(throttle, arguments)?;
+    throttle.set_dirty_limit(vcpu, None).map_err(|error| QmpError::generic(error.to_string()))
+}
+
+/// `query-vcpu-dirty-limit`: every vCPU that has one.
+pub(super) fn query(throttle: Option<&dyn Throttle>) -> Value {
+    let rates = limiter(throttle).map(|throttle| throttle.vcpu_dirty_rates()).unwrap_or_default();
+    let limited = rates.into_iter().enumerate().filter_map(|(index, vcpu)| {
+        let limit = vcpu.limit_bytes?;
+        Some(json!({
+            "cpu-index": index,
+            "limit-rate": limit / MEGABYTE,
+            "current-rate": vcpu.rate_bytes / MEGABYTE,
+        }))
+    });
+    limited.collect()
+}
+
+fn vcpu(throttle: &dyn Throttle, arguments: &Map<String, Value>) -> Result<Option<usize>, QmpError> {
+    let Some(index) = arguments.get("cpu-index") else { return Ok(None) };
+    let known = throttle.vcpu_dirty_rates().len();
+    let index = index.as_u64().and_then(|index| usize::try_from(index).ok()).filter(|index| *index < known);
+    index
+        .map(Some)
+        .ok_or_else(|| QmpError::generic(format!("incorrect cpu index specified: this VM has {known} vCPUs")))
+}
