@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Seconds of downtime limit that are needed at least; none if no limit is enough.
 pub fn downtime_needed(b: f64, d: f64, paused: Duration) -> Option<f64> {
-    (d < b).then(|| paused.as_secs_f64())
+    (d < b).then_some(paused.as_secs_f64())
 }
 
 /// The largest dirty rate, bytes per second, that can end within the limit `y`.

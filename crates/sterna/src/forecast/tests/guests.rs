@@ -43,12 +43,10 @@ impl Played {
         self.dirty.fill(false);
         for _ in 0..500 {
             let mut took = 0.0;
-            for page in 0..pass.len() {
-                if pass[page] {
-                    self.dirty[page] = false;
-                    self.let_pass(1.0 / pages_per_second);
-                    took += 1.0 / pages_per_second;
-                }
+            for page in (0..pass.len()).filter(|page| pass[*page]) {
+                self.dirty[page] = false;
+                self.let_pass(1.0 / pages_per_second);
+                took += 1.0 / pages_per_second;
             }
             if took < sync {
                 self.let_pass(sync - took);

@@ -1,5 +1,6 @@
 //! The forecast against published cases, against itself (monotone in every figure), and against guests that are
 //! played out page by page.
+#![allow(clippy::print_stderr, reason = "says its seed, and how far it was off")]
 
 mod guests;
 mod properties;
