@@ -12,7 +12,7 @@
 //! - A page that still waits to be re-armed may be reported again. When harvesting while a pass is
 //!   still being sent, drop reports of pages that are still set in that pass *after* the harvest: they
 //!   will be re-armed and read later anyway, and a source that reports until re-armed will not forget
-//!   a write that comes after that.
+//!   a write that comes after that. Not so pages that will be sent without being read, such as absent ones.
 //!
 //! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first pass
 //! must then re-arm all pages, absent ones too, before it asks which are absent.

@@ -8,8 +8,9 @@
 //! 3. Re-arm only bits that were harvested: clearing any other loses a write.
 //! 4. Re-arming covers a whole slice, and no lane reads from a slice before it is re-armed.
 //! 5. A lane writes SYNC only after its last page of the pass; the flush is written after all SYNCs.
-//! 6. A harvest may begin while the pass is still being sent. Of what it reports, pages that are unsent *after* it
-//!    are dropped, for they are read later than they were reported; no others are.
+//! 6. A harvest may begin while the pass is still being sent. Of what it reports, pages that are unsent *after* it and
+//!    will be read are dropped, for they are read later than they were reported; no others are. A page that was
+//!    found absent is sent as zero without being read.
 //!
 //! There is no feeder thread: lanes claim chunks from the pass's shared cursor.
 

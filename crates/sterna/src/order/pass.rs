@@ -128,15 +128,18 @@ impl Pass {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Drops from `reported`, which was harvested just now, the pages that this pass still has to send: it will read
-    /// them later than they were reported. Gives how many.
+    /// Drops from `reported`, which was harvested just now, the pages that this pass still has to read: it will read
+    /// them later than they were reported. Pages that it found absent it does not read. Gives how many.
     pub fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
-        match &self.violated {
+        let will_not_be_read = self.absent.as_ref().map(|absent| both(reported, absent));
+        let dropped = match &self.violated {
             Some(Violation { clause: Clause::DropOnlyUnsent, harvested }) => {
                 reported.drop_reported(harvested)
             }
             _ => reported.drop_reported(&self.bits),
-        }
+        };
+        let kept = will_not_be_read.map_or(0, |pages| put(&pages, reported));
+        dropped - kept
     }
 
     /// Whether every chunk is claimed and every slice re-armed: from now on a harvest reports only
@@ -258,6 +261,27 @@ impl Pass {
 
 fn unarmed(geometry: &Geometry) -> Vec<OnceLock<Result<(), RearmError>>> {
     (0..geometry.slices()).map(|_| OnceLock::new()).collect()
+}
+
+/// Words with bits that are set in both: block, index, bits.
+fn both(one: &DirtyBitmaps, other: &DirtyBitmaps) -> Vec<(usize, usize, u64)> {
+    let blocks = one.blocks().iter().zip(other.blocks()).enumerate();
+    let words = blocks.flat_map(|(block, (one, other))| {
+        let words = one.words().iter().zip(other.words()).enumerate();
+        words.map(move |(index, (one, other))| {
+            (block, index, one.load(Ordering::Relaxed) & other.load(Ordering::Acquire))
+        })
+    });
+    words.filter(|(_, _, bits)| *bits != 0).collect()
+}
+
+/// Sets bits; gives how many were clear.
+fn put(words: &[(usize, usize, u64)], into: &DirtyBitmaps) -> u64 {
+    let newly = |&(block, index, bits): &(usize, usize, u64)| {
+        let old = into.block(block).words()[index].fetch_or(bits, Ordering::AcqRel);
+        u64::from((bits & !old).count_ones())
+    };
+    words.iter().map(newly).sum()
 }
 
 fn copy_of(bits: &DirtyBitmaps, ram: &GuestRam) -> DirtyBitmaps {
