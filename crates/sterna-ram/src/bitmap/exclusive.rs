@@ -43,6 +43,12 @@ impl PageBitmap {
     /// Sets the bits of `[first, first + count)`; gives how many were clear. As [`PageBitmap::set_range`],
     /// without its atomic instructions.
     pub fn add_range(&mut self, first: u64, count: u64) -> u64 {
+        // Most runs that a scan reports are a page or a few, in one word.
+        let (index, bit) = ((first / 64) as usize, (first % 64) as u32);
+        if (1..=u64::from(64 - bit)).contains(&count) && first.saturating_add(count) <= self.pages {
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            return self.with_words(|words| merge::add(&mut words[index], mask));
+        }
         let masks = self.masks(first, count);
         self.with_words(|words| masks.map(|(index, mask)| merge::add(&mut words[index], mask)).sum())
     }

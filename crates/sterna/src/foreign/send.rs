@@ -57,6 +57,13 @@ pub fn send(
             image.path_name()
         )));
     }
+    if image.lacks_bitmaps() {
+        return Err(StartError::Settings(format!(
+            "{} is a background snapshot whose bitmaps were never written, so all of RAM would be zero: \
+             `sterna repair` mends it",
+            image.path_name()
+        )));
+    }
     let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
     let (image, file) = open(image, options).map_err(|error| system(&error))?;
     let machine = StoredMachine::new(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;

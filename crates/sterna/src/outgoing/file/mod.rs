@@ -21,8 +21,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use sterna_proto::source::{Event as Fed, State};
-use sterna_ram::GuestRam;
-use sterna_transport::{Address, CreateOptions, Direct, PageFile, QueueOptions, TransportError};
+use sterna_transport::{Address, CreateOptions, Direct, PageFile, TransportError};
 use sterna_wire::extension;
 use sterna_wire::main::SectionHeader;
 use sterna_wire::mapped_ram::MappedHeader;
@@ -143,7 +142,9 @@ pub(super) fn lanes(control: &Control) -> Result<Vec<Pair>, MigrationError> {
     let count = if shared.capabilities.multifd { shared.params().multifd_channels } else { 1 };
     let lane = |_| -> Result<Pair, MigrationError> {
         let lane = FileLane {
-            writer: FileWriter::with_options(Arc::clone(image), shared.vm.ram(), options(shared.vm.ram())),
+            // RAM is not registered with the ring: each page is written about once, and mapping it for that costs
+            // no more than registering does, which would populate all of it besides.
+            writer: FileWriter::new(Arc::clone(image), shared.vm.ram()),
             shared: Arc::clone(shared),
             counters: Arc::clone(&shared.counters),
             limiter: Arc::clone(&shared.limiter),
@@ -151,12 +152,6 @@ pub(super) fn lanes(control: &Control) -> Result<Vec<Pair>, MigrationError> {
         Ok((Box::new(lane), shared.origin.reader()?))
     };
     (0..count).map(lane).collect()
-}
-
-/// RAM is not registered with the ring: each page is written about once, and mapping it for that costs no more than
-/// registering does, which would populate all of it besides.
-fn options(_: &GuestRam) -> QueueOptions {
-    QueueOptions::default()
 }
 
 /// Behind a pass: what lies in the page cache goes to the disk while the guest runs, so that little is left for its
