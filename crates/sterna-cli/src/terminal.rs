@@ -43,7 +43,8 @@ pub fn complain(stop: &Stop) {
 pub fn note_left_behind(place: &Path) {
     for left in PageFile::left_behind(place) {
         note(&format!(
-            "sterna: warning: {} was left behind by a run that was killed: remove it",
+            "sterna: warning: {} was left behind by a run that was killed: it holds a guest's memory; remove it \
+             if `sterna verify` does not call it sound, or nobody needs it",
             left.display()
         ));
     }

@@ -50,7 +50,7 @@ pub struct Arguments {
     /// Say first how the migration will go
     #[arg(long)]
     pub forecast: bool,
-    /// What the link carries, for the forecast, such as 20Gbit/s [default: max-bandwidth]
+    /// What the link carries, for the forecast, such as 20Gbit/s; needed unless `--set max-bandwidth` limits it
     #[arg(long, value_name = "RATE", value_parser = units::parse_bandwidth, requires = "forecast")]
     pub bandwidth: Option<u64>,
     /// Certificates under QEMU's names for both ends, the server's for 127.0.0.1: every channel speaks TLS
@@ -69,6 +69,13 @@ pub struct Arguments {
 
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
+    let is_limited =
+        arguments.set.iter().any(|(name, value)| name == "max-bandwidth" && !value.starts_with('0'));
+    if arguments.forecast && arguments.bandwidth.is_none() && !is_limited {
+        return Err(Stop::usage(
+            "a forecast needs the link's speed: give --bandwidth, or a limit by --set max-bandwidth=…",
+        ));
+    }
     let interrupts = Interrupts::catch()?;
     let (kind, remark) = arguments.machine.settle()?;
     let live = Live::new(arguments.json);

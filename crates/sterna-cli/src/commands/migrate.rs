@@ -195,7 +195,7 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
     }
     let before = destination.execute("query-migrate", Value::Null)?;
     if before["status"] != "setup" {
-        destination.switch_on(&arguments.cap)?;
+        destination.switch_on(&without_throttling(&arguments.cap))?;
         if let Some(directory) = &arguments.tls_dir {
             tls::give(destination, directory, TlsEndpoint::Server)?;
         }
@@ -214,6 +214,12 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
 /// Settings that the destination must share; the others are the source's alone.
 fn both_sides(set: &[(String, String)]) -> Vec<(String, String)> {
     set.iter().filter(|(name, _)| name.starts_with("multifd-")).cloned().collect()
+}
+
+/// Capabilities that the destination must have as well. It throttles nobody, and may lack what that needs.
+fn without_throttling(capabilities: &[String]) -> Vec<String> {
+    let is_for_both = |name: &&String| !matches!(name.as_str(), "auto-converge" | "dirty-limit");
+    capabilities.iter().filter(is_for_both).cloned().collect()
 }
 
 /// `tcp:HOST:0` with the port that the destination says it got.
@@ -245,5 +251,12 @@ mod tests {
             [("multifd-channels".to_owned(), "4".to_owned()), ("max-bandwidth".to_owned(), "0".to_owned())];
 
         assert_eq!(both_sides(&set), set[..1]);
+    }
+
+    #[test]
+    fn capabilities_of_the_source_alone_are_not_asked_of_the_destination() {
+        let all = ["multifd", "auto-converge", "dirty-limit", "return-path"].map(str::to_owned);
+
+        assert_eq!(without_throttling(&all), ["multifd", "return-path"]);
     }
 }

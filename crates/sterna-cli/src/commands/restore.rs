@@ -94,7 +94,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let restored = restore(monitor.vm(), &request, &mut watcher)?;
     live.end();
     tell(arguments, &restored, None);
-    Ok(Status::Done)
+    end(&restored)
 }
 
 fn start_and_restore(
@@ -117,6 +117,16 @@ fn start_and_restore(
     tell(arguments, &restored, Some(&launched));
     launched.release();
     let _ = directory.keep();
+    end(&restored)
+}
+
+/// A script that goes on after success may remove the image.
+fn end(restored: &Restored) -> Done {
+    if restored.should_run && !restored.is_running {
+        return Err(Stop::failed(
+            "the guest was loaded and does not run, though it should: keep the image, and see the warnings above",
+        ));
+    }
     Ok(Status::Done)
 }
 

@@ -138,6 +138,17 @@ fn verdict(plan: &Plan) -> String {
         };
     };
     let least = units::seconds(forecast.least_downtime);
+    if plan.measured.as_ref().is_some_and(|measured| measured.monitor.starts_with("QEMU")) {
+        // The passes are those of Sterna's engine; a QEMU goes by its own rule.
+        let (by_its_rule, if_sterna) = (plan.rules.qemu.converges, forecast.convergent);
+        let word = |converges| if converges { "converge" } else { "NOT converge" };
+        return format!(
+            "This QEMU will {} by its own rule, for a constant dirty rate; the forecast is for a Sterna in its place, \
+             which would {}.",
+            word(by_its_rule),
+            word(if_sterna)
+        );
+    }
     match (forecast.convergent, forecast.certain) {
         (true, true) => "It will converge.".into(),
         (true, false) => {

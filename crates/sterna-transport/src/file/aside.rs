@@ -19,6 +19,8 @@ pub(super) use left::left_behind;
 const ENDING: &str = ".partial";
 /// Longest name that file systems take.
 const NAME_MAX: usize = 255;
+/// What the name of a file ends with that is to be kept; no longer than [`ENDING`].
+const KEPT: &str = ".kept";
 
 /// A file under a hidden name beside its place, removed when dropped unless it was published or is to be kept.
 ///
@@ -75,10 +77,18 @@ impl Aside {
         self.published
     }
 
-    /// From now on it stays where it is, whatever happens.
+    /// From now on it stays, whatever happens, under a name that nobody takes for what a killed run has left.
     pub fn keep(&mut self) {
         self.kept = true;
         every_aside().remove(&self.path);
+        if self.published {
+            return;
+        }
+        let name = self.path.to_string_lossy();
+        let kept = PathBuf::from(format!("{}{KEPT}", name.strip_suffix(ENDING).unwrap_or(&name)));
+        if std::fs::rename(&self.path, &kept).is_ok() {
+            self.path = kept;
+        }
     }
 }
 

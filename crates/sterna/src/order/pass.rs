@@ -129,8 +129,12 @@ impl Pass {
     }
 
     /// Drops from `reported`, which was harvested just now, the pages that this pass still has to read: it will read
-    /// them later than they were reported. Pages that it found absent it does not read. Gives how many.
+    /// them later than they were reported. Pages that it found absent it does not read; while it may still find some,
+    /// nothing is dropped. Gives how many.
     pub fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
+        if !self.is_searched() {
+            return 0;
+        }
         let will_not_be_read = self.absent.as_ref().map(|absent| both(reported, absent));
         let dropped = match &self.violated {
             Some(Violation { clause: Clause::DropOnlyUnsent, harvested }) => {
@@ -140,6 +144,11 @@ impl Pass {
         };
         let kept = will_not_be_read.map_or(0, |pages| put(&pages, reported));
         dropped - kept
+    }
+
+    /// Whether all absent pages are known that it looks for.
+    pub fn is_searched(&self) -> bool {
+        self.absent.is_none() || self.is_rearmed()
     }
 
     /// Whether every chunk is claimed and every slice re-armed: from now on a harvest reports only

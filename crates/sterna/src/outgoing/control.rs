@@ -11,6 +11,7 @@ use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
+use super::converging::Limits;
 use super::file::SaveFile;
 use super::main_stream::MainStream;
 use super::rounds::Rounds;
@@ -52,6 +53,7 @@ pub(super) struct Control {
     pub multifd: Vec<Arc<Channel>>,
     pub threads: Vec<JoinHandle<()>>,
     pub rounds: Option<Rounds>,
+    pub limits: Limits,
     /// How long the peer took to answer.
     pub round_trip: Duration,
     identify_sent: Option<Instant>,
@@ -78,6 +80,7 @@ impl Control {
             multifd: Vec::new(),
             threads: Vec::new(),
             rounds: None,
+            limits: Limits::default(),
             round_trip: Duration::ZERO,
             identify_sent: None,
             ran_before: false,

@@ -27,6 +27,8 @@ pub(super) struct Look {
     pub sent_bytes: u64,
     /// The pause if the switchover came now.
     pub expected: Duration,
+    /// Whether the rest fits the limit, with all that is kept free: it is over but for acknowledgements.
+    pub fits: bool,
 }
 
 /// What to do about it.
@@ -63,9 +65,18 @@ impl Convergence {
         self.is_limited
     }
 
+    /// The operator may have lowered the most: gives the share that is to be set then.
+    pub fn lower_to(&mut self, most: u8) -> Option<u8> {
+        let is_over = self.throttle > most.max(1);
+        is_over.then(|| {
+            self.throttle = most.max(1);
+            self.throttle
+        })
+    }
+
     /// A look, at least [`LOOK_EVERY`] after the last.
     pub fn look(&mut self, look: Look, params: &Parameters, capabilities: &Capabilities) -> Step {
-        if look.expected <= params.downtime_limit {
+        if look.fits {
             self.without_progress = 0;
             return Step::GoOn;
         }
@@ -136,7 +147,8 @@ fn increment(now: u8, look: Look, params: &Parameters) -> u8 {
 mod tests {
     use super::*;
 
-    const BUSY: Look = Look { dirtied_bytes: 900, sent_bytes: 1000, expected: Duration::from_secs(9) };
+    const BUSY: Look =
+        Look { dirtied_bytes: 900, sent_bytes: 1000, expected: Duration::from_secs(9), fits: false };
 
     fn capable(auto_converge: bool, dirty_limit: bool) -> Capabilities {
         Capabilities { auto_converge, dirty_limit, ..Capabilities::default() }
@@ -174,6 +186,24 @@ mod tests {
 
         assert_eq!(increment(20, Look { dirtied_bytes: 540, ..BUSY }, &params), 6);
         assert_eq!(increment(20, Look { dirtied_bytes: 5000, ..BUSY }, &params), 10);
+    }
+
+    #[test]
+    fn guest_whose_rest_fits_is_left_alone_whatever_it_writes() {
+        let waiting = Look { fits: true, ..BUSY };
+
+        let steps = steps(waiting, &Parameters::default(), capable(true, false), 40);
+
+        assert!(steps.iter().all(|step| *step == Step::GoOn), "{steps:?}");
+    }
+
+    #[test]
+    fn lowered_maximum_reaches_a_guest_that_is_throttled() {
+        let mut convergence = Convergence { throttle: 80, ..Convergence::default() };
+
+        assert_eq!(convergence.lower_to(90), None);
+        assert_eq!(convergence.lower_to(50), Some(50));
+        assert_eq!(convergence.throttle_percent(), 50);
     }
 
     #[test]

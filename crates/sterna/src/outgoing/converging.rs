@@ -12,6 +12,8 @@ use super::shared::lock;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::params::NonConvergence;
+use crate::throttle::Throttle;
+use crate::vm::VmError;
 
 /// What is known since the last look.
 pub(super) struct Watch {
@@ -28,6 +30,46 @@ impl Watch {
     }
 }
 
+/// The dirty limits in force.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// This migration's, bytes per second.
+    ours: Option<u64>,
+    /// Each vCPU's own, set by an operator before; empty where the VM does not say.
+    before: Vec<Option<u64>>,
+}
+
+impl Limits {
+    /// Gives each vCPU back what it had.
+    fn take_back(&self, throttle: &dyn Throttle) -> Result<(), VmError> {
+        if self.before.is_empty() {
+            return throttle.set_dirty_limit(None, None);
+        }
+        let each = self.before.iter().enumerate();
+        each.map(|(vcpu, limit)| throttle.set_dirty_limit(Some(vcpu), *limit)).fold(Ok(()), Result::and)
+    }
+}
+
+/// Holds each vCPU to `bytes` per second, or to the operator's limit if that is less.
+fn limit_dirty_rates(
+    throttle: Option<&dyn Throttle>,
+    limits: &mut Limits,
+    bytes: u64,
+) -> Result<(), MigrationError> {
+    let Some(throttle) = throttle.filter(|_| limits.ours != Some(bytes)) else { return Ok(()) };
+    if limits.ours.is_none() {
+        limits.before = throttle.vcpu_dirty_rates().iter().map(|rate| rate.limit_bytes).collect();
+    }
+    limits.ours = Some(bytes);
+    if limits.before.iter().all(Option::is_none) {
+        return Ok(throttle.set_dirty_limit(None, Some(bytes))?);
+    }
+    for (vcpu, before) in limits.before.iter().enumerate() {
+        throttle.set_dirty_limit(Some(vcpu), Some(before.map_or(bytes, |own| own.min(bytes))))?;
+    }
+    Ok(())
+}
+
 impl Control {
     /// After a round: whether the end comes nearer.
     pub(super) fn converge(&mut self) -> Result<(), MigrationError> {
@@ -37,14 +79,24 @@ impl Control {
         if watch.since.elapsed() < LOOK_EVERY {
             return Ok(());
         }
+        let params = shared.params();
+        if let Some(percent) = watch.convergence.lower_to(params.max_cpu_throttle)
+            && let Some(throttle) = shared.vm.throttle()
+        {
+            throttle.set_cpu_throttle(percent);
+        }
+        if watch.convergence.is_limited() {
+            // The operator may have changed it.
+            limit_dirty_rates(shared.vm.throttle(), &mut self.limits, params.vcpu_dirty_limit_bytes)?;
+        }
         let counts = shared.counters.now();
         let look = Look {
             dirtied_bytes: watch.dirtied_pages * PAGE_SIZE as u64,
             sent_bytes: (counts.pages() - watch.counts.pages()) * PAGE_SIZE as u64,
             expected: lock(&shared.figures).expected_downtime,
+            fits: rounds.fits,
         };
         (watch.since, watch.counts, watch.dirtied_pages) = (Instant::now(), counts, 0);
-        let params = shared.params();
         let step = watch.convergence.look(look, &params, &shared.capabilities);
         let mut figures = lock(&shared.figures);
         figures.cpu_throttle_percent = watch.convergence.throttle_percent();
@@ -53,8 +105,8 @@ impl Control {
         let throttle = shared.vm.throttle();
         match (step, throttle) {
             (Step::Throttle(percent), Some(throttle)) => throttle.set_cpu_throttle(percent),
-            (Step::LimitDirtyRate, Some(throttle)) => {
-                throttle.set_dirty_limit(None, Some(params.vcpu_dirty_limit_bytes))?;
+            (Step::LimitDirtyRate, throttle) => {
+                limit_dirty_rates(throttle, &mut self.limits, params.vcpu_dirty_limit_bytes)?;
             }
             (Step::NotConverging, _) => {
                 let why = self.why_not(look, &params);
@@ -79,7 +131,8 @@ impl Control {
         if percent > 0 {
             throttle.set_cpu_throttle(0);
         }
-        if is_limited && let Err(error) = throttle.set_dirty_limit(None, None) {
+        let limits = std::mem::take(&mut self.limits);
+        if is_limited && let Err(error) = limits.take_back(throttle) {
             self.shared.tell(&Event::Warning(format!("the dirty limit is not taken back: {error}")));
         }
     }

@@ -31,6 +31,8 @@ pub(super) struct Counts {
     pub absent_pages: u64,
     /// Summed over all lanes.
     pub times: LaneTimes,
+    /// All that lanes did with pages that they had, summed over all lanes. Counted a little later than its parts.
+    pub sending: Duration,
 }
 
 impl Counts {
@@ -94,6 +96,7 @@ impl Counters {
             normal_pages: get(&self.normal_pages),
             absent_pages: get(&self.absent_pages),
             times: self.times(),
+            sending: Duration::from_nanos(get(&self.sending_nanos)),
         }
     }
 

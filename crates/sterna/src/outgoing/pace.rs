@@ -23,7 +23,9 @@ pub(super) struct Pace {
     bytes: f64,
     moving: f64,
     encode: f64,
-    scan: f64,
+    /// All that lanes did with pages, and the part of it that is not the scan.
+    sending: f64,
+    parts: f64,
     normal: f64,
     pages: f64,
     /// How far a window's seconds per byte lie from the average, relative to it; fades too.
@@ -34,18 +36,25 @@ impl Pace {
     /// With what happened between two counts, `passed` apart, on `channels` lanes.
     pub fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
         let times = (after.times - before.times) / channels;
+        let sending = after.sending.saturating_sub(before.sending) / channels.max(1);
         let keep = 0.5f64.powf(passed.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let mut sum = Self {
+            sending: self.sending * keep + sending.as_secs_f64(),
+            parts: self.parts * keep + (times.moving + times.encode + times.throttled).as_secs_f64(),
+            pages: self.pages * keep + after.pages().saturating_sub(before.pages()) as f64,
+            ..*self
+        };
+        let normal = after.normal_pages.saturating_sub(before.normal_pages) as f64;
+        if normal == 0.0 && self.normal > 0.0 {
+            // Zero pages alone say nothing of what a page with content costs.
+            return sum;
+        }
         let bytes = after.bytes().saturating_sub(before.bytes()) as f64;
         let moving = times.moving.as_secs_f64();
-        let mut sum = Self {
-            bytes: self.bytes * keep + bytes,
-            moving: self.moving * keep + moving,
-            encode: self.encode * keep + times.encode.as_secs_f64(),
-            scan: self.scan * keep + times.scan.as_secs_f64(),
-            normal: self.normal * keep + after.normal_pages.saturating_sub(before.normal_pages) as f64,
-            pages: self.pages * keep + after.pages().saturating_sub(before.pages()) as f64,
-            deviation: self.deviation,
-        };
+        sum.bytes = self.bytes * keep + bytes;
+        sum.moving = self.moving * keep + moving;
+        sum.encode = self.encode * keep + times.encode.as_secs_f64();
+        sum.normal = self.normal * keep + normal;
         let usual = self.moving / self.bytes;
         if usual.is_finite() && usual > 0.0 && bytes > 0.0 {
             let off = (moving / bytes / usual - 1.0).abs().min(MOST_MARGIN);
@@ -77,12 +86,14 @@ impl Pace {
 
     /// Of a page with content. Zero pages, which cost little, say nothing of it but what the scan costs.
     fn seconds_per_page(&self) -> f64 {
+        // Zero pages take time as well, and hardly any bytes.
+        let by_bytes = self.moving / self.bytes * PAGE_SIZE as f64;
         let send = if self.normal > 0.0 {
-            (self.moving + self.encode) / self.normal
+            ((self.moving + self.encode) / self.normal).min(by_bytes + self.encode / self.normal)
         } else {
-            self.moving / self.bytes * PAGE_SIZE as f64
+            by_bytes
         };
-        let scan = if self.pages > 0.0 { self.scan / self.pages } else { 0.0 };
+        let scan = if self.pages > 0.0 { (self.sending - self.parts).max(0.0) / self.pages } else { 0.0 };
         if send.is_finite() { send + scan } else { scan }
     }
 }
@@ -149,6 +160,35 @@ mod tests {
         let pace = Pace::default().and(before, after, 100 * MS, 1);
 
         assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+    }
+
+    #[test]
+    fn zero_pages_alone_do_not_make_pages_with_content_look_dear() {
+        let mut pace = steady(4096 * 1000, 10 * MS, Duration::ZERO);
+        let mut total = counts(20, 4096 * 1000, 10 * MS, Duration::ZERO);
+        for _ in 0..300 {
+            let mut next = total;
+            next.zero_pages += 1000;
+            next.multifd_bytes += 8000;
+            next.times.moving += 5 * MS;
+            pace = pace.and(total, next, 100 * MS, 1);
+            total = next;
+        }
+
+        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+    }
+
+    #[test]
+    fn throttled_time_that_is_counted_before_the_rest_makes_no_scan() {
+        let before = counts(1, 4096 * 1000, 10 * MS, Duration::ZERO);
+        let mut early = counts(2, 4096 * 1000, 10 * MS, Duration::ZERO);
+        early.times.throttled += 90 * MS;
+        let mut late = early;
+        late.sending = 105 * MS;
+
+        let pace = Pace::default().and(before, early, 100 * MS, 1).and(early, late, MS, 1);
+
+        assert!(pace.time_for(1000).unwrap() < 16 * MS, "{pace:?}");
     }
 
     #[test]

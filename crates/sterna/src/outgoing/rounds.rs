@@ -50,6 +50,8 @@ pub(super) struct Rounds {
     harvested_at: Instant,
     dirtied: u64,
     last_sync: Duration,
+    /// Whether the rest fitted when it was looked at last.
+    pub fits: bool,
     pub watch: Watch,
 }
 
@@ -105,6 +107,7 @@ impl Control {
             harvested_at: Instant::now(),
             dirtied: 0,
             last_sync: Duration::ZERO,
+            fits: false,
             watch: Watch::new(shared.counters.now()),
         });
         lock(&shared.figures).begin_pages(shared.counters.now());
@@ -176,11 +179,11 @@ impl Control {
             if pass.is_rearmed() {
                 return true;
             }
-            let left = self.time_for(pass.left()).unwrap_or(PATIENCE);
+            let left = self.time_for(pass.left()).unwrap_or(PATIENCE).max(self.held_back(pass.left()));
             let head =
                 self.rounds.as_ref().map_or(Duration::ZERO, |rounds| rounds.last_sync * 2) + HEAD_START;
             // A harvest sooner than in the second half would find little: what is unsent is dropped from it.
-            if left <= head && pass.left() * 2 <= pass.pages() {
+            if left <= head && pass.left() * 2 <= pass.pages() && pass.is_searched() {
                 return true;
             }
             let patience = left.saturating_sub(head).clamp(HEAD_START, PATIENCE);
@@ -254,8 +257,24 @@ impl Control {
         Ok(())
     }
 
+    /// How long `max-bandwidth` lets `pages` pages take.
+    fn held_back(&self, pages: u64) -> Duration {
+        match self.shared.params().max_bandwidth_bytes {
+            0 => Duration::ZERO,
+            limit => Duration::from_secs_f64(pages as f64 * PAGE_SIZE as f64 / limit as f64),
+        }
+    }
+
     /// Whether what is dirty, and `left` pages of the running pass, can be sent within the downtime.
     fn rest_fits(&mut self, left: u64) -> bool {
+        let fits = self.decide(left);
+        if let Some(rounds) = &mut self.rounds {
+            rounds.fits = fits;
+        }
+        fits
+    }
+
+    fn decide(&self, left: u64) -> bool {
         let Some(rounds) = &self.rounds else { return false };
         let pages = rounds.next.count() + left;
         if pages == 0 || self.shared.vm.run_state() != RunState::Running {

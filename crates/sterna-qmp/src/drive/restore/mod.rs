@@ -66,6 +66,8 @@ pub struct Restored {
     pub ram_bytes: u64,
     /// Whether the guest runs now.
     pub is_running: bool,
+    /// Whether it was to run, by its image or the request.
+    pub should_run: bool,
     /// Whether pages went past the page cache.
     pub is_direct: bool,
     /// Threads that read pages.
@@ -137,6 +139,7 @@ pub fn restore(
         kind: subject.kind().name(),
         ram_bytes: subject.shape().ram_bytes(),
         is_running,
+        should_run: wants_to_run == Some(true),
         is_direct: feed.is_direct(),
         channels: setup::channels(&subject, request),
         total,

@@ -46,6 +46,10 @@ impl Aside {
         // What has its name meanwhile is not for a signal to remove.
         every_aside().remove(&self.path);
         let published = self.publish_unseen(file, calls);
+        if published.is_err() && !is_at(file, &self.path) {
+            // Whose it is that has our name now, nobody knows: it may be what lay in the place.
+            self.kept = true;
+        }
         if !self.published && !self.kept {
             every_aside().insert(self.path.clone());
         }
@@ -252,6 +256,23 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&place).unwrap(), "old");
             assert_eq!(files(directory.path()), count);
         }
+    }
+
+    #[test]
+    fn publish_of_a_file_whose_name_another_took_removes_neither() {
+        let (directory, place, mut aside, file) = scene(Some("old"));
+        // As a VM does that writes its own file aside and renames it.
+        let theirs = directory.path().join("theirs");
+        std::fs::write(&theirs, "theirs").unwrap();
+        std::fs::rename(&theirs, aside.path()).unwrap();
+
+        aside.publish_by(&file, &NO_SYNC).unwrap_err();
+        let aside_now = aside.path().to_owned();
+        drop(aside);
+
+        let mut left = [place, aside_now].map(|path| std::fs::read_to_string(path).unwrap());
+        left.sort();
+        assert_eq!(left, ["old", "theirs"]);
     }
 
     #[test]
