@@ -6,6 +6,7 @@ mod certificates;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use certificates::{Authority, Wanted, directory_of, good_directory};
 use serde_json::json;
@@ -169,9 +170,15 @@ fn qemu_source_with_other_files_leaves_no_image_and_runs_on() -> Result<(), Fail
     let heard = source.migrate(&receiving.address().to_string()).expect_err("it must be refused");
 
     assert_eq!(source.status()?, "running");
+    // The source hears of it first: it may be a moment until this side has said what it was.
+    let said = || warnings.0.lock().expect("no panic").join("\n");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while said().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     drop(receiving);
     assert!(!image.exists());
-    let warnings = warnings.0.lock().expect("no panic").join("\n");
+    let warnings = said();
     assert!(warnings.contains("not issued by an authority in ca-cert.pem"), "{warnings}; {heard}");
     Ok(())
 }
