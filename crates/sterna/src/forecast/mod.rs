@@ -165,16 +165,5 @@ impl Forecast {
     }
 }
 
-/// The pause if the guest stopped now: stopping, the last look for dirty pages, sending the rest, devices, start.
-pub fn expected_downtime(
-    fixed: &Fixed,
-    last_sync: Duration,
-    remaining_bytes: u64,
-    bandwidth_bytes: u64,
-) -> Duration {
-    let moving = seconds::duration(remaining_bytes as f64 / bandwidth_bytes.max(1) as f64);
-    fixed.paused().saturating_add(last_sync).saturating_add(moving)
-}
-
 #[cfg(test)]
 mod tests;

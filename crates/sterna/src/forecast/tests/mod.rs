@@ -148,12 +148,3 @@ fn forecast_takes_any_figures_without_panicking() {
         }
     }
 }
-
-#[test]
-fn expected_downtime_is_the_sum_of_its_parts() {
-    let fixed = Fixed { setup: ms(999), stop: ms(1), devices: ms(2), start: ms(3) };
-
-    assert_eq!(expected_downtime(&fixed, ms(10), 50_000_000, GB), ms(66));
-    assert_eq!(expected_downtime(&fixed, ms(10), 0, 0), ms(16));
-    assert!(expected_downtime(&fixed, ms(10), u64::MAX, 0) > Duration::from_secs(1 << 40));
-}
