@@ -376,3 +376,20 @@ fn switchover_start_that_comes_twice_is_misbehaviour() {
     assert_eq!(error.fault, Fault::PeerMisbehaved, "{error}");
     assert!(error.offset >= at && error.to_string().contains("SWITCHOVER_START comes twice"), "{error}");
 }
+
+#[test]
+fn end_with_several_sections_open_names_the_lowest_id_every_time() {
+    let mut stream = opened();
+    for id in [3u32, 1, 2] {
+        let name = format!("device{id}");
+        SectionHeader { id, name: &name, instance: 0, version: 1 }.encode_start(&mut stream).unwrap();
+        encode_footer(id, &mut stream);
+    }
+    encode_end(&mut stream);
+
+    for _ in 0..50 {
+        let expect = Expectations { no_description: true, ..Expectations::default() };
+        let error = refusal(expect, &stream);
+        assert!(error.to_string().contains("END of section \"device1\""), "{error}");
+    }
+}

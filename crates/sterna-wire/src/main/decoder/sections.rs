@@ -3,7 +3,7 @@
 use crate::limits::SECTIONS;
 use crate::main::SectionKind;
 use crate::main::element::SectionHeader;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 /// A section that a START or FULL has introduced.
 #[derive(Debug, Clone)]
@@ -19,7 +19,8 @@ pub(super) struct Section {
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Sections {
-    by_id: HashMap<u32, Section>,
+    /// In an order that is the same in every run: errors name the first that breaks a rule.
+    by_id: BTreeMap<u32, Section>,
     devices: HashSet<(String, u32)>,
 }
 
@@ -65,7 +66,7 @@ impl Sections {
         self.by_id.get(&id).is_some_and(|section| section.open)
     }
 
-    /// Name of a section whose END is missing.
+    /// Name of the section with the lowest id whose END is missing.
     pub(super) fn first_open(&self) -> Option<&str> {
         self.by_id.values().find(|section| section.open).map(|section| section.name.as_str())
     }
