@@ -7,7 +7,7 @@
 //!
 //! | room | what |
 //! | --- | --- |
-//! | [`vm`], [`hooks`], [`throttle`] | what a VMM implements |
+//! | [`vm`], [`device_stream`], [`hooks`], [`throttle`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | how a migration will go, before it begins |
 //! | [`order`] | which page next, and when a round ends |
@@ -19,6 +19,7 @@
 
 mod brake;
 pub mod codec;
+pub mod device_stream;
 pub mod dirty_rate;
 mod driver;
 pub mod error;
@@ -37,6 +38,7 @@ pub mod throttle;
 pub mod vm;
 
 pub use brake::{Brake, BrakeLimits};
+pub use device_stream::{DeviceStream, PendingState};
 pub use error::{Fault, MigrationError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use sterna_ram::{DirtySource, GuestRam};
 
+use crate::device_stream::DeviceStream;
 use crate::hooks::Hook;
 use crate::throttle::Throttle;
 
@@ -112,7 +113,8 @@ pub trait TargetVm: Send + Sync {
     fn reset(&self);
 }
 
-/// One device's saved state: one FULL section of the stream (specs/stream.md §1.4).
+/// One device's saved state: one FULL section of the stream (specs/stream.md §1.4), and for a device with large state
+/// a [`DeviceStream`] beside it.
 pub trait Device: Send + Sync {
     /// The section's name, 1 to 255 bytes.
     fn name(&self) -> String;
@@ -146,5 +148,9 @@ pub trait Device: Send + Sync {
     /// The most bytes that a body may have; a longer one is refused before it is read.
     fn body_limit(&self) -> usize {
         16 << 20
+    }
+    /// The device's large state, beside the small one of [`Device::save`]. The same on both sides.
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        None
     }
 }
