@@ -19,6 +19,8 @@ pub struct Group<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub repetitions: usize,
+    /// Whether one more repetition comes first, which does not count and looks at what arrived.
+    pub warms_up: bool,
     /// No further repetition begins after it, once there is one.
     pub until: Instant,
     /// Nothing at all begins after it.
@@ -40,7 +42,7 @@ impl<'a> Group<'a> {
     /// Times everything.
     pub fn run(mut self, limits: Limits) -> Vec<Table> {
         let began = Instant::now();
-        for repetition in 0..=limits.repetitions {
+        for repetition in usize::from(!limits.warms_up)..=limits.repetitions {
             // The warm-up and one repetition make figures, if not good ones.
             if repetition > 1 && Instant::now() > limits.until {
                 break;

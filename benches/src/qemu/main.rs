@@ -58,6 +58,9 @@ struct Args {
     /// Repetitions of the first content; of the others at most 3.
     #[arg(long, default_value_t = 5)]
     runs: usize,
+    /// The first repetition counts: for large guests, with which one is all that there is time for.
+    #[arg(long)]
+    no_warm_up: bool,
     /// About so long may it take; repetitions are left out.
     #[arg(long, default_value_t = 24.0)]
     minutes: f64,
@@ -114,7 +117,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     let disk = scratch(&args.dir.clone().unwrap_or(beside()?))?;
     let tmpfs = scratch(&args.tmpfs)?;
     let tools = tools::tools(&lab, disk.path())?;
-    let mut schedule = Schedule::new(Duration::from_secs_f64(args.minutes * 60.0), args.runs, &groups(args));
+    let limit = Duration::from_secs_f64(args.minutes * 60.0);
+    let mut schedule = Schedule::new(limit, args.runs, !args.no_warm_up, &groups(args));
     let mut tables = Vec::new();
     if args.only.contains(&Part::Load) {
         let sector = disk.path().join("boot.img");

@@ -33,13 +33,14 @@ pub struct Schedule {
     end: Instant,
     weight_left: u32,
     repetitions: usize,
+    warms_up: bool,
 }
 
 impl Schedule {
     /// `groups` are to be run within `limit`.
-    pub fn new(limit: Duration, repetitions: usize, groups: &[Importance]) -> Self {
+    pub fn new(limit: Duration, repetitions: usize, warms_up: bool, groups: &[Importance]) -> Self {
         let weight_left = groups.iter().map(|group| group.weight()).sum();
-        Self { end: Instant::now() + limit, weight_left, repetitions }
+        Self { end: Instant::now() + limit, weight_left, repetitions, warms_up }
     }
 
     /// Runs the next group and prints its tables.
@@ -54,7 +55,7 @@ impl Schedule {
         };
         // What is the last must not be late; before it, there is time to be made up.
         let end = (now + 2 * share).min(self.end.max(now + share));
-        let tables = group.run(Limits { repetitions, until: now + share, end });
+        let tables = group.run(Limits { repetitions, warms_up: self.warms_up, until: now + share, end });
         self.weight_left = self.weight_left.saturating_sub(weight);
         tables.iter().for_each(|table| print!("{}", output::terminal(table)));
         tables

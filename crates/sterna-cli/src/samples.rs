@@ -69,6 +69,7 @@ pub fn engine_statistics() -> Statistics {
         peer_is_sterna: Some(true),
         cpu_throttle_percent: 0,
         is_dirty_limited: false,
+        streams: Vec::new(),
     }
 }
 

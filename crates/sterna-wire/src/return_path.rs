@@ -6,6 +6,8 @@ use crate::reader::{self, Reader, Stop};
 
 const MESSAGE: &str = "return path message";
 const SPEC: &str = "specs/stream.md §1.9";
+/// Not one of QEMU's types.
+const GRANT: u16 = 0x5301;
 
 /// One message of the return path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,15 @@ pub enum ReturnMessage {
     ResumeAck(u32),
     /// A device that had to be ready for the switchover is (§5.3).
     SwitchoverAck,
+    /// Between two Sternas: how far a device's stream may move (`specs/extension.md §8`).
+    Grant {
+        /// Section name of the device.
+        device: String,
+        /// Its instance.
+        instance: u32,
+        /// Bytes of payloads that it may have sent in all, since the migration began.
+        bytes: u64,
+    },
 }
 
 impl ReturnMessage {
@@ -59,6 +70,10 @@ impl ReturnMessage {
             }
             ReturnMessage::ResumeAck(value) => put(out, 6, &[&value.to_be_bytes()]),
             ReturnMessage::SwitchoverAck => put(out, 7, &[]),
+            ReturnMessage::Grant { device, instance, bytes } => {
+                let name = named(device)?;
+                put(out, GRANT, &[&bytes.to_be_bytes(), &instance.to_be_bytes(), &[name], device.as_bytes()]);
+            }
         }
         Ok(())
     }
@@ -70,7 +85,7 @@ impl ReturnMessage {
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let kind = r.u16()?;
-            if !(1..=7).contains(&kind) {
+            if !(1..=7).contains(&kind) && kind != GRANT {
                 return Err(r.bad(SPEC, format!("type {kind} is not 1 to 7")));
             }
             let length = usize::from(r.u16()?);
@@ -89,7 +104,7 @@ impl ReturnMessage {
 fn check_length(r: &Reader<'_>, kind: u16, length: usize) -> Result<(), Stop> {
     let fits = match kind {
         1 | 2 | 6 => length == 4,
-        3 => (14..=13 + 255).contains(&length),
+        3 | GRANT => (14..=13 + 255).contains(&length),
         4 => length == 12,
         5 => (2..=1 + 255).contains(&length),
         _ => length == 0,
@@ -111,6 +126,10 @@ fn body(r: &mut Reader<'_>, kind: u16) -> Result<ReturnMessage, Stop> {
             1 => ReturnMessage::ResumeAck(1),
             other => return Err(r.bad(SPEC, format!("RESUME_ACK is {other}, not 1"))),
         },
+        GRANT => {
+            let (bytes, instance) = (r.u64()?, r.u32()?);
+            ReturnMessage::Grant { device: r.name()?.to_owned(), instance, bytes }
+        }
         _ => ReturnMessage::SwitchoverAck,
     })
 }
@@ -119,7 +138,7 @@ fn named(block: &str) -> Result<u8, WireError> {
     match u8::try_from(block.len()) {
         Ok(length) if length > 0 && !block.contains('\0') => Ok(length),
         _ => {
-            let rule = format!("block name {block:?} is not 1 to 255 bytes without NUL");
+            let rule = format!("name {block:?} is not 1 to 255 bytes without NUL");
             Err(WireError::local(MESSAGE, 4, SPEC, rule))
         }
     }

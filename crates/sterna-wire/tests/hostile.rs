@@ -124,6 +124,7 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
         ReturnMessage::ReceivedBitmap { block: "pc.ram".into() },
         ReturnMessage::ResumeAck(1),
         ReturnMessage::SwitchoverAck,
+        ReturnMessage::Grant { device: "bank".into(), instance: 1, bytes: 1 << 20 },
     ] {
         add("return path", &|out| message.encode(out).unwrap(), |b| {
             let _ = ReturnMessage::decode(b);

@@ -1,8 +1,8 @@
 //! Multifd packets against single broken rules: which byte, whose fault.
 
 use sterna_wire::multifd::{
-    BlockTable, DeviceStatePacket, InitialPacket, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
-    RamPacketEncoder, RamPacketView,
+    BlockTable, DeviceChunk, DeviceChunkKind, DeviceStatePacket, InitialPacket, Method, PacketHeader,
+    PacketKind, RAM_PACKET_BYTES, RamPacketEncoder, RamPacketView,
 };
 use sterna_wire::{Fault, WireError};
 
@@ -155,4 +155,34 @@ fn device_state_packet_that_breaks_a_rule_is_refused() {
     assert!(
         DeviceStatePacket { name: "a".into(), instance: 0, payload_bytes: 0 }.encode(&mut sound).is_err()
     );
+}
+
+#[test]
+fn device_chunk_of_every_kind_decodes_to_itself_and_others_are_refused() {
+    let kinds = [
+        DeviceChunkKind::Data { initial_ends: false },
+        DeviceChunkKind::Data { initial_ends: true },
+        DeviceChunkKind::Configuration { total_bytes: None },
+        DeviceChunkKind::Configuration { total_bytes: Some(u64::MAX - 1) },
+    ];
+    for (index, kind) in (7..).zip(kinds) {
+        let mut bytes = Vec::new();
+        DeviceChunk { index, kind }.encode(&mut bytes);
+        let head = bytes.len();
+        assert!(head <= DeviceChunk::MAX_BYTES);
+        for short in 0..head {
+            assert!(DeviceChunk::decode(&bytes[..short]).is_err(), "{kind:?}: {short} of {head} bytes");
+        }
+        bytes.extend_from_slice(b"state");
+        assert_eq!(DeviceChunk::decode(&bytes), Ok((DeviceChunk { index, kind }, head)));
+    }
+    let mut bytes = Vec::new();
+    DeviceChunk { index: 0, kind: kinds[0] }.encode(&mut bytes);
+    for flags in [3, 4, 6, 7, 8, 0x8000_0000u32] {
+        bytes[8..12].copy_from_slice(&flags.to_be_bytes());
+        let error = DeviceChunk::decode(&[&bytes[..], &[0; 8]].concat()).unwrap_err();
+        assert!(error.to_string().contains("flags"), "{flags:#x}: {error}");
+    }
+    bytes[3] = 1;
+    assert!(DeviceChunk::decode(&bytes).unwrap_err().to_string().contains("version 1"));
 }

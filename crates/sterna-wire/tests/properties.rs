@@ -38,6 +38,11 @@ fn return_message() -> impl Strategy<Value = ReturnMessage> {
         any::<u32>().prop_map(ReturnMessage::Pong),
         request,
         name().prop_map(|block| ReturnMessage::ReceivedBitmap { block }),
+        (name(), any::<u32>(), any::<u64>()).prop_map(|(device, instance, bytes)| ReturnMessage::Grant {
+            device,
+            instance,
+            bytes
+        }),
         Just(ReturnMessage::ResumeAck(1)),
         Just(ReturnMessage::SwitchoverAck),
     ]

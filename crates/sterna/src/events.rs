@@ -85,6 +85,8 @@ pub enum SwitchoverStep {
     LastSync,
     /// The last pages.
     LastPages,
+    /// The rest of devices' streams, beside and behind the last pages.
+    Streams,
     /// Devices saved and sent.
     Devices,
     /// From *prepare* until its answer: the destination loads and acquires.

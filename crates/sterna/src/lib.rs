@@ -34,6 +34,7 @@ pub mod outgoing;
 pub mod pages;
 pub mod params;
 pub mod stats;
+mod streams;
 pub mod throttle;
 pub mod vm;
 
@@ -45,7 +46,7 @@ pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, StartError};
 pub use params::{Capabilities, Compression, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
-pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, SyncParts};
+pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,

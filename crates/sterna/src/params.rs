@@ -85,6 +85,9 @@ pub struct Parameters {
     pub vcpu_dirty_limit_bytes: u64,
     /// What to do with a guest that does not converge. Live.
     pub non_convergence: NonConvergence,
+    /// `x-sterna-device-queue-size`: bytes of a device's stream that a destination holds for a device that
+    /// loads slowly, for each device. Another Sterna is told and keeps to it.
+    pub max_queued_stream_bytes: u64,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,
 }
@@ -112,6 +115,7 @@ impl Default for Parameters {
             throttle_trigger_threshold: 50,
             vcpu_dirty_limit_bytes: 1 << 20,
             non_convergence: NonConvergence::KeepGoing,
+            max_queued_stream_bytes: 64 << 20,
             limits: WaitLimits::default(),
         }
     }

@@ -65,6 +65,39 @@ pub struct Statistics {
     pub cpu_throttle_percent: u8,
     /// Whether each vCPU's dirty rate is held down (`dirty-limit`).
     pub is_dirty_limited: bool,
+    /// Devices with a stream, in the VM's order.
+    #[serde(default)]
+    pub streams: Vec<StreamStatistics>,
+}
+
+/// What became of a device's stream, as one side sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct StreamStatistics {
+    /// The device's section name.
+    pub name: String,
+    /// Its instance.
+    pub instance: u32,
+    /// Bytes of its stream, without configuration.
+    pub bytes: u64,
+    /// Of these, while the guest ran. Of a destination: 0.
+    pub running_bytes: u64,
+    /// Time in the device's calls: reading, or loading.
+    pub working: Duration,
+    /// Time that its thread waited: for buffers and room at the destination, or for bytes to come.
+    pub waiting: Duration,
+    /// Source: from the order to finish until all was read. Destination: from the first byte until all was loaded.
+    pub took: Duration,
+    /// Destination: loading its configuration, which can be done beside nothing.
+    pub configuration: Duration,
+    /// Destination: the most bytes that were held for it at once.
+    pub peak_bytes: u64,
+}
+
+impl StreamStatistics {
+    /// No figures yet.
+    pub fn of(name: &str, instance: u32) -> Self {
+        Self { name: name.to_owned(), instance, ..Self::default() }
+    }
 }
 
 /// Where the time of harvesting dirty bits went.
@@ -148,6 +181,9 @@ pub struct IncomingStatistics {
     pub zero_pages: u64,
     /// Of these, pages that had to be cleared.
     pub cleared_pages: u64,
+    /// Devices with a stream, in the VM's order.
+    #[serde(default)]
+    pub streams: Vec<StreamStatistics>,
 }
 
 impl LaneTimes {

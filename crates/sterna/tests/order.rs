@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sterna::order::{LaneCursor, PageRun, Pass, PassQueue, Taken};
+use sterna::order::{LaneCursor, Next, PageRun, Pass, PassQueue, Taken};
 use sterna::ram::dirty::SoftwareLog;
 use sterna::ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
@@ -252,14 +252,37 @@ fn queue_gives_passes_in_order_and_ends() {
     let pass = |number| std::sync::Arc::new(Pass::new(number, &ram, some(&ram, 99), false, None));
     queue.publish(pass(1));
     queue.publish(pass(2));
-    assert_eq!(queue.next(0, false).unwrap().number(), 1);
-    assert_eq!(queue.next(1, false).unwrap().number(), 2);
+    let next = |after, behind_flush| match queue.next(after, behind_flush, || None::<()>) {
+        Some(Next::Pass(pass)) => Some(pass.number()),
+        Some(Next::Other(())) | None => None,
+    };
+    assert_eq!(next(0, false), Some(1));
+    assert_eq!(next(1, false), Some(2));
     std::thread::scope(|scope| {
-        let behind = scope.spawn(|| queue.next(1, true).map(|pass| pass.number()));
+        let behind = scope.spawn(|| next(1, true));
         queue.flushed(1);
         assert_eq!(behind.join().unwrap(), Some(2));
-        let waiting = scope.spawn(|| queue.next(2, false).map(|pass| pass.number()));
+        let waiting = scope.spawn(|| next(2, false));
         queue.end();
         assert_eq!(waiting.join().unwrap(), None);
+    });
+}
+
+#[test]
+fn queue_gives_something_else_only_when_no_pass_waits() {
+    let ram = ram();
+    let queue = PassQueue::default();
+    queue.publish(std::sync::Arc::new(Pass::new(1, &ram, some(&ram, 99), false, None)));
+
+    assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Pass(_))));
+    assert!(matches!(queue.next(1, false, || Some("chunk")), Some(Next::Other("chunk"))));
+    // One that comes while a lane waits.
+    let found = std::sync::atomic::AtomicBool::new(false);
+    let look = || found.load(std::sync::atomic::Ordering::Acquire).then_some("late");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| matches!(queue.next(1, false, look), Some(Next::Other("late"))));
+        found.store(true, std::sync::atomic::Ordering::Release);
+        queue.wake();
+        assert!(waiting.join().unwrap());
     });
 }

@@ -189,6 +189,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
+    row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-prepare-limit", number(100, HOUR_MS), Milliseconds, Frozen, 60_000),
@@ -290,6 +291,7 @@ impl ParameterSet {
                 "fail" => NonConvergence::Fail,
                 _ => NonConvergence::KeepGoing,
             },
+            max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),

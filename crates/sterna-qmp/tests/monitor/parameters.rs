@@ -68,6 +68,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ),
         words("x-sterna-non-convergence", &["keep-going", "fail"]),
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
+        range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
         range("x-sterna-prepare-limit", 100, 3_600_000),
@@ -115,7 +116,7 @@ fn defaults_are_those_of_qemu_11() {
         "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
         "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
-        "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
+        "x-sterna-device-queue-size": 64 << 20, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });
     assert_eq!(shown, expected);
@@ -162,7 +163,7 @@ fn every_parameter_reaches_the_engine() {
             "max-bandwidth": 7, "downtime-limit": 8, "avail-switchover-bandwidth": 9, "multifd-channels": 10,
             "multifd-compression": "zstd", "multifd-zlib-level": 3, "multifd-zstd-level": 4,
             "zero-page-detection": "legacy", "x-rdma-chunk-size": 2 << 20, "x-sterna-setup-limit": 101,
-            "x-sterna-stall-limit": 102, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
+            "x-sterna-stall-limit": 102, "x-sterna-device-queue-size": 104 << 10, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
             "direct-io": true, "x-sterna-replace-file": true,
         }),
     );
@@ -181,6 +182,7 @@ fn every_parameter_reaches_the_engine() {
         rdma_chunk_size_bytes: 2 << 20,
         direct_io: sterna::Direct::Wanted,
         replace_file: true,
+        max_queued_stream_bytes: 104 << 10,
         limits: sterna::WaitLimits {
             setup: Duration::from_millis(101),
             stall: Duration::from_millis(102),

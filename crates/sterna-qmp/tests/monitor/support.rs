@@ -280,6 +280,7 @@ impl Outgoing for FakeMigration {
             channels: 2,
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
+            streams: Vec::new(),
             is_dirty_limited: false,
         }
     }
@@ -336,6 +337,7 @@ impl Receiving for FakeMigration {
             normal_pages: 122,
             zero_pages: 100,
             cleared_pages: 0,
+            streams: Vec::new(),
         }
     }
     fn cancel(&self) -> Result<(), String> {

@@ -21,6 +21,9 @@ pub const COMPATIBILITY_PING: u32 = 0x5354_4e04;
 /// Sent while nothing else is, so that a limit on silence does not strike (§5).
 pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
 
+/// Says that devices' streams will move while the guest runs, and only as far as they are granted (§8).
+pub const DEVICE_STREAMS_PING: u32 = 0x5354_4e06;
+
 /// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
 /// length.
 pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";
@@ -34,6 +37,10 @@ impl Features {
 
     /// The handover section and the status question are understood.
     pub const HANDOVER: Features = Features(0x0001);
+    /// Devices' streams may move while the guest runs, and are granted room (§8).
+    pub const DEVICE_STREAMS: Features = Features(0x0002);
+    /// What this version answers.
+    pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0);
 
     /// Whether all bits of `other` are set here.
     pub fn contains(self, other: Features) -> bool {

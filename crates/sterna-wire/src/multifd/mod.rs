@@ -6,6 +6,7 @@
 //! in a buffer that is used again and again. Neither allocates.
 
 mod blocks;
+mod device_chunk;
 mod device_state;
 mod encoder;
 mod initial;
@@ -13,6 +14,7 @@ mod packet;
 mod view;
 
 pub use blocks::BlockTable;
+pub use device_chunk::{DeviceChunk, DeviceChunkKind};
 pub use device_state::DeviceStatePacket;
 pub use encoder::RamPacketEncoder;
 pub use initial::InitialPacket;

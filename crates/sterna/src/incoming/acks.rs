@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::streams::Inboxes;
 use crate::machine_type::acknowledges_in_old_form;
 use crate::params::Capabilities;
 use crate::vm::Device;
@@ -36,18 +37,22 @@ impl Acks {
     }
 
     /// How many acknowledgements are due now that the return path is open.
-    pub fn at_opening(&mut self) -> usize {
+    pub fn at_opening(&mut self, streams: &Inboxes) -> usize {
         match self.form {
-            Form::Old => self.at_section(),
+            Form::Old => self.at_section(streams),
             // The source counts its devices before it sends its first section of RAM.
             Form::Done | Form::Present => 0,
         }
     }
 
     /// How many are due now that a section of RAM was read.
-    pub fn at_section(&mut self) -> usize {
+    pub fn at_section(&mut self, streams: &Inboxes) -> usize {
         let before = self.waiting.len();
-        self.waiting.retain(|device| !device.is_ready_for_switchover());
+        let is_ready = |device: &Arc<dyn Device>| {
+            let inbox = streams.find(&device.name(), device.instance());
+            device.is_ready_for_switchover() && inbox.map_or(true, |inbox| inbox.is_ready_for_switchover())
+        };
+        self.waiting.retain(|device| !is_ready(device));
         match self.form {
             Form::Done => 0,
             Form::Present => before - self.waiting.len(),

@@ -10,8 +10,8 @@ use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::shared::{Shared, lock};
-use super::{Arrival, file, lane, loader};
-use crate::driver::Driver;
+use super::{Arrival, file, lane, loader, streams};
+use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
@@ -79,6 +79,10 @@ impl Control {
         if !self.threads.is_empty() || driver.look(Destination::state) != State::Active {
             return;
         }
+        for inbox in self.shared.streams.all() {
+            let shared = Arc::clone(&self.shared);
+            self.start(&format!("load {}", inbox.device.name), move || streams::load(&shared, &inbox));
+        }
         let channels = lock(&self.shared.channels);
         let (main, multifd) = (channels.main.clone(), channels.multifd.clone());
         drop(channels);
@@ -105,7 +109,7 @@ impl Control {
 
     fn perform(&mut self, driver: &Driver<Destination>, action: Action) {
         match action {
-            Action::FinishLoading => self.finish_loading(),
+            Action::FinishLoading => self.finish_loading(driver),
             Action::AcquireHooks => self.acquire_hooks(),
             Action::SendPong => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
             Action::StartGuest => self.start_guest(),
@@ -135,13 +139,40 @@ impl Control {
         }
     }
 
-    fn finish_loading(&mut self) {
+    fn finish_loading(&mut self, driver: &Driver<Destination>) {
+        match self.wait_for_streams(driver) {
+            Ok(true) => {}
+            // The machine wants something else done.
+            Ok(false) => return,
+            Err(error) => return self.shared.fail(error),
+        }
         match self.shared.rounds.complete().and_then(|()| self.shared.target.finish_loading()) {
             Ok(wants_to_run) => {
                 let run = wants_to_run && self.shared.autostart.read();
                 self.shared.report(Fed::LoadComplete { run });
             }
             Err(error) => self.shared.fail(error),
+        }
+    }
+
+    /// Waits until every device's stream is loaded, as long as anything moves.
+    fn wait_for_streams(&self, driver: &Driver<Destination>) -> Result<bool, MigrationError> {
+        let streams = &self.shared.streams;
+        let stall = self.shared.params.limits.stall;
+        let mut seen = (streams.figures(), Instant::now());
+        loop {
+            match driver.wait(PATIENCE, || streams.are_loaded().then_some(())) {
+                Waited::Got(()) => return Ok(true),
+                Waited::Interrupted => return Ok(false),
+                Waited::TimedOut => {}
+            }
+            let figures = streams.figures();
+            if figures != seen.0 {
+                seen = (figures, Instant::now());
+            } else if seen.1.elapsed() >= stall {
+                streams.all_came()?;
+                return Err(MigrationError::Limit { what: streams.unloaded(), after: stall });
+            }
         }
     }
 
@@ -157,7 +188,7 @@ impl Control {
     }
 
     fn start_guest(&mut self) {
-        match self.shared.target.start() {
+        match self.shared.streams.run_devices().and_then(|()| self.shared.target.start()) {
             Ok(()) => {
                 if self.shared.target.runs_guests() {
                     self.shared.tell(&Event::Resumed);
@@ -224,6 +255,7 @@ impl Control {
     fn stop_loading(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
+        self.shared.streams.stop();
         let channels = lock(&self.shared.channels);
         self.missing = channels.missing();
         for channel in channels.multifd.iter().flatten() {
@@ -262,6 +294,7 @@ impl Control {
             channel.shutdown();
         }
         self.shared.rounds.stop();
+        self.shared.streams.stop();
         self.join();
     }
 
@@ -280,6 +313,7 @@ impl Control {
         }
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
+        self.shared.streams.stop();
         let mut channels = lock(&self.shared.channels);
         for channel in channels.main.iter().chain(channels.multifd.iter().flatten()) {
             channel.shutdown();
@@ -293,6 +327,9 @@ impl Control {
     }
 
     fn reset(&mut self) {
+        if let Err(error) = self.shared.streams.end_load() {
+            self.shared.tell(&Event::Warning(error.to_string()));
+        }
         for left in self.shared.target.reset() {
             self.shared.tell(&Event::Warning(left));
         }

@@ -8,8 +8,8 @@ use sterna_ram::{PAGE_SIZE, RamSlice};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{
-    DEVICE_STATE_PACKET_BYTES, HEADER_BYTES, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES,
-    RamPacketView,
+    DEVICE_STATE_PACKET_BYTES, DeviceStatePacket, HEADER_BYTES, Method, PacketHeader, PacketKind,
+    RAM_PACKET_BYTES, RamPacketView,
 };
 
 use super::shared::Shared;
@@ -77,7 +77,12 @@ impl<'a> Lane<'a> {
     fn run(&mut self) -> Result<(), MigrationError> {
         let mut header = Box::new([0; RAM_PACKET_BYTES]);
         let mut next = Ahead::default();
-        while self.read_header(&mut header, &next)? {
+        while let Some(kind) = self.read_header(&mut header, &next)? {
+            if kind == PacketKind::DeviceState {
+                next = Ahead::default();
+                self.take_chunk(&header[..DEVICE_STATE_PACKET_BYTES])?;
+                continue;
+            }
             let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
             let view = RamPacketView::decode(&header, &self.layout.table, self.method)
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
@@ -97,22 +102,23 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads a packet without its payload. False: the channel ended between two packets, as it may.
+    /// Reads a packet without its payload, and says of which kind it is. None: the channel ended between two
+    /// packets, as it may.
     fn read_header(
         &self,
         header: &mut [u8; RAM_PACKET_BYTES],
         ahead: &Ahead,
-    ) -> Result<bool, MigrationError> {
+    ) -> Result<Option<PacketKind>, MigrationError> {
         let mut got = ahead.count;
         header[..got].copy_from_slice(&ahead.bytes[..got]);
         while got == 0 {
             match self.channel.read_some(&mut header[..HEADER_BYTES]) {
-                Ok(0) => return Ok(false),
+                Ok(0) => return Ok(None),
                 Ok(count) => got = count,
                 // Between packets a lane may be silent for as long as the main channel lives.
                 Err(TransportError::Stalled { .. }) => {
                     if self.shared.stopping.load(Ordering::Acquire) {
-                        return Ok(false);
+                        return Ok(None);
                     }
                 }
                 Err(error) => return Err(error.into()),
@@ -125,16 +131,34 @@ impl<'a> Lane<'a> {
         let base = self.channel.bytes_read() - got as u64;
         let known = PacketHeader::peek(&header[..HEADER_BYTES])
             .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
-        if let Some(PacketHeader { kind: PacketKind::DeviceState }) = known {
-            return Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "{}: a device's state at byte {base}; no device here takes it that way",
-                    self.name
-                ),
-            });
+        // Twelve bytes are there, so the header is never missing.
+        let Some(PacketHeader { kind }) = known else { return Ok(None) };
+        let bytes =
+            if kind == PacketKind::DeviceState { DEVICE_STATE_PACKET_BYTES } else { RAM_PACKET_BYTES };
+        if got < bytes {
+            self.channel.read_exact(&mut header[got..bytes])?;
         }
-        self.channel.read_exact(&mut header[got..])?;
-        Ok(true)
+        Ok(Some(kind))
+    }
+
+    /// Takes a chunk of a device's stream to its inbox.
+    fn take_chunk(&self, header: &[u8]) -> Result<(), MigrationError> {
+        let base = self.channel.bytes_read() - header.len() as u64;
+        let packet = DeviceStatePacket::decode(header)
+            .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
+        let Some((packet, _)) = packet else {
+            return Err(MigrationError::Internal(
+                "a device-state packet of full length is incomplete".to_owned(),
+            ));
+        };
+        let inbox = self.shared.streams.find(&packet.name, packet.instance)?;
+        let mut payload = inbox.buffer(packet.payload_bytes)?;
+        self.channel.read_exact(&mut payload)?;
+        let received = (header.len() + payload.len()) as u64;
+        inbox.put(payload)?;
+        self.shared.rounds.device_packet();
+        self.shared.received_bytes.fetch_add(received, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Reads a payload in place and, in the same call, the start of the packet that must follow: at least

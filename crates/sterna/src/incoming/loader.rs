@@ -18,10 +18,12 @@ use sterna_wire::return_path::ReturnMessage;
 use super::acks::Acks;
 use super::reader::Reader;
 use super::shared::{Shared, lock};
+use super::streams::Inbox;
 use super::target::{RamStart, Section};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::order::PageRun;
+use crate::streams;
 
 pub(super) const CHANNEL: &str = "main channel";
 
@@ -56,6 +58,8 @@ pub(super) struct Loader<'a> {
     pub(super) has_return_path: bool,
     /// The source has asked to prepare.
     pub(super) was_asked: bool,
+    /// The source keeps to what devices' streams are granted.
+    has_stream_credit: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -82,6 +86,7 @@ impl<'a> Loader<'a> {
             is_sterna: false,
             has_return_path: false,
             was_asked: false,
+            has_stream_credit: false,
         }
     }
 
@@ -183,7 +188,12 @@ impl<'a> Loader<'a> {
             }
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);
-                let due = self.acks.as_mut().map_or(0, Acks::at_section);
+                // A source with credit has written a barrier behind the last chunk.
+                if kind == SectionKind::End && self.has_stream_credit {
+                    self.shared.streams.all_came()?;
+                }
+                let streams = &self.shared.streams;
+                let due = self.acks.as_mut().map_or(0, |acks| acks.at_section(streams));
                 self.acknowledge(due)
             }
             MainItem::Section { name, instance, version, kind, body } => {
@@ -208,13 +218,19 @@ impl<'a> Loader<'a> {
             Command::OpenReturnPath => {
                 self.has_return_path = true;
                 self.shared.report(Fed::ReturnPathOpened);
-                let due = self.acks.as_mut().map_or(0, Acks::at_opening);
+                let streams = &self.shared.streams;
+                let due = self.acks.as_mut().map_or(0, |acks| acks.at_opening(streams));
                 self.acknowledge(due)
             }
             Command::Ping(extension::PREPARE_PING) => {
                 self.was_asked = true;
                 self.shared.report(Fed::PrepareRead);
                 Ok(())
+            }
+            Command::Ping(extension::DEVICE_STREAMS_PING) => {
+                self.has_stream_credit = true;
+                self.pong(extension::DEVICE_STREAMS_PING)?;
+                self.shared.streams.begin_credit(self.shared)
             }
             Command::Ping(value) => self.pong(value),
             Command::SwitchoverStart => {
@@ -232,7 +248,7 @@ impl<'a> Loader<'a> {
     pub(super) fn pong(&self, value: u32) -> Result<(), MigrationError> {
         self.shared.say(&ReturnMessage::Pong(value))?;
         if value == extension::EXTENSION_PING {
-            self.shared.say(&ReturnMessage::Pong(Features::HANDOVER.to_pong()))?;
+            self.shared.say(&ReturnMessage::Pong(Features::OURS.to_pong()))?;
         }
         Ok(())
     }
@@ -311,9 +327,14 @@ impl<'a> Loader<'a> {
         if name == Handover::SECTION_NAME {
             let handover = Handover::decode(body).map_err(MigrationError::wire(CHANNEL))?;
             self.is_sterna = true;
-            self.shared.tell(&Event::Peer { sterna: true, features: Features::HANDOVER.0 });
+            self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
             self.shared.report(Fed::HandoverIdRead(MigrationId(handover.migration_id)));
             return Ok(());
+        }
+        if let Some(device) = streams::device_of_section(name)
+            && let Ok(inbox) = self.shared.streams.find(device, instance)
+        {
+            return chunk_of_section(inbox, body);
         }
         self.shared.target.section(&Section {
             id: self.decoder.section_id(),
@@ -324,6 +345,17 @@ impl<'a> Loader<'a> {
             body,
         })
     }
+}
+
+/// A part of a stream's section. START and END are empty.
+fn chunk_of_section(inbox: &Inbox, body: &[u8]) -> Result<(), MigrationError> {
+    if body.is_empty() {
+        return Ok(());
+    }
+    // The decoder has held the length against the most that a chunk has.
+    let mut payload = inbox.buffer(body.len() as u32)?;
+    payload.copy_from_slice(body);
+    inbox.put(payload)
 }
 
 fn page(block: usize, offset: u64) -> PageRun {

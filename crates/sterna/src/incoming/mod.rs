@@ -17,6 +17,7 @@ mod reader;
 mod rounds;
 mod sections;
 mod shared;
+mod streams;
 mod tail;
 pub(crate) mod target;
 

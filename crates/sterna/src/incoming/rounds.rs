@@ -106,6 +106,13 @@ impl Rounds {
         self.lock().packets += 1;
     }
 
+    /// A lane took a packet with a chunk of a device's stream, which is tied to no flush.
+    pub fn device_packet(&self) {
+        let mut state = self.lock();
+        state.packets += 1;
+        state.flushed_packets += 1;
+    }
+
     /// A lane has read SYNC: waits for the main channel's flush. False: all stops.
     pub fn sync(&self, lane: usize) -> bool {
         let mut state = self.lock();

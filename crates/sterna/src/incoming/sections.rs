@@ -5,8 +5,10 @@ use std::sync::Arc;
 use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
 use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
+use sterna_wire::multifd::DeviceChunk;
 
 use crate::error::MigrationError;
+use crate::streams::{self, CHUNK_BYTES, CONFIGURATION_BYTES};
 use crate::vm::{Device, TargetVm};
 
 /// What this side knows of the sections that may come.
@@ -27,6 +29,12 @@ impl Sections {
         self.devices.iter().find(|device| device.name() == name && device.instance() == instance)
     }
 
+    /// The device whose stream has the section `name`.
+    fn find_stream(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
+        let device = self.find(streams::device_of_section(name)?, instance)?;
+        device.stream().is_some().then_some(device)
+    }
+
     /// The most bytes that all bodies together may have.
     pub fn most_bytes(&self) -> u64 {
         let bodies: usize =
@@ -39,6 +47,10 @@ impl SectionKnowledge for Sections {
     fn body(&self, name: &str, instance: u32, version: u32, kind: SectionKind) -> BodyKind {
         if name == "ram" {
             return BodyKind::Ram;
+        }
+        if kind != SectionKind::Full && self.find_stream(name, instance).is_some() {
+            let most = CHUNK_BYTES.max(CONFIGURATION_BYTES) + DeviceChunk::MAX_BYTES;
+            return BodyKind::LengthPrefixed { most };
         }
         if kind != SectionKind::Full {
             return BodyKind::Refuse(format!("{name:?} is sent in parts, which no device here is"));

@@ -11,6 +11,7 @@ use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::file::LoadFile;
 use super::rounds::Rounds;
+use super::streams::Inboxes;
 use super::target::{Layout, Target};
 use super::{Arrival, status_of};
 use crate::driver::Driver;
@@ -20,6 +21,7 @@ use crate::outgoing::machine_limits;
 use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;
+use crate::streams::Streamed;
 
 pub(super) struct Shared {
     pub target: Arc<dyn Target>,
@@ -35,6 +37,8 @@ pub(super) struct Shared {
     /// Once RAM's blocks are known.
     layout: OnceLock<Layout>,
     pub rounds: Rounds,
+    /// Devices' streams.
+    pub streams: Inboxes,
     /// Ends accepting, for good.
     pub closing: CancelFlag,
     /// Lanes and loader are to stop: what they find from now on is no news.
@@ -121,6 +125,7 @@ impl Shared {
             layout: OnceLock::new(),
             file: None,
             rounds: Rounds::new(lanes),
+            streams: Inboxes::new(Streamed::of(&target.devices()), params.max_queued_stream_bytes),
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
@@ -233,6 +238,13 @@ impl Shared {
         }
     }
 
+    /// Something that the control thread may wait for has changed.
+    pub fn nudge(&self) {
+        if let Some(driver) = self.driver() {
+            driver.nudge();
+        }
+    }
+
     /// Something failed. The first reason is the one that is reported.
     pub fn fail(&self, error: MigrationError) {
         if self.stopping.load(Ordering::Acquire) {
@@ -336,6 +348,7 @@ impl Shared {
             normal_pages: self.normal_pages.load(Ordering::Relaxed),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
             cleared_pages: self.target.cleared_pages(),
+            streams: self.streams.statistics(),
         }
     }
 

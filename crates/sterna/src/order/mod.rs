@@ -22,7 +22,7 @@ mod slice_size;
 
 pub use clause::Clause;
 pub use pass::{LaneCursor, Pass, RearmError, Taken};
-pub use queue::PassQueue;
+pub use queue::{Next, PassQueue};
 pub use slice_size::SliceSize;
 
 /// A run of neighbouring pages of one block.

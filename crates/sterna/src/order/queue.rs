@@ -11,6 +11,14 @@ pub struct PassQueue {
     changed: Condvar,
 }
 
+/// What a lane does next.
+pub enum Next<T> {
+    /// A pass.
+    Pass(Arc<Pass>),
+    /// Something that is no page.
+    Other(T),
+}
+
 #[derive(Default)]
 struct State {
     passes: VecDeque<Arc<Pass>>,
@@ -32,9 +40,15 @@ impl PassQueue {
         self.changed.notify_all();
     }
 
-    /// Waits for the pass after pass number `after`; `None` when there will be none. With
-    /// `behind_flush` it also waits until the flush of pass `after` is written.
-    pub fn next(&self, after: u64, behind_flush: bool) -> Option<Arc<Pass>> {
+    /// Waits for the pass after pass number `after`, or for what `other` finds; `None` when there will be no pass.
+    /// With `behind_flush` it also waits until the flush of pass `after` is written. Whoever gives `other` something
+    /// to find calls [`PassQueue::wake`].
+    pub fn next<T>(
+        &self,
+        after: u64,
+        behind_flush: bool,
+        mut other: impl FnMut() -> Option<T>,
+    ) -> Option<Next<T>> {
         let mut state = self.lock();
         loop {
             if state.ended {
@@ -42,7 +56,11 @@ impl PassQueue {
             }
             let ready = !behind_flush || state.flushed >= after;
             if let Some(pass) = state.passes.iter().find(|p| p.number() > after).filter(|_| ready) {
-                return Some(Arc::clone(pass));
+                return Some(Next::Pass(Arc::clone(pass)));
+            }
+            // Behind the pass: lanes look for it while they send pages, too.
+            if let Some(found) = other() {
+                return Some(Next::Other(found));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -54,6 +72,13 @@ impl PassQueue {
         state.flushed = number;
         state.passes.retain(|pass| pass.number() > number);
         drop(state);
+        self.changed.notify_all();
+    }
+
+    /// There is something else for lanes to find.
+    pub fn wake(&self) {
+        // Taken, so that it cannot fall between a look and its sleep.
+        drop(self.lock());
         self.changed.notify_all();
     }
 

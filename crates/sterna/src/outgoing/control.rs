@@ -16,6 +16,7 @@ use super::file::SaveFile;
 use super::main_stream::MainStream;
 use super::rounds::Rounds;
 use super::shared::{Shared, lock};
+use super::streams::{Streams, Way};
 use super::{Outcome, ask, returns, setup};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
@@ -54,6 +55,8 @@ pub(super) struct Control {
     pub threads: Vec<JoinHandle<()>>,
     pub rounds: Option<Rounds>,
     pub limits: Limits,
+    /// Devices' streams, and how they travel.
+    pub streams: Option<(Arc<Streams>, Way)>,
     /// How long the peer took to answer.
     pub round_trip: Duration,
     identify_sent: Option<Instant>,
@@ -81,6 +84,7 @@ impl Control {
             threads: Vec::new(),
             rounds: None,
             limits: Limits::default(),
+            streams: None,
             round_trip: Duration::ZERO,
             identify_sent: None,
             ran_before: false,
@@ -215,6 +219,7 @@ impl Control {
         match self.shared.vm.stop() {
             Ok(()) => {
                 self.ran_before = was_running;
+                let devices = self.stop_devices();
                 let mut figures = lock(&self.shared.figures);
                 figures.stopped_at = Some(began);
                 figures.at_stop = Some(self.shared.counters.now());
@@ -222,6 +227,8 @@ impl Control {
                 self.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
                 self.shared.report(Fed::GuestStopped { was_running });
+                // The guest is stopped all the same: the machine lets it run on, and its devices.
+                devices?;
             }
             Err(error) => {
                 self.shared.note_error(error.into());
@@ -265,7 +272,7 @@ impl Control {
 
     fn resume_guest(&mut self) -> Result<(), MigrationError> {
         self.unthrottle();
-        match self.shared.vm.resume() {
+        match self.run_devices().and_then(|()| self.shared.vm.resume()) {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);
                 self.shared.report(Fed::GuestResumed);
@@ -329,6 +336,7 @@ impl Control {
                 self.shared.note_error(MigrationError::Internal("a lane panicked".to_owned()));
             }
         }
+        self.end_streams();
         self.main = None;
         // Unless it is in its place, it is gone with this.
         self.file = None;

@@ -177,6 +177,7 @@ impl Figures {
             peer_is_sterna: self.peer_is_sterna,
             cpu_throttle_percent: self.cpu_throttle_percent,
             is_dirty_limited: self.is_dirty_limited,
+            streams: Vec::new(),
         }
     }
 

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use super::counters::Counters;
 use super::origin::PageReader;
+use super::streams::{Chunk, Streams};
 use crate::error::MigrationError;
-use crate::order::{LaneCursor, PageRun, Pass, PassQueue};
+use crate::order::{LaneCursor, Next, PageRun, Pass, PassQueue};
 use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
 use crate::vm::SourceVm;
@@ -44,6 +45,8 @@ pub(super) struct Lane<'a> {
     /// Zero pages travel on the main channel, so a pass must not begin before the last one's flush.
     pub behind_flush: bool,
     pub counters: &'a Counters,
+    /// Devices' streams, where lanes carry them.
+    pub streams: Option<&'a Streams>,
     /// Called when the control thread may have to act.
     pub nudge: &'a (dyn Fn() + Sync),
 }
@@ -54,11 +57,26 @@ impl Lane<'_> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;
-        while let Some(pass) = self.counters.idle(|| self.lanes.queue.next(last, self.behind_flush)) {
-            self.send(&pass, writer)?;
-            last = pass.number();
-            self.finish(last);
+        let chunk = || self.streams?.outbox.take(self.index);
+        while let Some(next) = self.counters.idle(|| self.lanes.queue.next(last, self.behind_flush, chunk)) {
+            match next {
+                Next::Pass(pass) => {
+                    self.send(&pass, writer)?;
+                    last = pass.number();
+                    self.finish(last);
+                }
+                Next::Other(chunk) => self.send_chunk(chunk, writer)?,
+            }
         }
+        Ok(())
+    }
+
+    fn send_chunk(&self, chunk: Chunk, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
+        writer.device_packet(&chunk.packet)?;
+        if let Some(streams) = self.streams {
+            streams.outbox.done(chunk);
+        }
+        (self.nudge)();
         Ok(())
     }
 
@@ -74,6 +92,10 @@ impl Lane<'_> {
                 writer.absent_run(taken.run)?;
             } else {
                 self.send_run(taken.run, writer)?;
+            }
+            // A chunk for every packet of pages: neither waits for the end of the other.
+            if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {
+                self.send_chunk(chunk, writer)?;
             }
             if !told && pass.is_rearmed() {
                 told = true;

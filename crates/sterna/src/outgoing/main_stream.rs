@@ -13,6 +13,7 @@ use sterna_wire::vmdesc;
 
 use super::counters::Counters;
 use crate::error::MigrationError;
+use crate::streams;
 
 const CHANNEL: &str = "main channel";
 
@@ -186,6 +187,31 @@ impl MainStream {
         }
         parts.push(IoPart::Bytes(&part.bytes[start..]));
         self.write(&parts, length)
+    }
+
+    /// Opens the section of a device's stream on the main channel (specs/extension.md §9): its number.
+    pub(super) fn stream_section(&mut self, device: &str, instance: u32) -> Result<u32, MigrationError> {
+        let id = self.next_section;
+        self.next_section += 1;
+        let name = streams::section_name(device);
+        self.send(|out| {
+            SectionHeader { id, name: &name, instance, version: 1 }.encode_start(out)?;
+            encode_length_prefixed(&[], out)?;
+            encode_footer(id, out);
+            Ok(())
+        })?;
+        Ok(id)
+    }
+
+    /// Writes a part of such a section.
+    pub(super) fn stream_part(&mut self, id: u32, body: &[u8], last: bool) -> Result<(), MigrationError> {
+        let mut head = Vec::new();
+        encode_section_part(id, last, &mut head);
+        head.extend_from_slice(&(body.len() as u32).to_be_bytes());
+        let mut foot = Vec::new();
+        encode_footer(id, &mut foot);
+        let parts = [IoPart::Bytes(&head), IoPart::Bytes(body), IoPart::Bytes(&foot)];
+        self.write(&parts, head.len() + body.len() + foot.len())
     }
 
     /// The JSON that follows EOF.

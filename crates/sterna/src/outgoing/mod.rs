@@ -22,6 +22,7 @@ mod returns;
 mod rounds;
 mod setup;
 mod shared;
+mod streams;
 mod switchover;
 
 use std::sync::Arc;
@@ -121,7 +122,11 @@ impl Migration {
         let figures = lock(&self.shared.figures);
         // What went wrong on the way (a lost acknowledgement) is over when it has completed.
         let error = error.filter(|_| figures.status() != Status::Completed);
-        figures.snapshot(self.shared.counters.now(), error)
+        let streams = lock(&self.shared.streams).as_ref().map(|streams| streams.statistics());
+        Statistics {
+            streams: streams.unwrap_or_default(),
+            ..figures.snapshot(self.shared.counters.now(), error)
+        }
     }
 
     /// Ends it; the guest stays here and runs on. From any thread, at any moment.

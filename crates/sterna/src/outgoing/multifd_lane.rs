@@ -70,6 +70,14 @@ impl PageWriter for MultifdLane {
         })
     }
 
+    fn device_packet(&mut self, packet: &[u8]) -> Result<(), MigrationError> {
+        let bytes = packet.len() as u64;
+        self.shared.counters.throttled(self.shared.limiter.take(bytes));
+        self.shared.counters.moving(|| self.channel.write_all(packet))?;
+        self.shared.counters.multifd(bytes);
+        Ok(())
+    }
+
     fn barrier(&mut self) -> Result<(), MigrationError> {
         if self.shared.passes_merge.load(Ordering::Acquire) {
             return self.flush();

@@ -76,6 +76,10 @@ impl Reader<'_> {
             ReturnMessage::RequestPages { .. } => Err(untimely("a request for pages", "postcopy")),
             ReturnMessage::ReceivedBitmap { .. } => Err(untimely("a received bitmap", "recovery")),
             ReturnMessage::ResumeAck(_) => Ok(()),
+            ReturnMessage::Grant { device, instance, bytes } => match &*lock(&self.shared.streams) {
+                Some(streams) => streams.grant(&device, instance, bytes),
+                None => Err(untimely("a grant", "devices' streams")),
+            },
         }
     }
 

@@ -81,6 +81,7 @@ impl Control {
             // Lanes into a file must know the places of pages.
             self.start_ram()?;
         }
+        self.begin_streams()?;
         let multifd = setup::start_lanes(self)?;
         if !self.until(|| shared.lanes.are_through(0).then_some(())) {
             return Ok(());
@@ -277,12 +278,17 @@ impl Control {
     fn decide(&self, left: u64) -> bool {
         let Some(rounds) = &self.rounds else { return false };
         let pages = rounds.next.count() + left;
-        if pages == 0 || self.shared.vm.run_state() != RunState::Running {
+        let (stream_bytes, slowest_stream) = self.streams_left();
+        let is_running = self.shared.vm.run_state() == RunState::Running;
+        if pages + stream_bytes == 0 || !is_running {
             return true;
         }
         // What sockets hold goes out before the last pages do.
         let queued = self.shared.unsent_bytes().div_ceil(PAGE_SIZE as u64);
-        let Some(moving) = self.time_for(pages + queued) else { return false };
+        let stream_pages = stream_bytes.div_ceil(PAGE_SIZE as u64);
+        let Some(moving) = self.time_for(pages + queued + stream_pages) else { return false };
+        // Devices are read and loaded beside each other, and beside the pages.
+        let moving = moving.max(slowest_stream);
         let sync = rounds.last_sync;
         let limit = self.shared.params().downtime_limit;
         let fixed = self.fixed_pause();
@@ -335,6 +341,7 @@ impl Control {
         figures.left_bytes = pass.pages() * PAGE_SIZE as u64;
         drop(figures);
         self.shared.lanes.queue.publish(Arc::clone(&pass));
+        self.streams_enter_round(pass.number());
         self.shared.tell(&Event::Pass(pass.number()));
     }
 

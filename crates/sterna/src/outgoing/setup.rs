@@ -15,6 +15,7 @@ use super::main_stream::{MainStream, Sink};
 use super::multifd_lane::{MultifdLane, MultifdShared};
 use super::origin::PageReader;
 use super::shared::Shared;
+use super::streams::Streams;
 use crate::codec;
 use crate::error::MigrationError;
 use crate::order::Clause;
@@ -81,12 +82,18 @@ pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, M
         sync_too_early: shared.violated == Some(Clause::SyncAfterLastPage),
         passes_merge: AtomicBool::new(false),
     });
+    let streams = control.streams_on_lanes();
     for (index, (mut writer, reader)) in writers(control, &multifd)?.into_iter().enumerate() {
-        let shared = Arc::clone(&shared);
+        let (shared, streams) = (Arc::clone(&shared), streams.clone());
         control.spawn(&format!("lane {index}"), move || {
-            if let Err(error) =
-                work(&shared, index, detection, behind_flush, writer.as_mut(), reader.as_ref())
-            {
+            if let Err(error) = work(
+                &shared,
+                index,
+                detection,
+                behind_flush,
+                streams.as_deref(),
+                (writer.as_mut(), reader.as_ref()),
+            ) {
                 writer.abort();
                 shared.fail(error);
             }
@@ -100,8 +107,8 @@ fn work(
     index: usize,
     detection: ZeroPageDetection,
     behind_flush: bool,
-    writer: &mut dyn PageWriter,
-    reader: &dyn PageReader,
+    streams: Option<&Streams>,
+    (writer, reader): (&mut dyn PageWriter, &dyn PageReader),
 ) -> Result<(), MigrationError> {
     let lane = Lane {
         index,
@@ -111,6 +118,7 @@ fn work(
         detection,
         behind_flush,
         counters: &shared.counters,
+        streams,
         nudge: &|| shared.driver.nudge(),
     };
     lane.run(writer)

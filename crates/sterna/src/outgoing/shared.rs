@@ -13,6 +13,7 @@ use super::figures::Figures;
 use super::lane::Lanes;
 use super::limiter::Limiter;
 use super::origin::Origin;
+use super::streams::Streams;
 use super::{Outcome, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
@@ -46,6 +47,8 @@ pub(super) struct Shared {
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
     pub asking: Mutex<Option<Asking>>,
+    /// Devices' streams, once they are begun.
+    pub streams: Mutex<Option<Arc<Streams>>>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
@@ -77,6 +80,7 @@ impl Shared {
             claim: Mutex::default(),
             released: Mutex::default(),
             asking: Mutex::default(),
+            streams: Mutex::default(),
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),
@@ -158,6 +162,9 @@ impl Shared {
         self.connecting.cancel();
         for channel in lock(&self.channels).iter() {
             channel.shutdown();
+        }
+        if let Some(streams) = &*lock(&self.streams) {
+            streams.close();
         }
         self.lanes.queue.end();
         self.limiter.open();

@@ -16,6 +16,7 @@ impl Control {
         // `max-bandwidth` protects other traffic from rounds without end; the pause should be short.
         shared.limiter.open();
         self.open_last_round();
+        self.finish_streams();
         self.harvest()?;
         self.step(SwitchoverStep::LastSync);
         let has_end = self.with_main(|stream| shared.origin.send_switchover_start(stream))?;
@@ -24,12 +25,16 @@ impl Control {
         if !self.run_dry(&pass)? {
             return Ok(());
         }
+        self.step(SwitchoverStep::LastPages);
+        if !self.send_streams()? {
+            return Ok(());
+        }
         shared.lanes.queue.end();
         // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
         if has_end {
             self.with_main(|stream| stream.ram_part(true, false))?;
         }
-        self.step(SwitchoverStep::LastPages);
+        self.send_streams_in_turn()?;
         let run_state = self.run_state_before();
         self.with_main(|stream| shared.origin.send_devices(stream, run_state))?;
         self.step(SwitchoverStep::Devices);

@@ -25,6 +25,11 @@ pub trait PageWriter: Send {
     fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.zero_run(run)
     }
+    /// Carries a packet with a chunk of a device's stream, whole. Only where the way of the streams leads over lanes.
+    fn device_packet(&mut self, packet: &[u8]) -> Result<(), MigrationError> {
+        let _ = packet;
+        Err(MigrationError::Internal("this writer carries pages alone".to_owned()))
+    }
     /// All pages taken so far are out, and none that follows can overtake them.
     fn barrier(&mut self) -> Result<(), MigrationError>;
     /// The migration ends early: unblock whoever waits, drop what is not out.

@@ -3,6 +3,7 @@
 //! Every case runs inside [`case`], which proves that nothing is left behind: no descriptor, no thread.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod bank;
 pub mod census;
 pub mod destination;
 pub mod hook;

@@ -10,6 +10,8 @@ use sterna::{
 };
 use sterna_guests::process::ProcessGuest;
 
+use super::bank::{Bank, BankDevice};
+
 /// Delegates to a process guest, except where it was told otherwise.
 pub struct TestVm {
     pub guest: Arc<ProcessGuest>,
@@ -22,11 +24,18 @@ pub struct TestVm {
     pub throttled: Mutex<Vec<u8>>,
     pub starts: Mutex<u32>,
     pub resumes: Mutex<u32>,
+    /// Devices with large state, besides the guest's own.
+    pub banks: Vec<Arc<Bank>>,
 }
 
 impl TestVm {
     pub fn new(guest: Arc<ProcessGuest>) -> Arc<Self> {
+        Self::with_banks(guest, Vec::new())
+    }
+
+    pub fn with_banks(guest: Arc<ProcessGuest>, banks: Vec<Arc<Bank>>) -> Arc<Self> {
         Arc::new(Self {
+            banks,
             guest,
             machine_type: Mutex::new("sterna-process".into()),
             uuid: Mutex::new(None),
@@ -78,7 +87,8 @@ impl SourceVm for TestVm {
         self.guest.resume()
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
-        SourceVm::devices(self.guest.as_ref())
+        let banks = self.banks.iter().map(|bank| Arc::new(BankDevice(Arc::clone(bank))) as Arc<dyn Device>);
+        SourceVm::devices(self.guest.as_ref()).into_iter().chain(banks).collect()
     }
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         SourceVm::compatibility(self.guest.as_ref())

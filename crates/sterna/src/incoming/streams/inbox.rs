@@ -1,0 +1,305 @@
+//! What has come of one device's stream and is not loaded yet.
+//!
+//! Chunks are put in order here. What is held has a ceiling. A Sterna source is granted room before it sends, so a
+//! lane never waits here. Any other source sends as it likes: a chunk that is next in line waits for room, which
+//! comes as the device loads; one that would have to be held beyond the ceiling is refused.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use sterna_wire::multifd::{DeviceChunk, DeviceChunkKind};
+
+use crate::error::MigrationError;
+use crate::stats::StreamStatistics;
+use crate::streams::{CONFIGURATION_BYTES, Streamed};
+
+/// Chunks held at once, at most, however small.
+const HELD_CHUNKS: usize = 65_536;
+/// Buffers kept for use again.
+const SPARE_BUFFERS: usize = 4;
+
+pub(in crate::incoming) struct Inbox {
+    pub device: Streamed,
+    /// Most bytes of payloads held at once.
+    ceiling: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether the source keeps to what it is granted.
+    has_credit: bool,
+    /// Index of the chunk that is loaded next.
+    next: u32,
+    held: BTreeMap<u32, Chunk>,
+    /// Bytes of payloads: held or being loaded; loaded; come in all; granted in all.
+    held_bytes: u64,
+    loaded_bytes: u64,
+    come_bytes: u64,
+    granted_bytes: u64,
+    chunks: u64,
+    /// Index of the configuration.
+    last: Option<u32>,
+    /// Bytes of the stream so far.
+    data_bytes: u64,
+    initial_is_loaded: bool,
+    is_loaded: bool,
+    is_stopped: bool,
+    began: Option<Instant>,
+    statistics: StreamStatistics,
+    spare: Vec<Vec<u8>>,
+}
+
+/// A chunk as it came.
+pub(super) struct Chunk {
+    pub kind: DeviceChunkKind,
+    payload: Vec<u8>,
+    /// Where its bytes begin.
+    data_at: usize,
+}
+
+impl Chunk {
+    pub fn data(&self) -> &[u8] {
+        &self.payload[self.data_at..]
+    }
+}
+
+impl Inbox {
+    pub fn new(device: Streamed, ceiling: u64) -> Self {
+        let statistics = StreamStatistics::of(&device.name, device.instance);
+        // Room for a configuration at least, whatever was set.
+        let ceiling = ceiling.max((CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64);
+        Self {
+            device,
+            ceiling,
+            state: Mutex::new(State { statistics, ..State::default() }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The source keeps to grants from now on. Returns the first.
+    pub fn begin_credit(&self) -> u64 {
+        let mut state = self.lock();
+        state.has_credit = true;
+        state.granted_bytes = self.ceiling;
+        self.ceiling
+    }
+
+    /// A buffer for a payload of `bytes` that is about to be read.
+    ///
+    /// # Errors
+    /// The source sends more than it may.
+    pub fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
+        let bytes = u64::from(bytes);
+        let mut state = self.lock();
+        if bytes > self.ceiling {
+            return Err(self.misbehaved(format!(
+                "a chunk of {bytes} bytes, and at most {} are held (x-sterna-device-queue-size)",
+                self.ceiling
+            )));
+        }
+        let come = state.come_bytes.saturating_add(bytes);
+        if state.has_credit && come > state.granted_bytes {
+            return Err(self.misbehaved(format!("{come} bytes, and {} were granted", state.granted_bytes)));
+        }
+        state.come_bytes = come;
+        let mut buffer = state.spare.pop().unwrap_or_default();
+        drop(state);
+        buffer.resize(bytes as usize, 0);
+        Ok(buffer)
+    }
+
+    /// A payload has come, in a buffer of [`Inbox::buffer`].
+    ///
+    /// # Errors
+    /// It is no chunk, came before, does not belong into the stream, or would have to be held beyond the ceiling.
+    pub fn put(&self, payload: Vec<u8>) -> Result<(), MigrationError> {
+        let (DeviceChunk { index, kind }, data_at) = DeviceChunk::decode(&payload)
+            .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
+        let bytes = payload.len() as u64;
+        let mut state = self.lock();
+        self.check(&state, index, kind, payload.len() - data_at)?;
+        while !state.has_credit && state.held_bytes + bytes > self.ceiling && state.held_bytes > 0 {
+            if state.is_stopped {
+                return Err(MigrationError::Cancelled);
+            }
+            if index != state.next {
+                return Err(self.misbehaved(format!(
+                    "chunk {index} cannot be held: {} bytes wait for chunk {} already, more than {} are not held \
+                     (x-sterna-device-queue-size)",
+                    state.held_bytes, state.next, self.ceiling
+                )));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if matches!(kind, DeviceChunkKind::Configuration { .. }) {
+            state.last = Some(index);
+        }
+        state.began.get_or_insert_with(Instant::now);
+        state.held_bytes += bytes;
+        state.chunks += 1;
+        let peak = state.statistics.peak_bytes.max(state.held_bytes);
+        state.statistics.peak_bytes = peak;
+        state.held.insert(index, Chunk { kind, payload, data_at });
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for the next chunk in order; `None` when all stops. What it held is given back by [`Inbox::loaded`].
+    pub(super) fn take(&self) -> Option<Chunk> {
+        let mut state = self.lock();
+        loop {
+            if state.is_stopped {
+                return None;
+            }
+            let next = state.next;
+            if let Some(chunk) = state.held.remove(&next) {
+                // The last chunk has the highest index: nothing follows it.
+                state.next = next.saturating_add(1);
+                return Some(chunk);
+            }
+            let began = Instant::now();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if state.began.is_some() {
+                state.statistics.waiting += began.elapsed();
+            }
+        }
+    }
+
+    /// `chunk` was loaded. Returns what to grant the source now, in all; `None`: nothing worth a message.
+    pub(super) fn loaded(&self, chunk: Chunk, took: std::time::Duration) -> Option<u64> {
+        let mut state = self.lock();
+        let bytes = chunk.payload.len() as u64;
+        state.held_bytes -= bytes;
+        state.loaded_bytes += bytes;
+        match chunk.kind {
+            DeviceChunkKind::Data { initial_ends } => {
+                state.data_bytes += chunk.data().len() as u64;
+                state.initial_is_loaded |= initial_ends;
+                state.statistics.working += took;
+                state.statistics.bytes = state.data_bytes;
+            }
+            DeviceChunkKind::Configuration { .. } => {
+                state.is_loaded = true;
+                state.statistics.configuration = took;
+                state.statistics.took = state.began.map(|began| began.elapsed()).unwrap_or_default();
+            }
+        }
+        if state.spare.len() < SPARE_BUFFERS {
+            state.spare.push(chunk.payload);
+        }
+        let due = state.loaded_bytes + self.ceiling;
+        let is_worth = due - state.granted_bytes.min(due) >= self.ceiling / 4 || state.held_bytes == 0;
+        let grant =
+            (state.has_credit && is_worth && !state.is_loaded && due > state.granted_bytes).then_some(due);
+        if let Some(grant) = grant {
+            state.granted_bytes = grant;
+        }
+        drop(state);
+        self.changed.notify_all();
+        grant
+    }
+
+    /// Holds the end of the stream against what came.
+    pub(super) fn check_total(&self, total_bytes: Option<u64>) -> Result<(), MigrationError> {
+        let came = self.lock().data_bytes;
+        match total_bytes {
+            Some(total) if total != came => {
+                Err(self.misbehaved(format!("its stream has {came} bytes, and {total} were announced")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All chunks must have come by now.
+    ///
+    /// # Errors
+    /// Names the first that is missing.
+    pub fn all_came(&self) -> Result<(), MigrationError> {
+        let state = self.lock();
+        if state.last.is_some_and(|last| state.chunks == u64::from(last) + 1) {
+            return Ok(());
+        }
+        let missing = (state.next..).find(|index| !state.held.contains_key(index)).unwrap_or(u32::MAX);
+        let what = match (state.chunks, state.last) {
+            (0, _) => "the source sent nothing of its stream: give both machines the same devices".to_owned(),
+            (_, Some(last)) => {
+                format!("chunk {missing} of its stream is missing, of {}", u64::from(last) + 1)
+            }
+            (count, None) => format!("the end of its stream is missing, behind {count} chunks"),
+        };
+        Err(self.misbehaved(what))
+    }
+
+    /// Whether it is loaded to its end.
+    pub fn is_loaded(&self) -> bool {
+        self.lock().is_loaded
+    }
+
+    /// Whether the switchover need not wait for it: its initial bytes are loaded, or it was never told of any.
+    pub fn is_ready_for_switchover(&self) -> bool {
+        let state = self.lock();
+        !state.has_credit || state.initial_is_loaded
+    }
+
+    /// Bytes that came and that were loaded.
+    pub fn figures(&self) -> (u64, u64) {
+        let state = self.lock();
+        (state.come_bytes, state.loaded_bytes)
+    }
+
+    pub fn statistics(&self) -> StreamStatistics {
+        self.lock().statistics.clone()
+    }
+
+    /// Nobody waits any more.
+    pub fn stop(&self) {
+        self.lock().is_stopped = true;
+        self.changed.notify_all();
+    }
+
+    fn check(
+        &self,
+        state: &State,
+        index: u32,
+        kind: DeviceChunkKind,
+        data_bytes: usize,
+    ) -> Result<(), MigrationError> {
+        let is_last = matches!(kind, DeviceChunkKind::Configuration { .. });
+        if state.last.is_some_and(|last| is_last || index > last) {
+            return Err(self.misbehaved(format!("chunk {index} comes behind the end of its stream")));
+        }
+        if index < state.next || state.held.contains_key(&index) {
+            return Err(self.misbehaved(format!("chunk {index} comes twice")));
+        }
+        if is_last && state.held.keys().next_back().is_some_and(|highest| *highest > index) {
+            return Err(
+                self.misbehaved(format!("its stream ends with chunk {index}, and a later one has come"))
+            );
+        }
+        if state.held.len() >= HELD_CHUNKS {
+            return Err(
+                self.misbehaved(format!("more than {HELD_CHUNKS} chunks wait for chunk {}", state.next))
+            );
+        }
+        if is_last && data_bytes > CONFIGURATION_BYTES {
+            let rule = format!("a configuration of {data_bytes} bytes, more than {CONFIGURATION_BYTES}");
+            return Err(self.misbehaved(rule));
+        }
+        Ok(())
+    }
+
+    fn misbehaved(&self, what: String) -> MigrationError {
+        MigrationError::PeerMisbehaved { what: format!("{}: {what} (specs/extension.md §8)", self.device) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! What an inbox takes, holds and refuses.
+
+use super::*;
+use crate::device_stream::{DeviceStream, PendingState};
+use crate::vm::VmError;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A device that nobody calls here.
+struct Silent;
+
+impl DeviceStream for Silent {
+    fn begin_save(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn pending(&self) -> Result<PendingState, VmError> {
+        Ok(PendingState::default())
+    }
+    fn read(&self, _: &mut [u8]) -> Result<usize, VmError> {
+        Ok(0)
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn end_save(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn begin_load(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn write(&self, _: &[u8]) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn finish_load(&self, _: &[u8]) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn end_load(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn run(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+}
+
+const CEILING: u64 = 200_000;
+
+fn inbox() -> Inbox {
+    Inbox::new(Streamed { name: "bank".into(), instance: 3, stream: Arc::new(Silent) }, CEILING)
+}
+
+fn payload(index: u32, kind: DeviceChunkKind, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    DeviceChunk { index, kind }.encode(&mut out);
+    out.extend_from_slice(data);
+    out
+}
+
+fn data(index: u32) -> Vec<u8> {
+    payload(index, DeviceChunkKind::Data { initial_ends: false }, b"abc")
+}
+
+fn end(index: u32) -> Vec<u8> {
+    payload(index, DeviceChunkKind::Configuration { total_bytes: None }, b"")
+}
+
+fn refusal(inbox: &Inbox, payload: Vec<u8>) -> String {
+    let error = inbox.put(payload).expect_err("must be refused").to_string();
+    assert!(error.contains("\"bank\", instance 3"), "{error}");
+    error
+}
+
+#[test]
+fn put_out_of_order_is_taken_in_order() {
+    let inbox = inbox();
+    for index in [2, 0, 1] {
+        inbox.put(data(index)).unwrap();
+    }
+    inbox.put(end(3)).unwrap();
+
+    for _ in 0..3 {
+        let chunk = inbox.take().unwrap();
+        assert_eq!(chunk.data(), b"abc");
+        inbox.loaded(chunk, Duration::ZERO);
+    }
+    let last = inbox.take().unwrap();
+    assert!(matches!(last.kind, DeviceChunkKind::Configuration { .. }));
+    inbox.loaded(last, Duration::ZERO);
+    assert!(inbox.is_loaded());
+}
+
+#[test]
+fn put_twice_is_refused_held_or_loaded() {
+    let inbox = inbox();
+    inbox.put(data(0)).unwrap();
+    assert!(refusal(&inbox, data(0)).contains("comes twice"));
+    let chunk = inbox.take().unwrap();
+    inbox.loaded(chunk, Duration::ZERO);
+    assert!(refusal(&inbox, data(0)).contains("comes twice"));
+}
+
+#[test]
+fn put_behind_the_end_is_refused() {
+    let inbox = inbox();
+    inbox.put(end(1)).unwrap();
+    assert!(refusal(&inbox, data(2)).contains("behind the end"));
+    assert!(refusal(&inbox, end(2)).contains("behind the end"));
+    inbox.put(data(0)).unwrap();
+
+    let early = self::inbox();
+    early.put(data(5)).unwrap();
+    assert!(refusal(&early, end(4)).contains("a later one has come"));
+}
+
+#[test]
+fn all_came_names_the_first_missing_chunk() {
+    let inbox = inbox();
+    assert!(inbox.all_came().unwrap_err().to_string().contains("nothing of its stream"));
+    inbox.put(data(0)).unwrap();
+    inbox.put(data(2)).unwrap();
+    assert!(inbox.all_came().unwrap_err().to_string().contains("the end of its stream"));
+    inbox.put(end(3)).unwrap();
+    assert!(inbox.all_came().unwrap_err().to_string().contains("chunk 1 of its stream is missing, of 4"));
+    inbox.put(data(1)).unwrap();
+    inbox.all_came().unwrap();
+}
+
+#[test]
+fn buffer_beyond_what_was_granted_is_refused_before_anything_is_held() {
+    let inbox = inbox();
+    assert!(inbox.buffer(CEILING as u32 + 1).is_err(), "more than is ever held");
+    assert_eq!(inbox.begin_credit(), CEILING);
+    inbox.buffer(150_000).unwrap();
+    let error = inbox.buffer(60_000).unwrap_err().to_string();
+    assert!(error.contains("210000 bytes, and 200000 were granted"), "{error}");
+}
+
+#[test]
+fn put_without_credit_out_of_order_beyond_the_ceiling_is_refused() {
+    let inbox = inbox();
+    let large = vec![0; 120_000];
+    let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
+    inbox.put(chunk(1)).unwrap();
+    assert!(refusal(&inbox, chunk(2)).contains("wait for chunk 0"));
+}
+
+#[test]
+fn put_without_credit_in_order_waits_for_room() {
+    let inbox = inbox();
+    let large = vec![0; 120_000];
+    let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
+    inbox.put(chunk(0)).unwrap();
+
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| inbox.put(chunk(1)));
+        let first = inbox.take().unwrap();
+        assert_eq!(inbox.loaded(first, Duration::ZERO), None, "nobody asked for grants");
+        second.join().unwrap().unwrap();
+    });
+
+    assert!(inbox.statistics().peak_bytes <= CEILING);
+}
+
+#[test]
+fn total_that_differs_is_refused() {
+    let inbox = inbox();
+    inbox.put(data(0)).unwrap();
+    let chunk = inbox.take().unwrap();
+    inbox.loaded(chunk, Duration::ZERO);
+    inbox.check_total(Some(3)).unwrap();
+    inbox.check_total(None).unwrap();
+    let error = inbox.check_total(Some(4)).unwrap_err().to_string();
+    assert!(error.contains("has 3 bytes, and 4 were announced"), "{error}");
+}
+
+#[test]
+fn put_of_what_is_no_chunk_is_refused() {
+    let inbox = inbox();
+    for bad in [
+        vec![],
+        vec![0; 11],
+        vec![1; 40],
+        payload(0, DeviceChunkKind::Data { initial_ends: true }, b"")
+            .into_iter()
+            .enumerate()
+            .map(|(at, byte)| if at == 11 { 6 } else { byte })
+            .collect(),
+    ] {
+        assert!(inbox.put(bad).is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! Chunks of devices' streams on their way from save threads to lanes.
+//!
+//! Each device has a few buffers, so a slow network makes its save thread wait, not memory grow. Lanes take chunks
+//! device by device in turn. With credit any lane may take any chunk: the destination has room for it. Without, a
+//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Buffers per device: one is read into, one is sent, and one in between each.
+const BUFFERS: usize = 4;
+
+/// A chunk in its packet, ready to be written.
+pub(in crate::outgoing) struct Chunk {
+    pub device: usize,
+    pub packet: Vec<u8>,
+}
+
+pub(in crate::outgoing) struct Outbox {
+    state: Mutex<State>,
+    /// Save threads wait here, for buffers and credit.
+    changed: Condvar,
+    /// Chunks that wait for a lane, for a look without the lock.
+    waiting: AtomicUsize,
+    /// Whether the destination grants room.
+    has_credit: bool,
+    lanes: usize,
+}
+
+struct State {
+    devices: Vec<Queue>,
+    /// Whose turn it is.
+    turn: usize,
+    is_closed: bool,
+}
+
+struct Queue {
+    ready: VecDeque<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
+    /// Chunks that lanes write now.
+    sending: usize,
+    /// Bytes of payloads, in all.
+    granted: u64,
+    sent: u64,
+}
+
+impl Queue {
+    fn new(granted: u64) -> Self {
+        let spare = (0..BUFFERS).map(|_| Vec::new()).collect();
+        Self { ready: VecDeque::new(), spare, sending: 0, granted, sent: 0 }
+    }
+}
+
+impl Outbox {
+    pub fn new(devices: usize, lanes: usize, has_credit: bool) -> Self {
+        let granted = if has_credit { 0 } else { u64::MAX };
+        let devices = (0..devices).map(|_| Queue::new(granted)).collect();
+        Self {
+            state: Mutex::new(State { devices, turn: 0, is_closed: false }),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            has_credit,
+            lanes: lanes.max(1),
+        }
+    }
+
+    /// Waits for a buffer; `None` when all is over.
+    pub fn buffer(&self, device: usize) -> Option<Vec<u8>> {
+        self.wait(|state| state.devices[device].spare.pop())
+    }
+
+    /// Gives a buffer back that holds nothing.
+    pub fn give_back(&self, device: usize, buffer: Vec<u8>) {
+        self.lock().devices[device].spare.push(buffer);
+        self.changed.notify_all();
+    }
+
+    /// Waits until anything was granted, and says how much.
+    pub fn first_grant(&self, device: usize) -> Option<u64> {
+        self.wait(|state| Some(state.devices[device].granted).filter(|granted| *granted > 0))
+    }
+
+    /// Waits until a payload of `bytes` may go. False when all is over.
+    pub fn spend(&self, device: usize, bytes: u64) -> bool {
+        let spent = self.wait(|state| {
+            let queue = &mut state.devices[device];
+            let after = queue.sent.checked_add(bytes).filter(|after| *after <= queue.granted)?;
+            queue.sent = after;
+            Some(())
+        });
+        spent.is_some()
+    }
+
+    /// The destination has room for `bytes` of payloads in all. An older word changes nothing.
+    pub fn grant(&self, device: usize, bytes: u64) {
+        let mut state = self.lock();
+        let queue = &mut state.devices[device];
+        queue.granted = queue.granted.max(bytes);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// A chunk is ready. Whoever calls wakes the lanes.
+    pub fn push(&self, chunk: Chunk) {
+        self.lock().devices[chunk.device].ready.push_back(chunk.packet);
+        self.waiting.fetch_add(1, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// A chunk that lane `lane` shall write.
+    pub fn take(&self, lane: usize) -> Option<Chunk> {
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut state = self.lock();
+        let count = state.devices.len();
+        let turn = state.turn;
+        let device = (turn..turn + count).map(|at| at % count).find(|device| {
+            let is_ours = self.has_credit || device % self.lanes == lane;
+            is_ours && !state.devices[*device].ready.is_empty()
+        })?;
+        state.turn = device + 1;
+        self.take_of(&mut state, device)
+    }
+
+    /// Waits for the next chunk of `device`; `None` when `is_last` says so and none is left, or all is over.
+    pub fn next_of(&self, device: usize, is_last: impl Fn() -> bool) -> Option<Chunk> {
+        self.wait(|state| match self.take_of(state, device) {
+            None if is_last() => Some(None),
+            None => None,
+            chunk => Some(chunk),
+        })
+        .flatten()
+    }
+
+    /// A chunk is written.
+    pub fn done(&self, chunk: Chunk) {
+        let mut state = self.lock();
+        let queue = &mut state.devices[chunk.device];
+        queue.sending -= 1;
+        queue.spare.push(chunk.packet);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Whether every chunk that was pushed is written.
+    pub fn is_empty(&self) -> bool {
+        self.lock().devices.iter().all(|queue| queue.ready.is_empty() && queue.sending == 0)
+    }
+
+    /// Somebody who waits here may have to look at something else.
+    pub fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Nobody waits any more.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    fn take_of(&self, state: &mut State, device: usize) -> Option<Chunk> {
+        let queue = &mut state.devices[device];
+        let packet = queue.ready.pop_front()?;
+        queue.sending += 1;
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        Some(Chunk { device, packet })
+    }
+
+    fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(got) = look(&mut state) {
+                return Some(got);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(device: usize, mark: u8) -> Chunk {
+        Chunk { device, packet: vec![mark] }
+    }
+
+    fn marks(outbox: &Outbox, lane: usize) -> Vec<u8> {
+        std::iter::from_fn(|| outbox.take(lane)).map(|chunk| chunk.packet[0]).collect()
+    }
+
+    #[test]
+    fn take_with_credit_serves_devices_in_turn_on_any_lane() {
+        let outbox = Outbox::new(2, 2, true);
+        for mark in [1, 2, 3] {
+            outbox.push(chunk(0, mark));
+        }
+        outbox.push(chunk(1, 11));
+
+        assert_eq!(marks(&outbox, 1), [1, 11, 2, 3]);
+    }
+
+    #[test]
+    fn take_without_credit_keeps_a_device_to_its_lane() {
+        let outbox = Outbox::new(2, 2, false);
+        outbox.push(chunk(0, 1));
+        outbox.push(chunk(1, 11));
+        outbox.push(chunk(1, 12));
+
+        assert_eq!(marks(&outbox, 1), [11, 12]);
+        assert_eq!(marks(&outbox, 0), [1]);
+    }
+
+    #[test]
+    fn is_empty_only_when_what_was_taken_is_done() {
+        let outbox = Outbox::new(1, 1, false);
+        outbox.push(chunk(0, 1));
+        assert!(!outbox.is_empty());
+
+        let taken = outbox.take(0).unwrap();
+        assert!(!outbox.is_empty());
+        outbox.done(taken);
+
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn spend_beyond_the_grant_waits_for_more() {
+        let outbox = Outbox::new(1, 1, true);
+        outbox.grant(0, 10);
+        assert!(outbox.spend(0, 10));
+
+        let spent = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| outbox.spend(0, 1));
+            outbox.grant(0, 5);
+            assert!(!waiting.is_finished() || outbox.lock().devices[0].sent == 10);
+            outbox.grant(0, 11);
+            waiting.join().unwrap()
+        });
+
+        assert!(spent);
+        assert_eq!(outbox.lock().devices[0].sent, 11);
+    }
+
+    #[test]
+    fn close_ends_every_wait() {
+        let outbox = Outbox::new(1, 1, true);
+
+        let ends = std::thread::scope(|scope| {
+            let credit = scope.spawn(|| outbox.spend(0, 1));
+            let grant = scope.spawn(|| outbox.first_grant(0));
+            outbox.close();
+            (credit.join().unwrap(), grant.join().unwrap())
+        });
+
+        assert_eq!(ends, (false, None));
+        assert!(outbox.buffer(0).is_none());
+    }
+}

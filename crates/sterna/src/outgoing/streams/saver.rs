@@ -1,0 +1,255 @@
+//! A save thread: reads one device's stream, chunk by chunk.
+
+use std::time::{Duration, Instant};
+
+use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
+
+use super::super::shared::Shared;
+use super::{Chunk, Order, Progress, Streams};
+use crate::device_stream::{DeviceStream, PendingState};
+use crate::error::MigrationError;
+use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
+use crate::vm::VmError;
+
+/// Bytes of a chunk's head, where it carries data.
+const HEAD: usize = 12;
+/// Where a chunk's data begin in its packet.
+const DATA_AT: usize = DEVICE_STATE_PACKET_BYTES + HEAD;
+/// No chunk is smaller than this for want of credit, unless all credit is.
+const LEAST_CHUNK: u64 = 64 << 10;
+/// Less than this says nothing of a device's speed.
+const TELLING_BYTES: u64 = 8 << 20;
+
+/// Works until the stream is read, or all is over.
+pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Streamed) {
+    let mut saver = Saver {
+        shared,
+        streams,
+        index,
+        device,
+        chunk_bytes: CHUNK_BYTES,
+        next: 0,
+        data_bytes: 0,
+        tells_initial: streams.while_running,
+    };
+    if let Err(error) = saver.run() {
+        shared.fail(error);
+    }
+    shared.driver.nudge();
+}
+
+struct Saver<'a> {
+    shared: &'a Shared,
+    streams: &'a Streams,
+    index: usize,
+    device: &'a Streamed,
+    /// Of data, in a chunk.
+    chunk_bytes: usize,
+    /// Index of the next chunk.
+    next: u32,
+    data_bytes: u64,
+    /// The end of the initial bytes is still to be told.
+    tells_initial: bool,
+}
+
+/// What came of reading a chunk.
+enum Read {
+    Sent(u64),
+    /// Nothing is there, or no call may be made now.
+    Nothing,
+    /// All is over.
+    Over,
+}
+
+impl Saver<'_> {
+    fn run(&mut self) -> Result<(), MigrationError> {
+        let expected = self.device.stream.expected_bytes_per_second();
+        self.note(|progress| progress.bytes_per_second = expected);
+        if self.streams.while_running {
+            let Some(granted) = self.streams.outbox.first_grant(self.index) else { return Ok(()) };
+            let payload = (granted / 4).max(LEAST_CHUNK).min(granted).min((CHUNK_BYTES + HEAD) as u64);
+            self.chunk_bytes = (payload as usize).saturating_sub(HEAD).max(1);
+        }
+        let mut round = None;
+        loop {
+            match self.streams.await_order(round) {
+                Order::Run(number) => {
+                    round = Some(number);
+                    if !self.read_running()? {
+                        return Ok(());
+                    }
+                }
+                Order::Finish => return self.finish(),
+                Order::Park | Order::End => return Ok(()),
+            }
+        }
+    }
+
+    /// Reads what is pending now: once a round, or a device that keeps changing would take the lanes for itself.
+    /// False: all is over.
+    fn read_running(&mut self) -> Result<bool, MigrationError> {
+        let Some(pending) = self.look()? else { return Ok(true) };
+        if pending.initial_bytes == 0 && self.tells_initial && !self.tell_initial()? {
+            return Ok(false);
+        }
+        let mut budget = pending.running_bytes();
+        while budget > 0 {
+            match self.chunk(budget.min(self.chunk_bytes as u64) as usize, true)? {
+                Read::Sent(count) => budget = budget.saturating_sub(count),
+                Read::Nothing => break,
+                Read::Over => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// There are no initial bytes (any more): an empty chunk says so. False: all is over.
+    fn tell_initial(&mut self) -> Result<bool, MigrationError> {
+        self.tells_initial = false;
+        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(false) };
+        self.head(&mut packet, DeviceChunkKind::Data { initial_ends: true }, 0)?;
+        Ok(self.send(packet))
+    }
+
+    /// The device has stopped: reads all that is left, then its configuration.
+    fn finish(&mut self) -> Result<(), MigrationError> {
+        let began = Instant::now();
+        loop {
+            match self.chunk(self.chunk_bytes, false)? {
+                Read::Sent(_) => {}
+                Read::Nothing => break,
+                Read::Over => return Ok(()),
+            }
+        }
+        let Some(configuration) = self.call("read its configuration", |device| device.configuration())?
+        else {
+            return Ok(());
+        };
+        if configuration.len() > CONFIGURATION_BYTES {
+            return Err(MigrationError::Internal(format!(
+                "{}: a configuration of {} bytes, more than {CONFIGURATION_BYTES}",
+                self.device,
+                configuration.len()
+            )));
+        }
+        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(()) };
+        let total_bytes = self.streams.while_running.then_some(self.data_bytes);
+        self.head(&mut packet, DeviceChunkKind::Configuration { total_bytes }, configuration.len())?;
+        packet.extend_from_slice(&configuration);
+        if self.send(packet) {
+            self.note(|progress| {
+                progress.is_done = true;
+                progress.pending = PendingState::default();
+                progress.statistics.took = began.elapsed();
+            });
+            self.streams.outbox.wake();
+        }
+        Ok(())
+    }
+
+    /// Reads one chunk of at most `most` bytes and puts it out.
+    fn chunk(&mut self, most: usize, running: bool) -> Result<Read, MigrationError> {
+        let began = Instant::now();
+        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(Read::Over) };
+        let waited = began.elapsed();
+        packet.resize(DATA_AT + most, 0);
+        let began = Instant::now();
+        let count = self.call("read", |stream| stream.read(&mut packet[DATA_AT..]))?.unwrap_or(0);
+        let reading = began.elapsed();
+        if count == 0 {
+            self.streams.outbox.give_back(self.index, packet);
+            return Ok(Read::Nothing);
+        }
+        if count > most {
+            return Err(MigrationError::Internal(format!("{}: read {count} of {most} bytes", self.device)));
+        }
+        packet.truncate(DATA_AT + count);
+        self.data_bytes += count as u64;
+        let initial_ends =
+            running && self.tells_initial && self.look()?.is_some_and(|pending| pending.initial_bytes == 0);
+        self.tells_initial &= !initial_ends;
+        let mut head = Vec::with_capacity(DATA_AT);
+        self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
+        packet[..DATA_AT].copy_from_slice(&head);
+        let began = Instant::now();
+        if !self.send(packet) {
+            return Ok(Read::Over);
+        }
+        self.count(count as u64, reading, waited + began.elapsed(), running);
+        Ok(Read::Sent(count as u64))
+    }
+
+    fn look(&self) -> Result<Option<PendingState>, MigrationError> {
+        let pending = self.call("look at what is left", |device| device.pending())?;
+        if let Some(pending) = pending {
+            self.note(|progress| progress.pending = pending);
+        }
+        Ok(pending)
+    }
+
+    /// Makes a call to the device, unless none may be made now.
+    fn call<T>(
+        &self,
+        doing: &str,
+        act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
+    ) -> Result<Option<T>, MigrationError> {
+        if !self.streams.begin_call(self.index) {
+            return Ok(None);
+        }
+        let result = act(self.device.stream.as_ref());
+        if self.streams.end_call(self.index) {
+            self.shared.driver.nudge();
+        }
+        result.map(Some).map_err(|error| self.device.named(doing, error))
+    }
+
+    /// Packet header and head of the next chunk, with `data` bytes behind it.
+    fn head(&mut self, out: &mut Vec<u8>, kind: DeviceChunkKind, data: usize) -> Result<(), MigrationError> {
+        let mut head = Vec::with_capacity(DeviceChunk::MAX_BYTES);
+        DeviceChunk { index: self.next, kind }.encode(&mut head);
+        self.next = self.next.checked_add(1).ok_or_else(|| {
+            MigrationError::Internal(format!("{}: more chunks than can be counted", self.device))
+        })?;
+        out.clear();
+        let packet = DeviceStatePacket {
+            name: self.device.name.clone(),
+            instance: self.device.instance,
+            payload_bytes: (head.len() + data) as u32,
+        };
+        packet.encode(out).map_err(MigrationError::wire("device's stream"))?;
+        out.extend_from_slice(&head);
+        Ok(())
+    }
+
+    /// False: all is over.
+    fn send(&self, packet: Vec<u8>) -> bool {
+        let payload = (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
+        if !self.streams.outbox.spend(self.index, payload) {
+            return false;
+        }
+        self.streams.outbox.push(Chunk { device: self.index, packet });
+        self.shared.lanes.queue.wake();
+        true
+    }
+
+    fn count(&self, bytes: u64, reading: Duration, waiting: Duration, running: bool) {
+        self.note(|progress| {
+            // What was read is on its way; looking again before every chunk would cost a call each.
+            let pending = &mut progress.pending;
+            pending.stopped_bytes = pending.stopped_bytes.saturating_sub(if running { 0 } else { bytes });
+            let figures = &mut progress.statistics;
+            figures.bytes += bytes;
+            figures.running_bytes += if running { bytes } else { 0 };
+            figures.working += reading;
+            figures.waiting += waiting;
+            if figures.bytes >= TELLING_BYTES {
+                let time = (figures.working + figures.waiting).as_secs_f64().max(1e-6);
+                progress.bytes_per_second = Some((figures.bytes as f64 / time) as u64);
+            }
+        });
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Progress)) {
+        note(&mut self.streams.lock().savers[self.index]);
+    }
+}

@@ -1,0 +1,72 @@
+//! What both sides know of devices with a [`DeviceStream`].
+
+use std::sync::Arc;
+
+use crate::device_stream::DeviceStream;
+use crate::error::MigrationError;
+use crate::vm::{Device, VmError};
+
+/// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+/// Most bytes of a configuration.
+pub(crate) const CONFIGURATION_BYTES: usize = 64 << 10;
+
+/// Name of the section that a device's stream has on the main channel (specs/extension.md §9).
+pub(crate) fn section_name(device: &str) -> String {
+    format!("{device}{SECTION_SUFFIX}")
+}
+
+/// The device whose stream is in the section of that name.
+pub(crate) fn device_of_section(section: &str) -> Option<&str> {
+    section.strip_suffix(SECTION_SUFFIX)
+}
+
+const SECTION_SUFFIX: &str = "/stream";
+
+/// A device with a stream, under the name that it has on the wire.
+#[derive(Clone)]
+pub(crate) struct Streamed {
+    pub name: String,
+    pub instance: u32,
+    pub stream: Arc<dyn DeviceStream>,
+}
+
+impl Streamed {
+    /// Those of `devices` that have one, in their order.
+    pub fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
+        let streamed = devices.iter().filter_map(|device| {
+            let stream = device.stream()?;
+            Some(Self { name: device.name(), instance: device.instance(), stream })
+        });
+        streamed.collect()
+    }
+
+    /// Says whose `error` it is.
+    pub fn named(&self, doing: &str, error: VmError) -> MigrationError {
+        VmError::new(format!("{self}: {doing}: {}", error.what), error.why).into()
+    }
+}
+
+impl std::fmt::Display for Streamed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "device {:?}, instance {}", self.name, self.instance)
+    }
+}
+
+/// Does `act` to all `devices` at once and waits for all. The first error in their order is returned; the others
+/// have been tried all the same.
+pub(crate) fn in_parallel(
+    devices: &[Streamed],
+    doing: &str,
+    act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
+) -> Result<(), MigrationError> {
+    let one = |device: &Streamed| act(device.stream.as_ref()).map_err(|error| device.named(doing, error));
+    let Some((last, others)) = devices.split_last() else { return Ok(()) };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = others.iter().map(|device| scope.spawn(|| one(device))).collect();
+        let last = one(last);
+        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
+        let joined = others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
+        joined.fold(Ok(()), Result::and).and(last)
+    })
+}

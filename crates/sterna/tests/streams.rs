@@ -1,0 +1,291 @@
+//! Devices with large state: whole, in order, in bounded memory, beside each other; and whole again at the source
+//! when anything fails.
+
+mod common;
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::multifd;
+use sterna::{Arrival, Capabilities, Outcome, Parameters};
+use support::bank::{Bank, Calls};
+use support::{Random, TestVm, assert_next_works, case, small, vm};
+
+/// A VM with banks, and the place for it.
+struct Machines {
+    source: Arc<TestVm>,
+    target: Arc<TestVm>,
+    saves: Calls,
+    loads: Calls,
+}
+
+impl Machines {
+    fn new(banks: impl Fn(&Calls) -> Vec<Bank>) -> Self {
+        let (saves, loads) = (Calls::default(), Calls::default());
+        let banks: Vec<_> = banks(&saves).into_iter().map(Arc::new).collect();
+        let waiting = banks.iter().map(|bank| Arc::new(bank.waiting(&loads))).collect();
+        let (source, target) = common::pair(&small());
+        Self {
+            source: TestVm::with_banks(source, banks),
+            target: TestVm::with_banks(target, waiting),
+            saves,
+            loads,
+        }
+    }
+
+    fn migrate(
+        &self,
+        params: &Parameters,
+        capabilities: Capabilities,
+    ) -> (sterna::Migration, Outcome, Arrival) {
+        let incoming = vm::listen(&self.target, params, capabilities);
+        let migration = vm::start(&self.source, &incoming.address(), params, capabilities, Arc::new(()));
+        let (outcome, arrival) = (migration.wait(), incoming.wait());
+        let held = params.max_queued_stream_bytes.max(65_556);
+        for stream in incoming.statistics().streams {
+            assert!(stream.peak_bytes <= held, "{stream:?}");
+        }
+        (migration, outcome, arrival)
+    }
+
+    fn assert_arrived(&self, outcome: &Outcome, arrival: &Arrival) {
+        common::assert_arrived(outcome, arrival, &self.target.guest);
+        assert!(self.target.banks.iter().all(|bank| bank.runs()));
+    }
+}
+
+fn banks(count: u32, bytes: u64, running_bytes: u64) -> impl Fn(&Calls) -> Vec<Bank> {
+    move |calls| (0..count).map(|i| Bank::new(i, 77 + u64::from(i), bytes, running_bytes, calls)).collect()
+}
+
+fn place(
+    calls: &Calls,
+    call: &str,
+    which: impl Fn(&mut dyn Iterator<Item = usize>) -> Option<usize>,
+) -> usize {
+    let calls = calls.lock().unwrap();
+    let mut places = calls.iter().enumerate().filter(|(_, made)| made.1 == call).map(|(place, _)| place);
+    which(&mut places).unwrap_or_else(|| panic!("no {call} among {calls:?}"))
+}
+
+#[test]
+fn streams_over_any_channels_arrive_whole() {
+    case("streams", || {
+        for lanes in [0, 1, 2, 5] {
+            let (params, mut capabilities) = multifd(lanes.max(1));
+            capabilities.multifd = lanes > 0;
+            for running_bytes in [0, 700_001] {
+                let machines = Machines::new(banks(3, 3_000_000, running_bytes));
+
+                let (migration, outcome, arrival) = machines.migrate(&params, capabilities);
+
+                machines.assert_arrived(&outcome, &arrival);
+                for stream in migration.statistics().streams {
+                    assert_eq!(stream.bytes, 3_000_000);
+                    let running = if lanes > 0 { running_bytes } else { 0 };
+                    assert_eq!(stream.running_bytes, running, "over {lanes} multifd channels");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn stream_of_no_bytes_and_of_one_arrive() {
+    case("streams", || {
+        for bytes in [0, 1] {
+            let machines = Machines::new(banks(2, bytes, 0));
+            let (params, capabilities) = multifd(2);
+            let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+            machines.assert_arrived(&outcome, &arrival);
+        }
+    });
+}
+
+#[test]
+fn devices_all_quiesce_before_any_stops_and_run_before_the_guest() {
+    case("streams", || {
+        let machines = Machines::new(banks(4, 1 << 20, 4096));
+        let (params, capabilities) = multifd(2);
+
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+        machines.assert_arrived(&outcome, &arrival);
+        let saves = &machines.saves;
+        let last_quiesce = place(saves, "quiesce", |places| places.last());
+        let first_stop = place(saves, "stop", |places| places.next());
+        let last_stop = place(saves, "stop", |places| places.last());
+        let first_rest = place(saves, "read stopped", |places| places.next());
+        assert!(last_quiesce < first_stop && last_stop < first_rest, "{:?}", saves.lock().unwrap());
+        assert_eq!(place(&machines.loads, "run", |places| Some(places.count())), 4);
+    });
+}
+
+#[test]
+fn one_chunk_ceiling_with_stalled_loaders_never_blocks() {
+    let mut random = Random::new("one_chunk_ceiling_with_stalled_loaders_never_blocks");
+    case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round)));
+}
+
+fn stalled_loader(random: &mut Random, round: u32) {
+    let sizes: Vec<(u64, u64)> = (0..8).map(|_| (random.below(300_000), random.below(100_000))).collect();
+    let machines = Machines::new(|calls| {
+        let bank = |(index, (bytes, running)): (usize, &(u64, u64))| {
+            Bank::new(index as u32, index as u64, *bytes, *running, calls)
+        };
+        sizes.iter().enumerate().map(bank).collect()
+    });
+    let stalled = random.below(8) as usize;
+    let delay = Duration::from_micros(random.below(3000));
+    *machines.target.banks[stalled].load_delay.lock().unwrap() = delay;
+    let (mut params, capabilities) = multifd(4);
+    // A configuration fits; so one chunk it is.
+    params.max_queued_stream_bytes = 1;
+
+    let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+    assert!(matches!(outcome, Outcome::Completed), "round {round}: {outcome:?}");
+    assert!(matches!(arrival, Arrival::Completed(_)), "round {round}: {arrival:?}");
+    assert!(machines.target.banks.iter().all(|bank| bank.runs()), "round {round}");
+}
+
+#[test]
+fn call_that_fails_leaves_the_guest_and_its_devices_running_at_the_source() {
+    for lanes in [0, 2] {
+        for call in
+            ["begin_save", "pending", "read running", "quiesce", "stop", "read stopped", "configuration"]
+        {
+            let never_made = lanes == 0 && matches!(call, "pending" | "read running");
+            if never_made {
+                continue;
+            }
+            case("streams", || {
+                let machines = Machines::new(banks(3, 600_000, 200_000));
+                machines.source.banks[1].fail(Some(call));
+                let (params, mut capabilities) = multifd(2);
+                capabilities.multifd = lanes > 0;
+
+                let (_, outcome, _) = machines.migrate(&params, capabilities);
+
+                let Outcome::Failed { error, held: false } = &outcome else { panic!("{call}: {outcome:?}") };
+                let text = error.to_string();
+                assert!(text.contains("\"bank\", instance 1"), "{call}: {text}");
+                common::assert_lives_on(&machines.source.guest);
+                assert!(machines.source.banks.iter().all(|bank| bank.runs()), "{call}");
+                machines.source.banks[1].fail(None);
+                assert_next_works(&machines.source, &machines.target);
+            });
+        }
+    }
+}
+
+#[test]
+fn load_that_fails_on_one_of_four_devices_names_it_and_the_source_runs_on() {
+    for call in ["begin_load", "write", "finish_load"] {
+        for lanes in [0, 2] {
+            case("streams", || {
+                let machines = Machines::new(banks(4, 600_000, 200_000));
+                machines.target.banks[2].fail(Some(call));
+                let (params, mut capabilities) = multifd(2);
+                capabilities.multifd = lanes > 0;
+
+                let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+                assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{call}: {outcome:?}");
+                let Arrival::Failed(error) = &arrival else { panic!("{call}: {arrival:?}") };
+                assert!(error.to_string().contains("\"bank\", instance 2"), "{call}: {error}");
+                common::assert_lives_on(&machines.source.guest);
+                assert!(machines.source.banks.iter().all(|bank| bank.runs()), "{call}");
+                machines.target.banks[2].fail(None);
+                assert_next_works(&machines.source, &machines.target);
+            });
+        }
+    }
+}
+
+#[test]
+fn device_that_is_not_there_is_named() {
+    case("streams", || {
+        let (saves, loads) = (Calls::default(), Calls::default());
+        let bank = Bank::new(0, 1, 100_000, 0, &saves);
+        let other = Bank::new(5, 1, 100_000, 0, &loads);
+        let (source, target) = common::pair(&small());
+        let source = TestVm::with_banks(source, vec![Arc::new(bank)]);
+        let target = TestVm::with_banks(target, vec![Arc::new(other.waiting(&loads))]);
+        let (params, capabilities) = multifd(2);
+
+        let incoming = vm::listen(&target, &params, capabilities);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        let (outcome, arrival) = (migration.wait(), incoming.wait());
+
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn switchover_ack_waits_for_every_devices_initial_bytes() {
+    case("streams", || {
+        let machines = Machines::new(|calls| {
+            let bank = |instance| Bank::new(instance, 3, 2 << 20, 1 << 20, calls).asking();
+            vec![bank(0), bank(1)]
+        });
+        *machines.target.banks[1].load_delay.lock().unwrap() = Duration::from_millis(50);
+        let (mut params, mut capabilities) = multifd(2);
+        params.max_queued_stream_bytes = 256 << 10;
+        capabilities.switchover_ack = true;
+
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+        machines.assert_arrived(&outcome, &arrival);
+        // All initial bytes were loaded before the devices were stopped, so they were read before.
+        let saves = machines.saves.lock().unwrap();
+        let stop = saves.iter().position(|made| made.1 == "quiesce").unwrap();
+        assert!(!saves[stop..].iter().any(|made| made.1 == "read running"), "{saves:?}");
+        drop(saves);
+        let first_acked = machines.loads.lock().unwrap().iter().filter(|made| made.1 == "write").count();
+        assert!(first_acked >= 8, "{first_acked} chunks");
+    });
+}
+
+#[test]
+fn devices_of_a_paused_guest_are_saved_too() {
+    case("streams", || {
+        let machines = Machines::new(banks(2, 300_000, 0));
+        machines.source.guest.pause().unwrap();
+        let (params, capabilities) = multifd(2);
+
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+        assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+        assert!(matches!(arrival, Arrival::Completed(sterna::RunState::Paused)), "{arrival:?}");
+        // Running them is for whoever lets the guest run.
+        assert!(machines.target.banks.iter().all(|bank| !bank.runs()));
+    });
+}
+
+#[test]
+fn stream_through_a_file_of_any_form_arrives_whole() {
+    case("streams", || {
+        let directory = tempfile::tempdir().unwrap();
+        for mapped_ram in [false, true] {
+            let machines = Machines::new(banks(2, 2_500_000, 1_000_000));
+            let path = directory.path().join(format!("image-{mapped_ram}"));
+            let to = sterna::Address::File { path, offset: 0 };
+            let (params, _) = multifd(2);
+            let capabilities = Capabilities { mapped_ram, multifd: mapped_ram, ..Capabilities::default() };
+
+            let migration = vm::start(&machines.source, &to, &params, capabilities, Arc::new(()));
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            let target = Arc::clone(&machines.target) as Arc<dyn sterna::TargetVm>;
+            let incoming =
+                sterna::Incoming::listen(target, &to, params.clone(), capabilities, Arc::new(())).unwrap();
+            let arrival = incoming.wait();
+
+            machines.assert_arrived(&outcome, &arrival);
+        }
+    });
+}

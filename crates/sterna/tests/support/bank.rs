@@ -1,0 +1,226 @@
+//! A device with large state in this process: what it saves is a function of seed and place, so that loading notices
+//! any byte that is lost, torn or in the wrong place. Fails on order, and writes down which calls it got.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sterna::{Device, DeviceStream, PendingState, VmError};
+
+/// Every call of all banks of one VM, in order: which bank, which call.
+pub type Calls = Arc<Mutex<Vec<(u32, &'static str)>>>;
+
+pub struct Bank {
+    pub name: String,
+    pub instance: u32,
+    pub seed: u64,
+    /// Bytes of its stream.
+    pub bytes: u64,
+    /// Of these, readable while it runs.
+    pub running_bytes: u64,
+    /// The call that fails, from now on.
+    pub fails: Mutex<Option<&'static str>>,
+    /// How long a call to load takes.
+    pub load_delay: Mutex<Duration>,
+    pub asks_ack: bool,
+    pub calls: Calls,
+    state: Mutex<State>,
+    /// Bytes read or written.
+    at: AtomicU64,
+    inside: AtomicU32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Running,
+    Quiesced,
+    Stopped,
+    Loading,
+    Loaded,
+}
+
+impl Bank {
+    pub fn new(instance: u32, seed: u64, bytes: u64, running_bytes: u64, calls: &Calls) -> Self {
+        Self {
+            name: "bank".into(),
+            instance,
+            seed,
+            bytes,
+            running_bytes: running_bytes.min(bytes),
+            fails: Mutex::new(None),
+            load_delay: Mutex::new(Duration::ZERO),
+            asks_ack: false,
+            calls: Arc::clone(calls),
+            state: Mutex::new(State::Running),
+            at: AtomicU64::new(0),
+            inside: AtomicU32::new(0),
+        }
+    }
+
+    /// It asks for an acknowledgement before the switchover.
+    pub fn asking(self) -> Self {
+        Self { asks_ack: true, ..self }
+    }
+
+    /// The one at the destination, which knows only where it shall arrive.
+    pub fn waiting(&self, calls: &Calls) -> Self {
+        let bank = Self::new(self.instance, self.seed, self.bytes, self.running_bytes, calls);
+        *bank.state.lock().unwrap() = State::Idle;
+        Self { asks_ack: self.asks_ack, ..bank }
+    }
+
+    pub fn fail(&self, call: Option<&'static str>) {
+        *self.fails.lock().unwrap() = call;
+    }
+
+    pub fn runs(&self) -> bool {
+        *self.state.lock().unwrap() == State::Running
+    }
+
+    fn call<T>(&self, name: &'static str, act: impl FnOnce() -> Result<T, VmError>) -> Result<T, VmError> {
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two calls to one device at once");
+        self.calls.lock().unwrap().push((self.instance, name));
+        let result = match *self.fails.lock().unwrap() {
+            Some(call) if call == name => Err(VmError::new(name, "told to fail")),
+            _ => act(),
+        };
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn enter(&self, from: &[State], to: State) -> Result<(), VmError> {
+        let mut state = self.state.lock().unwrap();
+        if !from.contains(&state) {
+            return Err(VmError::new("a device's state", format!("{to:?} behind {state:?}")));
+        }
+        *state = to;
+        Ok(())
+    }
+
+    fn is(&self, states: &[State]) -> bool {
+        states.contains(&self.state.lock().unwrap())
+    }
+}
+
+/// Byte `at` of the stream that `seed` makes.
+fn byte(seed: u64, at: u64) -> u8 {
+    let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word ^= word >> 32;
+    (word.wrapping_mul(0xd6e8_feb8_6659_fd93) >> (8 * (at % 8))) as u8
+}
+
+impl DeviceStream for Bank {
+    fn begin_save(&self) -> Result<(), VmError> {
+        self.call("begin_save", || {
+            self.at.store(0, Ordering::SeqCst);
+            Ok(())
+        })
+    }
+
+    fn pending(&self) -> Result<PendingState, VmError> {
+        self.call("pending", || {
+            let at = self.at.load(Ordering::SeqCst);
+            let initial_bytes = self.running_bytes.saturating_sub(at);
+            let stopped_bytes = self.bytes - self.running_bytes.max(at);
+            Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
+        })
+    }
+
+    fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
+        let has_stopped = self.is(&[State::Stopped]);
+        let name = if has_stopped { "read stopped" } else { "read running" };
+        self.call(name, || {
+            let end = if has_stopped { self.bytes } else { self.running_bytes };
+            let at = self.at.load(Ordering::SeqCst);
+            let count = end.saturating_sub(at).min(to.len() as u64) as usize;
+            to[..count].iter_mut().zip(at..).for_each(|(to, at)| *to = byte(self.seed, at));
+            self.at.fetch_add(count as u64, Ordering::SeqCst);
+            Ok(count)
+        })
+    }
+
+    fn quiesce(&self) -> Result<(), VmError> {
+        self.call("quiesce", || self.enter(&[State::Running], State::Quiesced))
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        self.call("stop", || self.enter(&[State::Quiesced], State::Stopped))
+    }
+
+    fn configuration(&self) -> Result<Vec<u8>, VmError> {
+        self.call("configuration", || Ok(self.seed.to_be_bytes().to_vec()))
+    }
+
+    fn end_save(&self) -> Result<(), VmError> {
+        self.call("end_save", || Ok(()))
+    }
+
+    fn begin_load(&self) -> Result<(), VmError> {
+        self.call("begin_load", || {
+            self.at.store(0, Ordering::SeqCst);
+            self.enter(&[State::Idle], State::Loading)
+        })
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), VmError> {
+        self.call("write", || {
+            std::thread::sleep(*self.load_delay.lock().unwrap());
+            let at = self.at.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+            let wrong = bytes.iter().zip(at..).find(|(is, at)| **is != byte(self.seed, *at));
+            match wrong {
+                Some((_, at)) => Err(VmError::new("load", format!("byte {at} is another"))),
+                None if self.is(&[State::Loading]) => Ok(()),
+                None => Err(VmError::new("load", "not loading")),
+            }
+        })
+    }
+
+    fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError> {
+        self.call("finish_load", || {
+            let at = self.at.load(Ordering::SeqCst);
+            if at != self.bytes || configuration != self.seed.to_be_bytes() {
+                return Err(VmError::new("load", format!("{at} of {} bytes", self.bytes)));
+            }
+            self.enter(&[State::Loading], State::Loaded)
+        })
+    }
+
+    fn end_load(&self) -> Result<(), VmError> {
+        self.call("end_load", || {
+            *self.state.lock().unwrap() = State::Idle;
+            Ok(())
+        })
+    }
+
+    fn run(&self) -> Result<(), VmError> {
+        self.call("run", || {
+            let from = [State::Running, State::Quiesced, State::Stopped, State::Loaded];
+            self.enter(&from, State::Running)
+        })
+    }
+}
+
+/// A bank among a VM's devices.
+pub struct BankDevice(pub Arc<Bank>);
+
+impl Device for BankDevice {
+    fn name(&self) -> String {
+        self.0.name.clone()
+    }
+    fn instance(&self) -> u32 {
+        self.0.instance
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        Ok(Vec::new())
+    }
+    fn load(&self, _: u32, body: &[u8]) -> Result<(), VmError> {
+        if body.is_empty() { Ok(()) } else { Err(VmError::new("load", "a body")) }
+    }
+    fn asks_switchover_ack(&self) -> bool {
+        self.0.asks_ack
+    }
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        Some(Arc::clone(&self.0) as _)
+    }
+}
