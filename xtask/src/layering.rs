@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-image"],
     &["sterna"],
     &["sterna-qmp"],
+    &["sterna-devices"],
     &["sterna-vmm", "sterna-guests"],
     &["sterna-cli", "minimal-vmm"],
     &["sterna-interop", "sterna-soak"],

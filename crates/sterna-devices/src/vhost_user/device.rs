@@ -1,0 +1,155 @@
+//! The device as a VMM has it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sterna_ram::GuestRam;
+use sterna_ram::dirty::{LoggedRange, VhostLog};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::configuration::Configuration;
+use super::memory::GuestMemory;
+use super::session::{Events, Session};
+use super::stream::Transfer;
+use super::worker::{Asking, Worker};
+use super::{Ring, VhostUserError, connect};
+
+/// Where a device's back end is, and how long it may take.
+#[derive(Debug, Clone)]
+pub struct VhostUserOptions {
+    /// What errors and the stream call the device: the same on both sides.
+    pub name: String,
+    /// Where the back end listens.
+    pub socket: PathBuf,
+    /// Queues that the device has.
+    pub queues: usize,
+    /// How long a request may go unanswered. A back end that is told to stop first finishes what it has begun.
+    pub answer_limit: Duration,
+    /// How long its state may stand still while it moves.
+    pub state_limit: Duration,
+    /// How large its state is, as far as one knows: the protocol does not tell. For the expected downtime.
+    pub expected_state_bytes: u64,
+    /// How fast it moves, if one knows. For the expected downtime.
+    pub expected_bytes_per_second: Option<u64>,
+}
+
+impl VhostUserOptions {
+    /// One queue; half a minute for an answer and for the state to move on.
+    pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            socket: socket.into(),
+            queues: 1,
+            answer_limit: Duration::from_secs(30),
+            state_limit: Duration::from_secs(30),
+            expected_state_bytes: 0,
+            expected_bytes_per_second: None,
+        }
+    }
+}
+
+/// A virtio device whose back end is another process. Its state moves as a [`sterna::DeviceStream`].
+///
+/// Dropping it closes the connection; most back ends end then.
+pub struct VhostUserDevice {
+    pub(super) name: Arc<str>,
+    pub(super) options: VhostUserOptions,
+    pub(super) worker: Worker<Session>,
+    pub(super) transfer: Mutex<Transfer>,
+    offered: u64,
+    events: Arc<[Events]>,
+}
+
+impl VhostUserDevice {
+    /// Connects to the back end and gives it `ram`, which the guest sees at `ranges`.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Connect`]; [`VhostUserError::Lacks`] for a back end that cannot be migrated;
+    /// [`VhostUserError::Memory`] for RAM that no other process can have; whatever a request can fail with.
+    pub fn connect(
+        options: VhostUserOptions,
+        ram: &GuestRam,
+        ranges: &[LoggedRange],
+    ) -> Result<Arc<Self>, VhostUserError> {
+        let device: Arc<str> = options.name.as_str().into();
+        let memory = GuestMemory::new(&device, ram, ranges)?;
+        let system = |what| {
+            let device = Arc::clone(&device);
+            move |source: io::Error| VhostUserError::System { device, what, source }
+        };
+        let events = (0..options.queues)
+            .map(|_| Ok(Events { kick: EventFd::new(EFD_NONBLOCK)?, call: EventFd::new(EFD_NONBLOCK)? }))
+            .collect::<io::Result<Arc<[Events]>>>()
+            .map_err(system("making eventfds"))?;
+        let main = connect::within(options.answer_limit, &options.socket).map_err(|source| {
+            let socket = options.socket.clone();
+            VhostUserError::Connect { device: Arc::clone(&device), socket, source }
+        })?;
+        let clone = || main.try_clone().map_err(system("doubling the socket"));
+        let (by_hand, to_close) = (clone()?, clone()?);
+        let asking = Asking::new();
+        let session = Session::new(&device, &asking, [main, by_hand], memory, Arc::clone(&events));
+        let worker = Worker::start(Arc::clone(&device), asking, options.answer_limit, to_close, session)?;
+        let offered = worker.call(Session::negotiate)?;
+        let transfer = Mutex::default();
+        Ok(Arc::new(Self { name: device, options, worker, transfer, offered, events }))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The features that a driver may take: those of virtio and of the device.
+    pub fn offered_features(&self) -> u64 {
+        self.offered
+    }
+
+    /// Queues that it has.
+    pub fn queues(&self) -> usize {
+        self.events.len()
+    }
+
+    /// To be signalled when the guest has made entries of queue `queue` available.
+    pub fn kick(&self, queue: usize) -> Option<&EventFd> {
+        Some(&self.events.get(queue)?.kick)
+    }
+
+    /// Is signalled when the device has used entries of queue `queue`.
+    pub fn call(&self, queue: usize) -> Option<&EventFd> {
+        Some(&self.events.get(queue)?.call)
+    }
+
+    /// The guest's driver is ready: it took `features`, and its rings are `rings`, the first that of queue 0. The back
+    /// end serves them from now on.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Ring`], [`VhostUserError::Lacks`]; rings run already; whatever a request can fail with.
+    pub fn start(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
+        let configuration = Configuration { features, rings: rings.to_vec() };
+        self.worker.call(move |session| {
+            session.adopt(&configuration)?;
+            session.run()
+        })
+    }
+
+    /// The back end notes what it writes in `log` (which was started) when this returns.
+    pub(super) fn start_log(&self, log: &Arc<VhostLog>) -> Result<(), VhostUserError> {
+        let log = Arc::clone(log);
+        self.worker.call(move |session| session.set_log(Some(log)))
+    }
+
+    /// The back end need not note what it writes any more.
+    pub(super) fn stop_log(&self) -> Result<(), VhostUserError> {
+        self.worker.call(|session| session.set_log(None))
+    }
+}
+
+impl fmt::Debug for VhostUserDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VhostUserDevice").field("options", &self.options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+//! Guest RAM as a back end gets it: memfds, and where the guest sees which part of them.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use sterna_ram::dirty::LoggedRange;
+use sterna_ram::{GuestRam, PAGE_SIZE};
+use vhost::VhostUserMemoryRegionInfo;
+
+use super::VhostUserError;
+
+/// What every back end takes, and more than any machine of ours has.
+const RANGES_MAX: usize = 8;
+
+/// Guest RAM and where the guest sees it, checked.
+#[derive(Debug, Clone)]
+pub(super) struct GuestMemory {
+    ram: GuestRam,
+    ranges: Vec<LoggedRange>,
+}
+
+impl GuestMemory {
+    pub(super) fn new(
+        device: &Arc<str>,
+        ram: &GuestRam,
+        ranges: &[LoggedRange],
+    ) -> Result<Self, VhostUserError> {
+        let refuse = |range, rule| VhostUserError::Memory { device: Arc::clone(device), range, rule };
+        if ranges.is_empty() || ranges.len() > RANGES_MAX {
+            return Err(refuse(ranges.len(), "a back end takes 1 to 8 ranges"));
+        }
+        for (index, range) in ranges.iter().enumerate() {
+            let refuse = |rule| refuse(index, rule);
+            let block = ram.blocks().get(range.block).ok_or(refuse("it names a block that is not there"))?;
+            let end = range.first_page.checked_add(range.pages);
+            if range.pages == 0 || end.is_none_or(|end| end > block.pages()) {
+                return Err(refuse("it does not lie inside its block"));
+            }
+            if range.guest_address.checked_add(bytes(range.pages)).is_none() {
+                return Err(refuse("it ends behind the last address"));
+            }
+            if block.file().is_none() {
+                return Err(refuse("private memory cannot be given to a back end: back it by a memfd"));
+            }
+        }
+        Ok(Self { ram: ram.clone(), ranges: ranges.to_vec() })
+    }
+
+    /// The table for SET_MEM_TABLE. The descriptors are valid as long as `self` is.
+    pub(super) fn table(&self) -> Vec<VhostUserMemoryRegionInfo> {
+        self.ranges
+            .iter()
+            .filter_map(|range| {
+                let block = self.ram.block(range.block);
+                Some(VhostUserMemoryRegionInfo {
+                    guest_phys_addr: range.guest_address,
+                    memory_size: bytes(range.pages),
+                    userspace_addr: block.host_address() as u64 + bytes(range.first_page),
+                    mmap_offset: bytes(range.first_page),
+                    mmap_handle: block.file()?.as_raw_fd(),
+                })
+            })
+            .collect()
+    }
+
+    /// Where this process has `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the
+    /// protocol names rings by such addresses.
+    pub(super) fn host_address(&self, address: u64, len: u64) -> Option<u64> {
+        self.ranges.iter().find_map(|range| {
+            let offset = address.checked_sub(range.guest_address)?;
+            let fits = offset.checked_add(len)? <= bytes(range.pages);
+            let base = self.ram.block(range.block).host_address() as u64;
+            fits.then(|| base + bytes(range.first_page) + offset)
+        })
+    }
+}
+
+fn bytes(pages: u64) -> u64 {
+    pages * PAGE_SIZE as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_ram::{Backing, RamBlock};
+
+    use super::*;
+
+    fn two_ranges() -> (GuestRam, Vec<LoggedRange>) {
+        let block = |name: &str| RamBlock::new(name, 64 << 12, Backing::Memfd).expect("a block");
+        let ram = GuestRam::new(vec![block("low"), block("high")]).expect("RAM");
+        let low = LoggedRange { guest_address: 0x10_0000, block: 0, first_page: 16, pages: 48 };
+        let high = LoggedRange { guest_address: 1 << 32, block: 1, first_page: 0, pages: 64 };
+        (ram, vec![low, high])
+    }
+
+    fn device() -> Arc<str> {
+        "fs".into()
+    }
+
+    #[test]
+    fn host_address_inside_a_range_is_that_of_its_block() {
+        let (ram, ranges) = two_ranges();
+        let memory = GuestMemory::new(&device(), &ram, &ranges).expect("memory");
+
+        let found = memory.host_address(0x10_0008, 16);
+
+        assert_eq!(found, Some(ram.block(0).host_address() as u64 + (16 << 12) + 8));
+        assert_eq!(memory.host_address(1 << 32, 64 << 12), Some(ram.block(1).host_address() as u64));
+    }
+
+    #[test]
+    fn host_address_outside_or_across_the_end_is_none() {
+        let (ram, ranges) = two_ranges();
+        let memory = GuestMemory::new(&device(), &ram, &ranges).expect("memory");
+
+        for (address, len) in [(0, 1), (0x10_0000 + (48 << 12) - 1, 2), (u64::MAX, 1), (1 << 32, u64::MAX)] {
+            assert_eq!(memory.host_address(address, len), None, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn new_with_memory_that_cannot_be_shared_is_refused() {
+        let block = RamBlock::new("ram", 4 << 12, Backing::Anonymous).expect("a block");
+        let ram = GuestRam::new(vec![block]).expect("RAM");
+        let whole = LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: 4 };
+
+        let error = GuestMemory::new(&device(), &ram, &[whole]).expect_err("private memory");
+
+        assert!(error.to_string().contains("memfd"), "{error}");
+    }
+
+    #[test]
+    fn new_with_ranges_that_are_not_in_the_ram_is_refused() {
+        let (ram, ranges) = two_ranges();
+        let longer = LoggedRange { pages: 49, ..ranges[0] };
+        let stray = LoggedRange { block: 2, ..ranges[0] };
+        let high = LoggedRange { guest_address: u64::MAX - 4095, ..ranges[0] };
+
+        for bad in [vec![], vec![longer], vec![stray], vec![high], vec![ranges[0]; 9]] {
+            assert!(GuestMemory::new(&device(), &ram, &bad).is_err(), "{bad:?}");
+        }
+    }
+}

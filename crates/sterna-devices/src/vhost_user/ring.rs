@@ -1,0 +1,87 @@
+//! Where a ring is, and how far its back end has got with it.
+
+use std::sync::Arc;
+
+use vhost::VringConfigData;
+
+use super::VhostUserError;
+use super::memory::GuestMemory;
+
+/// The most entries that a split ring may have.
+const SIZE_MAX: u16 = 1 << 15;
+
+/// A split virtqueue as the guest's driver set it up; addresses are guest-physical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ring {
+    /// Entries: a power of two.
+    pub size: u16,
+    /// The descriptor table, 16 bytes for each entry.
+    pub descriptors: u64,
+    /// The available ring.
+    pub available: u64,
+    /// The used ring.
+    pub used: u64,
+    /// The index of the first entry of the available ring that the back end has not taken: 0 for a new ring.
+    pub base: u16,
+}
+
+impl Ring {
+    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in addresses of this process.
+    pub(super) fn check(
+        &self,
+        device: &Arc<str>,
+        index: usize,
+        memory: &GuestMemory,
+    ) -> Result<VringConfigData, VhostUserError> {
+        let refuse = |rule| VhostUserError::Ring { device: Arc::clone(device), ring: index, rule };
+        if !self.size.is_power_of_two() || self.size > SIZE_MAX {
+            return Err(refuse("its size is no power of two up to 32768"));
+        }
+        let size = u64::from(self.size);
+        let find = |address: u64, align: u64, len: u64, rule| {
+            let aligned = address.is_multiple_of(align);
+            memory.host_address(address, len).filter(|_| aligned).ok_or(refuse(rule))
+        };
+        Ok(VringConfigData {
+            queue_max_size: self.size,
+            queue_size: self.size,
+            flags: 0,
+            desc_table_addr: find(self.descriptors, 16, 16 * size, "its descriptors are not in RAM")?,
+            avail_ring_addr: find(self.available, 2, 6 + 2 * size, "its available ring is not in RAM")?,
+            used_ring_addr: find(self.used, 4, 6 + 8 * size, "its used ring is not in RAM")?,
+            log_addr: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_ram::dirty::LoggedRange;
+    use sterna_ram::{Backing, GuestRam, RamBlock};
+
+    use super::*;
+
+    #[test]
+    fn check_of_rings_that_do_not_fit_refuses() {
+        let block = RamBlock::new("ram", 16 << 12, Backing::Memfd).expect("a block");
+        let ram = GuestRam::new(vec![block]).expect("RAM");
+        let whole = LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: 16 };
+        let device: Arc<str> = "fs".into();
+        let memory = GuestMemory::new(&device, &ram, &[whole]).expect("memory");
+        let good = Ring { size: 128, descriptors: 0x1000, available: 0x2000, used: 0x3000, base: 0 };
+
+        assert!(good.check(&device, 0, &memory).is_ok());
+        for bad in [
+            Ring { size: 0, ..good },
+            Ring { size: 100, ..good },
+            Ring { descriptors: 0x1008, ..good },
+            Ring { descriptors: 0xf810, ..good },
+            Ring { available: 0x2001, ..good },
+            Ring { available: 0xffff_ffff_ffff_fffe, ..good },
+            Ring { used: 0x3002, ..good },
+            Ring { used: 0x10_0000, ..good },
+        ] {
+            assert!(bad.check(&device, 0, &memory).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The device in the list of a machine's devices: an empty section, and the stream beside it.
+
+use std::sync::Arc;
+
+use sterna::{Device, DeviceStream, VmError};
+
+use super::VhostUserDevice;
+
+/// A vhost-user device as [`Device`]. Its section is empty: all is in the stream and its configuration.
+#[derive(Debug, Clone)]
+pub struct VhostUserSection(pub Arc<VhostUserDevice>);
+
+impl Device for VhostUserSection {
+    fn name(&self) -> String {
+        format!("vhost-user/{}", self.0.name())
+    }
+
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        Ok(Vec::new())
+    }
+
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        if body.is_empty() {
+            return Ok(());
+        }
+        let what = format!("loading section {}", self.name());
+        Err(VmError::new(what, format!("{} bytes came, none are known", body.len())))
+    }
+
+    fn body_limit(&self) -> usize {
+        0
+    }
+
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        Some(Arc::clone(&self.0) as Arc<dyn DeviceStream>)
+    }
+}

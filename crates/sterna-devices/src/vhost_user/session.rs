@@ -1,0 +1,321 @@
+//! One connection: what was agreed on with the back end, and which of its rings run. Lives on the device's thread;
+//! every call may wait for the back end for ever.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use sterna_ram::dirty::VhostLog;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserHeaderFlag, VhostUserVringAddrFlags,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost::{VhostBackend, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::configuration::{Configuration, RINGS_MAX};
+use super::log_base::{self, LogBaseError};
+use super::memory::GuestMemory;
+use super::worker::Asking;
+use super::{Ring, StateDirection, VhostUserError};
+
+const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
+const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+/// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
+const RING_PACKED: u64 = 1 << 34;
+
+/// The eventfds of one queue. They outlive a stop and a start of the ring.
+#[derive(Debug)]
+pub(super) struct Events {
+    /// The guest has made entries available.
+    pub(super) kick: EventFd,
+    /// The device has used entries.
+    pub(super) call: EventFd,
+}
+
+/// A ring, and whether the back end serves it.
+struct ActiveRing {
+    ring: Ring,
+    addresses: VringConfigData,
+    runs: bool,
+}
+
+/// The connection.
+pub(super) struct Session {
+    device: Arc<str>,
+    asking: Asking,
+    frontend: Frontend,
+    socket: UnixStream,
+    memory: GuestMemory,
+    protocol: VhostUserProtocolFeatures,
+    offered: u64,
+    /// What the guest's driver took of it.
+    features: u64,
+    rings: Vec<ActiveRing>,
+    events: Arc<[Events]>,
+    log: Option<Arc<VhostLog>>,
+}
+
+impl Session {
+    pub(super) fn new(
+        device: &Arc<str>,
+        asking: &Asking,
+        sockets: [UnixStream; 2],
+        memory: GuestMemory,
+        events: Arc<[Events]>,
+    ) -> Self {
+        let [main, socket] = sockets;
+        Self {
+            device: Arc::clone(device),
+            asking: asking.clone(),
+            frontend: Frontend::from_stream(main, events.len() as u64),
+            socket,
+            memory,
+            protocol: VhostUserProtocolFeatures::empty(),
+            offered: 0,
+            features: 0,
+            rings: Vec::new(),
+            events,
+            log: None,
+        }
+    }
+
+    /// Agrees on what the protocol can do, and gives the back end the guest's memory. Gives the features that a
+    /// driver may take.
+    pub(super) fn negotiate(&mut self) -> Result<u64, VhostUserError> {
+        self.ask("SET_OWNER", |frontend| frontend.set_owner())?;
+        let offered = self.ask("GET_FEATURES", |frontend| frontend.get_features())?;
+        for (bit, name) in
+            [(PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"), (LOG_ALL, "VHOST_F_LOG_ALL")]
+        {
+            if offered & bit == 0 {
+                return Err(self.lacks(name));
+            }
+        }
+        self.offered = offered & !(PROTOCOL_FEATURES | LOG_ALL | RING_PACKED);
+        let known = self.ask("GET_PROTOCOL_FEATURES", |frontend| frontend.get_protocol_features())?;
+        let needed = [
+            (VhostUserProtocolFeatures::LOG_SHMFD, "VHOST_USER_PROTOCOL_F_LOG_SHMFD"),
+            (VhostUserProtocolFeatures::DEVICE_STATE, "VHOST_USER_PROTOCOL_F_DEVICE_STATE"),
+        ];
+        if let Some((_, name)) = needed.iter().find(|(bit, _)| !known.contains(*bit)) {
+            return Err(self.lacks(name));
+        }
+        let wanted = VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::DEVICE_STATE
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::RESET_DEVICE;
+        self.protocol = known & wanted;
+        let agreed = self.protocol;
+        self.ask("SET_PROTOCOL_FEATURES", |frontend| frontend.set_protocol_features(agreed))?;
+        if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        if agreed.contains(VhostUserProtocolFeatures::MQ) {
+            let queues = self.ask("GET_QUEUE_NUM", |frontend| frontend.get_queue_num())?;
+            if queues < self.events.len() as u64 {
+                return Err(self.lacks(&format!("{} queues, it has {queues}", self.events.len())));
+            }
+        }
+        let table = self.memory.table();
+        self.ask("SET_MEM_TABLE", |frontend| frontend.set_mem_table(&table))?;
+        Ok(self.offered)
+    }
+
+    /// The rings that the guest's driver or the source set up, all stopped. Nothing is said to the back end yet: its
+    /// look at the used rings must wait until RAM is whole.
+    pub(super) fn adopt(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
+        if self.rings.iter().any(|ring| ring.runs) {
+            return Err(self.out_of_order("setting rings up", "its rings run"));
+        }
+        let missing = configuration.features & !self.offered;
+        if missing != 0 {
+            return Err(self.lacks(&format!("the features {missing:#x}, which the guest's driver uses")));
+        }
+        if configuration.rings.len() > self.events.len().min(RINGS_MAX) {
+            let rule = "there are more rings than the device has queues";
+            return Err(VhostUserError::Ring {
+                device: Arc::clone(&self.device),
+                ring: self.events.len(),
+                rule,
+            });
+        }
+        let check = |(index, ring): (usize, &Ring)| {
+            let addresses = ring.check(&self.device, index, &self.memory)?;
+            Ok(ActiveRing { ring: *ring, addresses, runs: false })
+        };
+        self.rings =
+            configuration.rings.iter().enumerate().map(check).collect::<Result<_, VhostUserError>>()?;
+        self.features = configuration.features;
+        Ok(())
+    }
+
+    /// What [`Session::adopt`] takes at the other side.
+    pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
+        if self.rings.iter().any(|ring| ring.runs) {
+            return Err(self.out_of_order("asking for its configuration", "its rings run"));
+        }
+        let rings = self.rings.iter().map(|active| active.ring).collect();
+        Ok(Configuration { features: self.features, rings })
+    }
+
+    /// Starts every ring that is stopped, where it stopped.
+    pub(super) fn run(&mut self) -> Result<(), VhostUserError> {
+        if self.rings.iter().all(|ring| ring.runs) {
+            return Ok(());
+        }
+        self.set_features()?;
+        (0..self.rings.len())
+            .filter(|index| !self.rings[*index].runs)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|index| self.start_ring(index))
+    }
+
+    /// Stops every ring and notes how far it got. On return the back end has done and logged all that it took.
+    pub(super) fn stop(&mut self) -> Result<(), VhostUserError> {
+        for index in 0..self.rings.len() {
+            if !self.rings[index].runs {
+                continue;
+            }
+            let base = self.ask("GET_VRING_BASE", |frontend| frontend.get_vring_base(index))?;
+            let Ok(base) = u16::try_from(base) else {
+                return Err(VhostUserError::Misbehaved {
+                    device: Arc::clone(&self.device),
+                    request: "GET_VRING_BASE",
+                    rule: format!("a split ring has no entry {base}"),
+                });
+            };
+            let ring = &mut self.rings[index];
+            (ring.ring.base, ring.runs) = (base, false);
+        }
+        Ok(())
+    }
+
+    /// Lets the back end note what it writes in `log`, or not any more. Rings that run are stopped for it: the used
+    /// ring's address and its flag cannot change under a back end that moves the ring's index meanwhile.
+    pub(super) fn set_log(&mut self, log: Option<Arc<VhostLog>>) -> Result<(), VhostUserError> {
+        if let Some(log) = &log {
+            self.asking.set("SET_LOG_BASE");
+            log_base::set(&self.socket, log).map_err(|error| {
+                let (device, request) = (Arc::clone(&self.device), "SET_LOG_BASE");
+                match error {
+                    LogBaseError::Io(source) if is_out_of_descriptors(&source) => {
+                        VhostUserError::System { device, what: "handing the log over", source }
+                    }
+                    LogBaseError::Io(_) => VhostUserError::Gone { device, request },
+                    LogBaseError::Rule(rule) => VhostUserError::Misbehaved { device, request, rule },
+                }
+            })?;
+        }
+        let ran = self.rings.iter().any(|ring| ring.runs);
+        let stopped = self.stop();
+        let before = std::mem::replace(&mut self.log, log);
+        let set = stopped.and_then(|()| self.set_features());
+        if set.is_err() {
+            self.log = before;
+        }
+        // What was stopped for this runs again, whatever went wrong.
+        let resumed = if ran { self.run() } else { Ok(()) };
+        set.and(resumed)
+    }
+
+    /// Gives the back end its end of the pipe; it may answer with a descriptor of its own, to be used instead.
+    pub(super) fn transfer(
+        &mut self,
+        direction: StateDirection,
+        end: OwnedFd,
+    ) -> Result<Option<File>, VhostUserError> {
+        if self.rings.iter().any(|ring| ring.runs) {
+            return Err(self.out_of_order("moving its state", "its rings run"));
+        }
+        let way = match direction {
+            StateDirection::Save => VhostTransferStateDirection::SAVE,
+            StateDirection::Load => VhostTransferStateDirection::LOAD,
+        };
+        let phase = VhostTransferStatePhase::STOPPED;
+        self.ask("SET_DEVICE_STATE_FD", |frontend| frontend.set_device_state_fd(way, phase, end))
+    }
+
+    /// Whether the transfer that is over was a good one.
+    pub(super) fn check(&mut self, direction: StateDirection) -> Result<(), VhostUserError> {
+        self.ask("CHECK_DEVICE_STATE", |frontend| frontend.check_device_state()).map_err(
+            |error| match error {
+                VhostUserError::Refused { device, .. } => VhostUserError::State { device, direction },
+                other => other,
+            },
+        )
+    }
+
+    /// Forgets what was loaded.
+    pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
+        self.rings.clear();
+        self.features = 0;
+        if self.protocol.contains(VhostUserProtocolFeatures::RESET_DEVICE) {
+            self.ask("RESET_DEVICE", |frontend| frontend.reset_device())?;
+        }
+        Ok(())
+    }
+
+    /// Says which features hold. On return the back end keeps to them: it said so, or answered something later.
+    fn set_features(&mut self) -> Result<(), VhostUserError> {
+        let log = if self.log.is_some() { LOG_ALL } else { 0 };
+        let features = self.features | PROTOCOL_FEATURES | log;
+        self.ask("SET_FEATURES", |frontend| frontend.set_features(features))?;
+        if !self.protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            self.ask("GET_FEATURES", |frontend| frontend.get_features())?;
+        }
+        Ok(())
+    }
+
+    fn start_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
+        let ActiveRing { ring, mut addresses, .. } = self.rings[index];
+        if self.log.is_some() {
+            addresses.flags = VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits();
+            addresses.log_addr = Some(ring.used);
+        }
+        let events = Arc::clone(&self.events);
+        let events = &events[index];
+        self.ask("SET_VRING_NUM", |frontend| frontend.set_vring_num(index, ring.size))?;
+        self.ask("SET_VRING_BASE", |frontend| frontend.set_vring_base(index, ring.base))?;
+        self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
+        self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
+        self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
+        // From here on it may run, whatever the rest says.
+        self.rings[index].runs = true;
+        self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
+        // For what the guest made available while nobody looked; and for what was used but not told.
+        for event in [&events.kick, &events.call] {
+            event.write(1).map_err(|source| VhostUserError::System {
+                device: Arc::clone(&self.device),
+                what: "kicking a ring",
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn ask<T>(
+        &mut self,
+        request: &'static str,
+        ask: impl FnOnce(&mut Frontend) -> vhost::Result<T>,
+    ) -> Result<T, VhostUserError> {
+        self.asking.set(request);
+        ask(&mut self.frontend).map_err(|error| VhostUserError::of(&self.device, request, error))
+    }
+
+    fn lacks(&self, feature: &str) -> VhostUserError {
+        VhostUserError::Lacks { device: Arc::clone(&self.device), feature: feature.to_owned() }
+    }
+
+    fn out_of_order(&self, call: &'static str, state: &'static str) -> VhostUserError {
+        VhostUserError::OutOfOrder { device: Arc::clone(&self.device), call, state }
+    }
+}
+
+/// Descriptors on their way are counted: the one failure of a connection that is not the back end's.
+fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
+}

@@ -1,0 +1,216 @@
+//! The device's state as the engine's stream.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use sterna::{DeviceStream, PendingState, VmError};
+
+use super::configuration::Configuration;
+use super::pipe::{self, StatePipe};
+use super::{StateDirection, VhostUserDevice, VhostUserError};
+
+/// What the engine does with the device.
+#[derive(Debug, Default)]
+pub(super) enum Transfer {
+    #[default]
+    None,
+    /// It will be saved, but its rings run.
+    Announced,
+    /// The back end writes its state.
+    Saving { pipe: StatePipe, bytes: u64 },
+    /// All was read, and the back end says that it was all.
+    Saved,
+    /// The save went wrong or is not wanted any more.
+    Unsaved,
+    /// The back end reads its state.
+    Loading(StatePipe),
+    /// The state is in the back end's hands, but nobody has said that it is good.
+    Unchecked,
+    /// All is loaded.
+    Loaded,
+}
+
+impl Transfer {
+    fn describe(&self) -> &'static str {
+        match self {
+            Self::None => "its state is not moving",
+            Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
+            Self::Unsaved => "saving its state has failed",
+            Self::Loading(_) | Self::Unchecked | Self::Loaded => "its state is being loaded",
+        }
+    }
+
+    fn is_save(&self) -> bool {
+        matches!(self, Self::Announced | Self::Saving { .. } | Self::Saved | Self::Unsaved)
+    }
+
+    fn is_load(&self) -> bool {
+        matches!(self, Self::Loading(_) | Self::Unchecked | Self::Loaded)
+    }
+}
+
+impl DeviceStream for VhostUserDevice {
+    fn begin_save(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        if transfer.is_load() {
+            return Err(self.out_of_order("begin_save", &transfer).into());
+        }
+        self.abort_save(&mut transfer);
+        *transfer = Transfer::Announced;
+        Ok(())
+    }
+
+    fn pending(&self) -> Result<PendingState, VmError> {
+        let expected = self.options.expected_state_bytes;
+        let stopped_bytes = match &*self.transfer() {
+            Transfer::Announced => expected,
+            Transfer::Saving { pipe, bytes } => expected.saturating_sub(*bytes).max(pipe.readable()),
+            _ => 0,
+        };
+        Ok(PendingState { stopped_bytes, ..PendingState::default() })
+    }
+
+    fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
+        let mut transfer = self.transfer();
+        match &mut *transfer {
+            Transfer::Announced | Transfer::Saved => return Ok(0),
+            Transfer::Saving { pipe, bytes } => {
+                let n = pipe.read(to)?;
+                *bytes += n as u64;
+                if n > 0 || to.is_empty() {
+                    return Ok(n);
+                }
+            }
+            _ => return Err(self.out_of_order("read", &transfer).into()),
+        }
+        // The back end has closed the pipe: because it is through, or because it failed.
+        *transfer = Transfer::Unsaved;
+        self.worker.call(|session| session.check(StateDirection::Save))?;
+        *transfer = Transfer::Saved;
+        Ok(0)
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        self.worker.call(|session| session.stop())?;
+        if matches!(*transfer, Transfer::Announced) {
+            let pipe = self.begin_transfer(StateDirection::Save)?;
+            *transfer = Transfer::Saving { pipe, bytes: 0 };
+        }
+        Ok(())
+    }
+
+    fn configuration(&self) -> Result<Vec<u8>, VmError> {
+        Ok(self.worker.call(|session| session.configuration())?.encode())
+    }
+
+    fn end_save(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        self.abort_save(&mut transfer);
+        if transfer.is_save() {
+            *transfer = Transfer::None;
+        }
+        Ok(())
+    }
+
+    fn begin_load(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        if !matches!(*transfer, Transfer::None) {
+            return Err(self.out_of_order("begin_load", &transfer).into());
+        }
+        *transfer = Transfer::Loading(self.begin_transfer(StateDirection::Load)?);
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        match &mut *transfer {
+            Transfer::Loading(pipe) => Ok(pipe.write(bytes)?),
+            _ => Err(self.out_of_order("write", &transfer).into()),
+        }
+    }
+
+    fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        if !matches!(*transfer, Transfer::Loading(_)) {
+            return Err(self.out_of_order("finish_load", &transfer).into());
+        }
+        // Closes the pipe: the back end's sign that it has all.
+        *transfer = Transfer::Unchecked;
+        self.worker.call(|session| session.check(StateDirection::Load))?;
+        let configuration = Configuration::decode(&self.name, configuration)?;
+        self.worker.call(move |session| session.adopt(&configuration))?;
+        *transfer = Transfer::Loaded;
+        Ok(())
+    }
+
+    fn end_load(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        if !transfer.is_load() {
+            return Ok(());
+        }
+        let was_checked = matches!(*transfer, Transfer::Loaded);
+        *transfer = Transfer::None;
+        // Not waited for: whatever comes next is done after it.
+        self.worker.post(move |session| {
+            if !was_checked {
+                // Half a state is not good: the answer is known. The back end must be through with it, though.
+                let _ = session.check(StateDirection::Load);
+            }
+            if let Err(error) = session.reset() {
+                tracing::warn!(%error, "a back end could not be reset; restart it before the next migration");
+            }
+        });
+        Ok(())
+    }
+
+    fn run(&self) -> Result<(), VmError> {
+        let mut transfer = self.transfer();
+        match *transfer {
+            Transfer::Loading(_) | Transfer::Unchecked => {
+                return Err(self.out_of_order("run", &transfer).into());
+            }
+            Transfer::Loaded => {
+                self.worker.call(|session| session.run())?;
+                *transfer = Transfer::None;
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.abort_save(&mut transfer);
+        Ok(self.worker.call(|session| session.run())?)
+    }
+
+    fn expected_bytes_per_second(&self) -> Option<u64> {
+        self.options.expected_bytes_per_second
+    }
+}
+
+impl VhostUserDevice {
+    fn transfer(&self) -> MutexGuard<'_, Transfer> {
+        self.transfer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn out_of_order(&self, call: &'static str, transfer: &Transfer) -> VhostUserError {
+        VhostUserError::OutOfOrder { device: self.name.clone(), call, state: transfer.describe() }
+    }
+
+    fn begin_transfer(&self, direction: StateDirection) -> Result<StatePipe, VhostUserError> {
+        let limit = self.options.state_limit;
+        let (ours, theirs) = pipe::pair(&self.name, direction, limit)?;
+        match self.worker.call(move |session| session.transfer(direction, theirs))? {
+            None => Ok(ours),
+            Some(file) => StatePipe::new(&self.name, direction, limit, file),
+        }
+    }
+
+    /// Ends a save that is not through: closes the pipe, and lets the back end notice. A save that never began or
+    /// was ended stays as it is.
+    fn abort_save(&self, transfer: &mut Transfer) {
+        if !matches!(transfer, Transfer::Saving { .. }) {
+            return;
+        }
+        *transfer = Transfer::Unsaved;
+        // Its answer is known, but it must come before the rings may run again.
+        self.worker.post(|session| drop(session.check(StateDirection::Save)));
+    }
+}

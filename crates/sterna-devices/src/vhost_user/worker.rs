@@ -1,0 +1,108 @@
+//! The thread that talks to one back end, so that nobody else waits for it without a limit.
+//!
+//! Jobs are done in the order in which they were given. Who gave one waits for its result for a limited time and then
+//! goes away with an error; the job itself stays where it is. So a back end that was stopped for a while and goes on
+//! finds no request half made, and what was given to undo a migration is done then.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::VhostUserError;
+
+type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
+
+/// What the back end owes an answer to.
+#[derive(Debug, Clone)]
+pub(super) struct Asking(Arc<Mutex<&'static str>>);
+
+impl Asking {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new("the connection")))
+    }
+
+    pub(super) fn set(&self, request: &'static str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = request;
+    }
+
+    fn get(&self) -> &'static str {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread, and the way to it. Dropping it closes the connection.
+pub(super) struct Worker<S> {
+    device: Arc<str>,
+    asking: Asking,
+    limit: Duration,
+    socket: UnixStream,
+    jobs: Option<Sender<Job<S>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<S: Send + 'static> Worker<S> {
+    /// Starts the thread with `session` on it, which talks over `socket` and notes in `asking` what it waits for.
+    pub(super) fn start(
+        device: Arc<str>,
+        asking: Asking,
+        limit: Duration,
+        socket: UnixStream,
+        mut session: S,
+    ) -> Result<Self, VhostUserError> {
+        let (jobs, todo) = channel::<Job<S>>();
+        let thread = thread::Builder::new()
+            .name(format!("vhost {device}"))
+            .spawn(move || todo.into_iter().for_each(|job| job(&mut session)))
+            .map_err(|source| VhostUserError::System {
+                device: Arc::clone(&device),
+                what: "starting a thread",
+                source,
+            })?;
+        Ok(Self { device, asking, limit, socket, jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Has `job` done and waits for its result; [`VhostUserError::NoAnswer`] if that takes too long.
+    pub(super) fn call<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut S) -> Result<T, VhostUserError> + Send + 'static,
+    ) -> Result<T, VhostUserError> {
+        let (done, result) = sync_channel(1);
+        let job: Job<S> = Box::new(move |session| {
+            // Nobody listens any more if it took too long.
+            let _ = done.send(job(session));
+        });
+        let (device, limit) = (Arc::clone(&self.device), self.limit);
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        match result.recv_timeout(limit) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) if sent => {
+                Err(VhostUserError::NoAnswer { device, request: self.asking.get(), limit })
+            }
+            Err(_) => Err(VhostUserError::Gone { device, request: self.asking.get() }),
+        }
+    }
+
+    /// Has `job` done after those that were given before, and does not wait for it.
+    pub(super) fn post(&self, job: impl FnOnce(&mut S) + Send + 'static) {
+        if let Some(jobs) = &self.jobs {
+            // The thread ends with the worker, or by a panic that was told.
+            let _ = jobs.send(Box::new(job));
+        }
+    }
+}
+
+impl<S> Drop for Worker<S> {
+    fn drop(&mut self) {
+        // Wakes the thread if it waits for the back end; jobs that are left fail at once. An error means that the
+        // back end was faster.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was told on standard error already.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! A back end of our own: one queue, whose requests a [`Model`] serves, and whose state moves by the protocol's
+//! device-state messages. It runs in a process of its own, so that it can be stopped and killed: the test binary,
+//! called again for its test [`RUNS`].
+
+#![allow(dead_code, reason = "each program of tests uses a part")]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::message::{VhostTransferStateDirection, VhostTransferStatePhase};
+use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::bitmap::BitmapMmapRegion;
+use vhost_user_backend::{VhostUserBackendMut, VhostUserDaemon, VringRwLock, VringT};
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+
+use crate::model::Model;
+use crate::virtqueue::PATIENCE;
+
+/// The test that is a back end if the variables say so.
+pub const RUNS: &str = "back_end_runs_for_another_test";
+const SOCKET: &str = "STERNA_BACK_END_SOCKET";
+const STATE_BYTES: &str = "STERNA_BACK_END_STATE_BYTES";
+const FAULT: &str = "STERNA_BACK_END_FAULT";
+
+/// VIRTIO_F_VERSION_1.
+pub const VERSION_1: u64 = 1 << 32;
+
+/// What a back end does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// It writes half its state, and says at the end that this failed.
+    SaveFails,
+    /// It writes half its state, and then nothing.
+    SaveHangs,
+    /// It reads nothing.
+    LoadHangs,
+    /// It dies when its state is wanted.
+    SaveDies,
+    /// It dies when it is given a state.
+    LoadDies,
+    /// It cannot move its state at all.
+    NoDeviceState,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::None,
+    Fault::SaveFails,
+    Fault::SaveHangs,
+    Fault::LoadHangs,
+    Fault::SaveDies,
+    Fault::LoadDies,
+    Fault::NoDeviceState,
+];
+
+/// A back end's process; killed when dropped.
+pub struct BackEnd {
+    process: Child,
+    socket: PathBuf,
+}
+
+impl BackEnd {
+    /// Starts one that listens in `directory`.
+    pub fn start(directory: &Path, name: &str, state_bytes: usize, fault: Fault) -> Self {
+        let socket = directory.join(name);
+        let fault = FAULTS.iter().position(|known| *known == fault).expect("a known fault");
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", RUNS, "--nocapture"]);
+        command.env(SOCKET, &socket).env(STATE_BYTES, state_bytes.to_string()).env(FAULT, fault.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        let process = command.spawn().expect("a process");
+        let begin = Instant::now();
+        while !socket.exists() {
+            assert!(begin.elapsed() < PATIENCE, "the back end does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Self { process, socket }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// SIGSTOP, and waits until it holds: it answers nothing.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: waitpid(2) for our own child, into a word of this frame.
+        let result = unsafe { libc::waitpid(self.process.id() as i32, &mut status, libc::WUNTRACED) };
+        assert!(result > 0 && libc::WIFSTOPPED(status), "{}", io::Error::last_os_error());
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    /// SIGKILL, and waits for its end.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it is ours");
+        self.process.wait().expect("it is ours");
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) {
+        let begin = Instant::now();
+        while self.process.try_wait().expect("it is ours").is_none() {
+            assert!(begin.elapsed() < PATIENCE, "the back end does not end");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill(2) of our own child, which was not waited for yet.
+        let result = unsafe { libc::kill(self.process.id() as i32, signal) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+}
+
+impl Drop for BackEnd {
+    fn drop(&mut self) {
+        // An error means that it has ended and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The body of the test [`RUNS`]: serves one connection if this process is to be a back end.
+pub fn run_if_asked() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("a number");
+    let (bytes, fault): (usize, usize) = (number(STATE_BYTES), number(FAULT));
+    let memory = GuestMemoryAtomic::new(Memory::new());
+    let service = Service {
+        model: Arc::new(Mutex::new(Model::new(bytes))),
+        memory: memory.clone(),
+        transfer: Mutex::default(),
+        fault: FAULTS[fault],
+    };
+    let service = Arc::new(Mutex::new(service));
+    let mut daemon = VhostUserDaemon::new("back end".to_owned(), service, memory).expect("a daemon");
+    daemon.serve(PathBuf::from(socket)).expect("a good connection");
+    // The worker thread has no exit event and would be waited for.
+    std::process::exit(0);
+}
+
+type Memory = GuestMemoryMmap<BitmapMmapRegion>;
+
+struct Service {
+    model: Arc<Mutex<Model>>,
+    memory: GuestMemoryAtomic<Memory>,
+    transfer: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    fault: Fault,
+}
+
+impl VhostUserBackendMut for Service {
+    type Bitmap = BitmapMmapRegion;
+    type Vring = VringRwLock<GuestMemoryAtomic<Memory>>;
+
+    fn num_queues(&self) -> usize {
+        1
+    }
+
+    fn max_queue_size(&self) -> usize {
+        256
+    }
+
+    fn features(&self) -> u64 {
+        VERSION_1
+            | VhostUserVirtioFeatures::LOG_ALL.bits()
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        let all = VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::DEVICE_STATE;
+        if self.fault == Fault::NoDeviceState { all - VhostUserProtocolFeatures::DEVICE_STATE } else { all }
+    }
+
+    fn set_event_idx(&mut self, _enabled: bool) {}
+
+    fn update_memory(&mut self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
+        self.memory = memory;
+        Ok(())
+    }
+
+    /// Called with the lock that [`Service::handle_event`] is called with: nothing is half done.
+    fn stop_vring(&mut self, _queue: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn handle_event(
+        &mut self,
+        _event: u16,
+        _set: EventSet,
+        vrings: &[Self::Vring],
+        _thread: usize,
+    ) -> io::Result<()> {
+        let vring = &vrings[0];
+        let memory = self.memory.memory();
+        loop {
+            let mut state = vring.get_mut();
+            if !state.get_queue().ready() {
+                return Ok(());
+            }
+            let Some(chain) = state.get_queue_mut().pop_descriptor_chain(memory.clone()) else { break };
+            drop(state);
+            let head = chain.head_index();
+            let (mut request, mut written) = (0, 0);
+            for part in chain {
+                if part.is_write_only() {
+                    let mut answer = vec![0; part.len() as usize];
+                    self.model.lock().expect("no panic").serve(request, &mut answer);
+                    memory.write_slice(&answer, part.addr()).map_err(io::Error::other)?;
+                    written += part.len();
+                } else {
+                    request = memory.read_obj(part.addr()).map_err(io::Error::other)?;
+                }
+            }
+            vring.add_used(head, written).map_err(io::Error::other)?;
+        }
+        vring.signal_used_queue()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        file: File,
+    ) -> io::Result<Option<File>> {
+        let (model, fault) = (Arc::clone(&self.model), self.fault);
+        let transfer = match direction {
+            VhostTransferStateDirection::SAVE => thread::spawn(move || save(&model, fault, file)),
+            VhostTransferStateDirection::LOAD => thread::spawn(move || load(&model, fault, file)),
+        };
+        *self.transfer.lock().expect("no panic") = Some(transfer);
+        Ok(None)
+    }
+
+    fn check_device_state(&self) -> io::Result<()> {
+        let transfer = self.transfer.lock().expect("no panic").take();
+        transfer.ok_or(io::ErrorKind::NotFound)?.join().map_err(|_| io::ErrorKind::Other)?
+    }
+}
+
+fn save(model: &Mutex<Model>, fault: Fault, mut file: File) -> io::Result<()> {
+    let state = model.lock().expect("no panic").save();
+    let half = &state[..state.len() / 2];
+    match fault {
+        Fault::SaveDies => std::process::exit(3),
+        Fault::SaveFails => file.write_all(half).and(Err(io::ErrorKind::InvalidData.into())),
+        Fault::SaveHangs => {
+            file.write_all(half)?;
+            // Until the other end is closed.
+            rustix::event::poll(
+                &mut [rustix::event::PollFd::new(&file, rustix::event::PollFlags::empty())],
+                None,
+            )?;
+            Ok(())
+        }
+        _ => file.write_all(&state),
+    }
+}
+
+fn load(model: &Mutex<Model>, fault: Fault, mut file: File) -> io::Result<()> {
+    match fault {
+        Fault::LoadDies => std::process::exit(3),
+        Fault::LoadHangs => {
+            rustix::event::poll(
+                &mut [rustix::event::PollFd::new(&file, rustix::event::PollFlags::empty())],
+                None,
+            )?;
+            return Ok(());
+        }
+        _ => {}
+    }
+    let mut state = Vec::new();
+    file.read_to_end(&mut state)?;
+    *model.lock().expect("no panic") = Model::load(&state).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Migrations that go well or wrong leave no descriptor behind. A program of its own, so that it alone opens any.
+
+#[path = "support/back_end.rs"]
+mod back_end;
+#[path = "vhost_user/machine.rs"]
+mod machine;
+#[path = "support/model.rs"]
+mod model;
+#[path = "support/virtqueue.rs"]
+mod virtqueue;
+
+use std::path::Path;
+
+use back_end::Fault;
+use machine::{Machine, SHORT, told};
+use sterna::DeviceStream;
+use tempfile::TempDir;
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+fn good(directory: &Path) {
+    let mut source = Machine::running(directory, "good-source", 1 << 20, Fault::None);
+    let mut target = Machine::target(directory, "good-target", Fault::None);
+    source.serve(0..5);
+    source.stop().expect("a good stop");
+    let state = source.read_state().expect("all of it");
+    target.load(&state, &source.device.configuration().expect("a record")).expect("a good state");
+    target.take_guest(&source);
+    target.device.run().expect("a good start");
+    target.serve(5..10);
+}
+
+fn bad(directory: &Path, fault: Fault) {
+    let name = format!("{fault:?}");
+    let machine = Machine::waiting(directory, &name, 1 << 20, fault, SHORT);
+    let failed = match fault {
+        Fault::LoadHangs | Fault::LoadDies => {
+            let failed = machine.load(&vec![0; 4 << 20], &[]);
+            machine.device.end_load().expect("the end");
+            failed
+        }
+        _ => {
+            let failed = machine.stop().and_then(|()| machine.read_state().map(drop));
+            machine.device.end_save().expect("the end");
+            failed
+        }
+    };
+    assert!(told(failed.expect_err("a fault")).contains("fs0"));
+}
+
+#[test]
+fn back_end_runs_for_another_test() {
+    back_end::run_if_asked();
+}
+
+#[test]
+fn descriptors_after_good_and_bad_migrations_are_as_many_as_before() {
+    if std::env::args().any(|argument| argument == back_end::RUNS) {
+        return;
+    }
+    let directory = TempDir::new().expect("a directory");
+    let before = descriptors();
+
+    good(directory.path());
+    let faults = [Fault::SaveFails, Fault::SaveHangs, Fault::SaveDies, Fault::LoadHangs, Fault::LoadDies];
+    faults.into_iter().for_each(|fault| bad(directory.path(), fault));
+
+    assert_eq!(descriptors(), before);
+}
