@@ -1,0 +1,360 @@
+//! A device with VFIO's migration states, as the engine drives it.
+//!
+//! | engine | device |
+//! | --- | --- |
+//! | `begin_save` | RUNNING → PRE_COPY, if it has that |
+//! | `quiesce` | → RUNNING_P2P or PRE_COPY_P2P, if it has those |
+//! | `stop` | → STOP_COPY; without a save before it → STOP |
+//! | `end_save` | STOP_COPY → STOP; PRE_COPY → RUNNING; PRE_COPY_P2P → RUNNING_P2P |
+//! | `begin_load` | → RESUMING, after a reset if it had failed |
+//! | `finish_load` | → STOP: the device checks what came |
+//! | `end_load` | reset |
+//! | `run` | → RUNNING |
+//!
+//! After a failed change the state is asked for anew before the next one, so a device that only failed to
+//! go somewhere is brought back from wherever it stopped on its way.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sterna::{DeviceStream, PendingState, VmError};
+
+use super::{DeviceError, MigState, MigrationPort, PortError, path};
+
+/// A device behind a [`MigrationPort`], with large state that the engine moves.
+#[derive(Debug)]
+pub struct VfioDevice<P> {
+    port: P,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// As last known.
+    state: MigState,
+    /// A call failed in a way that leaves the state open: ask before anything is built on it.
+    unsure: bool,
+    session: Session,
+}
+
+#[derive(Debug)]
+enum Session {
+    None,
+    Saving(Saving),
+    Loading {
+        /// A write failed, so bytes are missing.
+        failed: bool,
+    },
+    /// All was written and accepted.
+    Loaded,
+}
+
+#[derive(Debug, Default)]
+struct Saving {
+    /// A read failed; what it would have given is lost.
+    failed: bool,
+    /// The last read while the device ran gave nothing.
+    idle: bool,
+    /// How much there was to read once it had stopped, when first asked for.
+    stopped_bytes: Option<u64>,
+    /// How much of that was read.
+    read_bytes: u64,
+    /// All of it was.
+    ended: bool,
+}
+
+impl<P: MigrationPort> VfioDevice<P> {
+    /// The device behind `port`, in whichever state it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Port`] if it does not say its state.
+    pub fn new(port: P) -> Result<Self, DeviceError> {
+        let state = port.state().map_err(|source| DeviceError::Port {
+            device: port.name(),
+            state: MigState::Error,
+            source,
+        })?;
+        Ok(Self { port, inner: Mutex::new(Inner { state, unsure: false, session: Session::None }) })
+    }
+
+    /// Its other side.
+    pub fn port(&self) -> &P {
+        &self.port
+    }
+
+    /// The state that it was last known to be in.
+    pub fn state(&self) -> MigState {
+        self.lock().state
+    }
+
+    fn begin_save(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        if inner.state == MigState::Running && self.port.features().pre_copy {
+            self.change(&mut inner, MigState::PreCopy)?;
+        }
+        inner.session = Session::Saving(Saving::default());
+        Ok(())
+    }
+
+    fn pending(&self) -> Result<PendingState, DeviceError> {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let Session::Saving(saving) = &mut inner.session else { return Ok(PendingState::default()) };
+        let failed = |source| self.failed(inner.state, source);
+        let mut pending = PendingState::default();
+        match inner.state {
+            MigState::PreCopy | MigState::PreCopyP2p => {
+                let info = self.port.precopy_info().map_err(failed)?;
+                let size = self.port.data_size().map_err(failed)?;
+                match info {
+                    Some(info) => {
+                        (pending.initial_bytes, pending.dirty_bytes) = (info.initial_bytes, info.dirty_bytes);
+                        pending.stopped_bytes = size.saturating_sub(pending.running_bytes());
+                    }
+                    // It does not say which part of it; that much can be read until nothing comes.
+                    None if saving.idle => pending.stopped_bytes = size,
+                    None => pending.dirty_bytes = size,
+                }
+            }
+            MigState::StopCopy if saving.ended => {}
+            MigState::StopCopy => {
+                let all = match saving.stopped_bytes {
+                    Some(bytes) => bytes,
+                    None => *saving.stopped_bytes.insert(self.port.data_size().map_err(failed)?),
+                };
+                pending.stopped_bytes = all.saturating_sub(saving.read_bytes);
+            }
+            _ => pending.stopped_bytes = self.port.data_size().map_err(failed)?,
+        }
+        Ok(pending)
+    }
+
+    fn read(&self, to: &mut [u8]) -> Result<usize, DeviceError> {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let state = inner.state;
+        let Session::Saving(saving) = &mut inner.session else {
+            return Err(self.misused(state, "it is not being saved"));
+        };
+        if saving.failed {
+            return Err(
+                self.misused(state, "a read failed, so bytes are missing: save it from the beginning")
+            );
+        }
+        if !state.saves() || saving.ended || to.is_empty() {
+            return Ok(0);
+        }
+        match self.port.read_data(to) {
+            Ok(read) => {
+                if state == MigState::StopCopy {
+                    saving.ended = read == 0;
+                    saving.read_bytes = saving.read_bytes.saturating_add(read as u64);
+                } else {
+                    saving.idle = read == 0;
+                }
+                Ok(read)
+            }
+            Err(source) => {
+                saving.failed = true;
+                inner.unsure = true;
+                Err(self.failed(state, source))
+            }
+        }
+    }
+
+    fn quiesce(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        let to = match inner.state {
+            MigState::Running => MigState::RunningP2p,
+            MigState::PreCopy => MigState::PreCopyP2p,
+            _ => return Ok(()),
+        };
+        if self.port.features().has(to) { self.change(&mut inner, to) } else { Ok(()) }
+    }
+
+    fn stop(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        let saving = matches!(inner.session, Session::Saving(_));
+        self.change(&mut inner, if saving { MigState::StopCopy } else { MigState::Stop })
+    }
+
+    fn end_save(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        match inner.state {
+            MigState::StopCopy => self.change(&mut inner, MigState::Stop)?,
+            MigState::PreCopy => self.change(&mut inner, MigState::Running)?,
+            MigState::PreCopyP2p => self.change(&mut inner, MigState::RunningP2p)?,
+            _ => {}
+        }
+        if matches!(inner.session, Session::Saving(_)) {
+            inner.session = Session::None;
+        }
+        Ok(())
+    }
+
+    fn begin_load(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        if inner.state == MigState::Error {
+            self.reset(&mut inner)?;
+        }
+        self.change(&mut inner, MigState::Resuming)?;
+        inner.session = Session::Loading { failed: false };
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let state = inner.state;
+        let Session::Loading { failed } = &mut inner.session else {
+            return Err(self.misused(state, "it is not being loaded"));
+        };
+        if *failed {
+            return Err(
+                self.misused(state, "a write failed, so bytes are missing: load it from the beginning")
+            );
+        }
+        self.port.write_data(bytes).map_err(|source| {
+            *failed = true;
+            inner.unsure = true;
+            self.failed(state, source)
+        })
+    }
+
+    fn finish_load(&self, configuration: &[u8]) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        if !matches!(inner.session, Session::Loading { failed: false }) {
+            return Err(self.misused(inner.state, "it was not loaded whole"));
+        }
+        if !configuration.is_empty() {
+            return Err(DeviceError::Configuration {
+                device: self.port.name(),
+                state: inner.state,
+                bytes: configuration.len(),
+            });
+        }
+        self.change(&mut inner, MigState::Stop)?;
+        inner.session = Session::Loaded;
+        Ok(())
+    }
+
+    fn end_load(&self) -> Result<(), DeviceError> {
+        let mut inner = self.lock();
+        if matches!(inner.session, Session::Loading { .. } | Session::Loaded) {
+            self.reset(&mut inner)?;
+            inner.session = Session::None;
+        }
+        Ok(())
+    }
+
+    fn run(&self) -> Result<(), DeviceError> {
+        let mut inner = self.known()?;
+        if matches!(inner.session, Session::Loading { .. }) {
+            return Err(self.misused(inner.state, "its load was not finished"));
+        }
+        self.change(&mut inner, MigState::Running)?;
+        inner.session = Session::None;
+        Ok(())
+    }
+
+    fn change(&self, inner: &mut Inner, to: MigState) -> Result<(), DeviceError> {
+        let state = inner.state;
+        if state == to {
+            return Ok(());
+        }
+        if path(self.port.features(), state, to).is_none() {
+            let rule = match state {
+                MigState::Error => "it has failed; only a reset helps, which loses what it holds",
+                _ => "no way leads from there to the state that is needed",
+            };
+            return Err(self.misused(state, rule));
+        }
+        match self.port.set_state(to) {
+            Ok(()) => {
+                inner.state = to;
+                Ok(())
+            }
+            Err(source) => {
+                inner.unsure = true;
+                Err(DeviceError::Change { device: self.port.name(), state, to, source })
+            }
+        }
+    }
+
+    fn reset(&self, inner: &mut Inner) -> Result<(), DeviceError> {
+        self.port.reset().map_err(|source| self.failed(inner.state, source))?;
+        (inner.state, inner.unsure) = (MigState::Running, false);
+        Ok(())
+    }
+
+    /// The lock, with a state that can be relied on.
+    fn known(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
+        let mut inner = self.lock();
+        if inner.unsure {
+            inner.state = self.port.state().map_err(|source| self.failed(inner.state, source))?;
+            inner.unsure = false;
+        }
+        Ok(inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, state: MigState, source: PortError) -> DeviceError {
+        DeviceError::Port { device: self.port.name(), state, source }
+    }
+
+    fn misused(&self, state: MigState, rule: &'static str) -> DeviceError {
+        DeviceError::State { device: self.port.name(), state, rule }
+    }
+}
+
+impl<P: MigrationPort> DeviceStream for VfioDevice<P> {
+    fn begin_save(&self) -> Result<(), VmError> {
+        Ok(self.begin_save()?)
+    }
+
+    fn pending(&self) -> Result<PendingState, VmError> {
+        Ok(self.pending()?)
+    }
+
+    fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
+        Ok(self.read(to)?)
+    }
+
+    fn quiesce(&self) -> Result<(), VmError> {
+        Ok(self.quiesce()?)
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        Ok(self.stop()?)
+    }
+
+    fn end_save(&self) -> Result<(), VmError> {
+        Ok(self.end_save()?)
+    }
+
+    fn begin_load(&self) -> Result<(), VmError> {
+        Ok(self.begin_load()?)
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), VmError> {
+        Ok(self.write(bytes)?)
+    }
+
+    fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError> {
+        Ok(self.finish_load(configuration)?)
+    }
+
+    fn end_load(&self) -> Result<(), VmError> {
+        Ok(self.end_load()?)
+    }
+
+    fn run(&self) -> Result<(), VmError> {
+        Ok(self.run()?)
+    }
+
+    fn expected_bytes_per_second(&self) -> Option<u64> {
+        self.port.expected_bytes_per_second()
+    }
+}
