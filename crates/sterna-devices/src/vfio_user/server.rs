@@ -1,0 +1,206 @@
+//! The device's side of vfio-user: takes one client after the other and lets a [`Backend`] answer.
+//!
+//! A malformed payload is answered by EINVAL, and the connection goes on, since the place of the next message is
+//! known. A malformed header ends it. When a client goes, its guest RAM is let go of and nothing is logged any
+//! more; the device stays as it is.
+
+mod dispatch;
+
+use std::fmt;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::Backend;
+use super::wire::WireError;
+use dispatch::Session;
+
+/// How a connection ended.
+#[derive(Debug)]
+pub enum ServerEnd {
+    /// The client closed it, or [`Stopper::stop`] did.
+    Disconnected,
+    /// The device hung up.
+    HungUp,
+    /// The client broke the protocol so that no next message can be found.
+    Misbehaved(WireError),
+    /// It broke.
+    Broken(io::Error),
+}
+
+/// A socket on which a device waits for clients.
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+    backend: Arc<dyn Backend>,
+    stop: UnixStream,
+    stopper: Stopper,
+}
+
+/// Ends a server from another thread.
+#[derive(Debug, Clone)]
+pub struct Stopper {
+    /// Closing it is seen by whoever waits for a client.
+    stop: Arc<UnixStream>,
+    current: Arc<Mutex<Current>>,
+}
+
+#[derive(Debug, Default)]
+struct Current {
+    stopped: bool,
+    connection: Option<UnixStream>,
+}
+
+impl Server {
+    /// Listens at `path`. A socket that is there already but that nobody listens on is replaced.
+    ///
+    /// # Errors
+    /// Somebody listens there, or the system refuses.
+    pub fn bind(path: &Path, backend: Arc<dyn Backend>) -> io::Result<Self> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path) => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            other => other?,
+        };
+        listener.set_nonblocking(true)?;
+        let (stop, other) = UnixStream::pair()?;
+        let stopper = Stopper { stop: Arc::new(other), current: Arc::default() };
+        Ok(Self { listener, path: path.to_owned(), backend, stop, stopper })
+    }
+
+    /// What ends it.
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Waits for a client and serves it until it goes; `None` once the server was stopped.
+    ///
+    /// # Errors
+    /// No client can be waited for.
+    pub fn serve_next(&self) -> io::Result<Option<ServerEnd>> {
+        loop {
+            let mut fds =
+                [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other?,
+            };
+            let (stream, _) = match self.listener.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.stopper.lock().stopped {
+                        return Ok(None);
+                    }
+                    continue;
+                }
+                other => other?,
+            };
+            {
+                let mut current = self.stopper.lock();
+                if current.stopped {
+                    return Ok(None);
+                }
+                current.connection = Some(stream.try_clone()?);
+            }
+            let end = serve(stream, self.backend.as_ref());
+            self.stopper.lock().connection = None;
+            return Ok(Some(end));
+        }
+    }
+
+    /// Serves clients on a thread until the handle is dropped.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn spawn(self) -> io::Result<ServerThread> {
+        let stopper = self.stopper();
+        let path = self.path.clone();
+        let work = move || {
+            loop {
+                match self.serve_next() {
+                    Ok(Some(ServerEnd::Disconnected | ServerEnd::HungUp)) => {}
+                    Ok(Some(end)) => tracing::warn!(?end, "a vfio-user client was turned away"),
+                    Ok(None) => return,
+                    Err(error) => {
+                        tracing::error!(%error, "no vfio-user client can be waited for");
+                        return;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("vfio-user".into()).spawn(work)?;
+        Ok(ServerThread { stopper, path, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Gone already: as good.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Stopper {
+    /// Closes the present connection and takes no further ones.
+    pub fn stop(&self) {
+        let mut current = self.lock();
+        current.stopped = true;
+        if let Some(connection) = &current.connection {
+            // Closed by the client already: as good.
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = self.stop.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A server on its thread; dropping it ends it.
+#[derive(Debug)]
+pub struct ServerThread {
+    stopper: Stopper,
+    path: PathBuf,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ServerThread {
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ServerThread {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of a vfio-user server panicked");
+        }
+    }
+}
+
+/// Serves one client until the connection ends.
+pub fn serve(stream: UnixStream, backend: &dyn Backend) -> ServerEnd {
+    let end = Session::new(stream, backend).run();
+    backend.stop_logging();
+    backend.dma_unmap_all();
+    end
+}
+
+/// Whether nobody listens on the socket at `path`.
+fn is_abandoned(path: &Path) -> bool {
+    UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}

@@ -1,0 +1,252 @@
+//! DEVICE_FEATURE and the payloads of the features that migrations use (specs/vfio-user.md §7).
+
+use super::{Payload, WireError};
+use crate::vfio::{MigState, MigrationFeatures, feature};
+
+/// A feature of Sterna's own: GET, [`PrecopySizes`]. The kernel has an ioctl for that, vfio-user has nothing.
+pub const PRECOPY_INFO: u16 = 0xff53;
+
+/// What is asked about which feature; its data stands behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FeatureRequest<'a> {
+    /// The feature's number.
+    pub feature: u16,
+    /// [`feature::GET`], [`feature::SET`], [`feature::PROBE`]: one, or PROBE with any of the others.
+    pub method: u32,
+    /// The feature's own.
+    pub data: &'a [u8],
+}
+
+impl<'a> FeatureRequest<'a> {
+    /// Bytes in front of the data.
+    pub const BYTES: usize = 8;
+
+    /// The payload; `room`: the bytes of data that the answer may have.
+    pub fn encode(&self, room: usize) -> Vec<u8> {
+        let argsz = Self::BYTES + self.data.len().max(room);
+        let mut bytes = u32::try_from(argsz).unwrap_or(u32::MAX).to_le_bytes().to_vec();
+        bytes.extend((u32::from(self.feature) | self.method).to_le_bytes());
+        bytes.extend(self.data);
+        bytes
+    }
+
+    /// Out of a payload.
+    ///
+    /// # Errors
+    /// Flags that are not known, or not just one method.
+    pub fn decode(mut payload: Payload<'a>) -> Result<Self, WireError> {
+        payload.argsz(Self::BYTES as u32)?;
+        let flags = payload.u32("flags")?;
+        let method = flags & !feature::MASK;
+        let known = feature::GET | feature::SET | feature::PROBE;
+        let one = method == feature::GET || method == feature::SET || method & feature::PROBE != 0;
+        if method & !known != 0 || !one {
+            let rule = "GET (bit 16), SET (bit 17) or PROBE (bit 18) is needed";
+            return Err(payload.bad("flags", 4, flags.into(), rule));
+        }
+        Ok(Self { feature: (flags & feature::MASK) as u16, method, data: payload.rest() })
+    }
+}
+
+/// The data of [`feature::MIG_DEVICE_STATE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceState(pub MigState);
+
+impl DeviceState {
+    /// The data; the descriptor behind the state means nothing in vfio-user.
+    pub fn encode(self) -> Vec<u8> {
+        let mut bytes = self.0.number().to_le_bytes().to_vec();
+        bytes.extend((-1i32).to_le_bytes());
+        bytes
+    }
+
+    /// Out of the data behind a feature's head.
+    ///
+    /// # Errors
+    /// No such state.
+    pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
+        let mut payload = behind_head(message, data);
+        let number = payload.u32("device_state")?;
+        let state = MigState::from_number(number)
+            .ok_or_else(|| payload.bad("device_state", 4, number.into(), "there is no such state"))?;
+        payload.u32("data_fd")?;
+        payload.finish()?;
+        Ok(Self(state))
+    }
+}
+
+/// The data of [`feature::MIGRATION`].
+///
+/// # Errors
+/// The device cannot be stopped and read.
+pub fn decode_flags(message: &'static str, data: &[u8]) -> Result<MigrationFeatures, WireError> {
+    let mut payload = behind_head(message, data);
+    let flags = payload.u64("flags")?;
+    let features = MigrationFeatures::from_flags(flags)
+        .ok_or_else(|| payload.bad("flags", 8, flags, "STOP_COPY (bit 0) is the least"))?;
+    payload.finish()?;
+    Ok(features)
+}
+
+/// The data of [`feature::MIG_DATA_SIZE`]: a u64.
+///
+/// # Errors
+/// It has another length.
+pub fn decode_size(message: &'static str, data: &[u8]) -> Result<u64, WireError> {
+    let mut payload = behind_head(message, data);
+    let size = payload.u64("stop_copy_length")?;
+    payload.finish()?;
+    Ok(size)
+}
+
+/// The data of [`PRECOPY_INFO`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrecopySizes {
+    /// Readable while the device runs, never read so far.
+    pub initial_bytes: u64,
+    /// Readable while the device runs, changed since.
+    pub dirty_bytes: u64,
+}
+
+impl PrecopySizes {
+    /// The data.
+    pub fn encode(&self) -> Vec<u8> {
+        [self.initial_bytes.to_le_bytes(), self.dirty_bytes.to_le_bytes()].concat()
+    }
+
+    /// Out of the data behind a feature's head.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
+        let mut payload = behind_head(message, data);
+        let (initial_bytes, dirty_bytes) = (payload.u64("initial_bytes")?, payload.u64("dirty_bytes")?);
+        payload.finish()?;
+        Ok(Self { initial_bytes, dirty_bytes })
+    }
+}
+
+/// Guest-physical addresses, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaLogRange {
+    /// The first.
+    pub address: u64,
+    /// How many.
+    pub length: u64,
+}
+
+impl DmaLogRange {
+    fn decode(payload: &mut Payload<'_>, page_size: u64) -> Result<Self, WireError> {
+        let address = payload.u64("iova")?;
+        if !address.is_multiple_of(page_size) {
+            return Err(payload.bad("iova", 8, address, "it is not a page's address"));
+        }
+        let length = payload.u64("length")?;
+        if length == 0 || !length.is_multiple_of(page_size) || address.checked_add(length).is_none() {
+            return Err(payload.bad("length", 8, length, "it is not that of pages up to the last address"));
+        }
+        Ok(Self { address, length })
+    }
+}
+
+/// The data of [`feature::DMA_LOGGING_START`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DmaLogStart {
+    /// Bytes that a bit stands for.
+    pub page_size: u64,
+    /// What is logged.
+    pub ranges: Vec<DmaLogRange>,
+}
+
+impl DmaLogStart {
+    /// The data.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.page_size.to_le_bytes().to_vec();
+        bytes.extend((self.ranges.len() as u32).to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        for range in &self.ranges {
+            bytes.extend(range.address.to_le_bytes());
+            bytes.extend(range.length.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Out of the data behind a feature's head. There are as many ranges as bytes for them, or it is refused.
+    ///
+    /// # Errors
+    /// A page size that is none, or ranges that are not of pages or not as many as it says.
+    pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
+        let mut payload = behind_head(message, data);
+        let page_size = page_size(&mut payload)?;
+        let count = payload.u32("num_ranges")?;
+        payload.u32("reserved")?;
+        if payload.left() as u64 != u64::from(count) * 16 {
+            return Err(payload.bad(
+                "num_ranges",
+                8,
+                count.into(),
+                "another number of ranges stands behind it",
+            ));
+        }
+        let ranges =
+            (0..count).map(|_| DmaLogRange::decode(&mut payload, page_size)).collect::<Result<_, _>>()?;
+        payload.finish()?;
+        Ok(Self { page_size, ranges })
+    }
+}
+
+/// The data of [`feature::DMA_LOGGING_REPORT`]; the answer's bitmap stands behind it, a bit for each page, in
+/// bytes from the lowest bit on, as many as whole words of 64 bits need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaLogReport {
+    /// What is asked for.
+    pub range: DmaLogRange,
+    /// Bytes that a bit stands for.
+    pub page_size: u64,
+}
+
+impl DmaLogReport {
+    /// Bytes in front of the bitmap.
+    pub const BYTES: usize = 24;
+
+    /// What stands in front of the bitmap.
+    pub fn encode(&self) -> Vec<u8> {
+        [self.range.address, self.range.length, self.page_size]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect()
+    }
+
+    /// How many bytes the bitmap has.
+    pub fn bitmap_bytes(&self) -> u64 {
+        (self.range.length / self.page_size).div_ceil(64) * 8
+    }
+
+    /// Out of the data behind a feature's head, and the bytes of the bitmap, if any.
+    ///
+    /// # Errors
+    /// A page size that is none, or a range that is not of pages.
+    pub fn decode<'a>(message: &'static str, data: &'a [u8]) -> Result<(Self, &'a [u8]), WireError> {
+        let mut payload = behind_head(message, data);
+        let (address, length) = (payload.u64("iova")?, payload.u64("length")?);
+        let page_size = page_size(&mut payload)?;
+        let mut range = behind_head(message, data);
+        let range = DmaLogRange::decode(&mut range, page_size)?;
+        debug_assert_eq!((range.address, range.length), (address, length));
+        Ok((Self { range, page_size }, payload.rest()))
+    }
+}
+
+fn page_size(payload: &mut Payload<'_>) -> Result<u64, WireError> {
+    let page_size = payload.u64("page_size")?;
+    if page_size.is_power_of_two() && (4096..=1 << 30).contains(&page_size) {
+        Ok(page_size)
+    } else {
+        Err(payload.bad("page_size", 8, page_size, "a power of two from 4096 to 2^30 is needed"))
+    }
+}
+
+/// Data behind a feature's head, so that errors count bytes right.
+fn behind_head<'a>(message: &'static str, data: &'a [u8]) -> Payload<'a> {
+    Payload::new_at(message, data, FeatureRequest::BYTES)
+}

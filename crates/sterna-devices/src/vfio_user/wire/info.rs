@@ -1,0 +1,155 @@
+//! What the device, its regions and its interrupts are (specs/vfio-user.md §5).
+
+use vfio_bindings::bindings::vfio as sys;
+
+use super::{Payload, WireError};
+
+/// Flag of a region: it can be read.
+pub const REGION_READABLE: u32 = sys::VFIO_REGION_INFO_FLAG_READ;
+/// Flag of a region: it can be written.
+pub const REGION_WRITABLE: u32 = sys::VFIO_REGION_INFO_FLAG_WRITE;
+
+/// What the device is; a request has zeros but for `argsz`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceInfo {
+    /// `VFIO_DEVICE_FLAGS_*`.
+    pub flags: u32,
+    /// How many regions it has.
+    pub regions: u32,
+    /// How many interrupt types it has.
+    pub irqs: u32,
+}
+
+impl DeviceInfo {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        words(&[16, self.flags, self.regions, self.irqs])
+    }
+
+    /// Out of a payload.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
+        payload.argsz(16)?;
+        let [flags, regions, irqs] =
+            [payload.u32("flags")?, payload.u32("num_regions")?, payload.u32("num_irqs")?];
+        payload.finish()?;
+        Ok(Self { flags, regions, irqs })
+    }
+}
+
+/// What a region is; a request has zeros but for `argsz` and the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RegionInfo {
+    /// [`REGION_READABLE`], [`REGION_WRITABLE`].
+    pub flags: u32,
+    /// Which region.
+    pub index: u32,
+    /// Its bytes.
+    pub size: u64,
+}
+
+impl RegionInfo {
+    /// The payload; regions here have neither capabilities nor anything to map.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = words(&[32, self.flags, self.index, 0]);
+        bytes.extend(self.size.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes());
+        bytes
+    }
+
+    /// Out of a payload. Capabilities behind it are left aside, since nothing here is mapped.
+    ///
+    /// # Errors
+    /// It is too short.
+    pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
+        payload.argsz(32)?;
+        let [flags, index] = [payload.u32("flags")?, payload.u32("index")?];
+        payload.u32("cap_offset")?;
+        let size = payload.u64("size")?;
+        payload.u64("offset")?;
+        payload.rest();
+        Ok(Self { flags, index, size })
+    }
+}
+
+/// What an interrupt type is; a request has zeros but for `argsz` and the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IrqInfo {
+    /// `VFIO_IRQ_INFO_*`.
+    pub flags: u32,
+    /// Which type.
+    pub index: u32,
+    /// How many interrupts of it.
+    pub count: u32,
+}
+
+impl IrqInfo {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        words(&[16, self.flags, self.index, self.count])
+    }
+
+    /// Out of a payload.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
+        payload.argsz(16)?;
+        let [flags, index, count] = [payload.u32("flags")?, payload.u32("index")?, payload.u32("count")?];
+        payload.finish()?;
+        Ok(Self { flags, index, count })
+    }
+}
+
+/// Connects interrupts; descriptors of events may come with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IrqSet<'a> {
+    /// `VFIO_IRQ_SET_*`: one action, one kind of data.
+    pub flags: u32,
+    /// Which type.
+    pub index: u32,
+    /// The first of its interrupts.
+    pub start: u32,
+    /// How many.
+    pub count: u32,
+    /// With `VFIO_IRQ_SET_DATA_BOOL`: a byte for each.
+    pub data: &'a [u8],
+}
+
+impl<'a> IrqSet<'a> {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        let argsz = 20 + self.data.len() as u32;
+        let mut bytes = words(&[argsz, self.flags, self.index, self.start, self.count]);
+        bytes.extend(self.data);
+        bytes
+    }
+
+    /// Out of a payload.
+    ///
+    /// # Errors
+    /// More or less than one action or kind of data, a count behind the last number, or data of the wrong length.
+    pub fn decode(mut payload: Payload<'a>) -> Result<Self, WireError> {
+        payload.argsz(20)?;
+        let flags = payload.u32("flags")?;
+        let (kinds, actions) = (sys::VFIO_IRQ_SET_DATA_TYPE_MASK, sys::VFIO_IRQ_SET_ACTION_TYPE_MASK);
+        let one_each = (flags & kinds).count_ones() == 1 && (flags & actions).count_ones() == 1;
+        if !one_each || flags & !(kinds | actions) != 0 {
+            return Err(payload.bad("flags", 4, flags.into(), "one action and one kind of data are needed"));
+        }
+        let [index, start, count] = [payload.u32("index")?, payload.u32("start")?, payload.u32("count")?];
+        if start.checked_add(count).is_none() {
+            return Err(payload.bad("count", 4, count.into(), "the range ends behind the last number"));
+        }
+        let bools = if flags & sys::VFIO_IRQ_SET_DATA_BOOL != 0 { count } else { 0 };
+        let data = payload.bytes("data", bools.into())?;
+        payload.finish()?;
+        Ok(Self { flags, index, start, count, data })
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
