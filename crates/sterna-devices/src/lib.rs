@@ -10,7 +10,9 @@
 //! | [`vfio`] | VFIO's migration states, shared by every way that speaks them: a [`vfio::MigrationPort`] is all that a way must have, [`vfio::VfioDevice`] makes a `DeviceStream` of it |
 //! | [`vfio_user`] | the vfio-user protocol (specs/vfio-user.md): codec, client, server |
 //! | [`vhost_user`] | the front end of vhost-user devices: state through a pipe, a shared dirty log |
+//! | [`statebank`] | a device model whose state proves that nothing of it was lost, reordered or torn; in process, or as the program `sterna-statebank` |
 
+pub mod statebank;
 pub mod vfio;
 pub mod vfio_user;
 pub mod vhost_user;

@@ -1,0 +1,300 @@
+//! Guest RAM that a statebank writes, and its log of what it wrote.
+//!
+//! While the device runs, a thread writes one page after the other: its counter, and a tag of seed, page and counter at
+//! the page's beginning and end. Which page the n-th write goes to follows from the seed and n, so that whoever knows
+//! how many there were can tell what must be in each page: [`Dma::verify`] does, on the other side.
+//!
+//! Writes are made under a lock, which who stops the device takes: when it has, nothing is written any more, and the
+//! log has every page that was. A page's bit is set after the page was written.
+
+mod log;
+mod map;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::content::mix;
+use crate::vfio_user::DmaRegion;
+use crate::vfio_user::wire::DmaLogRange;
+use log::Log;
+use map::Map;
+
+const PAGE_BYTES: u64 = 4096;
+/// How often the writer looks how much is due.
+const TURN: Duration = Duration::from_millis(1);
+/// Writes that are made under one lock.
+const BATCH: u64 = 4096;
+
+/// The writer of a device.
+pub struct Dma {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    maps: Vec<Map>,
+    log: Option<Log>,
+    plan: DmaPlan,
+    writes: u64,
+    runs: bool,
+    quits: bool,
+}
+
+/// What a device writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DmaPlan {
+    /// Decides where.
+    pub seed: u64,
+    /// Pages per second.
+    pub rate: u64,
+    /// Guest-physical (first, bytes); everywhere if there are no bytes.
+    pub window: (u64, u64),
+}
+
+/// A page of guest RAM does not have what was written last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("guest RAM at {address:#x} has write {found}, and write {expected} was the last: a write got lost")]
+pub struct LostWrite {
+    /// The page.
+    pub address: u64,
+    /// The number that is there; 0 if none.
+    pub found: u64,
+    /// The number that should be.
+    pub expected: u64,
+}
+
+impl Dma {
+    /// A device that writes nothing yet.
+    pub fn new(plan: DmaPlan) -> Self {
+        let inner = Mutex::new(Inner { plan, ..Inner::default() });
+        Self { shared: Arc::new(Shared { inner, wake: Condvar::new() }), thread: Mutex::new(None) }
+    }
+
+    /// May use a region.
+    ///
+    /// # Errors
+    /// EEXIST: it overlaps another. EINVAL: the file is shorter. Others: it cannot be mapped.
+    pub fn map(&self, region: &DmaRegion) -> Result<(), Errno> {
+        let mut inner = self.lock();
+        let (first, bytes) = (region.map.address, region.map.size);
+        if inner.maps.iter().any(|map| map.overlaps(first, bytes)) {
+            return Err(Errno::EXIST);
+        }
+        inner.maps.push(Map::new(region)?);
+        inner.maps.sort_by_key(Map::first);
+        Ok(())
+    }
+
+    /// Lets go of a region.
+    ///
+    /// # Errors
+    /// ENOENT: there is none.
+    pub fn unmap(&self, first: u64, bytes: u64) -> Result<(), Errno> {
+        let mut inner = self.lock();
+        let at = inner.maps.iter().position(|map| map.first() == first && map.bytes() == bytes);
+        inner.maps.remove(at.ok_or(Errno::NOENT)?);
+        Ok(())
+    }
+
+    /// Lets go of all.
+    pub fn unmap_all(&self) {
+        self.lock().maps.clear();
+    }
+
+    /// Writes from now on.
+    pub fn run(&self) {
+        let mut inner = self.lock();
+        inner.runs = true;
+        if inner.plan.rate > 0 {
+            self.start_thread();
+        }
+        self.shared.wake.notify_all();
+    }
+
+    /// On return nothing is written any more.
+    pub fn stop(&self) {
+        self.lock().runs = false;
+    }
+
+    /// What it writes, and how much it has written.
+    pub fn plan(&self) -> (DmaPlan, u64) {
+        let inner = self.lock();
+        (inner.plan, inner.writes)
+    }
+
+    /// It has become another device, which has written so much.
+    pub fn become_other(&self, plan: DmaPlan, writes: u64) {
+        let mut inner = self.lock();
+        (inner.plan, inner.writes) = (plan, writes);
+    }
+
+    /// Looks whether each page has the last write that went to it. `None`: there is nothing to look at.
+    pub fn verify(&self) -> Option<Result<(), LostWrite>> {
+        let inner = self.lock();
+        let pages = inner.pages();
+        if inner.writes == 0 || pages == 0 {
+            return None;
+        }
+        let mut last = HashMap::new();
+        for write in 1..=inner.writes {
+            last.insert(inner.target(write, pages), write);
+        }
+        Some(last.into_iter().try_for_each(|(page, expected)| {
+            let Some((map, address)) = inner.locate(page) else { return Ok(()) };
+            let found = map.written(address, |counter| tag(inner.plan.seed, address, counter));
+            if found == expected { Ok(()) } else { Err(LostWrite { address, found, expected }) }
+        }))
+    }
+
+    /// Logs which pages of `ranges` are written from now on.
+    ///
+    /// # Errors
+    /// EBUSY: it does already. EINVAL: ranges that overlap. ENOMEM: they are too many.
+    pub fn start_log(&self, page_size: u64, ranges: &[DmaLogRange]) -> Result<(), Errno> {
+        let mut inner = self.lock();
+        if inner.log.is_some() {
+            return Err(Errno::BUSY);
+        }
+        inner.log = Some(Log::new(page_size, ranges)?);
+        Ok(())
+    }
+
+    /// Logs no more.
+    pub fn stop_log(&self) {
+        self.lock().log = None;
+    }
+
+    /// Moves what was logged of a range to `bitmap`.
+    ///
+    /// # Errors
+    /// EINVAL: that is not logged.
+    pub fn report(&self, range: DmaLogRange, page_size: u64, bitmap: &mut [u64]) -> Result<(), Errno> {
+        self.lock().log.as_mut().ok_or(Errno::INVAL)?.take(range, page_size, bitmap)
+    }
+
+    fn start_thread(&self) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_some() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        match std::thread::Builder::new().name("statebank dma".into()).spawn(move || shared.write()) {
+            Ok(started) => *thread = Some(started),
+            Err(error) => tracing::error!(%error, "no thread for DMA; guest RAM is not written"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.shared.lock()
+    }
+}
+
+impl Drop for Dma {
+    fn drop(&mut self) {
+        self.lock().quits = true;
+        self.shared.wake.notify_all();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of a statebank's DMA panicked");
+        }
+    }
+}
+
+impl fmt::Debug for Dma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dma").field("plan", &self.plan()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn write(&self) {
+        let mut began = Instant::now();
+        let mut done = 0;
+        let mut inner = self.lock();
+        while !inner.quits {
+            if !inner.runs || inner.plan.rate == 0 || inner.pages() == 0 {
+                inner = self.wake.wait_timeout(inner, TURN * 10).unwrap_or_else(PoisonError::into_inner).0;
+                (began, done) = (Instant::now(), 0);
+                continue;
+            }
+            let due = (began.elapsed().as_secs_f64() * inner.plan.rate as f64) as u64;
+            let batch = due.saturating_sub(done).min(BATCH);
+            (0..batch).for_each(|_| inner.write_one());
+            done += batch;
+            // Lets others have the lock; they need not wait longer than a batch takes.
+            drop(inner);
+            if batch < BATCH {
+                std::thread::sleep(TURN);
+            } else {
+                std::thread::yield_now();
+            }
+            inner = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn write_one(&mut self) {
+        let pages = self.pages();
+        if pages == 0 {
+            return;
+        }
+        let write = self.writes + 1;
+        let Some((map, address)) = self.locate(self.target(write, pages)) else { return };
+        map.write(address, write, tag(self.plan.seed, address, write));
+        if let Some(log) = &mut self.log {
+            log.set(address);
+        }
+        self.writes = write;
+    }
+
+    /// Which of the pages that can be written the n-th write goes to.
+    fn target(&self, write: u64, pages: u64) -> u64 {
+        mix(self.plan.seed ^ write) % pages
+    }
+
+    /// How many pages can be written.
+    fn pages(&self) -> u64 {
+        self.parts().map(|(_, bytes, _)| bytes / PAGE_BYTES).sum()
+    }
+
+    /// The region and the address of the n-th page that can be written.
+    fn locate(&self, mut page: u64) -> Option<(&Map, u64)> {
+        for (first, bytes, map) in self.parts() {
+            if page < bytes / PAGE_BYTES {
+                return Some((map, first + page * PAGE_BYTES));
+            }
+            page -= bytes / PAGE_BYTES;
+        }
+        None
+    }
+
+    /// What of the window is mapped.
+    fn parts(&self) -> impl Iterator<Item = (u64, u64, &Map)> {
+        let (from, len) = if self.plan.window.1 == 0 { (0, u64::MAX) } else { self.plan.window };
+        self.maps.iter().filter(|map| map.is_writable()).filter_map(move |map| {
+            let first = map.first().max(from);
+            let end = (map.first() + map.bytes()).min(from.saturating_add(len));
+            (first < end).then(|| (first, end - first, map))
+        })
+    }
+}
+
+fn tag(seed: u64, address: u64, write: u64) -> u64 {
+    mix(mix(seed ^ address) ^ write)
+}

@@ -1,0 +1,251 @@
+//! Takes a saved stream in and believes none of it.
+
+use super::content::{self, BLOCK_BYTES};
+use super::save::Blocks;
+use super::stream::{End, HEAD_BYTES, Kind, RecordHead};
+
+/// What is wrong with a stream; `at` is the byte of the stream.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// A record is not the next one: one was lost, came twice, or too early.
+    #[error("byte {at}: record {got} came where record {expected} should")]
+    Number {
+        /// Where.
+        at: u64,
+        /// Its number.
+        got: u32,
+        /// The number it should have.
+        expected: u32,
+    },
+    /// A record cannot be.
+    #[error("byte {at}: {rule} ({value:#x})")]
+    Record {
+        /// Where.
+        at: u64,
+        /// What is wrong with it.
+        rule: &'static str,
+        /// The value that is.
+        value: u64,
+    },
+    /// A byte of a block is not what it must be: torn, or from elsewhere.
+    #[error("byte {at}: byte {offset} of block {block}, generation {generation}, is not its content")]
+    Content {
+        /// Where.
+        at: u64,
+        /// Which block.
+        block: u64,
+        /// Its generation.
+        generation: u64,
+        /// Which byte of it.
+        offset: usize,
+    },
+    /// A block never came.
+    #[error("the stream ends without block {block}")]
+    Missing {
+        /// Which one.
+        block: usize,
+    },
+    /// A block's last generation did not come.
+    #[error(
+        "the stream ends with an older generation of some block: digest {got:#x} instead of {expected:#x}"
+    )]
+    Digest {
+        /// What came.
+        got: u64,
+        /// What the source had.
+        expected: u64,
+    },
+    /// The stream ends before its end.
+    #[error("the stream ends at byte {at}, before its last record does")]
+    Short {
+        /// How much came.
+        at: u64,
+    },
+}
+
+/// What a stream has told.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) blocks: Blocks,
+    pub(super) end: End,
+}
+
+/// A stream that is coming in.
+#[derive(Debug)]
+pub(super) struct Loader {
+    /// What the state must have.
+    bytes: u64,
+    /// Bytes that came.
+    at: u64,
+    /// The next record's number.
+    number: u32,
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+    /// The body that is coming.
+    body: Body,
+    blocks: Option<Blocks>,
+    /// Which blocks came.
+    came: Vec<bool>,
+    digest: u64,
+    end: Option<End>,
+    failure: Option<LoadError>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Body {
+    None,
+    Block { block: u64, generation: u64, base: u64, offset: usize, len: usize },
+    End { bytes: [u8; End::BYTES], have: usize },
+}
+
+impl Loader {
+    /// A state of so many bytes will come.
+    pub(super) fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            number: 0,
+            head: [0; HEAD_BYTES],
+            head_bytes: 0,
+            body: Body::None,
+            blocks: None,
+            came: Vec::new(),
+            digest: 0,
+            end: None,
+            failure: None,
+        }
+    }
+
+    /// The next bytes. After an error nothing more is taken.
+    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), LoadError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        while !bytes.is_empty() {
+            let taken = self.take(bytes).inspect_err(|error| self.failure = Some(error.clone()))?;
+            bytes = &bytes[taken..];
+            self.at += taken as u64;
+        }
+        Ok(())
+    }
+
+    /// The stream is over: what came of it, if all of it came.
+    pub(super) fn finish(self) -> Result<Loaded, LoadError> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let (Some(blocks), Some(end)) = (self.blocks, self.end) else {
+            return Err(LoadError::Short { at: self.at });
+        };
+        if let Some(block) = self.came.iter().position(|came| !came) {
+            return Err(LoadError::Missing { block });
+        }
+        match blocks.digest() {
+            digest if digest == self.digest => Ok(Loaded { blocks, end }),
+            got => Err(LoadError::Digest { got, expected: self.digest }),
+        }
+    }
+
+    /// Takes a part of a head or of a body.
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, LoadError> {
+        match &mut self.body {
+            Body::None => {
+                if self.end.is_some() {
+                    let value = bytes.len() as u64;
+                    return Err(LoadError::Record { at: self.at, rule: "bytes come after the end", value });
+                }
+                let some = (HEAD_BYTES - self.head_bytes).min(bytes.len());
+                self.head[self.head_bytes..self.head_bytes + some].copy_from_slice(&bytes[..some]);
+                self.head_bytes += some;
+                if self.head_bytes == HEAD_BYTES {
+                    self.head_bytes = 0;
+                    self.begin(RecordHead::decode(&self.head))?;
+                }
+                Ok(some)
+            }
+            Body::Block { block, generation, base, offset, len } => {
+                let some = (*len - *offset).min(bytes.len());
+                if let Some(index) = content::first_difference(*base, *offset, &bytes[..some]) {
+                    return Err(LoadError::Content {
+                        at: self.at + index as u64,
+                        block: *block,
+                        generation: *generation,
+                        offset: *offset + index,
+                    });
+                }
+                *offset += some;
+                if offset == len {
+                    self.body = Body::None;
+                }
+                Ok(some)
+            }
+            Body::End { bytes: body, have } => {
+                let some = (End::BYTES - *have).min(bytes.len());
+                body[*have..*have + some].copy_from_slice(&bytes[..some]);
+                *have += some;
+                if *have == End::BYTES {
+                    let rule = "the end's check word does not fit";
+                    let end = End::decode(body);
+                    self.end = Some(end.ok_or(LoadError::Record { at: self.at, rule, value: 0 })?);
+                    self.body = Body::None;
+                }
+                Ok(some)
+            }
+        }
+    }
+
+    fn begin(&mut self, head: RecordHead) -> Result<(), LoadError> {
+        let at = self.at;
+        let bad = |rule, value| Err(LoadError::Record { at, rule, value });
+        if head.number != self.number {
+            return Err(LoadError::Number { at, got: head.number, expected: self.number });
+        }
+        self.number = self.number.wrapping_add(1);
+        let [first, second, third] = head.fields;
+        if head.kind == Kind::Head as u32 {
+            if self.blocks.is_some() {
+                return bad("the state is described a second time", head.number.into());
+            }
+            if second != self.bytes {
+                return bad("this device has a state of another size", second);
+            }
+            if third != BLOCK_BYTES {
+                return bad("its blocks have another size", third);
+            }
+            let blocks = Blocks::new(first, self.bytes);
+            self.came = vec![false; blocks.generations.len()];
+            self.blocks = Some(blocks);
+            return Ok(());
+        }
+        let Some(blocks) = &mut self.blocks else {
+            return bad("the state was not described", head.kind.into());
+        };
+        if head.kind == Kind::Block as u32 {
+            let index = usize::try_from(first).ok().filter(|index| *index < self.came.len());
+            let Some(index) = index else { return bad("there is no such block", first) };
+            let (generation, len) = (second, blocks.len_of(index));
+            if third != len as u64 {
+                return bad("a block has another length", third);
+            }
+            if self.came[index] && generation < blocks.generations[index] {
+                return bad("a block comes with an older generation than before", generation);
+            }
+            self.came[index] = true;
+            blocks.generations[index] = generation;
+            let base = content::base(blocks.seed, first, generation);
+            self.body = Body::Block { block: first, generation, base, offset: 0, len };
+        } else if head.kind == Kind::End as u32 {
+            if second != blocks.generations.len() as u64 {
+                return bad("the source has another number of blocks", second);
+            }
+            if third != End::BYTES as u64 {
+                return bad("the end has another length", third);
+            }
+            self.digest = first;
+            self.body = Body::End { bytes: [0; End::BYTES], have: 0 };
+        } else {
+            return bad("there is no such record", head.kind.into());
+        }
+        Ok(())
+    }
+}
