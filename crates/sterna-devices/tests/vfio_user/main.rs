@@ -1,0 +1,9 @@
+//! VFIO's migration states, the vfio-user protocol, and the device model that tests them.
+#![allow(clippy::print_stderr, missing_docs)]
+
+mod dma;
+mod faults;
+mod hostile;
+mod moving;
+mod support;
+mod wire;

@@ -1,0 +1,125 @@
+//! What the tests share: banks in and out of process, and a pump that moves one's state into the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::{DeviceStream, VmError};
+use sterna_devices::statebank::{BankServer, StateBank, StateBankConfig};
+use sterna_devices::vfio::VfioDevice;
+use sterna_devices::vfio_user::{Client, ClientOptions};
+
+/// How long a client waits for a server that hangs; no test waits for anything else so long.
+pub const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// A bank behind a server, and a client of it as the engine sees it.
+pub struct Served {
+    pub device: VfioDevice<Arc<Client>>,
+    pub client: Arc<Client>,
+    pub server: BankServer,
+    _directory: tempfile::TempDir,
+}
+
+impl Served {
+    pub fn bank(&self) -> &Arc<StateBank> {
+        self.server.bank()
+    }
+}
+
+pub fn serve(config: StateBankConfig) -> Served {
+    let patient = ClientOptions { timeout: Duration::from_secs(60) };
+    serve_with(config, &patient)
+}
+
+pub fn serve_with(config: StateBankConfig, options: &ClientOptions) -> Served {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("bank");
+    let server = StateBank::new(config).unwrap().serve(&path).unwrap();
+    let client = Arc::new(Client::connect(&path, options).unwrap());
+    let device = VfioDevice::new(Arc::clone(&client)).unwrap();
+    Served { device, client, server, _directory: directory }
+}
+
+pub fn alone(config: StateBankConfig) -> (VfioDevice<Arc<StateBank>>, Arc<StateBank>) {
+    let bank = StateBank::new(config).unwrap();
+    (VfioDevice::new(Arc::clone(&bank)).unwrap(), bank)
+}
+
+/// Sizes of chunks that a pump reads.
+pub struct Chunks {
+    state: u64,
+    most: usize,
+}
+
+impl Chunks {
+    /// Random ones up to `most`, by STERNA_SEED.
+    pub fn up_to(most: usize) -> Self {
+        let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        eprintln!("STERNA_SEED={seed}");
+        Self { state: seed, most }
+    }
+
+    fn next(&mut self) -> usize {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        1 + (self.state >> 33) as usize % self.most
+    }
+}
+
+/// What a pump does between what it must.
+pub struct Plan<'a> {
+    pub chunks: Chunks,
+    /// Reads while the device runs, at most.
+    pub running_reads: usize,
+    /// Called when both have stopped, before the rest is read.
+    pub stopped: &'a dyn Fn(),
+}
+
+impl Plan<'_> {
+    pub fn plain() -> Self {
+        Plan { chunks: Chunks::up_to(1 << 20), running_reads: 1000, stopped: &|| {} }
+    }
+}
+
+/// Moves the device, in the engine's order. On failure undoes both sides as the engine would.
+pub fn migrate(source: &dyn DeviceStream, target: &dyn DeviceStream, plan: Plan<'_>) -> Result<u64, VmError> {
+    let moved = attempt(source, target, plan);
+    if moved.is_err() {
+        // What a dead device says to this does not matter.
+        let _ = source.end_save();
+        let _ = source.run();
+        let _ = target.end_load();
+    }
+    moved
+}
+
+fn attempt(source: &dyn DeviceStream, target: &dyn DeviceStream, mut plan: Plan<'_>) -> Result<u64, VmError> {
+    let mut buffer = vec![0; plan.chunks.most];
+    let mut moved = 0;
+    source.begin_save()?;
+    target.begin_load()?;
+    for _ in 0..plan.running_reads {
+        let some = plan.chunks.next();
+        let read = source.read(&mut buffer[..some])?;
+        if read == 0 {
+            break;
+        }
+        target.write(&buffer[..read])?;
+        moved += read as u64;
+    }
+    source.quiesce()?;
+    source.stop()?;
+    (plan.stopped)();
+    loop {
+        let some = plan.chunks.next();
+        let read = source.read(&mut buffer[..some])?;
+        if read == 0 {
+            break;
+        }
+        target.write(&buffer[..read])?;
+        moved += read as u64;
+    }
+    let configuration = source.configuration()?;
+    target.finish_load(&configuration)?;
+    source.end_save()?;
+    target.run()?;
+    Ok(moved)
+}
