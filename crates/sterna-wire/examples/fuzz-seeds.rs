@@ -129,6 +129,7 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
         ReturnMessage::ReceivedBitmap { block: "m0".into() },
         ReturnMessage::ResumeAck(1),
         ReturnMessage::SwitchoverAck,
+        ReturnMessage::Grant { device: "bank".into(), instance: 1, bytes: 1 << 20 },
         ReturnMessage::Shut(0),
     ];
     let mut out = Vec::new();

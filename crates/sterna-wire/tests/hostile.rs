@@ -17,7 +17,8 @@ use sterna_wire::main::{
 };
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::multifd::{
-    BlockTable, DeviceStatePacket, InitialPacket, Method, PacketHeader, RamPacketView,
+    BlockTable, DeviceChunk, DeviceChunkKind, DeviceStatePacket, InitialPacket, Method, PacketHeader,
+    RamPacketView,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::return_path::ReturnMessage;
@@ -130,6 +131,10 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
             let _ = ReturnMessage::decode(b);
         });
     }
+    let kind = DeviceChunkKind::Configuration { total_bytes: Some(1 << 20) };
+    add("device chunk", &|out| DeviceChunk { index: 3, kind }.encode(out), |b| {
+        let _ = DeviceChunk::decode(b);
+    });
     add("status question", &|out| StatusQuestion { migration_id: [3; 16] }.encode(out), |b| {
         let _ = StatusQuestion::decode(b);
     });
@@ -170,7 +175,7 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
     for (what, bytes, decode) in &samples {
         assault(what, bytes, decode);
     }
-    assert_eq!(samples.len(), 16);
+    assert_eq!(samples.len(), 18);
 }
 
 #[test]

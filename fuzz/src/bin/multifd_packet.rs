@@ -3,8 +3,8 @@
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::{
-    BlockTable, DeviceStatePacket, InitialPacket, Method, PacketHeader, RAM_PACKET_BYTES, RamPacketEncoder,
-    RamPacketView,
+    BlockTable, DeviceChunk, DeviceStatePacket, InitialPacket, Method, PacketHeader, RAM_PACKET_BYTES,
+    RamPacketEncoder, RamPacketView,
 };
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
@@ -21,6 +21,11 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let name = 12 + packet.name.len();
         assert_eq!(again[..name], bytes[..name]);
         assert_eq!(again[268..], bytes[268..used]);
+    }
+    if let Ok((chunk, used)) = DeviceChunk::decode(bytes) {
+        let mut again = Vec::new();
+        chunk.encode(&mut again);
+        assert_eq!(again, bytes[..used]);
     }
     // What is too short is filled up, so that small inputs reach the checks.
     let mut packet = [0; RAM_PACKET_BYTES];
