@@ -1,0 +1,164 @@
+//! Real virtiofsd, driven by the vhost-user protocol and FUSE requests made by hand: a file system's session goes from
+//! one process into another, and the files that were open stay open.
+
+#[path = "vhost_user/fuse.rs"]
+mod fuse;
+#[path = "vhost_user/machine.rs"]
+mod machine;
+#[path = "../../crates/sterna-devices/tests/support/virtqueue.rs"]
+mod virtqueue;
+
+use std::fs;
+use std::sync::Arc;
+
+use fuse::ROOT;
+use machine::Machine;
+use sterna::DeviceStream;
+use sterna_devices::vhost_user::VhostUserLog;
+use sterna_interop::{Failure, Root};
+use sterna_ram::dirty::{DirtyBitmaps, DirtySource, VhostLog};
+use tempfile::TempDir;
+
+const FILES: usize = 300;
+
+fn shared(files: usize) -> TempDir {
+    let directory = TempDir::new().expect("a directory");
+    for file in 0..files {
+        let folder = directory.path().join(format!("folder{}", file % 7));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join(format!("file{file}")), text(file)).expect("a file");
+    }
+    directory
+}
+
+fn text(file: usize) -> String {
+    format!("what stands in file {file}\n").repeat(1 + file % 5)
+}
+
+/// An inode and a handle of every file.
+fn open_all(machine: &mut Machine) -> Vec<(u64, u64)> {
+    let open = |file: usize| {
+        let folder = machine.lookup(ROOT, &format!("folder{}", file % 7));
+        let inode = machine.lookup(folder, &format!("file{file}"));
+        (inode, machine.open(inode))
+    };
+    (0..FILES).map(open).collect()
+}
+
+fn read_all(machine: &mut Machine, handles: &[(u64, u64)]) {
+    for (file, (inode, handle)) in handles.iter().enumerate() {
+        let found = machine.read(*inode, *handle, 0, 4096);
+        assert_eq!(String::from_utf8_lossy(&found), text(file), "file {file}");
+    }
+}
+
+#[test]
+fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("session_in_another_virtiofsd_keeps_its_inodes_and_open_files") else {
+        return Ok(());
+    };
+    // Arrange
+    let files = shared(FILES);
+    let mut source = Machine::start(&root, files.path(), &[])?;
+    let mut target = Machine::start(&root, files.path(), &[])?;
+    let log = Arc::new(VhostLog::new(&source.ram, vec![machine::whole()]).map_err(|e| e.to_string())?);
+    let log = VhostUserLog::new(log, vec![Arc::clone(&source.device)]);
+    source.begin_session();
+    let handles = open_all(&mut source);
+    read_all(&mut source, &handles);
+
+    // Act: as the engine does it.
+    source.device.begin_save().map_err(|error| error.to_string())?;
+    log.start().map_err(|error| error.to_string())?;
+    read_all(&mut source, &handles);
+    source.device.stop().map_err(|error| error.to_string())?;
+    let mut dirty = DirtyBitmaps::new(&source.ram);
+    log.harvest(&mut dirty).map_err(|error| error.to_string())?;
+    let state = source.read_state()?;
+    let configuration = source.device.configuration().map_err(|error| error.to_string())?;
+    source.device.end_save().map_err(|error| error.to_string())?;
+    target.load(&state, &configuration)?;
+    target.take_guest(&source);
+    target.device.run().map_err(|error| error.to_string())?;
+
+    // Assert
+    assert!(state.len() > FILES, "{} bytes are no state of {FILES} files", state.len());
+    for page in machine::answer_pages() {
+        assert!(dirty.block(0).get(page), "page {page} was written and not logged");
+    }
+    read_all(&mut target, &handles);
+    let (inode, handle) = handles[5];
+    assert_eq!(target.write(inode, handle, 0, b"WHAT"), 4);
+    assert_eq!(target.read(inode, handle, 0, 4), b"WHAT");
+    let again = target.lookup(ROOT, "folder5");
+    assert_eq!(target.lookup(again, "file5"), inode, "an inode has another number now");
+    Ok(())
+}
+
+#[test]
+fn save_undone_leaves_the_session_as_it_was() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("save_undone_leaves_the_session_as_it_was") else { return Ok(()) };
+    let files = shared(FILES);
+    let mut source = Machine::start(&root, files.path(), &[])?;
+    let log = Arc::new(VhostLog::new(&source.ram, vec![machine::whole()]).map_err(|e| e.to_string())?);
+    let log = VhostUserLog::new(log, vec![Arc::clone(&source.device)]);
+    source.begin_session();
+    let handles = open_all(&mut source);
+
+    for _ in 0..3 {
+        source.device.begin_save().map_err(|error| error.to_string())?;
+        log.start().map_err(|error| error.to_string())?;
+        source.device.stop().map_err(|error| error.to_string())?;
+        assert!(source.device.read(&mut [0; 100]).map_err(|error| error.to_string())? > 0);
+        source.device.end_save().map_err(|error| error.to_string())?;
+        source.device.run().map_err(|error| error.to_string())?;
+        log.stop().map_err(|error| error.to_string())?;
+        read_all(&mut source, &handles);
+    }
+    Ok(())
+}
+
+#[test]
+fn session_with_files_that_the_other_side_lacks_is_refused_and_runs_on() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("session_with_files_that_the_other_side_lacks_is_refused_and_runs_on")
+    else {
+        return Ok(());
+    };
+    let (files, none) = (shared(FILES), TempDir::new().expect("a directory"));
+    let mut source = Machine::start(&root, files.path(), &[])?;
+    let target = Machine::start(&root, none.path(), &["--migration-on-error", "abort"])?;
+    source.begin_session();
+    let handles = open_all(&mut source);
+
+    source.device.begin_save().map_err(|error| error.to_string())?;
+    source.device.stop().map_err(|error| error.to_string())?;
+    let state = source.read_state()?;
+    let configuration = source.device.configuration().map_err(|error| error.to_string())?;
+    let refused = target.load(&state, &configuration).expect_err("its files are not there");
+    target.device.end_load().map_err(|error| error.to_string())?;
+    source.device.end_save().map_err(|error| error.to_string())?;
+    source.device.run().map_err(|error| error.to_string())?;
+
+    assert!(refused.contains("virtiofs") && refused.contains("loading"), "{refused}");
+    read_all(&mut source, &handles);
+    Ok(())
+}
+
+#[test]
+fn state_that_was_cut_short_is_refused() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("state_that_was_cut_short_is_refused") else { return Ok(()) };
+    let files = shared(FILES);
+    let mut source = Machine::start(&root, files.path(), &[])?;
+    source.begin_session();
+    open_all(&mut source);
+    source.device.begin_save().map_err(|error| error.to_string())?;
+    source.device.stop().map_err(|error| error.to_string())?;
+    let state = source.read_state()?;
+    let configuration = source.device.configuration().map_err(|error| error.to_string())?;
+
+    let target = Machine::start(&root, files.path(), &[])?;
+    let refused = target.load(&state[..state.len() / 2], &configuration).expect_err("half a state");
+
+    assert!(refused.contains("virtiofs") && refused.contains("loading"), "{refused}");
+    Ok(())
+}
