@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::iter;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +20,10 @@ pub(super) use left::left_behind;
 const ENDING: &str = ".partial";
 /// Longest name that file systems take.
 const NAME_MAX: usize = 255;
-/// What the name of a file ends with that is to be kept; no longer than [`ENDING`].
-const KEPT: &str = ".kept";
+/// The extension of a file that is to be kept; no longer than that of [`ENDING`].
+const KEPT: &str = "kept";
+/// Names that are tried, one after the other, for a file that has one already.
+const NAME_TRIES: usize = 10_000;
 
 /// A file under a hidden name beside its place, removed when dropped unless it was published or is to be kept.
 ///
@@ -84,10 +87,20 @@ impl Aside {
         if self.published {
             return;
         }
-        let name = self.path.to_string_lossy();
-        let kept = PathBuf::from(format!("{}{KEPT}", name.strip_suffix(ENDING).unwrap_or(&name)));
-        if std::fs::rename(&self.path, &kept).is_ok() {
-            self.path = kept;
+        // A process of the same number, in a container always 1, may have kept another only copy under this name.
+        let kept = self.path.with_extension(KEPT);
+        let names =
+            iter::once(kept).chain(iter::repeat_with(|| name_aside(&self.place).with_extension(KEPT)));
+        for kept in names.take(NAME_TRIES) {
+            match publish::rename_to_nothing(&self.path, &kept) {
+                Ok(()) => {
+                    self.path = kept;
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // It is safe under the name that it has, too.
+                Err(_) => return,
+            }
         }
     }
 }

@@ -90,7 +90,7 @@ impl Aside {
                     Err(error) => return Err(self.explain(error)),
                 }
             }
-            match self.rename_to_nothing() {
+            match rename_to_nothing(&self.path, &self.place) {
                 Ok(()) => return Ok(Old::Absent),
                 Err(_) if is_done() => return Ok(Old::Absent),
                 // A file has come there meanwhile.
@@ -111,26 +111,18 @@ impl Aside {
         }
     }
 
-    fn rename_to_nothing(&self) -> io::Result<()> {
-        let renamed = || renameat_with(CWD, &self.path, CWD, &self.place, RenameFlags::NOREPLACE);
-        match retry(renamed) {
-            // A link never replaces.
-            Err(error) if is_unknown_flag(&error) => {
-                retry(|| linkat(CWD, &self.path, CWD, &self.place, AtFlags::empty()))?;
-                std::fs::remove_file(&self.path)
-            }
-            result => result,
-        }
-    }
-
     /// Replaces what lies in the place where nothing can be exchanged; it gets a second name before.
     fn rename_over(&self, file: &File) -> Result<Old, TransportError> {
-        let second = name_aside(&self.place);
-        let old = match retry(|| linkat(CWD, &self.place, CWD, &second, AtFlags::empty())) {
-            Ok(()) => Old::Linked(second),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Old::Absent,
-            Err(error) if has_no_links(&error) => Old::Gone,
-            Err(error) => return Err(system(&self.place, "link", error)),
+        let old = loop {
+            let second = name_aside(&self.place);
+            match retry(|| linkat(CWD, &self.place, CWD, &second, AtFlags::empty())) {
+                Ok(()) => break Old::Linked(second),
+                // A killed run's, or another's: the next name.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break Old::Absent,
+                Err(error) if has_no_links(&error) => break Old::Gone,
+                Err(error) => return Err(system(&self.place, "link", error)),
+            }
         };
         match std::fs::rename(&self.path, &self.place) {
             Err(error) if !is_at(file, &self.place) => {
@@ -149,12 +141,12 @@ impl Aside {
             return;
         }
         let back = match old {
-            Old::Absent => std::fs::rename(&self.place, &self.path).and_then(|()| {
-                // Two names of one file stay both.
-                if is_at(file, &self.place) { std::fs::remove_file(&self.place) } else { Ok(()) }
-            }),
+            // It has both names already.
+            Old::Absent if is_at(file, &self.path) => std::fs::remove_file(&self.place),
+            Old::Absent => self.back_aside(rename_to_nothing),
             Old::Exchanged => (calls.exchange)(&self.path, &self.place),
-            Old::Linked(second) => retry(|| linkat(CWD, &self.place, CWD, &self.path, AtFlags::empty()))
+            Old::Linked(second) => self
+                .back_aside(|place, path| retry(|| linkat(CWD, place, CWD, path, AtFlags::empty())))
                 .and_then(|()| std::fs::rename(second, &self.place)),
             Old::Gone => Err(io::ErrorKind::Unsupported.into()),
         };
@@ -166,11 +158,35 @@ impl Aside {
         let _ = (calls.sync)(&self.directory);
     }
 
+    /// Has `name` give the file in the place our name aside, or a new one where somebody has that by now.
+    fn back_aside(&mut self, name: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
+        loop {
+            match name(&self.place, &self.path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    self.path = name_aside(&self.place);
+                }
+                result => return result,
+            }
+        }
+    }
+
     fn explain(&self, error: io::Error) -> TransportError {
         if error.kind() == io::ErrorKind::AlreadyExists {
             return TransportError::FileExists { file: self.place.display().to_string() };
         }
         system(&self.place, "rename", error)
+    }
+}
+
+/// Gives the file at `from` the name `to`, which nobody has; [`io::ErrorKind::AlreadyExists`] if somebody has.
+pub(super) fn rename_to_nothing(from: &Path, to: &Path) -> io::Result<()> {
+    match retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)) {
+        // A link never replaces.
+        Err(error) if is_unknown_flag(&error) => {
+            retry(|| linkat(CWD, from, CWD, to, AtFlags::empty()))?;
+            std::fs::remove_file(from)
+        }
+        result => result,
     }
 }
 
@@ -199,6 +215,8 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     fn fail<T>(code: i32) -> io::Result<T> {
@@ -218,6 +236,14 @@ mod tests {
         let (aside, file) = Aside::create(&place, old.is_some()).unwrap();
         std::fs::write(aside.path(), "new").unwrap();
         (directory, place, aside, file)
+    }
+
+    /// The name that this process gives `ahead` names after that of `path`.
+    fn name_ahead(path: &Path, ahead: u64) -> PathBuf {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let (process, number) = name.strip_suffix(super::super::ENDING).unwrap().rsplit_once('-').unwrap();
+        let number = number.parse::<u64>().unwrap() + 1 + ahead;
+        path.with_file_name(format!("{process}-{number}{}", super::super::ENDING))
     }
 
     fn files(directory: &Path) -> usize {
@@ -256,6 +282,62 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&place).unwrap(), "old");
             assert_eq!(files(directory.path()), count);
         }
+    }
+
+    #[test]
+    fn keep_where_a_run_of_the_same_number_kept_another_keeps_both() {
+        let (directory, _place, mut aside, _file) = scene(None);
+        // As in a container, where every run is process 1 and counts from 0.
+        let earlier = aside.path().with_extension("kept");
+        std::fs::write(&earlier, "another only copy").unwrap();
+
+        aside.keep();
+
+        assert_eq!(std::fs::read_to_string(&earlier).unwrap(), "another only copy");
+        assert_ne!(aside.path(), earlier);
+        assert!(aside.path().to_string_lossy().ends_with(".kept"), "{:?}", aside.path());
+        assert_eq!(std::fs::read_to_string(aside.path()).unwrap(), "new");
+        assert_eq!(files(directory.path()), 2);
+    }
+
+    #[test]
+    fn publish_whose_next_names_aside_are_taken_replaces_and_withdraws_all_the_same() {
+        let no_exchange = Calls { exchange: NO_SYNC_NO_EXCHANGE.exchange, ..CALLS };
+        for (calls, there, more) in [(NO_SYNC_NO_EXCHANGE, "old", 2), (no_exchange, "new", 1)] {
+            let (directory, place, mut aside, file) = scene(Some("old"));
+            // What a killed run of the same number has left, and this one is about to use.
+            let taken: Vec<PathBuf> = (0..200).map(|ahead| name_ahead(aside.path(), ahead)).collect();
+            taken.iter().for_each(|path| std::fs::write(path, "left").unwrap());
+
+            let published = aside.publish_by(&file, &calls);
+
+            assert_eq!(published.is_ok(), there == "new", "{published:?}");
+            assert_eq!(std::fs::read_to_string(&place).unwrap(), there, "{published:?}");
+            assert!(taken.iter().all(|path| std::fs::read_to_string(path).unwrap() == "left"));
+            assert_eq!(files(directory.path()), taken.len() + more);
+        }
+    }
+
+    #[test]
+    fn publish_withdrawn_where_another_has_the_name_aside_takes_the_next() {
+        fn fail_and_take_the_name(directory: &File) -> io::Result<()> {
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+            let name = path.join("name");
+            std::fs::write(std::fs::read_to_string(name)?, "theirs")?;
+            fail(libc::EIO)
+        }
+        let (directory, place, mut aside, file) = scene(None);
+        let first = aside.path().to_owned();
+        std::fs::write(directory.path().join("name"), first.to_str().unwrap()).unwrap();
+
+        aside.publish_by(&file, &Calls { sync: fail_and_take_the_name, ..CALLS }).unwrap_err();
+
+        assert!(!place.exists());
+        assert_eq!(std::fs::read_to_string(&first).unwrap(), "theirs");
+        assert_ne!(aside.path(), first);
+        assert_eq!(std::fs::read_to_string(aside.path()).unwrap(), "new");
+        aside.publish(&file).unwrap();
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "new");
     }
 
     #[test]
