@@ -102,8 +102,9 @@ impl Channel {
         })
     }
 
-    /// Bytes that were written and are still on this host: the network, or a peer that does not read, holds them
-    /// back. 0 where that cannot be told.
+    /// Bytes that were written and did not leave this host: the network, or a peer that does not read, holds them
+    /// back. What is on its way does not count. Over a Unix socket somewhat more than the bytes that the peer has
+    /// not read, as its kernel counts the room that they take. 0 where it cannot be told.
     pub fn unsent_bytes(&self) -> u64 {
         socket::queued(self.socket.as_fd())
     }

@@ -43,12 +43,18 @@ fn header(vectors: &mut Vectors) -> libc::msghdr {
     message
 }
 
-/// Bytes that were sent and not taken by the other end's host; 0 where the kernel does not say.
+/// Bytes that wait in the socket; 0 where the kernel does not say. Of TCP those that were not sent yet, without
+/// those on their way, which wait for an acknowledgement only. A Unix socket knows but what its buffers cost the
+/// kernel until the peer has read them: the bytes and the buffers' own overhead.
 pub(crate) fn queued(socket: BorrowedFd<'_>) -> u64 {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the request writes one int, which lives through the call.
-    let failed = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    if failed == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+    let ask = |request| {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: both requests write one int, which lives through the call.
+        let failed = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
+        if failed == 0 { u64::try_from(bytes).ok() } else { None }
+    };
+    // TIOCOUTQ counts what is on its way too: in a long network a round trip's worth, which delays nothing.
+    ask(libc::SIOCOUTQNSD).or_else(|| ask(libc::TIOCOUTQ)).unwrap_or(0)
 }
 
 /// Makes a connected stream socket ready to be a channel: blocking, without Nagle's delay.

@@ -331,3 +331,36 @@ fn unsent_bytes_are_those_that_the_peer_has_not_read() {
     there.read_exact(&mut [0; 1000]).unwrap();
     assert_eq!(here.unsent_bytes(), 0);
 }
+
+#[test]
+fn unsent_bytes_over_tcp_are_not_those_that_wait_for_an_acknowledgement() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    let here = Channel::from_fd(here.into()).unwrap();
+    // From now on it acknowledges late, as a peer far away does.
+    rustix::net::sockopt::set_tcp_quickack(&there, false).unwrap();
+
+    here.write_all(&[7; 1000]).unwrap();
+
+    assert_eq!(here.unsent_bytes(), 0);
+}
+
+#[test]
+fn unsent_bytes_over_tcp_are_those_for_which_the_peer_has_no_room() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    let here = Channel::from_fd(here.into()).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| here.write_all(&vec![7; 64 << 20]));
+        // Nobody reads: sooner or later the peer's host takes no more.
+        while here.unsent_bytes() == 0 {
+            assert!(!writer.is_finished(), "64 MiB have found room");
+            std::thread::yield_now();
+        }
+        here.shutdown();
+        writer.join().unwrap().unwrap_err();
+    });
+    drop(there);
+}
