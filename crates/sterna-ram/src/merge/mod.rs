@@ -5,12 +5,15 @@
 //! most of a dirty log is, the target's memory is not touched. Above a size that pays for starting them,
 //! threads share the work.
 
+mod share;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
+
+pub(crate) use share::share;
 
 /// Words that the vector loops do in one turn.
 const GROUP: usize = 32;
@@ -72,16 +75,9 @@ pub fn merge(into: &mut [u64], from: Shifted<'_>) -> u64 {
         return Method::best().merge(into, from);
     }
     let part = end.div_ceil(threads).next_multiple_of(LINE);
-    thread::scope(|scope| {
-        let mut parts = into.chunks_mut(part).enumerate();
-        let mine = parts.next();
-        let others: Vec<_> = parts
-            .map(|(index, into)| scope.spawn(move || Method::best().merge(into, from.after(index * part))))
-            .collect();
-        let mine = mine.map_or(0, |(_, into)| Method::best().merge(into, from));
-        // A thread that panicked is a bug that the scope passes on.
-        mine + others.into_iter().map(|other| other.join().unwrap_or(0)).sum::<u64>()
-    })
+    let parts = into.chunks_mut(part).enumerate();
+    let merged = share(threads, parts, |(index, into)| Method::best().merge(into, from.after(index * part)));
+    merged.into_iter().sum()
 }
 
 /// ORs one word in; gives how many bits were clear before.

@@ -8,7 +8,6 @@
 use std::mem;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::drain::{Found, LogWord, drain};
@@ -130,17 +129,10 @@ impl Source<'_> {
                 (from..to, into, skipped)
             })
             .collect();
-        let all: Vec<(usize, Done)> = thread::scope(|scope| {
-            let mut parts = parts.into_iter();
-            let mine = parts.next();
-            let others: Vec<_> = parts
-                .map(|(part, into, skipped)| (part.end, scope.spawn(move || self.work(part, into, skipped))))
-                .collect();
-            let mine = mine.map(|(part, into, skipped)| (part.end, self.work(part, into, skipped)));
-            // A thread that panicked is a bug that the scope passes on.
-            let others = others.into_iter().map(|(end, other)| (end, other.join().unwrap_or_default()));
-            mine.into_iter().chain(others).collect()
-        });
+        let work = |(part, into, skipped): (Range<usize>, &mut [u64], usize)| {
+            (part.end, self.work(part, into, skipped))
+        };
+        let all: Vec<(usize, Done)> = merge::share(threads, parts.into_iter(), work);
         let mut sum = Done::default();
         for (end, done) in all {
             sum.newly += done.newly;

@@ -1,0 +1,85 @@
+//! Work shared out among threads.
+
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
+
+/// Has `work` done to every part: by this thread, and by as many others as the system gives, `threads` in all at
+/// most. Each takes the next part when it is done with one, so a helper that comes late keeps nobody waiting. Gives
+/// what each part gave, in no order.
+///
+/// # Panics
+/// If `work` does, on whichever thread.
+pub(crate) fn share<P: Send, R: Send>(
+    threads: usize,
+    parts: impl Iterator<Item = P> + Send,
+    work: impl Fn(P) -> R + Sync,
+) -> Vec<R> {
+    share_by(Builder::new, threads, parts, work)
+}
+
+/// The same with threads such as the tests want.
+fn share_by<P: Send, R: Send>(
+    helper: impl Fn() -> Builder,
+    threads: usize,
+    parts: impl Iterator<Item = P> + Send,
+    work: impl Fn(P) -> R + Sync,
+) -> Vec<R> {
+    let parts = Mutex::new(parts);
+    // Only the parts' own code runs under the lock.
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || -> Vec<R> { std::iter::from_fn(next).map(&work).collect() };
+    thread::scope(|scope| {
+        // Without helpers it takes longer, and is done all the same.
+        let helpers: Vec<_> = (1..threads).map_while(|_| helper().spawn_scoped(scope, run).ok()).collect();
+        let mut all = run();
+        for helper in helpers {
+            // Whoever gave the parts has not got all of their bits: nothing may go on as if it had.
+            all.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn share_does_every_part_once() {
+        for threads in [1, 2, 5] {
+            let mut done = share(threads, 0..100, |part| part * part);
+            done.sort_unstable();
+            assert_eq!(done, (0..100).map(|part| part * part).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn share_without_helpers_is_done_by_this_thread() {
+        // No system has room for such a stack.
+        let none = || Builder::new().stack_size(1 << 60);
+        assert!(none().spawn(|| ()).is_err());
+        let here = thread::current().id();
+
+        let done = share_by(none, 4, 0..3, |part| (part, thread::current().id()));
+
+        assert_eq!(done, [(0, here), (1, here), (2, here)]);
+    }
+
+    #[test]
+    fn share_whose_helper_panics_panics() {
+        // Both threads have a part: the helper's panics.
+        let (here, both) = (thread::current().id(), Barrier::new(2));
+        let work = |_part: u32| {
+            both.wait();
+            assert!(thread::current().id() == here, "a helper's bug");
+        };
+
+        let panic = catch_unwind(AssertUnwindSafe(|| share(2, 0..2, work))).unwrap_err();
+
+        assert!(panic.downcast_ref::<&str>().is_some_and(|text| text.contains("a helper's bug")));
+    }
+}
