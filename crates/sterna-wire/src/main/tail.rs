@@ -10,10 +10,16 @@
 //!   (`suppress-vmdesc=on`; [`Tail::bare_end`]).
 //!
 //! Where a section ends in between matters to none of them: nothing is cut up. Bytes that a guest controls can
-//! delay the end, or hide it from a receiver that is not told by a description. They cannot bring it forward where
-//! a description comes or the source asks, for both are held against all that came. A bare EOF is weaker: device
-//! bytes that look like a footer and an EOF end the stream if the source is silent right behind them for as long as
-//! the receiver waits. A source that stalls there and goes on is refused then, and keeps its guest.
+//! delay the end, or hide it from a receiver that is not told by a description. Can they bring it forward?
+//!
+//! - With a description, or where the source asks, only if all three come together: device bytes that hold a footer, an
+//!   EOF and a description that fits all before it (or a footer and the PING); a read that ends exactly there; and
+//!   nothing that follows within the time for which the receiver looks once more ([`Tail::described`] is asked again
+//!   when more has come). For both are held against all that came, and real bytes behind a false end undo it.
+//! - A bare EOF is weaker: device bytes that look like a footer and an EOF end the stream if the source is silent right
+//!   behind them for as long as the receiver waits.
+//!
+//! A source whose bytes go on behind an end that was taken for the true one is refused, and keeps its guest.
 
 use super::command::Command;
 use super::element::{self, COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, SectionHeader, VM_DESCRIPTION};
@@ -81,7 +87,8 @@ impl Tail {
         Ok(())
     }
 
-    /// The end by a description that ends exactly here.
+    /// The end by a description that ends exactly here. Only what comes next tells a description from device bytes that
+    /// look like one: look once more whether something comes before you believe it.
     pub fn described(&mut self) -> Option<TailEnd> {
         let here = self.bytes.len();
         self.candidates.retain(|(_, end)| *end >= here);
@@ -350,6 +357,38 @@ mod tests {
 
         assert_eq!(with.described().map(|end| end.devices_bytes), Some(devices.len()));
         assert_eq!(tail(&whole).described(), None);
+    }
+
+    #[test]
+    fn described_by_a_device_that_plays_the_end_is_undone_by_the_bytes_that_follow() {
+        // The body of the first section holds a footer, an EOF and a description that fits.
+        let device = |size| vmdesc::Device {
+            name: "timer".to_owned(),
+            instance: 0,
+            version: 1,
+            fields: vec![vmdesc::Field::new("data", "buffer", size)],
+        };
+        let mut whole = Vec::new();
+        SectionHeader { id: 7, name: "timer", instance: 0, version: 1 }.encode_full(&mut whole).unwrap();
+        let body = whole.len();
+        encode_footer(7, &mut whole);
+        encode_end(&mut whole);
+        vmdesc::encode(&vmdesc::build("none", &[device(0)]), &mut whole).unwrap();
+        let played = whole.len();
+        encode_footer(7, &mut whole);
+        let devices = whole.len();
+        encode_end(&mut whole);
+        let size = (played - body) as u64;
+        vmdesc::encode(&vmdesc::build("none", &[device(size)]), &mut whole).unwrap();
+
+        let mut tail = Tail::new(Vec::new());
+        tail.push(&whole[..played]).unwrap();
+        assert!(tail.described().is_some(), "nobody could tell");
+        tail.push(&whole[played..=played]).unwrap();
+        assert_eq!(tail.described(), None);
+        tail.push(&whole[played + 1..]).unwrap();
+
+        assert_eq!(tail.described().map(|end| end.devices_bytes), Some(devices));
     }
 
     #[test]
