@@ -95,10 +95,11 @@ pub enum DirtyError {
         /// What is wrong with it.
         rule: &'static str,
     },
-    /// The kernel does not make dirty rings of this size.
+    /// The kernel does not make dirty rings of this size. It says the same of a small ring as of one that comes too
+    /// late, when the VM has vCPUs or rings.
     #[error(
         "a dirty ring of {entries} entries cannot be had: take a power of two from 1024 to {most} (some processors \
-         do with 256)"
+         do with 256), and switch the rings on once, before the VM's first vCPU"
     )]
     RingSize {
         /// Entries asked for.
@@ -108,7 +109,11 @@ pub enum DirtyError {
     },
     /// An entry of a dirty ring names a page that the VM's slots do not have. What it stood for is unknown, so
     /// tracking cannot be trusted any more until it is stopped and started.
-    #[error("the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which does not exist")]
+    #[error(
+        "the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which this source was not told of: the VMM \
+         has made a slot since, or left one out, or the kernel is at fault. A page was written and nobody knows \
+         which: stop tracking and start anew, with every slot that is logged"
+    )]
     RingEntry {
         /// Whose ring.
         vcpu: usize,
@@ -161,7 +166,7 @@ pub enum DirtyError {
         origin: &'static str,
         /// The system call or ioctl.
         call: &'static str,
-        /// "block", "slot" or "log".
+        /// "block", "slot", "log", "vcpu" or "ring size": of what `index` is the number.
         what: &'static str,
         /// Which of them.
         index: u64,

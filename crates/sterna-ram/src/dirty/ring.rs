@@ -43,6 +43,7 @@
 //! started anew: a page was written and nobody knows which.
 
 mod map;
+mod pending;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,6 +55,7 @@ use super::kvm::{capability, check_slots, enable_capability, set_logging};
 use super::{DirtyBitmaps, DirtySource, Harvest, KvmSlot, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PageBitmap, sys};
 use map::RingMap;
+use pending::Pending;
 
 const NAME: &str = "kvm-dirty-ring";
 
@@ -118,10 +120,11 @@ impl KvmDirtyRings {
         };
         let rings: Vec<_> = vcpus.iter().enumerate().map(map).collect::<Result<_, _>>()?;
         let reported = rings.iter().map(|_| AtomicU64::new(0)).collect();
-        let pending = DirtyBitmaps::new(&ram);
-        let state = State { rings, pending, has_pending: false, is_all_dirty: false, damage: None };
+        let pending = Pending::new(&ram);
+        let state = State { rings, pending, is_all_dirty: false, damage: None, begun: None };
         Ok(KvmDirtyRing {
             vm: self.vm,
+            entries: self.entries,
             slots,
             ram,
             running: AtomicBool::new(false),
@@ -137,6 +140,8 @@ impl KvmDirtyRings {
 #[derive(Debug)]
 pub struct KvmDirtyRing {
     vm: OwnedFd,
+    /// Of each ring.
+    entries: u32,
     slots: Vec<KvmSlot>,
     ram: GuestRam,
     /// Changes under `state`'s lock.
@@ -152,11 +157,12 @@ pub struct KvmDirtyRing {
 struct State {
     rings: Vec<RingMap>,
     /// What the rings have named since the last harvest. Handed out only after the reset.
-    pending: DirtyBitmaps,
-    has_pending: bool,
+    pending: Pending,
     /// Pages were lost: every page counts as named.
     is_all_dirty: bool,
     damage: Option<Damage>,
+    /// When tracking began, and what each vCPU had reported by then; none while it does not run.
+    begun: Option<(Instant, Vec<u64>)>,
 }
 
 /// Why tracking cannot be trusted until it is started anew.
@@ -164,8 +170,8 @@ struct State {
 enum Damage {
     /// An entry named a page that does not exist.
     Entry { vcpu: usize, slot: u32, offset: u64 },
-    /// After an overrun the pages could not be protected again: the errno.
-    Unprotected(i32),
+    /// After an overrun the pages of a slot could not be protected again.
+    Unprotected { slot: u32, errno: i32 },
 }
 
 /// How a ring is emptied.
@@ -202,10 +208,10 @@ impl KvmDirtyRing {
     pub fn look(&self) -> Result<(), DirtyError> {
         let mut state = self.state();
         for vcpu in 0..state.rings.len() {
-            let State { rings, pending, has_pending, .. } = &mut *state;
+            let State { rings, pending, .. } = &mut *state;
             // What is wrong with an entry is found when it is taken out.
             rings[vcpu].look(|slot, offset| {
-                self.note(vcpu, slot, offset, pending, has_pending);
+                self.note(vcpu, slot, offset, pending);
             });
             if rings[vcpu].is_half_full() {
                 self.reap(&mut state, vcpu, Reap::Some)?;
@@ -229,12 +235,24 @@ impl KvmDirtyRing {
         self.reported[vcpu].load(Ordering::Relaxed)
     }
 
+    /// When tracking began, and what each vCPU had [reported](KvmDirtyRing::reported) by then; none while it does not
+    /// run.
+    pub fn begun(&self) -> Option<(Instant, Vec<u64>)> {
+        self.state().begun.clone()
+    }
+
+    /// How many entries each ring has.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
     /// How often a vCPU came out because its ring was full.
     pub fn full_exits(&self) -> u64 {
         self.full_exits.load(Ordering::Relaxed)
     }
 
-    /// How often the kernel ran over the end of a ring, and all pages were reported because of it.
+    /// How often the kernel ran over the end of a ring, and all pages were reported because of it. Larger rings make
+    /// it rarer.
     pub fn overruns(&self) -> u64 {
         self.overruns.load(Ordering::Relaxed)
     }
@@ -250,17 +268,9 @@ impl KvmDirtyRing {
     }
 
     /// Makes a page pending, and counts it for the vCPU if it was not. False: there is no such page.
-    fn note(
-        &self,
-        vcpu: usize,
-        slot: u32,
-        offset: u64,
-        pending: &mut DirtyBitmaps,
-        has_pending: &mut bool,
-    ) -> bool {
+    fn note(&self, vcpu: usize, slot: u32, offset: u64, pending: &mut Pending) -> bool {
         let Some((block, page)) = self.locate(slot, offset) else { return false };
-        if !pending.block(block).set(page) {
-            *has_pending = true;
+        if pending.add(block, page) {
             self.reported[vcpu].fetch_add(1, Ordering::Relaxed);
         }
         true
@@ -273,9 +283,9 @@ impl KvmDirtyRing {
 
     /// Empties a ring into the pending pages and has the kernel protect them again.
     fn reap(&self, state: &mut State, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
-        let State { rings, pending, has_pending, damage, .. } = state;
+        let State { rings, pending, damage, .. } = state;
         let each = |slot, offset| {
-            if !self.note(vcpu, slot, offset, pending, has_pending) {
+            if !self.note(vcpu, slot, offset, pending) {
                 damage.get_or_insert(Damage::Entry { vcpu, slot, offset });
             }
         };
@@ -305,20 +315,21 @@ impl KvmDirtyRing {
             let again =
                 [false, true].iter().try_for_each(|on| set_logging(self.vm.as_fd(), &self.ram, slot, *on));
             if let Err(error) = again {
-                state.damage.get_or_insert(Damage::Unprotected(error.raw_os_error().unwrap_or(libc::EIO)));
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                state.damage.get_or_insert(Damage::Unprotected { slot: slot.slot, errno });
             }
         }
     }
 
     fn forget_unless_running(&self, state: &mut State) {
-        if !self.is_running() && state.has_pending {
+        if !self.is_running() && !state.pending.is_empty() {
             self.forget(state);
         }
     }
 
     fn forget(&self, state: &mut State) {
-        state.pending.clear_all();
-        (state.has_pending, state.is_all_dirty, state.damage) = (false, false, None);
+        state.pending.clear();
+        (state.is_all_dirty, state.damage) = (false, None);
     }
 
     /// Empties the rings for nobody.
@@ -359,6 +370,7 @@ impl DirtySource for KvmDirtyRing {
                 return Err(error);
             }
         }
+        state.begun = Some((Instant::now(), self.reported()));
         self.running.store(true, Ordering::Release);
         Ok(())
     }
@@ -368,6 +380,7 @@ impl DirtySource for KvmDirtyRing {
         if !self.running.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
+        state.begun = None;
         let undone = self.undo();
         undone.and(self.drain(&mut state))
     }
@@ -388,9 +401,9 @@ impl DirtySource for KvmDirtyRing {
             Some(Damage::Entry { vcpu, slot, offset }) => {
                 return Err(DirtyError::RingEntry { vcpu, slot, offset });
             }
-            Some(Damage::Unprotected(errno)) => {
-                let source = io::Error::from_raw_os_error(errno);
-                return Err(failed("KVM_SET_USER_MEMORY_REGION", "slots, after an overrun,", 0, source));
+            Some(Damage::Unprotected { slot, errno }) => {
+                let call = "KVM_SET_USER_MEMORY_REGION, to protect all pages again after a ring ran over,";
+                return Err(failed(call, "slot", slot.into(), io::Error::from_raw_os_error(errno)));
             }
         }
         let mut harvest = Harvest::default();
@@ -399,10 +412,7 @@ impl DirtySource for KvmDirtyRing {
                 harvest.newly_dirty += into.block_mut(slot.block).add_range(slot.first_page, slot.pages);
             }
         }
-        if std::mem::take(&mut state.has_pending) {
-            harvest.newly_dirty += into.or_from(&state.pending);
-            state.pending.clear_all();
-        }
+        harvest.newly_dirty += state.pending.move_into(into);
         // The pending bitmaps are those of whole blocks.
         (harvest.times.kernel, harvest.times.aligned) = (walked - began, walked.elapsed());
         Ok(harvest)
