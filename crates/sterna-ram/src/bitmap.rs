@@ -1,8 +1,9 @@
 //! One bit per page, in atomic words, so that bits are added while lanes take them.
 //!
 //! Every change through a shared reference is one read-modify-write of a word with acquire and release
-//! order: who takes a bit sees all that was done before the bit was set. Who has a bitmap for himself
-//! (`exclusive`) changes it with plain vector instructions.
+//! order: who takes a bit sees all that was done before the bit was set. Only [`PageBitmap::set_all`] and
+//! [`PageBitmap::clear_all`] are plain stores: they are for moments in which nobody else changes the bitmap. Who has a
+//! bitmap for himself (`exclusive`) changes it with plain vector instructions.
 
 mod exclusive;
 
@@ -75,14 +76,15 @@ impl PageBitmap {
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Sets every page's bit.
+    /// Sets every page's bit. Bits that others clear at the same time may be set again.
     pub fn set_all(&self) {
         for (index, word) in self.words.iter().enumerate() {
             word.store(self.valid(index), Ordering::Release);
         }
     }
 
-    /// Clears every bit.
+    /// Clears every bit. Bits that others set at the same time may be lost, and whoever clears one at the same time may
+    /// be told that it was set.
     pub fn clear_all(&self) {
         for word in &self.words {
             word.store(0, Ordering::Release);

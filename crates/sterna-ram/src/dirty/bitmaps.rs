@@ -38,12 +38,12 @@ impl DirtyBitmaps {
         self.0.iter().map(PageBitmap::count).sum()
     }
 
-    /// Clears every bit.
+    /// Clears every bit, while nobody else changes any (see [`PageBitmap::clear_all`]).
     pub fn clear_all(&self) {
         self.0.iter().for_each(PageBitmap::clear_all);
     }
 
-    /// Sets every page's bit.
+    /// Sets every page's bit, while nobody else changes any (see [`PageBitmap::set_all`]).
     pub fn set_all(&self) {
         self.0.iter().for_each(PageBitmap::set_all);
     }
@@ -57,7 +57,7 @@ impl DirtyBitmaps {
     }
 
     /// Drops reports that came too early: clears here every bit that is still set in `sent`, the pass that
-    /// is being sent (see the module's text). `sent` may lose bits meanwhile; one that goes after it was
+    /// is being sent (see [`crate::dirty`]). `sent` may lose bits meanwhile; one that goes after it was
     /// looked at makes no difference, as its page is read after that. Gives how many were dropped.
     ///
     /// # Panics

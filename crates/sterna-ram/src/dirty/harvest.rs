@@ -34,11 +34,6 @@ pub struct SyncTimes {
 }
 
 impl SyncTimes {
-    /// All parts together.
-    pub fn total(&self) -> Duration {
-        self.kernel + self.vhost + self.aligned + self.misaligned
-    }
-
     /// Counts time that went into merging words moved up by `bits` bits.
     pub(crate) fn add_merge(&mut self, bits: u32, took: Duration) {
         if bits == 0 {

@@ -140,7 +140,7 @@ impl KvmDirtyLog {
     ///
     /// # Errors
     /// As [`DirtySource::harvest`].
-    #[doc(hidden)]
+    #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
         self.started()?;
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);

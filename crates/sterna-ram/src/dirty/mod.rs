@@ -64,8 +64,9 @@ pub trait DirtySource: Send + Sync {
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError>;
 
     /// Arms tracking again for those pages of `[first, first + count)` whose bit is set in `harvested`
-    /// (a bitmap over the whole block), and no others: clearing another loses a write. Sources that
-    /// re-arm while harvesting do nothing. `first` is a multiple of 64; `count` too, unless the range
+    /// (a bitmap over the whole block): they are about to be read, so writes to them until now need not be
+    /// reported. Another page of the range may be armed again only by a source that reports its write in the next
+    /// harvest: else the write is lost. Sources that re-arm while harvesting may do nothing. `first` is a multiple of 64; `count` too, unless the range
     /// ends with the block. May be called from several threads for disjoint ranges.
     ///
     /// # Errors

@@ -65,8 +65,12 @@ impl UffdDirtyLog {
     ///
     /// # Errors
     /// As [`DirtySource::harvest`].
-    #[doc(hidden)]
+    #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
+        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
+            return Err(DirtyError::NotStarted { origin: NAME });
+        }
         self.scan(|_, _, _| {})
     }
 
@@ -169,6 +173,7 @@ impl DirtySource for UffdDirtyLog {
         // On failure the descriptor is closed, which undoes what was registered.
         self.register(&fd)?;
         self.kept.clear_all();
+        self.keeps.store(false, Ordering::Release);
         *running = Some(fd);
         Ok(())
     }
@@ -202,18 +207,21 @@ impl DirtySource for UffdDirtyLog {
     }
 
     fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        if self.running.read().unwrap_or_else(PoisonError::into_inner).is_none() {
+        // Held while scanning, as in a harvest.
+        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
         check_rearm(NAME, block, pages, first, count, harvested)?;
         let mut keeps = false;
         let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, harvested);
-        self.scan_pages(block, first, count, found)?;
+        let scanned = self.scan_pages(block, first, count, found);
+        // Also what was found before a failure is reported nowhere else.
         if keeps {
             self.keeps.store(true, Ordering::Release);
         }
-        Ok(())
+        scanned
     }
 
     fn name(&self) -> &'static str {

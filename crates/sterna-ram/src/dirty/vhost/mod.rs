@@ -52,7 +52,8 @@ impl VhostLog {
     /// # Errors
     /// [`DirtyError::GuestRange`]; [`DirtyError::System`] if there is no memory for it.
     pub fn new(ram: &GuestRam, ranges: Vec<LoggedRange>) -> Result<Self, DirtyError> {
-        Self::build(ram, ranges, 0)
+        let needed_bytes = range::check(ram, &ranges)?;
+        Self::build(ram, ranges, needed_bytes)
     }
 
     /// As [`VhostLog::new`], of a size that was agreed on (in bytes, rounded up to whole pages).
@@ -68,8 +69,7 @@ impl VhostLog {
     }
 
     fn build(ram: &GuestRam, ranges: Vec<LoggedRange>, bytes: u64) -> Result<Self, DirtyError> {
-        let needed = range::check(ram, &ranges)?;
-        let len = needed.max(bytes).max(1).checked_next_multiple_of(PAGE_BYTES);
+        let len = bytes.max(1).checked_next_multiple_of(PAGE_BYTES);
         let len = len.and_then(|len| isize::try_from(len).ok());
         let Some(len) = len else {
             return Err(failed("mmap", io::Error::from_raw_os_error(libc::ENOMEM)));
