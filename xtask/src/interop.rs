@@ -11,7 +11,7 @@ use crate::workspace::target_directory;
 /// The crate of the tests.
 pub const PACKAGE: &str = "sterna-interop";
 /// Its test targets, as cargo's patterns.
-const TARGETS: [&str; 4] = ["qemu*", "libvirt*", "host", "library"];
+const TARGETS: [&str; 5] = ["qemu*", "libvirt*", "vhost_user", "host", "library"];
 
 /// `cargo xtask interop [TARGET…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
