@@ -110,6 +110,9 @@ pub struct LaneTimes {
     /// Looking for zero pages.
     #[serde(deserialize_with = "time")]
     pub scan: f64,
+    /// Making pages ready to be read.
+    #[serde(deserialize_with = "time")]
+    pub rearm: f64,
     /// Compressing.
     #[serde(deserialize_with = "time")]
     pub encode: f64,
@@ -179,10 +182,11 @@ impl Figures {
     /// What lanes did over all rounds while the guest ran, per lane on average.
     pub fn lane_seconds(&self) -> LaneTimes {
         let mut sum = LaneTimes::default();
-        for LaneTimes { scan, encode, moving, throttled, idle } in
+        for LaneTimes { scan, rearm, encode, moving, throttled, idle } in
             self.rounds.iter().filter(|round| !round.stopped).map(|round| &round.lanes)
         {
             sum.scan += scan;
+            sum.rearm += rearm;
             sum.encode += encode;
             sum.moving += moving;
             sum.throttled += throttled;

@@ -67,7 +67,7 @@ impl Plan {
 
     /// Whether the migration is expected to end.
     pub fn converges(&self) -> bool {
-        self.forecast.as_ref().map_or(self.rules.sterna.converges, |forecast| forecast.convergent)
+        self.forecast.as_ref().map_or(self.rules.engine.converges, |forecast| forecast.convergent)
     }
 }
 

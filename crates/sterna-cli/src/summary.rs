@@ -96,10 +96,16 @@ pub fn table(record: &Record) -> String {
 
 /// What lanes did with their time, in percent.
 fn lane_shares(figures: &Figures) -> Option<String> {
-    let LaneTimes { scan, encode, moving, throttled, idle } = figures.lane_seconds();
-    let all = scan + encode + moving + throttled + idle;
-    let shares =
-        [("moving", moving), ("scan", scan), ("encode", encode), ("held back", throttled), ("idle", idle)];
+    let LaneTimes { scan, rearm, encode, moving, throttled, idle } = figures.lane_seconds();
+    let all = scan + rearm + encode + moving + throttled + idle;
+    let shares = [
+        ("moving", moving),
+        ("scan", scan),
+        ("re-arm", rearm),
+        ("encode", encode),
+        ("held back", throttled),
+        ("idle", idle),
+    ];
     let words = shares.map(|(name, seconds)| format!("{name} {:.1} %", seconds / all * 100.0));
     (all > 0.0).then(|| words.join(", "))
 }

@@ -45,7 +45,7 @@ pub struct Statistics {
     /// Harvests, scans, compression and waits are not in it. An average over about the last second.
     pub bandwidth_bytes: u64,
     /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
-    /// what the time for the rest is reckoned with.
+    /// what the time for the rest is reckoned with, unless `max-bandwidth` is less or `avail-switchover-bandwidth` stated.
     pub drain_bytes: u64,
     /// Pages that the guest dirties per second, as of the last round.
     pub dirty_pages_per_second: u64,
@@ -118,9 +118,12 @@ pub struct SyncParts {
 pub struct LaneTimes {
     /// Looking for zero pages.
     pub scan: Duration,
+    /// Making pages ready to be read: re-arming their tracking, and finding those that were never populated.
+    #[serde(default)]
+    pub rearm: Duration,
     /// Compressing.
     pub encode: Duration,
-    /// Writing: the time in which bytes moved.
+    /// Writing, also of what says that pages are zero or that a pass ends: the time in which bytes moved.
     pub moving: Duration,
     /// Held back by the bandwidth limit.
     pub throttled: Duration,
@@ -189,7 +192,7 @@ pub struct IncomingStatistics {
 impl LaneTimes {
     /// Time in which lanes worked: all but throttled and idle.
     pub fn busy(&self) -> Duration {
-        self.scan + self.encode + self.moving
+        self.scan + self.rearm + self.encode + self.moving
     }
 }
 
@@ -198,6 +201,7 @@ impl std::ops::Add for LaneTimes {
     fn add(self, other: Self) -> Self {
         Self {
             scan: self.scan + other.scan,
+            rearm: self.rearm + other.rearm,
             encode: self.encode + other.encode,
             moving: self.moving + other.moving,
             throttled: self.throttled + other.throttled,
@@ -211,6 +215,7 @@ impl std::ops::Sub for LaneTimes {
     fn sub(self, earlier: Self) -> Self {
         Self {
             scan: self.scan.saturating_sub(earlier.scan),
+            rearm: self.rearm.saturating_sub(earlier.rearm),
             encode: self.encode.saturating_sub(earlier.encode),
             moving: self.moving.saturating_sub(earlier.moving),
             throttled: self.throttled.saturating_sub(earlier.throttled),
@@ -225,6 +230,7 @@ impl std::ops::Div<u32> for LaneTimes {
         let by = by.max(1);
         Self {
             scan: self.scan / by,
+            rearm: self.rearm / by,
             encode: self.encode / by,
             moving: self.moving / by,
             throttled: self.throttled / by,

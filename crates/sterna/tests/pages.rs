@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plain::Plain;
 use sterna::MigrationError;
-use sterna::order::{LaneCursor, Pass};
+use sterna::order::{LaneCursor, Pass, SliceSize};
 use sterna::pages::{DigestSink, FileWriter, MappedFile, PageSink, PageWriter, digest_of};
 use sterna::ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 use sterna_transport::{CreateOptions, Direct, PageFile, TransportError};
@@ -37,7 +37,7 @@ where
     vm.log.start().unwrap();
     let all = DirtyBitmaps::new(&vm.ram);
     all.set_all();
-    let pass = Pass::new(1, &vm.ram, all, true, None);
+    let pass = Pass::new(1, &vm.ram, SliceSize::default(), all, true, None);
     std::thread::scope(|scope| {
         for index in 0..LANES {
             let (pass, lane) = (&pass, &lane);

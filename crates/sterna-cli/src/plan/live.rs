@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, UNCERTAINTY};
+use sterna::forecast::{DirtyModel, FIXED_PAUSE, Fixed, Inputs, Point, UNCERTAINTY};
 use sterna_qmp::drive::survey::{self, Reading, Survey};
 
 use super::Plan;
@@ -14,7 +14,8 @@ use crate::units;
 /// What an operator states; the rest is asked or assumed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stated {
-    /// The link's bandwidth, bytes per second.
+    /// The link's bandwidth, bytes per second: what goes while the guest stands still, and before that as much of it as
+    /// `max-bandwidth` leaves.
     pub bandwidth_bytes: Option<u64>,
     /// In place of the VM's `max-bandwidth`, bytes per second.
     pub max_bandwidth_bytes: Option<u64>,
@@ -34,6 +35,15 @@ pub struct Stated {
     pub uncertainty: f64,
     /// Over which the dirty rate is measured.
     pub intervals: Vec<Duration>,
+}
+
+/// Bytes per second that go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bandwidth {
+    /// While the guest runs.
+    rounds: u64,
+    /// In the pause, if that is another rate.
+    pause: Option<u64>,
 }
 
 /// What was found at a VM.
@@ -56,8 +66,6 @@ pub struct Measured {
 const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
 /// Reading the dirty bits of 1 GiB: what a kernel's log costs, misaligned blocks and devices' logs apart.
 const SYNC_PER_GIB: Duration = Duration::from_micros(60);
-/// What a few small devices cost on one machine.
-const FIXED: Duration = Duration::from_millis(5);
 
 impl Default for Stated {
     /// Nothing is stated.
@@ -90,6 +98,8 @@ impl Stated {
             ram_bytes,
             first_pass_bytes: self.to_send_bytes.unwrap_or(ram_bytes).min(ram_bytes),
             bandwidth_bytes: self.bandwidth_bytes.unwrap_or(0),
+            pause_bandwidth_bytes: None,
+            avail_switchover_bandwidth_bytes: None,
             dirty: DirtyModel::Rate(self.dirty_bytes.unwrap_or(0)),
             sync: self.sync.unwrap_or_default(),
             downtime_limit,
@@ -109,13 +119,18 @@ impl Stated {
                 monitor.endpoint()
             )));
         }
-        let bandwidth_bytes = self.bandwidth(&survey, monitor)?;
+        let mut assumed = Vec::new();
+        let bandwidth = self.bandwidth(&survey, &mut assumed).ok_or_else(|| {
+            Stop::usage(format!(
+                "{} has no max-bandwidth, so that the link decides: state its speed, as in --bandwidth 10Gbit/s",
+                monitor.endpoint()
+            ))
+        })?;
         let readings = match self.dirty_bytes {
             Some(_) => Vec::new(),
             None => survey::measure(monitor.vm(), &self.intervals)?,
         };
-        let mut assumed = Vec::new();
-        let inputs = self.inputs(&survey, bandwidth_bytes, &readings, &mut assumed);
+        let inputs = self.inputs(&survey, bandwidth, &readings, &mut assumed);
         let longest = readings.iter().max_by_key(|reading| reading.interval);
         let measured = Measured {
             at: monitor.endpoint().to_string(),
@@ -127,25 +142,45 @@ impl Stated {
         Ok(Plan::new(inputs, assumed, Some(measured)))
     }
 
-    /// The least of what the operator and the VM's settings allow.
-    fn bandwidth(&self, survey: &Survey, monitor: &Monitor) -> Result<u64, Stop> {
-        let limits = [
-            self.bandwidth_bytes,
-            self.max_bandwidth_bytes.or(survey.max_bandwidth_bytes),
-            survey.switchover_bandwidth_bytes,
-        ];
-        limits.into_iter().flatten().filter(|rate| *rate > 0).min().ok_or_else(|| {
-            Stop::usage(format!(
-                "{} has no max-bandwidth, so that the link decides: state its speed, as in --bandwidth 10Gbit/s",
-                monitor.endpoint()
-            ))
-        })
+    /// What goes while the guest runs, and in the pause; none if nobody knows.
+    fn bandwidth(&self, survey: &Survey, assumed: &mut Vec<String>) -> Option<Bandwidth> {
+        let link = self.bandwidth_bytes.filter(|rate| *rate > 0);
+        let limit = self.max_bandwidth_bytes.or(survey.max_bandwidth_bytes).filter(|rate| *rate > 0);
+        match (link, limit, survey.switchover_bandwidth_bytes) {
+            (Some(link), Some(limit), stated) if limit < link => {
+                assumed.push(format!(
+                    "max-bandwidth holds all but the pause to {}",
+                    units::decimal_rate(limit as f64)
+                ));
+                if stated.is_none() {
+                    assumed.push(
+                        "the pause is reckoned at max-bandwidth before it begins; avail-switchover-bandwidth changes that"
+                            .into(),
+                    );
+                }
+                Some(Bandwidth { rounds: limit, pause: Some(link) })
+            }
+            (Some(link), ..) => Some(Bandwidth { rounds: link, pause: None }),
+            (None, Some(limit), stated) => {
+                let pause = if stated.is_some() { "avail-switchover-bandwidth" } else { "that as well" };
+                assumed.push(format!(
+                    "bandwidth: max-bandwidth, and for the pause, which it does not hold back, {pause}; --bandwidth says \
+                     what the link carries"
+                ));
+                Some(Bandwidth { rounds: limit, pause: stated })
+            }
+            (None, None, Some(stated)) => {
+                assumed.push("bandwidth: avail-switchover-bandwidth; --bandwidth says otherwise".into());
+                Some(Bandwidth { rounds: stated, pause: None })
+            }
+            (None, None, None) => None,
+        }
     }
 
     fn inputs(
         &self,
         survey: &Survey,
-        bandwidth_bytes: u64,
+        bandwidth: Bandwidth,
         readings: &[Reading],
         assumed: &mut Vec<String>,
     ) -> Inputs {
@@ -170,9 +205,9 @@ impl Stated {
                 sync
             });
         let fixed_part = self.fixed.unwrap_or_else(|| {
-            let shown = units::seconds(FIXED.as_secs_f64());
+            let shown = units::seconds(FIXED_PAUSE.as_secs_f64());
             assumed.push(format!("stop, devices and start take {shown}; --fixed says otherwise"));
-            FIXED
+            FIXED_PAUSE
         });
         let curve = || {
             let point = |reading: &Reading| Point {
@@ -184,7 +219,9 @@ impl Stated {
         Inputs {
             ram_bytes,
             first_pass_bytes: first_pass_bytes.min(ram_bytes),
-            bandwidth_bytes,
+            bandwidth_bytes: bandwidth.rounds,
+            pause_bandwidth_bytes: bandwidth.pause,
+            avail_switchover_bandwidth_bytes: survey.switchover_bandwidth_bytes,
             dirty: self.dirty_bytes.map_or_else(curve, DirtyModel::Rate),
             sync,
             downtime_limit: self.downtime_limit.unwrap_or(survey.downtime_limit),
@@ -197,4 +234,43 @@ impl Stated {
 /// The fixed part of the pause as a whole; how it is made up does not matter to a forecast.
 fn fixed(paused: Duration) -> Fixed {
     Fixed { devices: paused, ..Fixed::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    /// Rounds, pause, and how many remarks.
+    fn bandwidth(
+        link: Option<u64>,
+        limit: Option<u64>,
+        stated: Option<u64>,
+    ) -> Option<(u64, Option<u64>, usize)> {
+        let survey = Survey {
+            run_state: "running".into(),
+            ram_bytes: 1 << 30,
+            max_bandwidth_bytes: limit,
+            switchover_bandwidth_bytes: stated,
+            downtime_limit: DOWNTIME_LIMIT,
+        };
+        let mut assumed = Vec::new();
+        let given = Stated { bandwidth_bytes: link, ..Stated::default() }.bandwidth(&survey, &mut assumed);
+        given.map(|Bandwidth { rounds, pause }| (rounds, pause, assumed.len()))
+    }
+
+    #[test]
+    fn max_bandwidth_holds_rounds_back_and_not_the_pause() {
+        let (slow, fast, stated) = (Some(100 * MB), Some(1000 * MB), Some(700 * MB));
+
+        assert_eq!(bandwidth(fast, slow, None), Some((100 * MB, fast, 2)));
+        assert_eq!(bandwidth(fast, slow, stated), Some((100 * MB, fast, 1)));
+        assert_eq!(bandwidth(slow, fast, stated), Some((100 * MB, None, 0)));
+        assert_eq!(bandwidth(slow, None, None), Some((100 * MB, None, 0)));
+        assert_eq!(bandwidth(None, slow, None), Some((100 * MB, None, 1)));
+        assert_eq!(bandwidth(None, slow, stated), Some((100 * MB, stated, 1)));
+        assert_eq!(bandwidth(None, None, stated), Some((700 * MB, None, 1)));
+        assert_eq!(bandwidth(None, None, None), None);
+    }
 }

@@ -79,7 +79,7 @@ fn limits(svg: &mut Svg, plan: &Plan, top: f64) {
     let inputs = &plan.inputs;
     let (b, x, paused) = (inputs.bandwidth_bytes as f64, inputs.sync, inputs.fixed.paused());
     let limit = inputs.downtime_limit.as_secs_f64();
-    let needed = plan.rules.sterna.downtime_needed.unwrap_or(0.0);
+    let needed = plan.rules.engine.downtime_needed.unwrap_or(0.0);
     let most = limit.max(needed).max(plan.rules.qemu.downtime_needed.unwrap_or(0.0).min(limit * 3.0)) * 1.4;
     let rates = Axis::decimal(b.max(plan.rules.dirty_bytes) * 1.05, "B/s");
     let limits = Axis::time(most);
@@ -96,7 +96,7 @@ fn limits(svg: &mut Svg, plan: &Plan, top: f64) {
             .collect()
     };
     svg.path("dirty", &line(&|rate| qemu::downtime_needed(b, rate, x)), None);
-    svg.path("sent-line", &line(&|rate| ours::downtime_needed(b, rate, x, paused)), None);
+    svg.path("sent-line", &line(&|rate| ours::limit_that_fits(b, rate, x, paused)), None);
     svg.line("limit", LEFT, down(limit), RIGHT, down(limit));
     svg.text("limit-label", LEFT + 8.0, down(limit) - 6.0, &format!("limit {}", units::seconds(limit)));
     let guest = across(plan.rules.dirty_bytes);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use sterna::forecast::rules::Verdict;
 use sterna::forecast::rules::qemu::Regime;
-use sterna::forecast::{DirtyModel, Range};
+use sterna::forecast::{DirtyModel, Forecast, Range};
 
 use super::Plan;
 use crate::units;
@@ -42,6 +42,12 @@ fn figures(plan: &Plan) -> String {
         row("guest RAM", units::bytes(inputs.ram_bytes) + &sent);
     }
     row("bandwidth", units::decimal_rate(inputs.bandwidth_bytes as f64));
+    if let Some(rate) = inputs.pause_bandwidth_bytes {
+        row("bandwidth in the pause", units::decimal_rate(rate as f64));
+    }
+    if let Some(rate) = inputs.avail_switchover_bandwidth_bytes {
+        row("pause reckoned with", units::decimal_rate(rate as f64));
+    }
     match &inputs.dirty {
         DirtyModel::Rate(rate) => row("dirty rate", units::decimal_rate(*rate as f64)),
         DirtyModel::Curve(points) => {
@@ -77,6 +83,7 @@ fn rules(plan: &Plan) -> String {
     let rows = [
         ("by QEMU's rule", plan.rules.qemu),
         ("by Sterna's rule", plan.rules.sterna),
+        ("the same, with its margin", plan.rules.engine),
         ("physics' bound", plan.rules.physics),
     ];
     for (name, Verdict { downtime_needed, largest_dirty_bytes, converges }) in rows {
@@ -126,11 +133,11 @@ fn forecast(plan: &Plan) -> Option<String> {
 fn verdict(plan: &Plan) -> String {
     let Some(forecast) = &plan.forecast else {
         let hint = "Give --ram for rounds, total time and downtime.";
-        return match plan.rules.sterna.converges {
+        return match plan.rules.engine.converges {
             true => format!("It will converge. {hint}"),
             false => format!(
                 "It will not converge: Sterna needs {}. {hint}",
-                plan.rules.sterna.downtime_needed.map_or(
+                plan.rules.engine.downtime_needed.map_or(
                     "more bandwidth than the guest dirties".into(),
                     |needed| format!("a downtime limit of {}", units::seconds(needed))
                 )
@@ -149,13 +156,22 @@ fn verdict(plan: &Plan) -> String {
             word(if_sterna)
         );
     }
+    let over = over_the_limit(plan, forecast).unwrap_or_default();
     match (forecast.convergent, forecast.certain) {
-        (true, true) => "It will converge.".into(),
+        (true, true) => format!("It will converge.{over}"),
         (true, false) => {
-            "It will converge if the figures are right, with little to spare. To be certain:".into()
+            format!("It will converge if the figures are right, with little to spare.{over} To be certain:")
         }
         (false, _) => format!("It will NOT converge: the shortest pause it gets to is {least}. Either:"),
     }
+}
+
+/// What no round makes shorter does not keep a guest from being handed over, and a stated bandwidth may not be there.
+fn over_the_limit(plan: &Plan, forecast: &Forecast) -> Option<String> {
+    let limit = plan.inputs.downtime_limit;
+    let pause = forecast.downtime.expected.filter(|pause| *pause > limit.as_secs_f64())?;
+    let (pause, limit) = (units::seconds(pause), time(limit));
+    Some(format!(" But a pause of {pause} is expected, which is more than the downtime limit of {limit}."))
 }
 
 fn time(time: Duration) -> String {

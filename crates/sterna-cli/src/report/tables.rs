@@ -106,7 +106,7 @@ pub fn rounds(figures: &Figures) -> String {
     }
     let mut html = String::from(
         "<section>\n<h2>Rounds</h2>\n<div class=\"wide\">\n<table>\n<thead><tr><th>round</th><th>began</th><th>took</th>\
-         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>scan</th><th>encode</th><th>moving</th><th>held back</th><th>idle</th><th>dirtied meanwhile</th>\
+         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>scan</th><th>re-arm</th><th>encode</th><th>moving</th><th>held back</th><th>idle</th><th>dirtied meanwhile</th>\
          </tr></thead>\n<tbody>\n",
     );
     for (index, round) in figures.rounds.iter().enumerate() {
@@ -115,8 +115,8 @@ pub fn rounds(figures: &Figures) -> String {
         } else {
             "–".into()
         };
-        let LaneTimes { scan, encode, moving, throttled, idle } = &round.lanes;
-        let lanes: String = [scan, encode, moving, throttled, idle]
+        let LaneTimes { scan, rearm, encode, moving, throttled, idle } = &round.lanes;
+        let lanes: String = [scan, rearm, encode, moving, throttled, idle]
             .map(|time| format!("<td>{}</td>", units::seconds(*time)))
             .concat();
         let _ = writeln!(

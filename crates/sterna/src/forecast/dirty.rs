@@ -92,6 +92,11 @@ impl DirtyModel {
 }
 
 impl Class {
+    /// Writes in `seconds`, to whatever pages.
+    pub(super) fn written(&self, seconds: f64) -> f64 {
+        sane(self.writes_per_second) * seconds.max(0.0)
+    }
+
     /// Pages that are dirty after `seconds` without a look.
     pub fn distinct(&self, seconds: f64) -> f64 {
         let (pages, rate) = (sane(self.pages), sane(self.writes_per_second));

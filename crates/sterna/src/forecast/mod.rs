@@ -9,6 +9,7 @@
 //! - [`rules`]: closed formulas for a constant rate: which downtime limit is needed, which dirty rate still
 //!   converges, by QEMU's way of estimating, by Sterna's, and by physics.
 //! - [`dirty`], [`fit`]: the guest, described or measured.
+//! - [`fits`]: whether the rest fits the pause, as the engine decides it.
 //! - [`simulate`]: pass by pass until the rest fits the limit, or until passes no longer shrink.
 //! - [`Forecast`]: that for the expected figures, and for figures that are off by [`Inputs::uncertainty`] in
 //!   both directions; with [`Advice`] where it would not end.
@@ -19,6 +20,7 @@
 mod advice;
 pub mod dirty;
 pub mod fit;
+pub mod fits;
 pub mod rules;
 mod seconds;
 pub mod simulate;
@@ -29,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 pub use advice::Advice;
 pub use dirty::{Class, DirtyModel, Order, Point};
+pub use fits::{FIXED_PAUSE, MARGIN, Pause};
 pub use simulate::{Luck, PlannedRound, Run, Walk};
 
 use crate::ram::PAGE_SIZE;
@@ -44,8 +47,16 @@ pub struct Inputs {
     /// What the first pass has to send, bytes: RAM without the pages that are zero or were never touched, which
     /// cost next to nothing.
     pub first_pass_bytes: u64,
-    /// Bytes per second while bytes move, over all channels.
+    /// Bytes per second while bytes move and the guest runs, over all channels: what the link and `max-bandwidth`
+    /// leave.
     pub bandwidth_bytes: u64,
+    /// The same while the guest stands still, when `max-bandwidth` holds nobody back; none: no more than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_bandwidth_bytes: Option<u64>,
+    /// `avail-switchover-bandwidth`: with what the engine reckons the pause before it stops the guest; none: with what
+    /// it measures while the guest runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub avail_switchover_bandwidth_bytes: Option<u64>,
     /// How the guest writes.
     pub dirty: DirtyModel,
     /// How long one look for dirty pages takes, seconds in JSON.

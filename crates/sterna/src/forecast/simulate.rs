@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::dirty::{Class, Order};
-use super::{Inputs, PAGE_BYTES};
+use super::{Inputs, MARGIN, PAGE_BYTES, Pause};
 
 /// One pass as it is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -47,8 +47,6 @@ pub struct Run {
     pub curve: Vec<PlannedRound>,
 }
 
-/// By which part the engine expects the rest to take longer than lanes at their usual pace would, at least.
-pub const MARGIN: f64 = 0.15;
 /// What lies in sockets and goes out before the last pages: about a packet of each channel, and what is on its way.
 pub(crate) const QUEUED_BYTES: f64 = (2 << 20) as f64;
 /// Passes kept in a curve.
@@ -98,10 +96,14 @@ impl Luck {
     }
 }
 
-/// Goes through a migration.
+/// Goes through a migration. With [`Inputs::pause_bandwidth_bytes`] above what the engine reckons with, the pause is
+/// shorter than it was reckoned.
 pub fn run(inputs: &Inputs, luck: Luck) -> Run {
     let Luck { bandwidth, dirtying, walk } = luck;
     let rate = (inputs.bandwidth_bytes as f64 * bandwidth).max(1.0);
+    let pause_rate = inputs.pause_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64 * bandwidth).max(1.0));
+    // What an operator states is not measured, and so no luck changes it.
+    let reckoned = inputs.avail_switchover_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64).max(1.0));
     let classes: Vec<Class> =
         inputs.dirty.classes(inputs.ram_bytes).iter().map(|class| class.scaled(dirtying)).collect();
     let limit = inputs.downtime_limit.as_secs_f64();
@@ -135,13 +137,11 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
         };
         let found_bytes = found.iter().sum::<f64>().min(ram_pages) * PAGE_BYTES;
         run.push(bytes, round, found_bytes);
-        let moving = sync + (found_bytes + QUEUED_BYTES) / rate;
-        let downtime = fixed + moving;
-        // As the engine decides: what no pass makes shorter may take up to three quarters of the limit.
-        let with_margin = moving * (1.0 + MARGIN);
-        run.least_downtime = run.least_downtime.min(fixed + with_margin);
-        if with_margin <= (limit - fixed).max(limit / 4.0) {
-            run.stop(downtime, found_bytes);
+        let rest = found_bytes + QUEUED_BYTES;
+        let pause = Pause { fixed, look: sync, rest: rest / reckoned, margin: MARGIN };
+        run.least_downtime = run.least_downtime.min(pause.longest());
+        if pause.fits(limit) {
+            run.stop(Pause { rest: rest / pause_rate, ..pause }.expected(), found_bytes);
             return run;
         }
         // The first pass is of another kind: only from the second one on do they have to shrink.
@@ -161,7 +161,8 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
 /// sending.
 fn first_pass(class: &Class, walk: Walk, sending: f64, round: f64) -> f64 {
     match (class.order, walk) {
-        (Order::Sequential, Walk::Ahead) => 0.0,
+        // It stays ahead of the pass, as long as it does not come round to what was sent before.
+        (Order::Sequential, Walk::Ahead) => (class.written(sending) - class.pages).clamp(0.0, class.pages),
         (Order::Sequential, Walk::Behind) => class.distinct(round),
         _ => class.mean_distinct(round - sending, round),
     }

@@ -68,18 +68,27 @@ pub struct LaneCursor {
     chunk: Option<Range>,
     /// Chunks read and not yet re-armed; only with a planted violation of clause 2.
     overdue: Vec<Range>,
+    rearming: Duration,
+}
+
+impl LaneCursor {
+    /// Time that went into making slices ready, or into waiting for another lane that did, since the last call.
+    pub fn take_rearming(&mut self) -> Duration {
+        std::mem::take(&mut self.rearming)
+    }
 }
 
 impl Pass {
-    /// A pass over `bits`; `look_for_absent` where bits stand for all RAM rather than for writes.
+    /// A pass over `bits`, re-armed by slices of `size`; `look_for_absent` where bits stand for all RAM rather than for
+    /// writes.
     pub fn new(
         number: u64,
         ram: &GuestRam,
+        size: SliceSize,
         bits: DirtyBitmaps,
         look_for_absent: bool,
         violated: Option<Clause>,
     ) -> Self {
-        let size = SliceSize::default();
         let geometry = Geometry::new(ram, size);
         let pages = bits.count();
         Self {
@@ -90,21 +99,13 @@ impl Pass {
             cursor: AtomicU64::new(0),
             rearmed_chunks: AtomicU64::new(0),
             size,
-            slices: unarmed(&geometry),
+            slices: (0..geometry.slices()).map(|_| OnceLock::new()).collect(),
             rearms: AtomicU64::new(0),
             rearm_nanos: AtomicU64::new(0),
             geometry,
             violated: violated.map(|clause| Violation { clause, harvested: copy_of(&bits, ram) }),
             bits,
         }
-    }
-
-    /// Re-arms so much at once. To be said before lanes have it.
-    pub fn with_slices(mut self, ram: &GuestRam, size: SliceSize) -> Self {
-        self.geometry = Geometry::new(ram, size);
-        self.slices = unarmed(&self.geometry);
-        self.size = size;
-        self
     }
 
     /// How much should be re-armed at once after what this pass has seen.
@@ -211,7 +212,15 @@ impl Pass {
             }
             // Re-armed by the lane that comes to the slice's end, behind the back of those that read.
             Some(Clause::WholeSliceFirst) if chunk.end < slice.end => Ok(()),
-            _ => done.get_or_init(rearm).clone(),
+            _ => {
+                if let Some(done) = done.get() {
+                    return done.clone();
+                }
+                let began = Instant::now();
+                let done = done.get_or_init(rearm).clone();
+                at.rearming += began.elapsed();
+                done
+            }
         }
     }
 
@@ -266,10 +275,6 @@ impl Pass {
         }
         Taken { run, absent: is_absent }
     }
-}
-
-fn unarmed(geometry: &Geometry) -> Vec<OnceLock<Result<(), RearmError>>> {
-    (0..geometry.slices()).map(|_| OnceLock::new()).collect()
 }
 
 /// Words with bits that are set in both: block, index, bits.

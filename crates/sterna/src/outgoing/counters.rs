@@ -1,5 +1,9 @@
 //! What lanes count while they work; read by the control thread.
+//!
+//! Encoding, moving, waiting and re-arming are timed where they happen. The scan is what they leave of a lane's time
+//! ([`ScanClock`]): looking at a clock before and after each scan would cost as much as a scan.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,8 +17,8 @@ pub(super) struct Counters {
     zero_pages: AtomicU64,
     normal_pages: AtomicU64,
     absent_pages: AtomicU64,
-    /// All that a lane does with pages that it has: scan, encode, moving and throttled.
-    sending_nanos: AtomicU64,
+    scan_nanos: AtomicU64,
+    rearm_nanos: AtomicU64,
     encode_nanos: AtomicU64,
     moving_nanos: AtomicU64,
     throttled_nanos: AtomicU64,
@@ -31,8 +35,6 @@ pub(super) struct Counts {
     pub absent_pages: u64,
     /// Summed over all lanes.
     pub times: LaneTimes,
-    /// All that lanes did with pages that they had, summed over all lanes. Counted a little later than its parts.
-    pub sending: Duration,
 }
 
 impl Counts {
@@ -63,13 +65,16 @@ impl Counters {
         self.absent_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
+    /// A lane was held back for so long.
     pub fn throttled(&self, time: Duration) {
-        add(&self.throttled_nanos, time);
+        part(&self.throttled_nanos, time);
     }
 
-    /// A lane had pages to send for so long.
-    pub fn sending(&self, time: Duration) {
-        add(&self.sending_nanos, time);
+    /// A lane re-armed, or waited for another one that did.
+    pub fn rearming(&self, time: Duration) {
+        if !time.is_zero() {
+            part(&self.rearm_nanos, time);
+        }
     }
 
     /// Runs `encode`, which compresses.
@@ -96,27 +101,111 @@ impl Counters {
             normal_pages: get(&self.normal_pages),
             absent_pages: get(&self.absent_pages),
             times: self.times(),
-            sending: Duration::from_nanos(get(&self.sending_nanos)),
         }
     }
 
-    /// Looking at a clock before and after each scan would cost as much as a scan: it is what the rest leaves.
     fn times(&self) -> LaneTimes {
         let get = |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed));
-        let (encode, moving) = (get(&self.encode_nanos), get(&self.moving_nanos));
-        let (throttled, idle) = (get(&self.throttled_nanos), get(&self.idle_nanos));
-        let scan = get(&self.sending_nanos).saturating_sub(encode + moving + throttled);
-        LaneTimes { scan, encode, moving, throttled, idle }
+        LaneTimes {
+            scan: get(&self.scan_nanos),
+            rearm: get(&self.rearm_nanos),
+            encode: get(&self.encode_nanos),
+            moving: get(&self.moving_nanos),
+            throttled: get(&self.throttled_nanos),
+            idle: get(&self.idle_nanos),
+        }
     }
+}
+
+/// Counts how long a lane scans: its time with pages to send, less all that is timed by itself meanwhile. Looks at
+/// the time once in a while. Of the thread that made it.
+pub(super) struct ScanClock<'a> {
+    counters: &'a Counters,
+    since: Instant,
+    parts: Duration,
+    pages: u64,
+}
+
+impl<'a> ScanClock<'a> {
+    const EVERY_PAGES: u64 = 512;
+
+    pub fn new(counters: &'a Counters) -> Self {
+        Self { counters, since: Instant::now(), parts: PARTS.get(), pages: 0 }
+    }
+
+    /// So many pages were taken.
+    pub fn pages(&mut self, count: u64) {
+        self.pages += count;
+        if self.pages >= Self::EVERY_PAGES {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let (now, parts) = (Instant::now(), PARTS.get());
+        let scan = (now - self.since).saturating_sub(parts.saturating_sub(self.parts));
+        add(&self.counters.scan_nanos, scan);
+        (self.since, self.parts, self.pages) = (now, parts, 0);
+    }
+}
+
+impl Drop for ScanClock<'_> {
+    fn drop(&mut self) {
+        self.read();
+    }
+}
+
+thread_local! {
+    /// What this thread, a lane, has spent on parts that are timed by themselves.
+    static PARTS: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 fn timed<T>(counter: &AtomicU64, act: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let result = act();
-    add(counter, began.elapsed());
+    part(counter, began.elapsed());
     result
+}
+
+fn part(counter: &AtomicU64, time: Duration) {
+    add(counter, time);
+    PARTS.set(PARTS.get() + time);
 }
 
 fn add(counter: &AtomicU64, time: Duration) {
     counter.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_millis(10);
+
+    fn sleep() -> Duration {
+        std::thread::sleep(LONG);
+        LONG
+    }
+
+    #[test]
+    fn scan_is_what_all_that_is_timed_by_itself_leaves() {
+        let counters = Counters::default();
+
+        let began = Instant::now();
+        let mut clock = ScanClock::new(&counters);
+        counters.moving(sleep);
+        counters.throttled(sleep());
+        counters.rearming(sleep());
+        sleep();
+        // Parts of other lanes are not its own.
+        std::thread::scope(|scope| scope.spawn(|| counters.encoding(sleep)).join()).unwrap();
+        clock.pages(ScanClock::EVERY_PAGES);
+        sleep();
+        drop(clock);
+
+        let (all, times) = (began.elapsed(), counters.now().times);
+        assert_eq!((times.rearm, times.throttled), (LONG, LONG));
+        assert!(times.scan >= LONG * 3, "{times:?}");
+        assert!(times.scan + times.moving + times.throttled + times.rearm <= all, "{times:?} of {all:?}");
+    }
 }

@@ -78,8 +78,8 @@ impl Figures {
         }
     }
 
-    /// Whether it is another one than before.
-    pub fn set_status(&mut self, status: Status) -> bool {
+    /// Whether it is another one than before. `counts` are those of now.
+    pub fn set_status(&mut self, status: Status, counts: Counts) -> bool {
         let is_new = self.status != status;
         self.status = status;
         if status == Status::Active {
@@ -92,8 +92,12 @@ impl Figures {
             let end = self.acknowledged.unwrap_or_else(Instant::now);
             self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
         }
-        if status.is_terminal() {
-            self.ended.get_or_insert(self.began.elapsed());
+        if status.is_terminal() && self.ended.is_none() {
+            // From now on the figures stay as they are; the last window is often the only one.
+            if counts.bytes() > self.window.1.bytes() {
+                self.pace = self.pace(counts);
+            }
+            self.ended = Some(self.began.elapsed());
         }
         is_new
     }
@@ -224,4 +228,21 @@ pub(super) fn per_second(count: u64, time: Duration) -> u64 {
         return 0;
     }
     (count as f64 / time.as_secs_f64()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_a_migration_shorter_than_a_window_have_its_bandwidth() {
+        let mut figures = Figures::new(1 << 20, 1);
+        let mut counts = Counts { multifd_bytes: 4096 * 100, normal_pages: 100, ..Counts::default() };
+        counts.times.moving = Duration::from_millis(1);
+
+        figures.set_status(Status::Completed, counts);
+
+        let bandwidth = figures.snapshot(counts, None).bandwidth_bytes;
+        assert!(bandwidth.abs_diff(409_600_000) < 100, "{bandwidth}");
+    }
 }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
-use super::counters::Counters;
+use super::counters::{Counters, ScanClock};
 use super::origin::PageReader;
 use super::streams::{Chunk, Streams};
 use crate::error::MigrationError;
@@ -58,7 +57,9 @@ impl Lane<'_> {
         self.finish(0);
         let mut last = 0;
         let chunk = || self.streams?.outbox.take(self.index);
-        while let Some(next) = self.counters.idle(|| self.lanes.queue.next(last, self.behind_flush, chunk)) {
+        let next = |last| self.lanes.queue.next(last, self.behind_flush, chunk);
+        // No round runs before the first pass, so nobody idles in one.
+        while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {
             match next {
                 Next::Pass(pass) => {
                     self.send(&pass, writer)?;
@@ -84,8 +85,9 @@ impl Lane<'_> {
         let (ram, dirty) = (self.vm.ram(), self.vm.dirty_source());
         let mut cursor = LaneCursor::default();
         let mut told = false;
-        let mut clock = SendingClock::new(self.counters);
+        let mut clock = ScanClock::new(self.counters);
         while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, ram, dirty)? {
+            self.counters.rearming(cursor.take_rearming());
             clock.pages(taken.run.count);
             if taken.absent {
                 self.counters.absent(taken.run.count);
@@ -102,6 +104,7 @@ impl Lane<'_> {
                 (self.nudge)();
             }
         }
+        self.counters.rearming(cursor.take_rearming());
         (self.nudge)();
         writer.barrier()
     }
@@ -134,39 +137,5 @@ impl Lane<'_> {
     fn finish(&self, pass: u64) {
         self.lanes.finished[self.index].store(pass + 1, Ordering::Release);
         (self.nudge)();
-    }
-}
-
-/// Counts how long a lane has had pages to send, looking at the time once in a while.
-struct SendingClock<'a> {
-    counters: &'a Counters,
-    since: Instant,
-    pages: u64,
-}
-
-impl<'a> SendingClock<'a> {
-    const EVERY_PAGES: u64 = 512;
-
-    fn new(counters: &'a Counters) -> Self {
-        Self { counters, since: Instant::now(), pages: 0 }
-    }
-
-    fn pages(&mut self, count: u64) {
-        self.pages += count;
-        if self.pages >= Self::EVERY_PAGES {
-            self.read();
-        }
-    }
-
-    fn read(&mut self) {
-        let now = Instant::now();
-        self.counters.sending(now - self.since);
-        (self.since, self.pages) = (now, 0);
-    }
-}
-
-impl Drop for SendingClock<'_> {
-    fn drop(&mut self) {
-        self.read();
     }
 }

@@ -167,7 +167,7 @@ impl MultifdLane {
 
     fn sync(&mut self) -> Result<(), MigrationError> {
         let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
-        self.channel.write_all(self.packets.sync(number))?;
+        self.shared.counters.moving(|| self.channel.write_all(self.packets.sync(number)))?;
         self.shared.counters.multifd(RAM_PACKET_BYTES as u64);
         Ok(())
     }
@@ -175,9 +175,11 @@ impl MultifdLane {
     fn zero_records(&self, main: &Mutex<MainStream>, run: PageRun) -> Result<(), MigrationError> {
         self.shared.counters.throttled(self.shared.limiter.take(9 * run.count));
         let name = self.ram.block(run.block).name();
-        main.lock().unwrap_or_else(PoisonError::into_inner).ram_records(|records, out| {
-            (run.first..run.end())
-                .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+        self.shared.counters.moving(|| {
+            main.lock().unwrap_or_else(PoisonError::into_inner).ram_records(|records, out| {
+                (run.first..run.end())
+                    .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
+            })
         })?;
         self.shared.counters.pages(0, run.count);
         Ok(())

@@ -3,6 +3,10 @@
 //! Times are per lane on average, counts are of all lanes, so that a count over a time is what all of them do together.
 //! Older windows count less: half after [`HALF_LIFE`]. A steady load so gives steady figures, and a new load is seen
 //! within a second.
+//!
+//! While `max-bandwidth` holds lanes back they write in bursts, which sockets take in as fast as memory is copied: what
+//! the network would carry without the limit nobody knows then. So nothing is reckoned to go faster than the limit,
+//! unless an operator states what there is (`avail-switchover-bandwidth`).
 
 use std::time::Duration;
 
@@ -12,7 +16,7 @@ use super::counters::Counts;
 
 const HALF_LIFE: Duration = Duration::from_millis(400);
 /// How much longer than usual the rest may take, at least and at most, relative to it.
-const LEAST_MARGIN: f64 = crate::forecast::simulate::MARGIN;
+const LEAST_MARGIN: f64 = crate::forecast::MARGIN;
 const MOST_MARGIN: f64 = 1.0;
 /// A year, in seconds: longer makes no difference.
 const LONGEST: f64 = 3.2e7;
@@ -23,9 +27,8 @@ pub(super) struct Pace {
     bytes: f64,
     moving: f64,
     encode: f64,
-    /// All that lanes did with pages, and the part of it that is not the scan.
-    sending: f64,
-    parts: f64,
+    /// Scans and re-arming, which zero pages cost as well, and the pages that they were for.
+    look: f64,
     normal: f64,
     pages: f64,
     /// How far a window's seconds per byte lie from the average, relative to it; fades too.
@@ -36,11 +39,9 @@ impl Pace {
     /// With what happened between two counts, `passed` apart, on `channels` lanes.
     pub fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
         let times = (after.times - before.times) / channels;
-        let sending = after.sending.saturating_sub(before.sending) / channels.max(1);
         let keep = 0.5f64.powf(passed.as_secs_f64() / HALF_LIFE.as_secs_f64());
         let mut sum = Self {
-            sending: self.sending * keep + sending.as_secs_f64(),
-            parts: self.parts * keep + (times.moving + times.encode + times.throttled).as_secs_f64(),
+            look: self.look * keep + (times.scan + times.rearm).as_secs_f64(),
             pages: self.pages * keep + after.pages().saturating_sub(before.pages()) as f64,
             ..*self
         };
@@ -73,18 +74,23 @@ impl Pace {
         rate(PAGE_SIZE as f64, self.seconds_per_page())
     }
 
-    /// How long `pages` pages will take if none of them is zero; None before anything was measured.
-    pub fn time_for(&self, pages: u64) -> Option<Duration> {
-        let seconds = pages as f64 * self.seconds_per_page();
-        (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds.min(LONGEST)).unwrap_or_default())
+    /// How long `pages` pages will take if none of them is zero and no more than `max_bandwidth_bytes` a second go
+    /// out (0: no limit); None before anything was measured.
+    pub fn time_for(&self, pages: u64, max_bandwidth_bytes: u64) -> Option<Duration> {
+        let own = self.seconds_per_page();
+        let seconds = pages as f64 * own.max(held_back(max_bandwidth_bytes));
+        (own > 0.0).then(|| Duration::try_from_secs_f64(seconds.min(LONGEST)).unwrap_or_default())
     }
 
-    /// How much longer it may well take, relative to [`Pace::time_for`].
-    pub fn margin(&self) -> f64 {
-        (3.0 * self.deviation).clamp(LEAST_MARGIN, MOST_MARGIN)
+    /// How much longer it may well take, relative to [`Pace::time_for`]. Where the limit decides, lanes that stray
+    /// below it change nothing.
+    pub fn margin(&self, max_bandwidth_bytes: u64) -> f64 {
+        let own = (3.0 * self.deviation).clamp(LEAST_MARGIN, MOST_MARGIN);
+        let (each, held) = (self.seconds_per_page(), held_back(max_bandwidth_bytes));
+        if held > each { (each * (1.0 + own) / held - 1.0).max(LEAST_MARGIN) } else { own }
     }
 
-    /// Of a page with content. Zero pages, which cost little, say nothing of it but what the scan costs.
+    /// Of a page with content. Zero pages, which cost little, say nothing of it but what looking at one costs.
     fn seconds_per_page(&self) -> f64 {
         // Zero pages take time as well, and hardly any bytes.
         let by_bytes = self.moving / self.bytes * PAGE_SIZE as f64;
@@ -93,9 +99,14 @@ impl Pace {
         } else {
             by_bytes
         };
-        let scan = if self.pages > 0.0 { (self.sending - self.parts).max(0.0) / self.pages } else { 0.0 };
-        if send.is_finite() { send + scan } else { scan }
+        let look = if self.pages > 0.0 { self.look / self.pages } else { 0.0 };
+        if send.is_finite() { send + look } else { look }
     }
+}
+
+/// Seconds per page at the limit.
+fn held_back(max_bandwidth_bytes: u64) -> f64 {
+    if max_bandwidth_bytes > 0 { PAGE_SIZE as f64 / max_bandwidth_bytes as f64 } else { 0.0 }
 }
 
 fn rate(count: f64, seconds: f64) -> u64 {
@@ -128,12 +139,12 @@ mod tests {
         let pace = steady(4096 * 1000, 10 * MS, 90 * MS);
 
         assert!(pace.bandwidth_bytes().abs_diff(409_600_000) < 100, "{}", pace.bandwidth_bytes());
-        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+        assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 10);
     }
 
     #[test]
     fn steady_load_leaves_the_least_margin() {
-        assert_eq!(steady(4096 * 1000, 10 * MS, Duration::ZERO).margin(), LEAST_MARGIN);
+        assert_eq!(steady(4096 * 1000, 10 * MS, Duration::ZERO).margin(0), LEAST_MARGIN);
     }
 
     #[test]
@@ -148,7 +159,7 @@ mod tests {
             total = next;
         }
 
-        assert!(pace.margin() > 0.5, "{pace:?}");
+        assert!(pace.margin(0) > 0.5, "{pace:?}");
     }
 
     #[test]
@@ -159,7 +170,7 @@ mod tests {
 
         let pace = Pace::default().and(before, after, 100 * MS, 1);
 
-        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+        assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 10);
     }
 
     #[test]
@@ -175,20 +186,41 @@ mod tests {
             total = next;
         }
 
-        assert_eq!(pace.time_for(1000).unwrap().as_millis(), 10);
+        assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 10);
     }
 
     #[test]
-    fn throttled_time_that_is_counted_before_the_rest_makes_no_scan() {
-        let before = counts(1, 4096 * 1000, 10 * MS, Duration::ZERO);
-        let mut early = counts(2, 4096 * 1000, 10 * MS, Duration::ZERO);
-        early.times.throttled += 90 * MS;
-        let mut late = early;
-        late.sending = 105 * MS;
+    fn rest_goes_no_faster_than_max_bandwidth_however_fast_bursts_go_into_sockets() {
+        // 4 MB in each window of 100 ms, at 4 GB/s; the pace strays, as that of copies does.
+        let (mut pace, mut total) = (Pace::default(), Counts::default());
+        for window in 0..20 {
+            let mut next = total;
+            next.multifd_bytes += 4_096_000;
+            next.normal_pages += 1000;
+            next.times.moving += if window % 2 == 0 { MS / 2 } else { 3 * MS / 2 };
+            next.times.throttled += 99 * MS;
+            pace = pace.and(total, next, 100 * MS, 1);
+            total = next;
+        }
 
-        let pace = Pace::default().and(before, early, 100 * MS, 1).and(early, late, MS, 1);
+        let limit = 40_960_000;
+        assert!(pace.bandwidth_bytes() > 3_000_000_000, "{pace:?}");
+        assert_eq!(pace.time_for(1000, limit).unwrap().as_millis(), 100);
+        assert_eq!(pace.margin(limit), LEAST_MARGIN);
+        assert!(pace.margin(0) > 0.5, "{pace:?}");
+        // A limit above what lanes do changes nothing.
+        assert_eq!(pace.time_for(1000, 100 * limit), pace.time_for(1000, 0));
+    }
 
-        assert!(pace.time_for(1000).unwrap() < 16 * MS, "{pace:?}");
+    #[test]
+    fn scan_and_re_arming_belong_to_a_page() {
+        let mut after = counts(1, 4096 * 1000, 10 * MS, Duration::ZERO);
+        after.times.scan = 2 * MS;
+        after.times.rearm = 3 * MS;
+
+        let pace = Pace::default().and(Counts::default(), after, 100 * MS, 1);
+
+        assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 15);
     }
 
     #[test]
@@ -196,6 +228,6 @@ mod tests {
         let pace = Pace::default();
 
         assert_eq!((pace.bandwidth_bytes(), pace.drain_bytes()), (0, 0));
-        assert_eq!(pace.time_for(1000), None);
+        assert_eq!(pace.time_for(1000, 0), None);
     }
 }

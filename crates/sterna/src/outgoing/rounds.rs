@@ -23,6 +23,7 @@ use super::{ack_form, setup};
 use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::events::Event;
+use crate::forecast::{FIXED_PAUSE, Pause};
 use crate::order::{Clause, Pass, SliceSize};
 use crate::params::ZeroPageDetection;
 use crate::stats::{Round, SyncParts};
@@ -35,8 +36,6 @@ const ACK_PATIENCE: Duration = Duration::from_millis(100);
 const RATE_WINDOW: Duration = Duration::from_millis(5);
 /// A harvest begins so much earlier than it would have to by its own time: a thread must wake, a pass be made.
 const HEAD_START: Duration = Duration::from_micros(500);
-/// What stopping, saving, loading and starting a guest with small devices takes, before it was tried.
-const FIXED_PAUSE: Duration = Duration::from_millis(4);
 
 /// Where the rounds stand.
 pub(super) struct Rounds {
@@ -99,7 +98,7 @@ impl Control {
             shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
         let ram = shared.vm.ram();
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(1, ram, all, look_for_absent, shared.violated).with_slices(ram, slices);
+        let pass = Pass::new(1, ram, slices, all, look_for_absent, shared.violated);
         self.rounds = Some(Rounds {
             multifd,
             pass: Arc::new(pass),
@@ -180,7 +179,7 @@ impl Control {
             if pass.is_rearmed() {
                 return true;
             }
-            let left = self.time_for(pass.left()).unwrap_or(PATIENCE).max(self.held_back(pass.left()));
+            let left = self.lanes_need(pass.left()).unwrap_or(PATIENCE);
             let head =
                 self.rounds.as_ref().map_or(Duration::ZERO, |rounds| rounds.last_sync * 2) + HEAD_START;
             // A harvest sooner than in the second half would find little: what is unsent is dropped from it.
@@ -258,14 +257,6 @@ impl Control {
         Ok(())
     }
 
-    /// How long `max-bandwidth` lets `pages` pages take.
-    fn held_back(&self, pages: u64) -> Duration {
-        match self.shared.params().max_bandwidth_bytes {
-            0 => Duration::ZERO,
-            limit => Duration::from_secs_f64(pages as f64 * PAGE_SIZE as f64 / limit as f64),
-        }
-    }
-
     /// Whether what is dirty, and `left` pages of the running pass, can be sent within the downtime.
     fn rest_fits(&mut self, left: u64) -> bool {
         let fits = self.decide(left);
@@ -286,19 +277,17 @@ impl Control {
         // What sockets hold goes out before the last pages do.
         let queued = self.shared.unsent_bytes().div_ceil(PAGE_SIZE as u64);
         let stream_pages = stream_bytes.div_ceil(PAGE_SIZE as u64);
-        let Some(moving) = self.time_for(pages + queued + stream_pages) else { return false };
+        let Some(moving) = self.pause_needs(pages + queued + stream_pages) else { return false };
         // Devices are read and loaded beside each other, and beside the pages.
         let moving = moving.max(slowest_stream);
-        let sync = rounds.last_sync;
-        let limit = self.shared.params().downtime_limit;
-        let fixed = self.fixed_pause();
+        let params = self.shared.params();
+        let (fixed, look) = (self.fixed_pause(), rounds.last_sync);
         let mut figures = lock(&self.shared.figures);
-        figures.expected_downtime = fixed + sync + moving;
-        let margin = figures.pace(self.shared.counters.now()).margin();
-        // What no round makes shorter must not keep a guest from ever being handed over.
-        let allowed = limit.saturating_sub(fixed).max(limit / 4);
-        let fits = (sync + moving).mul_f64(1.0 + margin) <= allowed;
-        tracing::debug!(pages, queued, ?sync, ?moving, margin, ?allowed, fits, "the rest");
+        figures.expected_downtime = fixed + look + moving;
+        let margin = figures.pace(self.shared.counters.now()).margin(params.max_bandwidth_bytes);
+        let [fixed, look, rest] = [fixed, look, moving].map(|part| part.as_secs_f64());
+        let fits = Pause { fixed, look, rest, margin }.fits(params.downtime_limit.as_secs_f64());
+        tracing::debug!(pages, queued, fixed, look, rest, margin, fits, "the rest");
         fits
     }
 
@@ -308,12 +297,19 @@ impl Control {
         self.round_trip * 2 + FIXED_PAUSE
     }
 
-    /// How long `pages` pages will take; None before anything was measured.
-    fn time_for(&self, pages: u64) -> Option<Duration> {
+    /// How long `pages` pages will take with the guest stopped; None before anything was measured.
+    fn pause_needs(&self, pages: u64) -> Option<Duration> {
         match self.shared.params().avail_switchover_bandwidth_bytes {
-            0 => lock(&self.shared.figures).pace(self.shared.counters.now()).time_for(pages),
+            // `max-bandwidth` holds nobody back then, but nobody has seen what goes without it.
+            0 => self.lanes_need(pages),
             stated => Some(Duration::from_secs_f64(pages as f64 * PAGE_SIZE as f64 / stated as f64)),
         }
+    }
+
+    /// How long `pages` pages take as lanes go; None before anything was measured.
+    fn lanes_need(&self, pages: u64) -> Option<Duration> {
+        let limit = self.shared.params().max_bandwidth_bytes;
+        lock(&self.shared.figures).pace(self.shared.counters.now()).time_for(pages, limit)
     }
 
     /// Makes the next pass of what was harvested.
@@ -323,7 +319,7 @@ impl Control {
         let bits = std::mem::replace(&mut rounds.next, DirtyBitmaps::new(ram));
         let number = rounds.pass.number() + 1;
         let slices = rounds.pass.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(number, ram, bits, false, self.shared.violated).with_slices(ram, slices);
+        let pass = Pass::new(number, ram, slices, bits, false, self.shared.violated);
         rounds.pass = Arc::new(pass);
         self.enter_pass();
     }
@@ -355,7 +351,9 @@ impl Control {
         let is_followed = rounds.pass.number() > pass.number();
         let found = if is_followed { rounds.pass.pages() } else { rounds.next.count() };
         let took = now - open.began;
-        let lanes = figures.lanes_between(open.counts, counts);
+        let mut lanes = figures.lanes_between(open.counts, counts);
+        // A wait is counted when it is over: it may have begun before the round, as an operator's in pre-switchover.
+        lanes.idle = lanes.idle.min(took.saturating_sub(lanes.busy() + lanes.throttled));
         figures.push_round(Round {
             number: pass.number(),
             began: open.began,

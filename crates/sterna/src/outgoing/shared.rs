@@ -191,7 +191,7 @@ impl Shared {
                 *lock(&self.claim) = None;
             }
             let status = status_of(state);
-            if lock(&self.figures).set_status(status) {
+            if lock(&self.figures).set_status(status, self.counters.now()) {
                 self.tell(&Event::Status(status));
             }
         }

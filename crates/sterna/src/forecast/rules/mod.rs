@@ -5,7 +5,7 @@
 //!
 //! - [`qemu`]: sync and sending take turns, and sync time counts as transfer time, so that the bandwidth that
 //!   QEMU believes in is too low just when it matters.
-//! - [`sterna`]: sync overlaps sending and is counted apart.
+//! - [`sterna`]: sync overlaps sending and is counted apart; without and with what the engine keeps free.
 //! - [`physics`]: what no precopy can beat, if finding dirty pages took no time at all.
 
 pub mod physics;
@@ -49,7 +49,7 @@ impl Load {
 }
 
 /// What one rule says.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Verdict {
     /// Seconds that the downtime limit must allow at the load's dirty rate; none: no limit is enough.
     pub downtime_needed: Option<f64>,
@@ -77,6 +77,9 @@ pub struct Comparison {
     pub qemu_regimes: qemu::Regimes,
     /// Sterna's.
     pub sterna: Verdict,
+    /// Sterna's with the engine's margin and what sockets hold: by this a guest is stopped.
+    #[serde(default)]
+    pub engine: Verdict,
     /// Physics'.
     pub physics: Verdict,
 }
@@ -93,6 +96,10 @@ impl Comparison {
             sterna: verdict(
                 sterna::downtime_needed(b, d, x, paused),
                 sterna::largest_dirty_rate(b, x, y, paused),
+            ),
+            engine: verdict(
+                sterna::limit_that_fits(b, d, x, paused),
+                sterna::largest_that_fits(b, x, y, paused),
             ),
             physics: verdict(
                 physics::downtime_needed(b, d, paused),

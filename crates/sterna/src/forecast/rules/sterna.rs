@@ -3,8 +3,16 @@
 //! A look for dirty pages happens while the channels go on with the pass, so a round lasts max(x, D·T/B): with
 //! D < B rounds shrink until they are as long as a look. What was dirtied during the last look is left at the
 //! stop: D·x bytes. The pause is then stop + last sync + D·x/B + devices + start.
+//!
+//! That is what the way of going about it needs. The engine keeps a margin, and what sockets hold goes out with the
+//! rest ([`fits`](crate::forecast::fits)): [`limit_that_fits`] and [`largest_that_fits`] have both in them, and by these
+//! a guest is stopped.
 
 use std::time::Duration;
+
+use crate::forecast::fits::allowed;
+use crate::forecast::simulate::QUEUED_BYTES;
+use crate::forecast::{MARGIN, Pause};
 
 /// Seconds of downtime limit without which a migration at dirty rate `d` over bandwidth `b` (bytes per second)
 /// with syncs of `x` and a fixed pause of `paused` does not end; none if no limit is enough.
@@ -20,4 +28,22 @@ pub fn largest_dirty_rate(b: f64, x: Duration, y: Duration, paused: Duration) ->
         return 0.0;
     }
     if x == 0.0 { b } else { (b * (room - x) / x).min(b) }
+}
+
+/// As [`downtime_needed`], by what the engine does.
+pub fn limit_that_fits(b: f64, d: f64, x: Duration, paused: Duration) -> Option<f64> {
+    let look = x.as_secs_f64();
+    let rest = (d.max(0.0) * look + QUEUED_BYTES) / b;
+    (d < b).then(|| Pause { fixed: paused.as_secs_f64(), look, rest, margin: MARGIN }.least_limit())
+}
+
+/// As [`largest_dirty_rate`], by what the engine does.
+pub fn largest_that_fits(b: f64, x: Duration, y: Duration, paused: Duration) -> f64 {
+    let x = x.as_secs_f64();
+    let room = allowed(y.as_secs_f64(), paused.as_secs_f64()) / (1.0 + MARGIN) - x;
+    let bytes = b * room - QUEUED_BYTES;
+    if bytes < 0.0 {
+        return 0.0;
+    }
+    if x == 0.0 { b } else { (bytes / x).min(b) }
 }

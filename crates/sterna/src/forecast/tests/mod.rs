@@ -22,6 +22,8 @@ fn steady(rate: u64) -> Inputs {
         ram_bytes: 64 << 30,
         first_pass_bytes: 64 << 30,
         bandwidth_bytes: 10 * GB,
+        pause_bandwidth_bytes: None,
+        avail_switchover_bandwidth_bytes: None,
         dirty: DirtyModel::Rate(rate),
         sync: ms(10),
         downtime_limit: ms(300),
@@ -92,6 +94,52 @@ fn forecast_above_the_bandwidth_does_not_converge_and_every_advice_works() {
         }
     }
     assert_eq!(kinds, 4, "{:?}", forecast.advice);
+}
+
+#[test]
+fn forecast_above_the_bandwidth_does_not_end_wherever_the_guest_stands_in_its_walk() {
+    let forecast = Forecast::new(&steady(15 * GB));
+
+    assert_eq!((forecast.total_time.low, forecast.total_time.high), (None, None));
+}
+
+#[test]
+fn forecast_under_a_limit_decides_by_the_limit_and_pauses_at_the_links_speed() {
+    // The last look finds 10 ms of 0.8 GB/s.
+    let rest = 8e6 + simulate::QUEUED_BYTES;
+    let limited = Inputs {
+        bandwidth_bytes: GB,
+        pause_bandwidth_bytes: Some(10 * GB),
+        dirty: DirtyModel::Rate(8 * GB / 10),
+        downtime_limit: ms(25),
+        ..steady(0)
+    };
+
+    let forecast = Forecast::new(&limited);
+
+    assert!(forecast.convergent);
+    let pause = forecast.downtime.expected.unwrap();
+    assert!(pause < 0.01 + 1.5 * rest / 10e9, "{pause}");
+    assert!(forecast.total_time.expected.unwrap() > 64.0, "{forecast:?}");
+    let short = Inputs { downtime_limit: ms(15), ..limited };
+    assert!(!Forecast::new(&short).convergent, "it is not reckoned that fast");
+    let stated = Inputs { avail_switchover_bandwidth_bytes: Some(10 * GB), ..short };
+    assert!(Forecast::new(&stated).convergent, "an operator says that it is");
+}
+
+#[test]
+fn forecast_whose_stated_bandwidth_is_not_there_says_what_pause_comes_of_it() {
+    let stated = Inputs {
+        bandwidth_bytes: GB,
+        avail_switchover_bandwidth_bytes: Some(1000 * GB),
+        dirty: DirtyModel::Rate(2 * GB),
+        ..steady(0)
+    };
+
+    let forecast = Forecast::new(&stated);
+
+    assert!(forecast.convergent);
+    assert!(forecast.downtime.expected.unwrap() > 0.3, "{forecast:?}");
 }
 
 #[test]

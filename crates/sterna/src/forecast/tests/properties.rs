@@ -52,6 +52,8 @@ impl Dice {
             ram_bytes,
             first_pass_bytes: (ram_bytes as f64 * self.next()) as u64,
             bandwidth_bytes: self.between(1e8, 2e10) as u64,
+            pause_bandwidth_bytes: None,
+            avail_switchover_bandwidth_bytes: None,
             dirty,
             sync: Duration::from_secs_f64(self.between(1e-6, 0.2)),
             downtime_limit: Duration::from_secs_f64(self.between(1e-3, 3.0)),
@@ -109,9 +111,12 @@ fn rules_are_monotone_in_bandwidth_dirty_rate_sync_and_limit() {
             ("limit", Load { downtime_limit: load.downtime_limit.mul_f64(better), ..load }),
         ] {
             let other = Comparison::new(&other);
-            for (one, two) in
-                [(plain.qemu, other.qemu), (plain.sterna, other.sterna), (plain.physics, other.physics)]
-            {
+            for (one, two) in [
+                (plain.qemu, other.qemu),
+                (plain.sterna, other.sterna),
+                (plain.engine, other.engine),
+                (plain.physics, other.physics),
+            ] {
                 assert!(two.converges || !one.converges, "{what} ×{better}: {load:?}");
                 assert!(two.largest_dirty_bytes * HAIR >= one.largest_dirty_bytes, "{what}: {load:?}");
                 let (one, two) = (one.downtime_needed, two.downtime_needed);

@@ -74,6 +74,18 @@ fn sternas_rule_needs_one_sync_and_what_was_dirtied_in_it() {
 }
 
 #[test]
+fn what_fits_is_the_rule_with_its_margin_and_both_of_its_questions_have_one_answer() {
+    let needed = sterna::limit_that_fits(B, D, ms(12), ms(5)).unwrap();
+    let rest = (D * 0.012 + super::super::simulate::QUEUED_BYTES) / B;
+    near(needed, 0.005 + (0.012 + rest) * 1.15);
+    near(sterna::largest_that_fits(B, ms(12), std::time::Duration::from_secs_f64(needed), ms(5)), D);
+    assert_eq!(sterna::limit_that_fits(B, B, ms(12), ms(5)), None);
+    // What is left of the limit is not enough, and a quarter of it is.
+    assert_eq!(sterna::largest_that_fits(B, ms(12), ms(30), ms(20)), 0.0);
+    assert!(sterna::largest_that_fits(B, ms(12), ms(60), ms(59)) > 0.0);
+}
+
+#[test]
 fn sterna_is_never_behind_qemu_and_never_ahead_of_physics() {
     for sync_ms in [0, 1, 12, 50, 73, 99, 100, 101, 149, 150, 400] {
         for limit_ms in [1, 30, 99, 100, 101, 150, 300, 2000] {
@@ -83,6 +95,7 @@ fn sterna_is_never_behind_qemu_and_never_ahead_of_physics() {
                 let all = Comparison::new(&load);
                 assert!(all.physics.largest_dirty_bytes >= all.sterna.largest_dirty_bytes);
                 assert!(all.physics.downtime_needed <= all.sterna.downtime_needed);
+                assert!(all.sterna.largest_dirty_bytes >= all.engine.largest_dirty_bytes);
                 // QEMU's rule leaves the last sync out, so it can look better where it only says less: compare what
                 // the guest sees.
                 let seen = all.qemu.downtime_needed.unwrap() + load.sync.as_secs_f64();
