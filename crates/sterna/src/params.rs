@@ -39,7 +39,7 @@ pub enum NonConvergence {
     /// Round after round, until the guest writes less or an operator ends it; as QEMU does. A warning says so.
     #[default]
     KeepGoing,
-    /// It fails when several rounds in a row brought the end no nearer and all throttling is spent.
+    /// It fails when several looks in a row brought the end no nearer and no throttling is left that was switched on.
     Fail,
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Log, assert_lives_on, multifd, trace};
-use sterna::{Capabilities, Event, MigrationError, NonConvergence, Outcome, Parameters, StartError};
+use sterna::{
+    Capabilities, Event, Migration, MigrationError, NonConvergence, Outcome, Parameters, StartError, Status,
+};
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 use support::case;
@@ -118,6 +120,157 @@ fn cancel_of_a_throttled_migration_lets_go_of_the_guest() {
         assert!(matches!(migration.wait(), Outcome::Cancelled));
         assert_eq!(source.throttled.lock().unwrap().last(), Some(&0));
         assert_lives_on(&source.guest);
+    });
+}
+
+/// A `vcpu-dirty-limit` that holds nobody back.
+const LOOSE: u64 = 1 << 30;
+/// One with which the guest converges.
+const TIGHT: u64 = 1 << 20;
+
+/// [`hopeless`], with two vCPUs that have these limits already, and `dirty-limit` at `limit` on.
+fn limited(before: [Option<u64>; 2], limit: u64) -> (Arc<TestVm>, Arc<TestVm>, Migration, sterna::Incoming) {
+    let (source, target, mut params, mut capabilities) = hopeless();
+    *source.dirty_limits.lock().unwrap() = before.to_vec();
+    capabilities.dirty_limit = true;
+    params.vcpu_dirty_limit_bytes = limit;
+    let incoming = listen(&target, &params, capabilities);
+    let migration = start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+    (source, target, migration, incoming)
+}
+
+fn until_limited(migration: &Migration) {
+    while !migration.statistics().is_dirty_limited {
+        assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn dirty_limit_holds_the_guest_until_it_converges_and_lets_go_of_it() {
+    case("dirty limit holds the guest until it converges and lets go of it", || {
+        let (source, target, migration, _incoming) = limited([None, None], TIGHT);
+
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+
+        let limited = source.limited.lock().unwrap().clone();
+        assert_eq!(limited.first(), Some(&(None, Some(TIGHT))), "{limited:?}");
+        assert_eq!(*source.dirty_limits.lock().unwrap(), [None, None], "{limited:?}");
+        assert!(!migration.statistics().is_dirty_limited);
+        assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn dirty_limit_leaves_an_operators_own_limits_as_they_were_and_never_above_them() {
+    case("dirty limit leaves an operator's own limits as they were and never above them", || {
+        let own = [Some(TIGHT / 2), None];
+        let (source, target, migration, _incoming) = limited(own, TIGHT);
+
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+
+        let limited = source.limited.lock().unwrap().clone();
+        assert_eq!(limited[..2], [(Some(0), own[0]), (Some(1), Some(TIGHT))], "{limited:?}");
+        assert_eq!(*source.dirty_limits.lock().unwrap(), own, "{limited:?}");
+        assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn cancel_of_a_limited_migration_gives_every_vcpu_back_what_it_had() {
+    case("cancel of a limited migration gives every vCPU back what it had", || {
+        let own = [None, Some(2 * LOOSE)];
+        let (source, _target, migration, _incoming) = limited(own, LOOSE);
+        until_limited(&migration);
+
+        migration.cancel().expect("it has not committed");
+
+        assert!(matches!(migration.wait(), Outcome::Cancelled));
+        let limited = source.limited.lock().unwrap().clone();
+        assert_eq!(limited[..2], [(Some(0), Some(LOOSE)), (Some(1), Some(LOOSE))], "{limited:?}");
+        assert_eq!(*source.dirty_limits.lock().unwrap(), own, "{limited:?}");
+        assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn dirty_limit_that_is_changed_meanwhile_reaches_the_vcpus_and_is_let_go_of() {
+    case("dirty limit that is changed meanwhile reaches the vCPUs and is let go of", || {
+        let own = [None, Some(2 * LOOSE)];
+        let (source, target, migration, _incoming) = limited(own, LOOSE);
+        until_limited(&migration);
+
+        migration.set_live(|params| params.vcpu_dirty_limit_bytes = TIGHT);
+
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+        let limited = source.limited.lock().unwrap().clone();
+        assert!(limited.contains(&(Some(0), Some(TIGHT))), "{limited:?}");
+        assert!(limited.contains(&(Some(1), Some(TIGHT))), "{limited:?}");
+        assert_eq!(*source.dirty_limits.lock().unwrap(), own, "{limited:?}");
+        assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn guest_is_not_stopped_because_bursts_under_max_bandwidth_go_fast() {
+    case("guest is not stopped because bursts under max-bandwidth go fast", || {
+        let (source, target, mut params, capabilities) = hopeless();
+        params.avail_switchover_bandwidth_bytes = 0;
+        params.non_convergence = NonConvergence::Fail;
+        let incoming = listen(&target, &params, capabilities);
+
+        let migration = start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+
+        let Outcome::Failed { error: MigrationError::NotConverging { why }, .. } = migration.wait() else {
+            panic!("{:?}", migration.outcome());
+        };
+        assert!(why.contains("17 MB/s can be sent under max-bandwidth"), "{why}");
+        assert!(why.contains("raise max-bandwidth"), "{why}");
+        assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn failing_that_is_wanted_only_after_the_warning_ends_it_too() {
+    case("failing that is wanted only after the warning ends it too", || {
+        let (source, target, params, capabilities) = hopeless();
+        let incoming = listen(&target, &params, capabilities);
+        let log = Arc::new(Log::default());
+        let migration = start(&source, &incoming.address(), &params, capabilities, Arc::clone(&log) as _);
+        let is_warning = |event: &Event| matches!(event, Event::Warning(text) if text.contains("converge"));
+        while !log.events().iter().any(is_warning) {
+            assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+
+        migration.set_live(|params| params.non_convergence = NonConvergence::Fail);
+
+        let outcome = migration.wait();
+        let Outcome::Failed { error: MigrationError::NotConverging { .. }, held: false } = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn lanes_are_idle_no_longer_than_a_round_lasts_however_long_an_operator_waits() {
+    case("lanes are idle no longer than a round lasts however long an operator waits", || {
+        let (source, target, mut params, mut capabilities) = hopeless();
+        params.max_bandwidth_bytes = 0;
+        params.downtime_limit = Duration::from_secs(10);
+        capabilities.pause_before_switchover = true;
+        let incoming = listen(&target, &params, capabilities);
+        let migration = start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        support::until_status(&migration, Status::PreSwitchover);
+        std::thread::sleep(Duration::from_millis(300));
+
+        migration.continue_switchover().expect("it waits for that");
+
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+        for round in &migration.statistics().rounds {
+            assert!(round.lanes.idle <= round.took, "{round:?}");
+        }
     });
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Pure: rounds tell what was dirtied and sent, and are told what to do. Throttling follows QEMU's rule: when in two
 //! looks more was dirtied than [`Parameters::throttle_trigger_threshold`] percent of what was sent, the guest is slowed
-//! down, or slowed down more. A guest is said not to converge when [`STUCK`] looks in a row brought the expected pause
-//! no nearer to the limit although nothing is left to slow down with.
+//! down, or slowed down more. So it is when [`STUCK`] looks in a row brought the expected pause no nearer to the limit;
+//! and when nothing is left to slow it down with then, it does not converge.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(super) enum Step {
     Throttle(u8),
     /// Hold each vCPU's dirty rate down.
     LimitDirtyRate,
-    /// It does not converge: said once.
+    /// It does not converge: said at every look for as long as that is so.
     NotConverging,
 }
 
@@ -51,7 +51,6 @@ pub(super) struct Convergence {
     is_limited: bool,
     shortest: Option<Duration>,
     without_progress: u32,
-    is_said: bool,
 }
 
 impl Convergence {
@@ -86,7 +85,8 @@ impl Convergence {
         } else {
             self.over_threshold = 0;
         }
-        if self.over_threshold >= TRIGGER {
+        let is_stuck = self.is_stuck(look.expected);
+        if self.over_threshold >= TRIGGER || is_stuck {
             self.over_threshold = 0;
             if let Some(step) = self.slow_down(look, params, capabilities) {
                 // What comes now is another guest.
@@ -95,7 +95,7 @@ impl Convergence {
                 return step;
             }
         }
-        self.judge(look.expected)
+        if is_stuck { Step::NotConverging } else { Step::GoOn }
     }
 
     fn slow_down(&mut self, look: Look, params: &Parameters, capabilities: &Capabilities) -> Option<Step> {
@@ -114,19 +114,14 @@ impl Convergence {
         Some(Step::Throttle(self.throttle))
     }
 
-    fn judge(&mut self, expected: Duration) -> Step {
-        let is_progress = self.shortest.is_none_or(|least| expected < least.mul_f64(PROGRESS));
-        if is_progress {
+    fn is_stuck(&mut self, expected: Duration) -> bool {
+        if self.shortest.is_none_or(|least| expected < least.mul_f64(PROGRESS)) {
             self.shortest = Some(expected);
             self.without_progress = 0;
-            return Step::GoOn;
+        } else {
+            self.without_progress += 1;
         }
-        self.without_progress += 1;
-        if self.without_progress < STUCK || self.is_said {
-            return Step::GoOn;
-        }
-        self.is_said = true;
-        Step::NotConverging
+        self.without_progress >= STUCK
     }
 }
 
@@ -171,12 +166,28 @@ mod tests {
     }
 
     #[test]
-    fn auto_converge_leaves_a_guest_alone_that_is_under_the_threshold() {
+    fn auto_converge_leaves_a_guest_alone_that_is_under_the_threshold_and_comes_nearer() {
+        let mut convergence = Convergence::default();
+        let mut calm = Look { dirtied_bytes: 400, ..BUSY };
+
+        for _ in 0..40 {
+            calm.expected = calm.expected.mul_f64(0.88);
+            let step = convergence.look(calm, &Parameters::default(), &capable(true, false));
+            assert_eq!(step, Step::GoOn);
+        }
+    }
+
+    #[test]
+    fn guest_under_the_threshold_that_comes_no_nearer_is_slowed_down_as_far_as_it_goes_before_it_is_given_up()
+    {
         let calm = Look { dirtied_bytes: 400, ..BUSY };
+        let params = Parameters { max_cpu_throttle: 35, ..Parameters::default() };
 
-        let steps = steps(calm, &Parameters::default(), capable(true, false), 20);
+        let steps = steps(calm, &params, capable(true, false), 40);
 
-        assert!(steps.iter().all(|step| !matches!(step, Step::Throttle(_))), "{steps:?}");
+        let said: Vec<Step> = steps.into_iter().filter(|step| *step != Step::GoOn).collect();
+        let throttle = |percent| Step::Throttle(percent);
+        assert_eq!(said[..4], [throttle(20), throttle(30), throttle(35), Step::NotConverging]);
     }
 
     #[test]
@@ -211,15 +222,21 @@ mod tests {
         let steps = steps(BUSY, &Parameters::default(), capable(false, true), 12);
 
         assert_eq!(steps.iter().filter(|step| **step == Step::LimitDirtyRate).count(), 1);
-        assert_eq!(steps.iter().filter(|step| **step == Step::NotConverging).count(), 1);
+        assert_eq!(steps.iter().filter(|step| **step == Step::NotConverging).count(), 4);
     }
 
     #[test]
-    fn guest_whose_pause_does_not_shrink_is_said_not_to_converge_once() {
-        let steps = steps(BUSY, &Parameters::default(), capable(false, false), 30);
+    fn guest_whose_pause_does_not_shrink_is_said_not_to_converge_for_as_long_as_that_is_so() {
+        let mut convergence = Convergence::default();
+        let mut look = |look| convergence.look(look, &Parameters::default(), &capable(false, false));
 
-        assert_eq!(steps.iter().position(|step| *step == Step::NotConverging), Some(STUCK as usize));
-        assert_eq!(steps.iter().filter(|step| **step == Step::NotConverging).count(), 1);
+        for _ in 0..STUCK {
+            assert_eq!(look(BUSY), Step::GoOn);
+        }
+        for _ in 0..20 {
+            assert_eq!(look(BUSY), Step::NotConverging);
+        }
+        assert_eq!(look(Look { expected: BUSY.expected / 2, ..BUSY }), Step::GoOn);
     }
 
     #[test]

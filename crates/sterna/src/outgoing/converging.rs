@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sterna_ram::PAGE_SIZE;
+use sterna_transport::Address;
 
 use super::control::Control;
 use super::convergence::{Convergence, LOOK_EVERY, Look, Step};
@@ -11,7 +12,7 @@ use super::counters::Counts;
 use super::shared::lock;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::params::NonConvergence;
+use crate::params::{Capabilities, NonConvergence, Parameters};
 use crate::throttle::Throttle;
 use crate::vm::VmError;
 
@@ -22,11 +23,19 @@ pub(super) struct Watch {
     counts: Counts,
     /// Pages found dirty since.
     pub dirtied_pages: u64,
+    /// Whether the operator was told that it does not converge: once.
+    is_told: bool,
 }
 
 impl Watch {
     pub fn new(counts: Counts) -> Self {
-        Self { convergence: Convergence::default(), since: Instant::now(), counts, dirtied_pages: 0 }
+        Self {
+            convergence: Convergence::default(),
+            since: Instant::now(),
+            counts,
+            dirtied_pages: 0,
+            is_told: false,
+        }
     }
 }
 
@@ -98,6 +107,8 @@ impl Control {
         };
         (watch.since, watch.counts, watch.dirtied_pages) = (Instant::now(), counts, 0);
         let step = watch.convergence.look(look, &params, &shared.capabilities);
+        let was_told = watch.is_told;
+        watch.is_told |= step == Step::NotConverging;
         let mut figures = lock(&shared.figures);
         figures.cpu_throttle_percent = watch.convergence.throttle_percent();
         figures.is_dirty_limited = watch.convergence.is_limited();
@@ -113,7 +124,9 @@ impl Control {
                 if params.non_convergence == NonConvergence::Fail {
                     return Err(MigrationError::NotConverging { why });
                 }
-                shared.tell(&Event::Warning(format!("the migration does not converge: {why}")));
+                if !was_told {
+                    shared.tell(&Event::Warning(format!("the migration does not converge: {why}")));
+                }
             }
             _ => {}
         }
@@ -137,20 +150,76 @@ impl Control {
         }
     }
 
-    fn why_not(&self, look: Look, params: &crate::params::Parameters) -> String {
-        let figures = lock(&self.shared.figures);
-        let dirtied = figures.dirty_pages_per_second as f64 * PAGE_SIZE as f64 / 1e6;
-        let drained = figures.pace(self.shared.counters.now()).drain_bytes() as f64 / 1e6;
-        let held = match params.max_bandwidth_bytes {
-            0 => String::new(),
-            limit => format!(" (max-bandwidth holds it to {:.0} MB/s)", limit as f64 / 1e6),
+    fn why_not(&self, look: Look, params: &Parameters) -> String {
+        let shared = &self.shared;
+        let figures = lock(&shared.figures);
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let dirtied = megabytes(figures.dirty_pages_per_second * PAGE_SIZE as u64);
+        let drained = figures.pace(shared.counters.now()).drain_bytes();
+        let is_held = params.max_bandwidth_bytes > 0 && params.max_bandwidth_bytes < drained;
+        let (sent, held) = match is_held {
+            true => (params.max_bandwidth_bytes, " under max-bandwidth"),
+            false => (drained, ""),
         };
+        let is_network = matches!(shared.to, Address::Tcp { .. } | Address::Unix { .. });
+        let can_throttle = shared.vm.throttle().is_some();
         format!(
-            "the guest dirties {dirtied:.0} MB/s, {drained:.0} MB/s can be sent{held}, and the pause would be {:.0} ms \
-             where downtime-limit allows {} ms. Raise downtime-limit or max-bandwidth, add channels, switch \
-             auto-converge on, or let the guest write less",
+            "the guest dirties {dirtied:.0} MB/s, {:.0} MB/s can be sent{held}, and the pause would be {:.0} ms where \
+             downtime-limit allows {} ms. {}",
+            megabytes(sent),
             look.expected.as_secs_f64() * 1e3,
-            params.downtime_limit.as_millis()
+            params.downtime_limit.as_millis(),
+            remedies(params, &shared.capabilities, is_held, is_network, can_throttle)
         )
+    }
+}
+
+/// What may help, and is not done already.
+fn remedies(
+    params: &Parameters,
+    capabilities: &Capabilities,
+    is_held: bool,
+    is_network: bool,
+    can_throttle: bool,
+) -> String {
+    let mut remedies = vec!["Raise downtime-limit"];
+    match (is_held, capabilities.multifd) {
+        (true, _) => remedies.push("raise max-bandwidth"),
+        (false, true) => remedies.push("raise multifd-channels if the link is not full"),
+        (false, false) if is_network => remedies.push("switch multifd on if the link is not full"),
+        (false, false) => {}
+    }
+    if capabilities.dirty_limit {
+        remedies.push("lower vcpu-dirty-limit");
+    } else if !capabilities.auto_converge && can_throttle {
+        remedies.push("switch auto-converge on");
+    } else if capabilities.auto_converge && params.max_cpu_throttle < 99 {
+        remedies.push("raise max-cpu-throttle");
+    }
+    remedies.push("or let the guest write less");
+    remedies.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_name_only_what_is_not_done_already() {
+        let params = Parameters { max_cpu_throttle: 99, ..Parameters::default() };
+        let capabilities = Capabilities { multifd: true, auto_converge: true, ..Capabilities::default() };
+
+        let held = remedies(&params, &capabilities, true, true, true);
+        assert_eq!(held, "Raise downtime-limit, raise max-bandwidth, or let the guest write less");
+        let free = remedies(&params, &Capabilities::default(), false, true, true);
+        for part in ["switch multifd on", "switch auto-converge on"] {
+            assert!(free.contains(part), "{free}");
+        }
+        let plain = remedies(&params, &Capabilities::default(), false, false, false);
+        assert_eq!(plain, "Raise downtime-limit, or let the guest write less");
+        let lower = Capabilities { dirty_limit: true, ..Capabilities::default() };
+        assert!(remedies(&params, &lower, false, true, true).contains("lower vcpu-dirty-limit"));
+        let more = Parameters { max_cpu_throttle: 50, ..params };
+        assert!(remedies(&more, &capabilities, true, true, true).contains("raise max-cpu-throttle"));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use sterna::ram::{DirtySource, GuestRam};
 use sterna::{
     Address, Capabilities, Device, Hook, Incoming, Migration, Observer, Parameters, RunState, SourceVm,
-    TargetVm, Throttle, VmError,
+    TargetVm, Throttle, VcpuDirtyRate, VmError,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -22,6 +22,10 @@ pub struct TestVm {
     pub fail_start: AtomicBool,
     /// What the engine asked for, in order; also how the guest is slowed down.
     pub throttled: Mutex<Vec<u8>>,
+    /// Each vCPU's dirty limit, bytes per second; no vCPUs: dirty rates are not counted.
+    pub dirty_limits: Mutex<Vec<Option<u64>>>,
+    /// What the engine asked for: a vCPU or all of them, and the limit.
+    pub limited: Mutex<Vec<(Option<usize>, Option<u64>)>>,
     pub starts: Mutex<u32>,
     pub resumes: Mutex<u32>,
     /// Devices with large state, besides the guest's own.
@@ -43,6 +47,8 @@ impl TestVm {
             fail_resume: AtomicBool::new(false),
             fail_start: AtomicBool::new(false),
             throttled: Mutex::default(),
+            dirty_limits: Mutex::default(),
+            limited: Mutex::default(),
             starts: Mutex::new(0),
             resumes: Mutex::new(0),
         })
@@ -108,6 +114,28 @@ impl Throttle for TestVm {
     fn set_cpu_throttle(&self, percent: u8) {
         self.throttled.lock().unwrap().push(percent);
         self.guest.set_rate(FREE_RATE * u64::from(100 - percent) / 100);
+    }
+
+    fn can_limit_dirty_rate(&self) -> bool {
+        !self.dirty_limits.lock().unwrap().is_empty()
+    }
+
+    /// The guest as a whole writes as fast as all of its vCPUs together may.
+    fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
+        self.limited.lock().unwrap().push((vcpu, bytes_per_second));
+        let mut limits = self.dirty_limits.lock().unwrap();
+        for (_, limit) in limits.iter_mut().enumerate().filter(|(at, _)| vcpu.is_none_or(|vcpu| vcpu == *at))
+        {
+            *limit = bytes_per_second;
+        }
+        let pages: Option<u64> = limits.iter().map(|limit| limit.map(|bytes| bytes / 4096)).sum();
+        self.guest.set_rate(pages.map_or(FREE_RATE, |pages| pages.clamp(1, FREE_RATE)));
+        Ok(())
+    }
+
+    fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
+        let limits = self.dirty_limits.lock().unwrap();
+        limits.iter().map(|limit| VcpuDirtyRate { rate_bytes: 0, limit_bytes: *limit }).collect()
     }
 }
 
