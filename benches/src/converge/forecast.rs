@@ -69,12 +69,10 @@ fn one(
         total.unwrap_or(f64::NAN),
         pause.unwrap_or(f64::NAN) * 1e3
     );
-    let came = pair.migrate(PATIENCE);
-    let Ok((_, took)) = came else {
+    let Some((_, took)) = pair.migrate_if_it_converges(PATIENCE)? else {
         println!("it did not end");
         return Ok(json!({
             "pattern": pattern, "percent": percent, "forecast": foretold, "ended": false, "verdict_right": !ends,
-            "why": came.err(),
         }));
     };
     let guest = pair.pause_of_the_guest()?;

@@ -7,6 +7,9 @@ use sterna_benches::Failure;
 use sterna_benches::machines::Lab;
 use sterna_benches::peer::Peer;
 
+/// How long a cancelled migration may take to be undone.
+const CANCELLED: Duration = Duration::from_secs(10);
+
 /// How the guest writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
@@ -88,6 +91,28 @@ impl Pair {
         }
         self.destination.wait_until_completed()?;
         Ok((self.source.execute("query-migrate", Value::Null)?, took))
+    }
+
+    /// As [`Self::migrate`]; none if the engine found that it does not converge, or it went on for as long as `limit`. Any
+    /// other failure says nothing of convergence, and is an error.
+    pub fn migrate_if_it_converges(&mut self, limit: Duration) -> Result<Option<(Value, f64)>, Failure> {
+        let why = match self.migrate(limit) {
+            Ok(came) => return Ok(Some(came)),
+            Err(why) => why,
+        };
+        let gave_up = Instant::now() + CANCELLED;
+        loop {
+            let query = self.source.execute("query-migrate", Value::Null)?;
+            let reason = query["error-desc"].as_str().unwrap_or_default();
+            match query["status"].as_str() {
+                Some("cancelled") => return Ok(None),
+                Some("failed") if reason.starts_with("the migration does not converge") => return Ok(None),
+                Some("cancelling" | "failing" | "active") if Instant::now() < gave_up => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => return Err(why),
+            }
+        }
     }
 
     /// Lets it go round and round for a while, reading the bandwidth ten times a second, and then end.

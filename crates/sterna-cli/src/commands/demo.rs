@@ -69,9 +69,7 @@ pub struct Arguments {
 
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
-    let is_limited =
-        arguments.set.iter().any(|(name, value)| name == "max-bandwidth" && !value.starts_with('0'));
-    if arguments.forecast && arguments.bandwidth.is_none() && !is_limited {
+    if arguments.forecast && arguments.bandwidth.is_none() && !limits_bandwidth(&arguments.set) {
         return Err(Stop::usage(
             "a forecast needs the link's speed: give --bandwidth, or a limit by --set max-bandwidth=…",
         ));
@@ -121,6 +119,13 @@ pub fn execute(arguments: &Arguments) -> Done {
         )),
         _ => Ok(Status::Done),
     }
+}
+
+/// Whether a `max-bandwidth` other than 0 is set. What is no number is refused when it is set.
+fn limits_bandwidth(set: &[(String, String)]) -> bool {
+    let last = set.iter().rev().find(|(name, _)| name == "max-bandwidth");
+    let bytes = |value: &str| value.parse::<u64>().ok().or_else(|| units::parse_size(value).ok());
+    last.is_some_and(|(_, value)| bytes(value) != Some(0))
 }
 
 fn vm_arguments(arguments: &Arguments, kind: MachineKind, incoming: bool) -> Vec<String> {
@@ -241,5 +246,21 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("a number of seconds from 0 to 3600".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn max_bandwidth_limits_unless_it_is_nought_and_the_last_one_counts() {
+        let limits = |values: &[&str]| {
+            let set: Vec<_> = values.iter().map(|value| ("max-bandwidth".into(), (*value).into())).collect();
+            limits_bandwidth(&set)
+        };
+
+        assert!(limits(&["0.5G"]) && limits(&["012"]) && limits(&["0", "1M"]));
+        assert!(!limits(&[]) && !limits(&["0"]) && !limits(&["0M"]) && !limits(&["1M", "0.0G"]));
     }
 }

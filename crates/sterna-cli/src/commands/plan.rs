@@ -32,7 +32,7 @@ pub struct Arguments {
 /// What an operator may state.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Figures {
-    /// What the link carries, such as 15GB/s, 1.2GiB/s or 10Gbit/s
+    /// What the link carries, such as 15GB/s, 1.2GiB/s or 10Gbit/s; a VM's max-bandwidth holds all but the pause back
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
     bandwidth: Option<u64>,
     /// In place of the VM's max-bandwidth
@@ -50,10 +50,11 @@ pub struct Figures {
     /// RAM of the guest, for rounds, total time and downtime
     #[arg(long, value_name = "SIZE", value_parser = parse_ram)]
     ram: Option<u64>,
-    /// How much of RAM is not zero [default: what a Sterna VM says, or all of it]
+    /// How much of RAM was ever touched: the rest is zero and costs next to nothing [default: what a Sterna VM says, or
+    /// all of it]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     to_send: Option<u64>,
-    /// What stopping, devices and starting add to the pause [default: 0, or 5ms for a VM]
+    /// What stopping, devices and starting add to the pause [default: 0, or 4ms for a VM]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     fixed: Option<Duration>,
     /// By how many per cent bandwidth and dirty rate may be wrong

@@ -1,4 +1,7 @@
 //! `query-migrate`: the engine's figures under QEMU's names (specs/stream.md §8).
+//!
+//! With `dirty-limit` QEMU adds `dirty-limit-throttle-time-per-round` and `dirty-limit-ring-full-time`, which only the VMM
+//! that holds vCPUs back could count. [`sterna::Throttle`] does not tell them, and they are left out.
 
 use std::time::Duration;
 

@@ -57,18 +57,8 @@ impl Outgoing for Migration {
     }
 
     fn set_live(&self, parameters: &Parameters) {
-        Migration::set_live(self, |running| {
-            running.max_bandwidth_bytes = parameters.max_bandwidth_bytes;
-            running.downtime_limit = parameters.downtime_limit;
-            running.avail_switchover_bandwidth_bytes = parameters.avail_switchover_bandwidth_bytes;
-            running.cpu_throttle_initial = parameters.cpu_throttle_initial;
-            running.cpu_throttle_increment = parameters.cpu_throttle_increment;
-            running.cpu_throttle_tailslow = parameters.cpu_throttle_tailslow;
-            running.max_cpu_throttle = parameters.max_cpu_throttle;
-            running.throttle_trigger_threshold = parameters.throttle_trigger_threshold;
-            running.vcpu_dirty_limit_bytes = parameters.vcpu_dirty_limit_bytes;
-            running.non_convergence = parameters.non_convergence;
-        });
+        // The engine takes those that are live.
+        Migration::set_live(self, |running| *running = parameters.clone());
     }
 
     fn may_guest_run(&self) -> bool {
