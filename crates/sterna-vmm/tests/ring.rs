@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use common::tides::{assert_consistent, machine, steps, tide};
 use common::{kvm_or_skip, rings_or_skip, wait_for};
+use sterna::dirty_rate::DirtyRateMeasurement;
 use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm, Throttle,
+    VcpuDirtyRate,
 };
 use sterna_guests::tide::TideConfig;
 use sterna_guests::{Fill, Pattern};
@@ -141,7 +143,7 @@ fn dirty_limit_of_one_vcpu_slows_that_one_down() {
     let tide = tide(TideConfig { vcpus: 2, ..TideConfig::default() });
     let machine = machine(&tide, Some(4096), false);
     let source = SourceVm::dirty_source(&*machine);
-    assert!(machine.can_limit_dirty_rate() && machine.vcpu_dirty_rates().is_empty());
+    assert!(machine.can_limit_dirty_rate());
     source.start().unwrap();
     machine.resume().unwrap();
     let mut dirty = DirtyBitmaps::new(machine.ram());
@@ -160,17 +162,71 @@ fn dirty_limit_of_one_vcpu_slows_that_one_down() {
     machine.set_dirty_limit(Some(0), Some(256 << 10)).unwrap();
 
     let limited = advance(1, 40_000);
-    let rates = machine.vcpu_dirty_rates();
+    let mut rates = machine.vcpu_dirty_rates();
+    wait_for("a period under the limit", || {
+        advance(1, 1000);
+        rates = machine.vcpu_dirty_rates();
+        rates[0].rate_bytes < rates[1].rate_bytes / 2
+    });
     eprintln!("{test}: {limited:?} steps, {rates:?}");
     assert!(limited[0] < limited[1] / 2, "{limited:?}");
     assert_eq!([rates[0].limit_bytes, rates[1].limit_bytes], [Some(256 << 10), None]);
-    assert!(rates[0].rate_bytes < rates[1].rate_bytes / 2, "{rates:?}");
     machine.set_dirty_limit(None, None).unwrap();
     advance(0, 20_000);
     assert!(machine.set_dirty_limit(Some(2), None).is_err(), "there is no such vCPU");
     assert!(machine.set_dirty_limit(None, Some(0)).is_err(), "it would never go on");
     machine.stop();
     source.stop().unwrap();
+    assert_consistent(&tide, &machine);
+}
+
+#[test]
+fn vcpu_dirty_rates_name_every_vcpu_and_its_limit_while_nothing_is_tracked_too() {
+    let test = "vcpu_dirty_rates_name_every_vcpu_and_its_limit_while_nothing_is_tracked_too";
+    if !rings_or_skip(test) {
+        return;
+    }
+    let tide = tide(TideConfig { vcpus: 2, ..TideConfig::default() });
+    let machine = machine(&tide, Some(4096), false);
+    let unlimited = VcpuDirtyRate::default();
+    let limited = VcpuDirtyRate { limit_bytes: Some(5 << 20), ..unlimited };
+    assert_eq!(machine.vcpu_dirty_rates(), [unlimited, unlimited]);
+
+    machine.set_dirty_limit(Some(1), Some(5 << 20)).unwrap();
+
+    assert_eq!(machine.vcpu_dirty_rates(), [unlimited, limited]);
+    let source = SourceVm::dirty_source(&*machine);
+    source.start().unwrap();
+    assert_eq!(machine.vcpu_dirty_rates()[1].limit_bytes, Some(5 << 20), "in the first moment, too");
+    machine.resume().unwrap();
+    // Before a whole second is over.
+    wait_for("a rate", || machine.vcpu_dirty_rates().iter().all(|vcpu| vcpu.rate_bytes > 0));
+    machine.stop();
+    source.stop().unwrap();
+    assert_eq!(machine.vcpu_dirty_rates(), [unlimited, limited], "nothing is counted any more");
+    machine.set_dirty_limit(Some(1), None).unwrap();
+    assert_eq!(machine.vcpu_dirty_rates(), [unlimited, unlimited]);
+}
+
+#[test]
+fn calc_dirty_rate_over_rings_knows_each_vcpus_rate() {
+    let test = "calc_dirty_rate_over_rings_knows_each_vcpus_rate";
+    if !rings_or_skip(test) {
+        return;
+    }
+    let tide = tide(TideConfig { vcpus: 2, ..TideConfig::default() });
+    let machine = machine(&tide, Some(4096), false);
+    machine.resume().unwrap();
+    wait_for("first steps", || steps(&tide, &machine).iter().all(|steps| *steps > 100));
+
+    // Shorter than the second over which rates are measured else.
+    let vm: Arc<dyn SourceVm> = Arc::clone(&machine) as _;
+    let reading = DirtyRateMeasurement::start(vm, Duration::from_millis(300)).unwrap().wait().unwrap();
+
+    eprintln!("{test}: {reading:?}");
+    assert_eq!(reading.vcpu_bytes_per_second.len(), 2);
+    assert!(reading.vcpu_bytes_per_second.iter().all(|rate| *rate > 0), "{reading:?}");
+    machine.stop();
     assert_consistent(&tide, &machine);
 }
 

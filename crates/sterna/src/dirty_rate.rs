@@ -12,13 +12,14 @@ use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, Tra
 
 use crate::error::MigrationError;
 use crate::outgoing::StartError;
+use crate::throttle::Throttle;
 use crate::vm::SourceVm;
 
 /// Pages re-armed by one call: 1 GiB, so that a kernel's lock is not held for long.
 const SLICE_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
 /// What was counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyReading {
     /// From arming the pages to looking at them.
     pub interval: Duration,
@@ -28,6 +29,8 @@ pub struct DirtyReading {
     pub touched_pages: u64,
     /// How long the look for dirty pages took.
     pub sync: Duration,
+    /// What each vCPU dirtied, over the last second of the interval or so; empty where the VM does not count it.
+    pub vcpu_bytes_per_second: Vec<u64>,
 }
 
 impl DirtyReading {
@@ -126,7 +129,7 @@ impl DirtyRateMeasurement {
                         Err(poisoned) => poisoned.into_inner(),
                     };
                 }
-                MeasuringState::Measured(reading) => return Ok(*reading),
+                MeasuringState::Measured(reading) => return Ok(reading.clone()),
                 MeasuringState::Failed(error) => return Err(error.clone()),
             }
         }
@@ -162,7 +165,14 @@ impl Shared {
     fn count(&self, vm: &dyn SourceVm, interval: Duration) -> Result<DirtyReading, MigrationError> {
         let (ram, source) = (vm.ram(), vm.dirty_source());
         source.start()?;
-        let counted = self.count_started(ram, source, interval);
+        let counted = self.count_started(ram, source, interval).map(|reading| {
+            // Nobody counts any more once tracking has ended.
+            let vcpus = vm.throttle().map(Throttle::vcpu_dirty_rates).unwrap_or_default();
+            DirtyReading {
+                vcpu_bytes_per_second: vcpus.iter().map(|vcpu| vcpu.rate_bytes).collect(),
+                ..reading
+            }
+        });
         // Whatever was counted, a log that cannot be stopped is what must be heard of.
         source.stop()?;
         counted
@@ -194,6 +204,7 @@ impl Shared {
             dirty_pages: dirty.count(),
             touched_pages: touched(ram, source)?,
             sync,
+            vcpu_bytes_per_second: Vec::new(),
         })
     }
 

@@ -15,7 +15,9 @@ pub trait Throttle: Send + Sync {
         false
     }
 
-    /// The most that a vCPU (all of them, if none is named) may dirty, bytes per second; None: as it likes.
+    /// The most that a vCPU (all of them, if none is named) may dirty, bytes per second; None: as it likes. It stays
+    /// until it is taken back. A VM that counts a vCPU's writes only while a migration or a measurement tracks them
+    /// keeps a limit that was set before and applies it then.
     ///
     /// # Errors
     /// There is no such vCPU, or dirty rates are not counted.
@@ -27,7 +29,8 @@ pub trait Throttle: Send + Sync {
         ))
     }
 
-    /// What each vCPU dirties, in the vCPUs' order; empty if it is not counted.
+    /// What each vCPU dirties, in the vCPUs' order. Where dirty rates can be limited: one entry for every vCPU at any
+    /// time, so that the list tells how many there are and what they are limited to. Empty where they cannot.
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         Vec::new()
     }
@@ -36,8 +39,8 @@ pub trait Throttle: Send + Sync {
 /// What one vCPU dirties.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct VcpuDirtyRate {
-    /// Bytes per second, over the last second or so.
+    /// Bytes per second, over the last second or so; 0 while nothing is counted.
     pub rate_bytes: u64,
-    /// The limit in force, bytes per second.
+    /// The limit that was set, bytes per second.
     pub limit_bytes: Option<u64>,
 }

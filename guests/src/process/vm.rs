@@ -114,7 +114,12 @@ impl Throttle for ProcessGuest {
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         match &*self.inner.phase() {
             Phase::Running(run) => run.dirty_rates(&self.inner.live),
-            _ => Vec::new(),
+            Phase::Stopped(state) | Phase::Loaded(state) => {
+                let limit = |worker| self.inner.live.brake_limits(worker).dirty_bytes_per_second;
+                let rate = |worker| VcpuDirtyRate { rate_bytes: 0, limit_bytes: limit(worker) };
+                (0..state.workers.len()).map(rate).collect()
+            }
+            Phase::Waiting | Phase::Ended => Vec::new(),
         }
     }
 }

@@ -26,8 +26,6 @@ const CATCH_UP_NS: u64 = 20_000_000;
 
 /// The time over which a worker's dirty rate is measured.
 const RATE_PERIOD_NS: u64 = 1_000_000_000;
-/// No rate was measured yet.
-const UNKNOWN: u64 = u64::MAX;
 
 /// A guest that runs: its threads, and the state that they do not have.
 pub(super) struct Run {
@@ -43,7 +41,7 @@ struct Seen {
     beats: AtomicU64,
     max_gap_ns: AtomicU64,
     idle: AtomicBool,
-    /// Bytes per second over the last period, or [`UNKNOWN`].
+    /// Bytes per second over the last period; 0 before one is over.
     dirty_rate: AtomicU64,
 }
 
@@ -118,14 +116,13 @@ impl Run {
         }
     }
 
-    /// Each worker's dirty rate (every step counts as a page) and its limit; empty before a period is over.
+    /// Each worker's dirty rate (every step counts as a page; 0 before a period is over) and its limit.
     pub fn dirty_rates(&self, live: &Live) -> Vec<VcpuDirtyRate> {
-        let rate = |(worker, seen): (usize, &Arc<Seen>)| {
-            let rate_bytes = Some(seen.dirty_rate.load(Ordering::Relaxed)).filter(|rate| *rate != UNKNOWN)?;
-            Some(VcpuDirtyRate { rate_bytes, limit_bytes: live.brake_limits(worker).dirty_bytes_per_second })
+        let rate = |(worker, seen): (usize, &Arc<Seen>)| VcpuDirtyRate {
+            rate_bytes: seen.dirty_rate.load(Ordering::Relaxed),
+            limit_bytes: live.brake_limits(worker).dirty_bytes_per_second,
         };
-        let rates: Option<Vec<_>> = self.seen.iter().enumerate().map(rate).collect();
-        rates.unwrap_or_default()
+        self.seen.iter().enumerate().map(rate).collect()
     }
 
     pub fn workers(&self) -> usize {
@@ -149,7 +146,7 @@ impl Seen {
             beats: state.beats.into(),
             max_gap_ns: state.max_gap_ns.into(),
             idle: state.is_idle().into(),
-            dirty_rate: UNKNOWN.into(),
+            dirty_rate: AtomicU64::new(0),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Limits of vCPUs' dirty rates by hand: `set-vcpu-dirty-limit` and what belongs to it, as QEMU answers them
 //! (specs/stream.md §8.1). They need a VM that counts what each vCPU dirties: one with a dirty ring.
+//!
+//! QEMU tracks the guest's writes for as long as there is a limit. Here a VM may track them only while it migrates or is
+//! measured (the KVM machine does): a limit can be set at any time, is shown, and slows the vCPU down from then on.
 
 use serde_json::{Map, Value, json};
 use sterna::throttle::Throttle;

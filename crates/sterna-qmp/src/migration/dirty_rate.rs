@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use sterna::SourceVm;
 use sterna::dirty_rate::{DirtyRateMeasurement, DirtyReading, MeasuringState};
 use sterna::ram::PAGE_SIZE;
-use sterna::throttle::Throttle;
 
 use super::MonitoredVm;
 use crate::error::QmpError;
@@ -20,7 +19,9 @@ use crate::server::{ArgumentKind, Arguments, CommandSpec};
 const SHORTEST_MS: u64 = 50;
 const LONGEST_MS: u64 = 60_000;
 const MEGABYTE: u64 = 1 << 20;
-const MODES: [&str; 3] = ["page-sampling", "dirty-bitmap", "dirty-ring"];
+const BITMAP: &str = "dirty-bitmap";
+const RING: &str = "dirty-ring";
+const MODES: [&str; 3] = ["page-sampling", BITMAP, RING];
 
 /// What a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,6 @@ pub(super) struct Measuring {
     started: SystemTime,
     interval: Duration,
     mode: &'static str,
-    vm: Arc<dyn MonitoredVm>,
 }
 
 pub(super) fn commands() -> [CommandSpec; 2] {
@@ -92,16 +92,16 @@ impl Order {
                 "mode {mode} is not enabled, use other method instead: this VM has {own}."
             )));
         }
-        let measurement = DirtyRateMeasurement::start(vm.clone(), self.interval)
+        let measurement = DirtyRateMeasurement::start(vm, self.interval)
             .map_err(|error| QmpError::generic(error.to_string()))?;
         let started = SystemTime::now();
-        Ok(Measuring { measurement, started, interval: self.interval, mode: own, vm })
+        Ok(Measuring { measurement, started, interval: self.interval, mode: own })
     }
 }
 
 /// Which log the VM has.
 fn own_mode(vm: &dyn SourceVm) -> &'static str {
-    if super::dirty_limit::limiter(vm.throttle()).is_some() { "dirty-ring" } else { "dirty-bitmap" }
+    if super::dirty_limit::limiter(vm.throttle()).is_some() { RING } else { BITMAP }
 }
 
 impl Measuring {
@@ -126,13 +126,10 @@ impl Measuring {
     fn fill(&self, answer: &mut Value, reading: &DirtyReading) {
         answer["status"] = "measured".into();
         answer["dirty-rate"] = (reading.bytes_per_second() as u64 / MEGABYTE).into();
-        let rates = super::dirty_limit::limiter(self.vm.throttle()).map(Throttle::vcpu_dirty_rates);
-        if let Some(rates) = rates {
-            answer["vcpu-dirty-rate"] = rates
-                .into_iter()
-                .enumerate()
-                .map(|(id, vcpu)| json!({"id": id, "dirty-rate": vcpu.rate_bytes / MEGABYTE}))
-                .collect();
+        if self.mode == RING {
+            let rates = reading.vcpu_bytes_per_second.iter().enumerate();
+            answer["vcpu-dirty-rate"] =
+                rates.map(|(id, rate)| json!({"id": id, "dirty-rate": rate / MEGABYTE})).collect();
         }
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         answer["x-sterna-measured"] = json!({
@@ -147,7 +144,7 @@ impl Measuring {
 /// The answer to `query-dirty-rate`.
 pub(super) fn query(last: Option<&Measuring>, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
     let unit_ms = unit_ms(arguments)?;
-    let nothing = || info("unstarted", unit_ms, "dirty-bitmap", Duration::ZERO, Duration::ZERO);
+    let nothing = || info("unstarted", unit_ms, BITMAP, Duration::ZERO, Duration::ZERO);
     Ok(last.map_or_else(nothing, |last| last.query(unit_ms)))
 }
 

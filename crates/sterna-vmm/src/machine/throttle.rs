@@ -5,7 +5,8 @@
 //! gate, so that stopping the machine ends the sleep at once. A vCPU that is in the guest does not look at its
 //! brake: the throttle's thread looks every [`TICK`] while anything is limited, and calls out those whose brake
 //! is due. While dirty rings are in use it looks into them as often, so that they seldom run full, and works out the
-//! vCPUs' dirty rates each second.
+//! vCPUs' dirty rates each second. Rings are in use while a migration or a measurement tracks the guest's writes; at
+//! other times nobody counts them, the rates are 0, and a dirty limit that was set waits.
 //!
 //! Locks: a brake's is the innermost; the gate's may be held around it, never the other way round.
 
@@ -19,6 +20,9 @@ use sterna_ram::PAGE_SIZE;
 use sterna_ram::dirty::KvmDirtyRing;
 
 use super::Shared;
+use watch::Watch;
+
+mod watch;
 
 /// From one look at the brakes to the next.
 const TICK: Duration = Brake::SLICE;
@@ -53,9 +57,18 @@ struct VcpuThrottle {
 #[derive(Debug, Default)]
 struct Rates {
     /// When, and what each vCPU had reported then; none while tracking does not run.
-    since: Option<(Duration, Vec<u64>)>,
+    since: Option<(Instant, Vec<u64>)>,
     /// Bytes per second; empty until a period is over.
     bytes: Vec<u64>,
+}
+
+/// Bytes per second of vCPUs that had reported so many pages `before`, and so many `now`.
+fn rates(before: &[u64], now: &[u64], time: Duration) -> Vec<u64> {
+    let rate = |(now, before): (&u64, &u64)| {
+        let bytes = u128::from(now.saturating_sub(*before)) * PAGE_SIZE as u128;
+        u64::try_from(bytes * 1_000_000_000 / time.as_nanos().max(1)).unwrap_or(u64::MAX)
+    };
+    now.iter().zip(before).map(rate).collect()
 }
 
 impl Throttling {
@@ -120,26 +133,39 @@ impl Throttling {
     }
 
     fn measure_rates(&self, ring: &KvmDirtyRing) {
-        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        if !ring.is_running() {
-            *rates = Rates::default();
-            return;
-        }
-        let (now, reported) = (self.now(), ring.reported());
-        let Some((since, before)) = &rates.since else {
-            rates.since = Some((now, reported));
+        let mut last = self.last_rates();
+        let Some((begun, reported_then)) = ring.begun() else {
+            *last = Rates::default();
             return;
         };
-        let time = now.saturating_sub(*since);
-        if time < RATE_PERIOD {
-            return;
+        // Tracking that ended and began again between two looks is another.
+        if last.since.as_ref().is_none_or(|(since, _)| *since < begun) {
+            *last = Rates { since: Some((begun, reported_then)), bytes: Vec::new() };
         }
-        let rate = |(now, before): (&u64, &u64)| {
-            let bytes = u128::from(now.saturating_sub(*before)) * PAGE_SIZE as u128;
-            (bytes * 1_000_000_000 / time.as_nanos()) as u64
-        };
-        rates.bytes = reported.iter().zip(before).map(rate).collect();
-        rates.since = Some((now, reported));
+        let (now, reported) = (Instant::now(), ring.reported());
+        let Some((since, before)) = &last.since else { return };
+        let time = now.saturating_duration_since(*since);
+        if time >= RATE_PERIOD {
+            let bytes = rates(before, &reported, time);
+            *last = Rates { since: Some((now, reported)), bytes };
+        }
+    }
+
+    /// Each vCPU's rate, bytes per second: over the last period, or since tracking began if none is over. Empty where
+    /// it does not run, or has hardly begun.
+    fn rates(&self, ring: &KvmDirtyRing) -> Vec<u64> {
+        self.measure_rates(ring);
+        let last = self.last_rates();
+        match &last.since {
+            Some((since, before)) if last.bytes.is_empty() && since.elapsed() >= TICK => {
+                rates(before, &ring.reported(), since.elapsed())
+            }
+            _ => last.bytes.clone(),
+        }
+    }
+
+    fn last_rates(&self) -> MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -148,12 +174,10 @@ pub(crate) fn spawn(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     std::thread::Builder::new().name("throttle".into()).spawn(move || {
         let ring = shared.tracking.ring();
+        let mut watch = Watch::default();
         while shared.throttling.wait(ring) {
             if let Some(ring) = ring {
-                if let Err(error) = ring.look() {
-                    // Whoever harvests is told the same.
-                    tracing::error!(%error, "the dirty rings cannot be emptied");
-                }
+                watch.looked(ring, &ring.look());
                 shared.throttling.measure_rates(ring);
             }
             if shared.throttling.is_active() {
@@ -229,12 +253,15 @@ impl Shared {
     }
 
     pub(crate) fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
-        let rates = self.throttling.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        let rate = |(vcpu, rate_bytes): (usize, &u64)| VcpuDirtyRate {
-            rate_bytes: *rate_bytes,
-            limit_bytes: self.throttling.limits(vcpu).dirty_bytes_per_second,
-        };
-        rates.bytes.iter().enumerate().map(rate).collect()
+        let Some(ring) = self.tracking.ring() else { return Vec::new() };
+        let rates = self.throttling.rates(ring);
+        let vcpus = 0..self.throttling.vcpus.len();
+        vcpus
+            .map(|vcpu| VcpuDirtyRate {
+                rate_bytes: rates.get(vcpu).copied().unwrap_or(0),
+                limit_bytes: self.throttling.limits(vcpu).dirty_bytes_per_second,
+            })
+            .collect()
     }
 
     fn limits_changed(&self) {
