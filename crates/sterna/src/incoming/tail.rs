@@ -24,6 +24,9 @@ use crate::events::Event;
 /// source waits for SHUT with its guest stopped, so this is downtime: kept short. The price is in
 /// [`sterna_wire::main::Tail`]'s documentation.
 const SILENCE: Duration = Duration::from_secs(2);
+/// For so long nothing more must come behind a description, or *prepare*, before it counts as the end: device bytes may
+/// look like one where a read happens to end. What was sent together is here by then. It is downtime, too.
+const ONCE_MORE: Duration = Duration::from_millis(2);
 /// `06` and a length.
 const DESCRIPTION_HEAD: usize = 5;
 
@@ -44,12 +47,18 @@ impl Loader<'_> {
             let came = self.reader.bytes().len();
             tail.push(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
             self.consume(came);
-            if let Some(end) = tail.described() {
-                return self.ended(&tail, &end);
+            let described = tail.described();
+            let asked = if self.is_sterna { tail.asks(extension::PREPARE_PING) } else { None };
+            if described.is_some() || asked.is_some() {
+                if matches!(self.look_once_more()?, More::Bytes) {
+                    heard = Instant::now();
+                    continue;
+                }
+                if let Some(end) = described {
+                    return self.ended(&tail, &end);
+                }
             }
-            if self.is_sterna
-                && let Some(devices_bytes) = tail.asks(extension::PREPARE_PING)
-            {
+            if let Some(devices_bytes) = asked {
                 let end = TailEnd { devices_bytes, has_eof: false, description: None };
                 shared.target.devices_came(&tail, &end)?;
                 self.was_asked = true;
@@ -82,6 +91,14 @@ impl Loader<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether more comes at once.
+    fn look_once_more(&mut self) -> Result<More, MigrationError> {
+        self.shared.set_main_stall_limit(Some(ONCE_MORE));
+        let more = self.reader.more();
+        self.shared.set_main_stall_limit(Some(SILENCE));
+        more
     }
 
     /// All is here, and the source has committed or believes so: it waits for SHUT, or has gone.
