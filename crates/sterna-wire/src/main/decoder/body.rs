@@ -1,7 +1,7 @@
 //! Bodies of sections other than RAM.
 
 use super::{MainDecoder, State, Taken, silent};
-use crate::main::element::FOOTER;
+use crate::main::element::{FOOTER, SectionKind};
 use crate::main::footer::{Context, Judgement, judge};
 use crate::reader::{Reader, Stop};
 
@@ -13,7 +13,10 @@ impl MainDecoder {
             let rule = format!("{length} bytes of section {name:?}, which has at most {most} here");
             return Err(r.bad("specs/stream.md §9", rule));
         }
-        self.claim(r, u64::from(length))?;
+        // A section in parts is a device's stream: each part goes on to the device, and no limit is known for all.
+        if self.current.kind == Some(SectionKind::Full) {
+            self.claim(r, u64::from(length))?;
+        }
         self.state = State::BodyBytes { left: length as usize };
         silent(r)
     }
