@@ -105,7 +105,11 @@ impl DirtySource for DmaLog {
         if !std::mem::take(&mut *started) {
             return Ok(());
         }
-        self.client.stop_logging().map_err(|error| self.failed("DMA_LOGGING_STOP", 0, &error))
+        match self.client.stop_logging() {
+            // The log went with the process that kept it.
+            Ok(()) | Err(PortError::Gone { .. }) => Ok(()),
+            Err(error) => Err(self.failed("DMA_LOGGING_STOP", 0, &error)),
+        }
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
