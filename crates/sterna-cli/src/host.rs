@@ -42,6 +42,8 @@ pub struct Config {
     pub backing: Backing,
     /// Entries of each vCPU's dirty ring; none: writes are found by the dirty log.
     pub dirty_ring_size: Option<u32>,
+    /// Sockets of vfio-user devices.
+    pub vfio_user: Vec<std::path::PathBuf>,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.

@@ -58,6 +58,10 @@ pub struct Arguments {
     /// dirty log; the KVM machine only
     #[arg(long, value_name = "N")]
     pub dirty_ring_size: Option<u32>,
+    /// A device in a process of its own, which listens at this vfio-user socket; its state moves with the guest. Give
+    /// it again for more devices; both sides of a migration need the same, in the same order. The KVM machine only
+    #[arg(long, value_name = "SOCKET")]
+    pub vfio_user: Vec<std::path::PathBuf>,
     /// Allocate all of guest RAM at the start, so that nothing has to wait for memory later
     #[arg(long)]
     pub prealloc: bool,
@@ -240,6 +244,7 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
             BackingKind::Huge1g => Backing::Huge1G,
         },
         dirty_ring_size: arguments.dirty_ring_size,
+        vfio_user: arguments.vfio_user.clone(),
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

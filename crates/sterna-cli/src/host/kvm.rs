@@ -57,6 +57,7 @@ pub fn kvm_machine(
         ram_bytes: config.ram_bytes,
         backing: config.backing,
         dirty_ring_size: config.dirty_ring_size,
+        vfio_user: config.vfio_user.clone(),
         guest,
         incoming: config.incoming,
         serial,

@@ -14,9 +14,9 @@ use sterna_ram::{GuestRam, RamBlock};
 use super::bus::Bus;
 use super::gate::Gate;
 use super::throttle::Throttling;
-use super::tracking::Tracking;
+use super::tracking::{Tracking, VcpuTracking};
 use super::vcpu::Vcpu;
-use super::{Caps, Shared, cpuid};
+use super::{Caps, Shared, cpuid, vfio_user};
 use crate::layout::{self, Range};
 use crate::{MachineConfig, VmmError, devices, kvm};
 
@@ -34,19 +34,22 @@ pub(super) fn shared(config: &mut MachineConfig) -> Result<Shared, VmmError> {
         source,
     })?;
     // Rings come before vCPUs, and their mapping after.
-    let (tracking, fds) = match config.dirty_ring_size {
+    let (vcpu_tracking, fds) = match config.dirty_ring_size {
         None => {
             let fds = make_vcpus(&vm, &cpuid, config.vcpus)?;
-            (Tracking::Log(KvmDirtyLog::new(log_fd, slots, ram.clone())?), fds)
+            (VcpuTracking::Log(Arc::new(KvmDirtyLog::new(log_fd, slots, ram.clone())?)), fds)
         }
         Some(entries) => {
             let rings = KvmDirtyRings::enable(log_fd, entries)?;
             let fds = make_vcpus(&vm, &cpuid, config.vcpus)?;
             // SAFETY: `fds` keeps every descriptor open for the length of the call.
             let borrowed = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
-            (Tracking::Ring(rings.source(&borrowed.collect::<Vec<_>>(), slots, ram.clone())?), fds)
+            let ring = rings.source(&borrowed.collect::<Vec<_>>(), slots, ram.clone())?;
+            (VcpuTracking::Ring(Arc::new(ring)), fds)
         }
     };
+    let vfio_user = vfio_user::connect(&config.vfio_user, &ram, &ranges)?;
+    let tracking = Tracking::new(vcpu_tracking, vfio_user::dirty_sources(&vfio_user, &ram, &ranges)?);
     let tsc_khz = fds[0].get_tsc_khz().map_err(|error| VmmError::kvm("KVM_GET_TSC_KHZ", "vcpu 0", error))?;
     let listed = kvm
         .get_msr_index_list()
@@ -71,6 +74,7 @@ pub(super) fn shared(config: &mut MachineConfig) -> Result<Shared, VmmError> {
         loading,
         throttling,
         tracking,
+        vfio_user,
         vm,
         ram,
     })

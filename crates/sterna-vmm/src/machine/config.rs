@@ -1,6 +1,7 @@
 //! What a machine is made of.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna_ram::Backing;
@@ -64,6 +65,9 @@ pub struct MachineConfig {
     /// Where the serial console's output goes. Called on vCPU threads, one byte at a time: it must not
     /// block for long, since `stop` waits for it.
     pub serial: Box<dyn Write + Send>,
+    /// Sockets of devices in processes of their own, over vfio-user, which get all of RAM and migrate with it. RAM
+    /// must be made of something that can be shared.
+    pub vfio_user: Vec<PathBuf>,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
@@ -81,6 +85,7 @@ impl MachineConfig {
             guest: None,
             incoming: false,
             serial: Box::new(std::io::sink()),
+            vfio_user: Vec::new(),
             ports: Vec::new(),
         }
     }

@@ -10,6 +10,7 @@ pub(crate) mod gate;
 mod throttle;
 mod tracking;
 mod vcpu;
+pub(crate) mod vfio_user;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use gate::{Gate, Wanted};
 use throttle::Throttling;
 use tracking::Tracking;
 use vcpu::Vcpu;
+use vfio_user::VfioUser;
 
 /// The machine type's name in the stream's configuration section (specs/stream.md §1.2).
 pub const MACHINE_TYPE: &str = "sterna-1";
@@ -67,6 +69,7 @@ pub(crate) struct Shared {
     pub(crate) throttling: Throttling,
     /// Before `vm`: the rings are memory of its vCPUs.
     pub(crate) tracking: Tracking,
+    pub(crate) vfio_user: Vec<VfioUser>,
     pub(crate) vm: Arc<VmFd>,
     /// After `vm`: the kernel uses the memory for as long as the VM lives.
     pub(crate) ram: GuestRam,
@@ -184,7 +187,8 @@ impl KvmMachine {
         self.shared.gate.wait_parked();
     }
 
-    /// Starts the guest, or lets it run on. Idempotent.
+    /// Starts the guest, or lets it run on. Idempotent. A device in another process that cannot run is logged, and
+    /// the guest runs without it.
     ///
     /// # Errors
     /// [`VmmError::State`] if there is no guest, or it has ended.
@@ -199,6 +203,7 @@ impl KvmMachine {
         if let Some(reason) = self.ended() {
             return Err(VmmError::State { what: "cont", why: format!("the guest has ended: {reason}") });
         }
+        self.shared.run_devices(&self.name);
         if !self.is_running() {
             self.shared.tell_paused();
         }
@@ -206,9 +211,10 @@ impl KvmMachine {
         Ok(())
     }
 
-    /// An operator's stop.
+    /// An operator's stop: the guest, then devices in other processes. It is logged if one does not.
     pub fn pause(&self) {
         self.stop();
+        self.shared.stop_devices(&self.name);
     }
 
     /// An operator's resume.

@@ -23,7 +23,6 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use super::Shared;
 use super::gate::EndReason;
-use super::tracking::Tracking;
 
 /// A vCPU as the machine's threads share it.
 pub(crate) struct Vcpu {
@@ -157,12 +156,12 @@ fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
         }
         KVM_EXIT_INTR => Step::Interrupted,
         KVM_EXIT_IRQ_WINDOW_OPEN => Step::Again,
-        KvmDirtyRing::EXIT_RING_FULL => match &shared.tracking {
-            Tracking::Ring(ring) => match ring.reap_full(vcpu.index) {
+        KvmDirtyRing::EXIT_RING_FULL => match shared.tracking.ring() {
+            Some(ring) => match ring.reap_full(vcpu.index) {
                 Ok(()) => Step::Reaped,
                 Err(error) => failed(vcpu, error.to_string()),
             },
-            Tracking::Log(_) => failed(vcpu, "a dirty ring is full, but none was switched on".into()),
+            None => failed(vcpu, "a dirty ring is full, but none was switched on".into()),
         },
         KVM_EXIT_SHUTDOWN | KVM_EXIT_SYSTEM_EVENT => {
             let rip = fd.get_regs().map_or(0, |regs| regs.rip);
