@@ -27,10 +27,6 @@ impl Device for VhostUserSection {
         Err(VmError::new(what, format!("{} bytes came, none are known", body.len())))
     }
 
-    fn body_limit(&self) -> usize {
-        0
-    }
-
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         Some(Arc::clone(&self.0) as Arc<dyn DeviceStream>)
     }

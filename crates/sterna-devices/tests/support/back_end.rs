@@ -47,17 +47,20 @@ pub enum Fault {
     SaveDies,
     /// It dies when it is given a state.
     LoadDies,
+    /// It reads its state, and says at the end that this failed.
+    LoadFails,
     /// It cannot move its state at all.
     NoDeviceState,
 }
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 8] = [
     Fault::None,
     Fault::SaveFails,
     Fault::SaveHangs,
     Fault::LoadHangs,
     Fault::SaveDies,
     Fault::LoadDies,
+    Fault::LoadFails,
     Fault::NoDeviceState,
 ];
 
@@ -287,6 +290,9 @@ fn load(model: &Mutex<Model>, fault: Fault, mut file: File) -> io::Result<()> {
     }
     let mut state = Vec::new();
     file.read_to_end(&mut state)?;
+    if fault == Fault::LoadFails {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     *model.lock().expect("no panic") = Model::load(&state).ok_or(io::ErrorKind::InvalidData)?;
     Ok(())
 }

@@ -6,6 +6,7 @@ mod carrying;
 mod faults;
 mod logging;
 mod machine;
+mod migrating;
 #[path = "../support/model.rs"]
 mod model;
 #[path = "../support/virtqueue.rs"]
