@@ -43,6 +43,8 @@ pub struct Client {
     name: String,
     timeout: Duration,
     connection: Mutex<Talk>,
+    /// Held while waiting for the connection: who asks often, such as a reader, lets others have their turn.
+    turn: Mutex<()>,
     info: DeviceInfo,
     features: Option<MigrationFeatures>,
     /// What the server takes in one message.
@@ -80,6 +82,7 @@ impl Client {
             name,
             timeout: options.timeout,
             connection: Mutex::new(Talk { connection, next_id: 1 }),
+            turn: Mutex::default(),
             info: DeviceInfo::default(),
             features: None,
             data_bytes: MAX_DATA_BYTES,
@@ -406,6 +409,7 @@ impl Client {
     }
 
     fn talk(&self) -> MutexGuard<'_, Talk> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

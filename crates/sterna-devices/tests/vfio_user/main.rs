@@ -5,5 +5,6 @@ mod dma;
 mod faults;
 mod hostile;
 mod moving;
+mod process;
 mod support;
 mod wire;
