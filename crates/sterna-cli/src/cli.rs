@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, repair, report, restore, run,
-    save, verify,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, repair, report,
+    restore, run, save, verify,
 };
 use crate::exit;
 
@@ -50,6 +50,8 @@ pub enum Command {
     Diff(diff::Arguments),
     /// Mend a background snapshot whose bitmaps QEMU never wrote
     Repair(repair::Arguments),
+    /// Measure what a migration costs on this machine
+    Bench(bench::Arguments),
     /// Turn a migration's record into an HTML page with its timeline
     Report(report::Arguments),
 }
@@ -73,6 +75,7 @@ impl Command {
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),
+            Self::Bench(arguments) => bench::execute(arguments),
             Self::Report(arguments) => report::execute(arguments),
         }
     }

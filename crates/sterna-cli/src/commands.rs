@@ -1,5 +1,6 @@
 //! The commands, one file each: its arguments, and what it does with them.
 
+pub mod bench;
 pub mod cancel;
 pub mod convert;
 pub mod decide;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+pub mod bench;
 pub mod children;
 pub mod cli;
 pub mod commands;

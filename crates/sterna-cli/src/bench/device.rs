@@ -1,0 +1,176 @@
+//! A device with large state, for measuring: bytes in memory, read and loaded at a rate. Reading is a copy, as little
+//! as any device costs; what came is compared with what left behind the measurement.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sterna::{Device, DeviceStream, PendingState, VmError};
+
+/// One device.
+pub struct BenchDevice {
+    number: u32,
+    /// What it has, or room for what it will have.
+    state: Mutex<Vec<u8>>,
+    /// Bytes that can be read while the guest runs.
+    running_bytes: usize,
+    /// Bytes per second; 0: no limit.
+    rate: u64,
+    at: AtomicUsize,
+    has_stopped: Mutex<bool>,
+    pace: Mutex<Option<(Instant, u64)>>,
+}
+
+impl BenchDevice {
+    /// Device `number` with a state of `bytes`, every page of it touched.
+    pub fn new(number: u32, bytes: usize, precopy_percent: u8, rate: u64, is_source: bool) -> Arc<Self> {
+        let mut state = vec![1u8; bytes];
+        if is_source {
+            let mut word = u64::from(number) + 1;
+            for chunk in state.chunks_mut(8) {
+                word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                chunk.copy_from_slice(&(word ^ word >> 29).to_le_bytes()[..chunk.len()]);
+            }
+        }
+        Arc::new(Self {
+            number,
+            state: Mutex::new(state),
+            running_bytes: (bytes as u64 * u64::from(precopy_percent) / 100) as usize,
+            rate,
+            at: AtomicUsize::new(0),
+            has_stopped: Mutex::new(false),
+            pace: Mutex::new(None),
+        })
+    }
+
+    /// As before a run.
+    pub fn rewind(&self) {
+        self.at.store(0, Ordering::Relaxed);
+        *lock(&self.has_stopped) = false;
+        *lock(&self.pace) = None;
+    }
+
+    /// Whether `other` has the same state; spoils `other`'s for the next run.
+    pub fn arrived_as(&self, other: &Self) -> bool {
+        let (ours, mut theirs) = (lock(&self.state), lock(&other.state));
+        let same = *ours == *theirs;
+        theirs.chunks_mut(4096).for_each(|page| page[0] ^= 0xff);
+        same
+    }
+
+    /// Lets `bytes` take the time that they take at the device's rate.
+    fn keep_pace(&self, bytes: usize) {
+        if self.rate == 0 {
+            return;
+        }
+        let mut pace = lock(&self.pace);
+        let (began, moved) = pace.get_or_insert_with(|| (Instant::now(), 0));
+        *moved += bytes as u64;
+        let due = Duration::from_secs_f64(*moved as f64 / self.rate as f64);
+        let early = due.saturating_sub(began.elapsed());
+        drop(pace);
+        std::thread::sleep(early);
+    }
+}
+
+impl DeviceStream for BenchDevice {
+    fn begin_save(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn pending(&self) -> Result<PendingState, VmError> {
+        let (at, bytes) = (self.at.load(Ordering::Relaxed), lock(&self.state).len());
+        let initial_bytes = self.running_bytes.saturating_sub(at) as u64;
+        let stopped_bytes = (bytes - self.running_bytes.max(at)) as u64;
+        Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
+    }
+
+    fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
+        let state = lock(&self.state);
+        let end = if *lock(&self.has_stopped) { state.len() } else { self.running_bytes };
+        let at = self.at.load(Ordering::Relaxed);
+        let count = end.saturating_sub(at).min(to.len());
+        to[..count].copy_from_slice(&state[at..at + count]);
+        drop(state);
+        self.at.store(at + count, Ordering::Relaxed);
+        self.keep_pace(count);
+        Ok(count)
+    }
+
+    fn stop(&self) -> Result<(), VmError> {
+        *lock(&self.has_stopped) = true;
+        // What was read before says nothing of the rest's pace.
+        *lock(&self.pace) = None;
+        Ok(())
+    }
+
+    fn end_save(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn begin_load(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), VmError> {
+        let at = self.at.load(Ordering::Relaxed);
+        let mut state = lock(&self.state);
+        let place = state.get_mut(at..at + bytes.len());
+        let Some(place) = place else {
+            return Err(VmError::new(
+                "load a device",
+                "its state is longer than that of the source's device",
+            ));
+        };
+        place.copy_from_slice(bytes);
+        drop(state);
+        self.at.store(at + bytes.len(), Ordering::Relaxed);
+        self.keep_pace(bytes.len());
+        Ok(())
+    }
+
+    fn finish_load(&self, _: &[u8]) -> Result<(), VmError> {
+        let (came, bytes) = (self.at.load(Ordering::Relaxed), lock(&self.state).len());
+        if came == bytes {
+            return Ok(());
+        }
+        Err(VmError::new("load a device", format!("{came} bytes came, of {bytes}")))
+    }
+
+    fn end_load(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn run(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn expected_bytes_per_second(&self) -> Option<u64> {
+        (self.rate > 0).then_some(self.rate)
+    }
+}
+
+/// The device as a VM has it.
+pub struct Plugged(pub Arc<BenchDevice>);
+
+impl Device for Plugged {
+    fn name(&self) -> String {
+        "bench-device".into()
+    }
+    fn instance(&self) -> u32 {
+        self.0.number
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        Ok(Vec::new())
+    }
+    fn load(&self, _: u32, _: &[u8]) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        Some(self.0.clone())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

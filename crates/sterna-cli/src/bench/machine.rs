@@ -1,0 +1,85 @@
+//! A small guest in this process, with devices plugged in.
+
+use std::sync::Arc;
+
+use sterna::ram::{DirtySource, GuestRam};
+use sterna::{Device, RunState, SourceVm, TargetVm, VmError};
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
+
+use super::device::{BenchDevice, Plugged};
+
+/// The guest and its devices.
+pub struct Machine {
+    guest: Arc<ProcessGuest>,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+impl Machine {
+    /// One whose guest runs, or one that waits for it.
+    ///
+    /// # Errors
+    /// No memory, or no threads.
+    pub fn new(ram_bytes: u64, devices: &[Arc<BenchDevice>], is_source: bool) -> Result<Arc<Self>, VmError> {
+        let config = ProcessConfig {
+            blocks: vec![("ram".into(), ram_bytes)],
+            // It shall live, no more: what is measured are the devices.
+            rate: 100,
+            workers: 1,
+            working_set_pages: Some(16),
+            ..ProcessConfig::default()
+        };
+        let guest = match is_source {
+            true => ProcessGuest::boot(config),
+            false => ProcessGuest::waiting(config),
+        };
+        let guest = guest.map_err(|error| VmError::new("make a guest", error))?;
+        if is_source {
+            guest.cont()?;
+        }
+        let plugged = devices.iter().map(|device| Arc::new(Plugged(Arc::clone(device))) as Arc<dyn Device>);
+        let devices = SourceVm::devices(guest.as_ref()).into_iter().chain(plugged).collect();
+        Ok(Arc::new(Self { guest, devices }))
+    }
+}
+
+impl SourceVm for Machine {
+    fn machine_type(&self) -> String {
+        SourceVm::machine_type(self.guest.as_ref())
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(self.guest.as_ref())
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        self.guest.dirty_source()
+    }
+    fn run_state(&self) -> RunState {
+        self.guest.run_state()
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        self.guest.stop()
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        self.guest.resume()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+}
+
+impl TargetVm for Machine {
+    fn machine_type(&self) -> String {
+        SourceVm::machine_type(self)
+    }
+    fn ram(&self) -> &GuestRam {
+        SourceVm::ram(self)
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+    fn start(&self) -> Result<(), VmError> {
+        self.guest.start()
+    }
+    fn reset(&self) {
+        self.guest.reset();
+    }
+}

@@ -1,0 +1,137 @@
+//! Measured pauses, and what can be said of many.
+
+use serde::Serialize;
+use sterna::{IncomingStatistics, Statistics, SwitchoverStep};
+
+/// One pause and its parts, milliseconds. The parts follow each other and add up to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Sample {
+    /// From the order to stop until the guest runs at the destination.
+    pub downtime: f64,
+    /// vCPUs and devices stop; the last dirty bits and pages.
+    pub stop: f64,
+    /// From then until the slowest device was read; pages and chunks move meanwhile.
+    pub save: f64,
+    /// From then until the last chunk was sent.
+    pub transfer: f64,
+    /// From then until the destination has loaded all.
+    pub load: f64,
+    /// The commit, and the guest's start.
+    pub start: f64,
+    /// The most that the destination held for one device, bytes.
+    pub peak_bytes: u64,
+}
+
+impl Sample {
+    /// Of a migration that has completed.
+    pub fn of(statistics: &Statistics, incoming: &IncomingStatistics) -> Self {
+        let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let steps = |wanted: &[SwitchoverStep]| -> f64 {
+            let taken = statistics.switchover.iter().filter(|(step, _)| wanted.contains(step));
+            taken.map(|(_, took)| milliseconds(*took)).sum()
+        };
+        let downtime = statistics.downtime.map(milliseconds).unwrap_or_default();
+        let stop = steps(&[SwitchoverStep::Stop, SwitchoverStep::ReleaseHooks]);
+        // Reading begins when all have stopped, beside the last pages.
+        let pages = steps(&[SwitchoverStep::LastSync, SwitchoverStep::LastPages]);
+        let sent = pages + steps(&[SwitchoverStep::Streams]);
+        let slowest = statistics.streams.iter().map(|stream| milliseconds(stream.took)).fold(0.0, f64::max);
+        let save = slowest.min(sent);
+        let start = steps(&[SwitchoverStep::Start]);
+        Self {
+            downtime,
+            stop,
+            save,
+            transfer: sent - save,
+            load: (downtime - stop - sent - start).max(0.0),
+            start,
+            peak_bytes: incoming.streams.iter().map(|stream| stream.peak_bytes).max().unwrap_or_default(),
+        }
+    }
+}
+
+/// Many values in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution(Vec<f64>);
+
+impl Distribution {
+    /// Of `values`, in any order.
+    pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        Self(values)
+    }
+
+    /// The value that a share of `part` (0 to 1) of all does not exceed; between two, the mean by distance.
+    pub fn quantile(&self, part: f64) -> f64 {
+        let Some(last) = self.0.len().checked_sub(1) else { return f64::NAN };
+        let at = part.clamp(0.0, 1.0) * last as f64;
+        let (low, share) = (at.floor() as usize, at.fract());
+        self.0[low] + share * (self.0[(low + 1).min(last)] - self.0[low])
+    }
+
+    /// The middle one.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// Half the width of an interval around the median that holds the true one with 95 % of probability, as a share of
+    /// the median; whatever the distribution is. `None`: too few values to say.
+    pub fn uncertainty(&self) -> Option<f64> {
+        let count = self.0.len() as f64;
+        // Ranks of the interval's ends, by the binomial distribution's normal approximation.
+        let reach = 0.98 * count.sqrt();
+        let (low, high) = ((count / 2.0 - reach).floor(), (count / 2.0 + reach).ceil());
+        if count < 6.0 || low < 0.0 || high >= count {
+            return None;
+        }
+        let width = self.0[high as usize] - self.0[low as usize];
+        Some(width / 2.0 / self.median().max(f64::MIN_POSITIVE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn quantile_of_known_values() {
+        let values = Distribution::new([4.0, 1.0, 3.0, 2.0, 5.0]);
+
+        assert_eq!(values.median(), 3.0);
+        assert_eq!((values.quantile(0.0), values.quantile(1.0)), (1.0, 5.0));
+        assert_eq!(values.quantile(0.25), 2.0);
+        assert!((values.quantile(0.99) - 4.96).abs() < 1e-9);
+    }
+
+    #[test]
+    fn uncertainty_shrinks_with_more_values_and_is_unknown_of_few() {
+        let spread = |count: u32| Distribution::new((0..count).map(|i| 100.0 + f64::from(i * 7 % 10)));
+
+        assert_eq!(spread(5).uncertainty(), None);
+        let (few, many) = (spread(10).uncertainty().unwrap(), spread(1000).uncertainty().unwrap());
+        assert!(many < few, "{many} {few}");
+        assert!(many < 0.01);
+    }
+
+    #[test]
+    fn sample_parts_add_up_to_the_pause() {
+        let statistics = crate::samples::engine_statistics();
+        let incoming = IncomingStatistics {
+            status: sterna::Status::Completed,
+            error: None,
+            received_bytes: 0,
+            normal_pages: 0,
+            zero_pages: 0,
+            cleared_pages: 0,
+            streams: Vec::new(),
+        };
+
+        let sample = Sample::of(&statistics, &incoming);
+
+        let sum = sample.stop + sample.save + sample.transfer + sample.load + sample.start;
+        assert!((sum - sample.downtime).abs() < 1e-6, "{sample:?}");
+        assert_eq!(statistics.downtime, Some(Duration::from_secs_f64(sample.downtime / 1e3)));
+    }
+}

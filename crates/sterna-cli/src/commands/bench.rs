@@ -1,0 +1,70 @@
+//! `sterna bench`: measures what a migration costs on this machine.
+
+use std::path::PathBuf;
+
+use crate::bench::{self, downtime};
+use crate::exit::{Done, Stop};
+use crate::{terminal, units};
+
+/// What is measured.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Arguments {
+    /// The bench
+    #[command(subcommand)]
+    pub what: What,
+}
+
+/// The benches.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum What {
+    /// The pause of VMs whose devices have large state, over numbers of devices and multifd channels
+    Downtime(Downtime),
+}
+
+/// How downtime is measured.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Downtime {
+    /// Runs of each setting, at most; a setting ends earlier once its median is known well enough
+    #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Numbers of devices
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub devices: Vec<u32>,
+    /// State of each device, such as 100M
+    #[arg(long, value_name = "SIZE", default_value = "100M", value_parser = units::parse_size)]
+    pub state: u64,
+    /// Numbers of multifd channels; 0: one device after the other over the main channel, as QEMU does
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,2,4,6,8,12,15,20,25")]
+    pub channels: Vec<u8>,
+    /// How fast a stopped device's state can be read, and loaded, such as 400MB/s; 0: as fast as it goes
+    #[arg(long, value_name = "RATE", default_value = "400MB/s", value_parser = units::parse_rate)]
+    pub device_rate: u64,
+    /// Percent of a device's state that can be read while the guest runs
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub precopy: u8,
+    /// The most that the destination holds for a device, such as 16M
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
+    pub queue: u64,
+    /// RAM of the guest
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_ram)]
+    pub ram: u64,
+    /// Print all runs as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Draw the table
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Measures.
+pub fn execute(arguments: &Arguments) -> Done {
+    let What::Downtime(arguments) = &arguments.what;
+    let interrupts = crate::interrupts::Interrupts::catch()?;
+    let results = downtime::measure(arguments, &interrupts)?;
+    if let Some(path) = &arguments.svg {
+        let text = bench::picture::picture(&results);
+        std::fs::write(path, text).map_err(|error| Stop::failed(format!("{}: {error}", path.display())))?;
+    }
+    terminal::print(&if arguments.json { results.to_json() } else { bench::table::tables(&results) });
+    Ok(crate::exit::Status::Done)
+}
