@@ -25,6 +25,7 @@ pub fn decoder(choice: u8) -> MainDecoder {
         "ram" => BodyKind::Ram,
         "globalstate" => BodyKind::FixedLength(104),
         "refused" => BodyKind::Refuse("told to".to_owned()),
+        name if name.ends_with("/stream") => BodyKind::Passing { most: 1 << 16 },
         name if name.starts_with("sterna/") => BodyKind::LengthPrefixed { most: 1 << 16 },
         _ => BodyKind::OpaqueByFooter,
     };

@@ -54,7 +54,10 @@ pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
         }
     };
     if !args.guest.is_power_of_two() || args.guest > MOST_GIB {
-        skipped("kvm", format!("its guest needs a power of two of memory, at most {MOST_GIB} GiB: give --guest"));
+        skipped(
+            "kvm",
+            format!("its guest needs a power of two of memory, at most {MOST_GIB} GiB: give --guest"),
+        );
         return Ok(Vec::new());
     }
     let pages = (args.guest << 30) / PAGE_SIZE as u64;
@@ -67,7 +70,13 @@ pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
     tables.filter_map(Result::transpose).collect()
 }
 
-fn table(args: &Args, kvm: &Kvm, name: &str, slot_pages: u64, first_page: u64) -> Result<Option<Table>, Failed> {
+fn table(
+    args: &Args,
+    kvm: &Kvm,
+    name: &str,
+    slot_pages: u64,
+    first_page: u64,
+) -> Result<Option<Table>, Failed> {
     let pages = (args.guest << 30) / PAGE_SIZE as u64;
     let mut machine = Machine::new(kvm, pages, slot_pages, first_page)?;
     let log = &machine.log;

@@ -393,3 +393,31 @@ fn end_with_several_sections_open_names_the_lowest_id_every_time() {
         assert!(error.to_string().contains("END of section \"device1\""), "{error}");
     }
 }
+
+#[test]
+fn bodies_that_pass_do_not_count_against_what_is_held() {
+    let stream = |bodies: usize| {
+        let mut out = opened();
+        SectionHeader { id: 1, name: "bank/stream", instance: 0, version: 1 }.encode_start(&mut out).unwrap();
+        for part in 0..bodies {
+            if part > 0 {
+                encode_section_part(1, part + 1 == bodies, &mut out);
+            }
+            out.extend_from_slice(&40u32.to_be_bytes());
+            out.extend_from_slice(&[7; 40]);
+            encode_footer(1, &mut out);
+        }
+        out
+    };
+    let read = |kind: fn() -> BodyKind, bodies: usize| {
+        let knowledge = move |_: &str, _: u32, _: u32, _: SectionKind| kind();
+        let expect = Expectations { device_state_bytes: 100, ..Expectations::default() };
+        let mut decoder = MainDecoder::new(Box::new(knowledge), expect);
+        read_all(&mut decoder, &stream(bodies), 16).map(|(items, _)| items.len())
+    };
+
+    // Header and configuration stand before the bodies.
+    assert!(read(|| BodyKind::LengthPrefixed { most: 50 }, 3).unwrap_err().to_string().contains("120 bytes"));
+    assert_eq!(read(|| BodyKind::Passing { most: 50 }, 3), Ok(5));
+    assert!(read(|| BodyKind::Passing { most: 39 }, 1).unwrap_err().to_string().contains("at most 39"));
+}

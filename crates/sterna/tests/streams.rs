@@ -151,6 +151,23 @@ fn stalled_loader(random: &mut Random, round: u32) {
 }
 
 #[test]
+fn stalled_loader_on_the_main_channel_alone_holds_no_more_than_the_ceiling() {
+    case("streams", || {
+        let machines = Machines::new(banks(2, 4 << 20, 0));
+        machines.target.banks.iter().for_each(|bank| {
+            *bank.load_delay.lock().unwrap() = Duration::from_millis(5);
+        });
+        let (mut params, mut capabilities) = multifd(1);
+        params.max_queued_stream_bytes = 2 << 20;
+        capabilities.multifd = false;
+
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+        machines.assert_arrived(&outcome, &arrival);
+    });
+}
+
+#[test]
 fn call_that_fails_leaves_the_guest_and_its_devices_running_at_the_source() {
     for lanes in [0, 2] {
         for call in

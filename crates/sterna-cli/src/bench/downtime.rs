@@ -137,10 +137,11 @@ fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sam
     let vm: Arc<dyn SourceVm> = source;
     let migration = Migration::start(vm, &incoming.address(), params, capabilities, Arc::new(()))
         .map_err(|error| stop(&error))?;
-    if let Outcome::Failed { error, .. } = migration.wait() {
+    let outcome = migration.wait();
+    if let Arrival::Failed(error) = incoming.wait() {
         return Err(stop(&error));
     }
-    if let Arrival::Failed(error) = incoming.wait() {
+    if let Outcome::Failed { error, .. } = outcome {
         return Err(stop(&error));
     }
     if let Some((number, _)) = from.iter().zip(to).enumerate().find(|(_, (from, to))| !from.arrived_as(to)) {

@@ -14,6 +14,12 @@ pub enum BodyKind {
         /// The most bytes that it may have; a longer one is refused when its length has been read.
         most: usize,
     },
+    /// As [`BodyKind::LengthPrefixed`], of bytes that the caller passes on instead of holding them: they do not count
+    /// against [`Expectations::device_state_bytes`].
+    Passing {
+        /// The most bytes that one may have.
+        most: usize,
+    },
     /// So many bytes.
     FixedLength(usize),
     /// Unknown: up to a footer that something plausible follows (§1.6 B).

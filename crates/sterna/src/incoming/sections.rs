@@ -50,7 +50,7 @@ impl SectionKnowledge for Sections {
         }
         if kind != SectionKind::Full && self.find_stream(name, instance).is_some() {
             let most = CHUNK_BYTES.max(CONFIGURATION_BYTES) + DeviceChunk::MAX_BYTES;
-            return BodyKind::LengthPrefixed { most };
+            return BodyKind::Passing { most };
         }
         if kind != SectionKind::Full {
             return BodyKind::Refuse(format!("{name:?} is sent in parts, which no device here is"));

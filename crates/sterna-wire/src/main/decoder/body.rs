@@ -1,20 +1,24 @@
 //! Bodies of sections other than RAM.
 
 use super::{MainDecoder, State, Taken, silent};
-use crate::main::element::{FOOTER, SectionKind};
+use crate::main::element::FOOTER;
 use crate::main::footer::{Context, Judgement, judge};
 use crate::reader::{Reader, Stop};
 
 impl MainDecoder {
-    pub(super) fn body_length(&mut self, r: &mut Reader<'_>, most: usize) -> Result<Taken, Stop> {
+    pub(super) fn body_length(
+        &mut self,
+        r: &mut Reader<'_>,
+        most: usize,
+        is_held: bool,
+    ) -> Result<Taken, Stop> {
         let length = r.u32()?;
         if length as usize > most {
             let name = self.sections.get(self.current.id).map_or("", |section| &section.name);
             let rule = format!("{length} bytes of section {name:?}, which has at most {most} here");
             return Err(r.bad("specs/stream.md §9", rule));
         }
-        // A section in parts is a device's stream: each part goes on to the device, and no limit is known for all.
-        if self.current.kind == Some(SectionKind::Full) {
+        if is_held {
             self.claim(r, u64::from(length))?;
         }
         self.state = State::BodyBytes { left: length as usize };

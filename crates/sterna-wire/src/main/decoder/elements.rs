@@ -105,7 +105,8 @@ impl MainDecoder {
         self.state = match body {
             BodyKind::Ram if kind == SectionKind::Start => State::RamTotal,
             BodyKind::Ram => State::RamRecord,
-            BodyKind::LengthPrefixed { most } => State::BodyLength { most },
+            BodyKind::LengthPrefixed { most } => State::BodyLength { most, is_held: true },
+            BodyKind::Passing { most } => State::BodyLength { most, is_held: false },
             BodyKind::FixedLength(length) => {
                 self.claim(r, length as u64)?;
                 State::BodyBytes { left: length }

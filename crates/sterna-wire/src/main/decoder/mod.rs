@@ -62,6 +62,8 @@ enum State {
     /// Length of a framed body.
     BodyLength {
         most: usize,
+        /// Whether it counts against the limit of what is held.
+        is_held: bool,
     },
     /// So many more bytes of a body.
     BodyBytes {
@@ -230,7 +232,7 @@ impl MainDecoder {
                 let rule = "the page before has not been taken: call payload_consumed";
                 Err(WireError::local("RAM record", 0, "specs/stream.md §2.3", rule).into())
             }
-            State::BodyLength { most } => self.body_length(r, most),
+            State::BodyLength { most, is_held } => self.body_length(r, most, is_held),
             State::BodyBytes { left } => self.body_bytes(r, left),
             State::BodyOpaque => self.body_opaque(r),
             State::Footer => self.footer(r),

@@ -1,8 +1,9 @@
 //! What has come of one device's stream and is not loaded yet.
 //!
 //! Chunks are put in order here. What is held has a ceiling. A Sterna source is granted room before it sends, so a
-//! lane never waits here. Any other source sends as it likes: a chunk that is next in line waits for room, which
-//! comes as the device loads; one that would have to be held beyond the ceiling is refused.
+//! lane never waits here. Any other source sends as it likes: a chunk before which all have come waits for room, which
+//! comes as the device loads; one behind a gap that would have to be held beyond the ceiling is refused, and room for
+//! the chunk that fills the gap is kept.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,6 +46,8 @@ struct State {
     /// Bytes of the stream so far.
     data_bytes: u64,
     initial_is_loaded: bool,
+    /// A chunk is with the device.
+    is_loading: bool,
     is_loaded: bool,
     is_stopped: bool,
     began: Option<Instant>,
@@ -58,6 +61,23 @@ pub(super) struct Chunk {
     payload: Vec<u8>,
     /// Where its bytes begin.
     data_at: usize,
+}
+
+impl State {
+    /// Whether every chunk before `index` has come.
+    fn is_in_line(&self, index: u32) -> bool {
+        let highest = self.held.keys().next_back();
+        index == self.next
+            || (self.chunks == u64::from(index) && highest.is_none_or(|highest| *highest < index))
+    }
+
+    /// Whether a chunk of `bytes` cannot be held now.
+    fn lacks_room(&self, index: u32, bytes: u64, ceiling: u64) -> bool {
+        // The device waits for just this one.
+        let is_wanted = index == self.next && !self.is_loading;
+        let kept_free = if self.is_in_line(index) { 0 } else { bytes };
+        !is_wanted && self.held_bytes > 0 && self.held_bytes + bytes + kept_free > ceiling
+    }
 }
 
 impl Chunk {
@@ -121,11 +141,11 @@ impl Inbox {
         let bytes = payload.len() as u64;
         let mut state = self.lock();
         self.check(&state, index, kind, payload.len() - data_at)?;
-        while !state.has_credit && state.held_bytes + bytes > self.ceiling && state.held_bytes > 0 {
+        while !state.has_credit && state.lacks_room(index, bytes, self.ceiling) {
             if state.is_stopped {
                 return Err(MigrationError::Cancelled);
             }
-            if index != state.next {
+            if !state.is_in_line(index) {
                 return Err(self.misbehaved(format!(
                     "chunk {index} cannot be held: {} bytes wait for chunk {} already, more than {} are not held \
                      (x-sterna-device-queue-size)",
@@ -159,6 +179,7 @@ impl Inbox {
             if let Some(chunk) = state.held.remove(&next) {
                 // The last chunk has the highest index: nothing follows it.
                 state.next = next.saturating_add(1);
+                state.is_loading = true;
                 return Some(chunk);
             }
             let began = Instant::now();
@@ -173,6 +194,7 @@ impl Inbox {
     pub(super) fn loaded(&self, chunk: Chunk, took: std::time::Duration) -> Option<u64> {
         let mut state = self.lock();
         let bytes = chunk.payload.len() as u64;
+        state.is_loading = false;
         state.held_bytes -= bytes;
         state.loaded_bytes += bytes;
         match chunk.kind {

@@ -188,3 +188,42 @@ fn put_of_what_is_no_chunk_is_refused() {
         assert!(inbox.put(bad).is_err());
     }
 }
+
+#[test]
+fn put_without_credit_in_order_behind_held_chunks_waits_for_room() {
+    let inbox = inbox();
+    let large = vec![0; 60_000];
+    let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
+    for index in 0..3 {
+        inbox.put(chunk(index)).unwrap();
+    }
+
+    std::thread::scope(|scope| {
+        let fourth = scope.spawn(|| inbox.put(chunk(3)));
+        for _ in 0..4 {
+            let chunk = inbox.take().unwrap();
+            inbox.loaded(chunk, Duration::ZERO);
+        }
+        fourth.join().unwrap().unwrap();
+    });
+
+    assert!(inbox.statistics().peak_bytes <= CEILING);
+}
+
+#[test]
+fn put_without_credit_that_fills_a_gap_always_has_room() {
+    let inbox = inbox();
+    let large = vec![0; 60_000];
+    let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
+    inbox.put(chunk(1)).unwrap();
+    inbox.put(chunk(2)).unwrap();
+    assert!(refusal(&inbox, chunk(3)).contains("wait for chunk 0"), "room is kept for chunk 0");
+
+    inbox.put(chunk(0)).unwrap();
+
+    assert_eq!(
+        std::iter::from_fn(|| inbox.take().map(|chunk| inbox.loaded(chunk, Duration::ZERO))).take(3).count(),
+        3
+    );
+    assert!(inbox.statistics().peak_bytes <= CEILING);
+}
