@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use sterna::{Device, DeviceStream, PendingState, VmError};
 
+/// How late a device may be and make up for it.
+const SLACK: Duration = Duration::from_millis(2);
+
 /// One device.
 pub struct BenchDevice {
     number: u32,
@@ -18,7 +21,8 @@ pub struct BenchDevice {
     rate: u64,
     at: AtomicUsize,
     has_stopped: Mutex<bool>,
-    pace: Mutex<Option<(Instant, u64)>>,
+    /// When what was moved so far is due.
+    due: Mutex<Option<Instant>>,
 }
 
 impl BenchDevice {
@@ -39,7 +43,7 @@ impl BenchDevice {
             rate,
             at: AtomicUsize::new(0),
             has_stopped: Mutex::new(false),
-            pace: Mutex::new(None),
+            due: Mutex::new(None),
         })
     }
 
@@ -47,7 +51,7 @@ impl BenchDevice {
     pub fn rewind(&self) {
         self.at.store(0, Ordering::Relaxed);
         *lock(&self.has_stopped) = false;
-        *lock(&self.pace) = None;
+        *lock(&self.due) = None;
     }
 
     /// Whether `other` has the same state; spoils `other`'s for the next run.
@@ -63,13 +67,12 @@ impl BenchDevice {
         if self.rate == 0 {
             return;
         }
-        let mut pace = lock(&self.pace);
-        let (began, moved) = pace.get_or_insert_with(|| (Instant::now(), 0));
-        *moved += bytes as u64;
-        let due = Duration::from_secs_f64(*moved as f64 / self.rate as f64);
-        let early = due.saturating_sub(began.elapsed());
-        drop(pace);
-        std::thread::sleep(early);
+        let now = Instant::now();
+        // A device that was not asked for a while does not move faster afterwards; a late wake-up is made up for.
+        let since = lock(&self.due).unwrap_or(now).max(now.checked_sub(SLACK).unwrap_or(now));
+        let due = since + Duration::from_secs_f64(bytes as f64 / self.rate as f64);
+        *lock(&self.due) = Some(due);
+        std::thread::sleep(due.saturating_duration_since(now));
     }
 }
 
@@ -99,8 +102,6 @@ impl DeviceStream for BenchDevice {
 
     fn stop(&self) -> Result<(), VmError> {
         *lock(&self.has_stopped) = true;
-        // What was read before says nothing of the rest's pace.
-        *lock(&self.pace) = None;
         Ok(())
     }
 
