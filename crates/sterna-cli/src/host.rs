@@ -44,6 +44,8 @@ pub struct Config {
     pub dirty_ring_size: Option<u32>,
     /// Sockets of vfio-user devices.
     pub vfio_user: Vec<std::path::PathBuf>,
+    /// Sockets of vhost-user devices.
+    pub vhost_user: Vec<std::path::PathBuf>,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.

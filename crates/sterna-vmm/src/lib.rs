@@ -23,4 +23,5 @@ pub use machine::bus::PortDevice;
 pub use machine::config::{GuestImage, MachineConfig, PortRange};
 pub use machine::gate::EndReason;
 pub use machine::{KvmMachine, MACHINE_TYPE};
+pub use sterna_devices::vhost_user::VhostUserOptions;
 pub use sterna_ram::Backing;

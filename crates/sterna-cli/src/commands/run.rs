@@ -62,6 +62,11 @@ pub struct Arguments {
     /// it again for more devices; both sides of a migration need the same, in the same order. The KVM machine only
     #[arg(long, value_name = "SOCKET")]
     pub vfio_user: Vec<std::path::PathBuf>,
+    /// A virtio device in a process of its own, which listens at this vhost-user socket; its state moves with the
+    /// guest. Give it again for more devices; both sides of a migration need the same, in the same order. The KVM
+    /// machine only
+    #[arg(long, value_name = "SOCKET")]
+    pub vhost_user: Vec<std::path::PathBuf>,
     /// Allocate all of guest RAM at the start, so that nothing has to wait for memory later
     #[arg(long)]
     pub prealloc: bool,
@@ -245,6 +250,7 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         },
         dirty_ring_size: arguments.dirty_ring_size,
         vfio_user: arguments.vfio_user.clone(),
+        vhost_user: arguments.vhost_user.clone(),
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sterna::VmError;
 use sterna_guests::tide::Tide;
 use sterna_guests::tide::boot::boot_sector;
-use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
+use sterna_vmm::{GuestImage, KvmMachine, MachineConfig, VhostUserOptions};
 
 use super::tide::{BootTide, TideGuest};
 use super::{Config, Guest, Machine, Parts, cannot_build};
@@ -58,6 +58,7 @@ pub fn kvm_machine(
         backing: config.backing,
         dirty_ring_size: config.dirty_ring_size,
         vfio_user: config.vfio_user.clone(),
+        vhost_user: vhost_user(config),
         guest,
         incoming: config.incoming,
         serial,
@@ -73,6 +74,11 @@ pub fn kvm_machine(
         _ => None,
     };
     Ok(Parts { machine, guest })
+}
+
+fn vhost_user(config: &Config) -> Vec<VhostUserOptions> {
+    let named = |(index, socket)| VhostUserOptions::new(format!("vhost-user/{index}"), socket);
+    config.vhost_user.iter().enumerate().map(named).collect()
 }
 
 fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> {

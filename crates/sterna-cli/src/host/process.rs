@@ -15,6 +15,9 @@ pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
     if !config.vfio_user.is_empty() {
         return Err(Stop::usage("`--vfio-user` is for the KVM machine; leave it out with this one."));
     }
+    if !config.vhost_user.is_empty() {
+        return Err(Stop::usage("`--vhost-user` is for the KVM machine; leave it out with this one."));
+    }
     let workers = usize::from(config.vcpus);
     let each = |bytes: u64| (bytes / PAGE_BYTES / workers.max(1) as u64).max(1);
     let process = ProcessConfig {

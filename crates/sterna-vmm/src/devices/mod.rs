@@ -1,6 +1,7 @@
 //! The machine's state as it moves, one module a device.
 //!
-//! Sections are saved and loaded in this order: `kvm-clock`, `serial`, `vfio-user/` 0 to m−1, `cpu` 0 to n−1, `irqchip`, `pit`.
+//! Sections are saved and loaded in this order: `kvm-clock`, `serial`, `vfio-user/` and
+//! `vhost-user/` each from 0, `cpu` 0 to n−1, `irqchip`, `pit`.
 //! A vCPU's LAPIC comes before the IOAPIC, whose loading may deliver an interrupt to it; the PIT comes
 //! last, since it ticks from the moment it is loaded, guest or none. [`Loading`] refuses another order,
 //! and a machine that was not given all sections takes nothing over.
@@ -27,6 +28,7 @@ pub(crate) mod pit;
 pub(crate) mod serial;
 pub(crate) mod tsc;
 pub(crate) mod vfio_user;
+pub(crate) mod vhost_user;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,6 +48,9 @@ pub(crate) fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
     ];
     for index in 0..shared.vfio_user.len() {
         devices.push(Arc::new(vfio_user::VfioUserDevice { shared: Arc::clone(shared), index }));
+    }
+    for index in 0..shared.vhost_user.len() {
+        devices.push(Arc::new(vhost_user::VhostUser { shared: Arc::clone(shared), index }));
     }
     for index in 0..shared.vcpus.len() {
         devices.push(Arc::new(cpu::Cpu { shared: Arc::clone(shared), index }));

@@ -16,7 +16,7 @@ use super::gate::Gate;
 use super::throttle::Throttling;
 use super::tracking::{Tracking, VcpuTracking};
 use super::vcpu::Vcpu;
-use super::{Caps, Shared, cpuid, vfio_user};
+use super::{Caps, Shared, cpuid, vfio_user, vhost_user};
 use crate::layout::{self, Range};
 use crate::{MachineConfig, VmmError, devices, kvm};
 
@@ -49,7 +49,10 @@ pub(super) fn shared(config: &mut MachineConfig) -> Result<Shared, VmmError> {
         }
     };
     let vfio_user = vfio_user::connect(&config.vfio_user, &ram, &ranges)?;
-    let tracking = Tracking::new(vcpu_tracking, vfio_user::dirty_sources(&vfio_user, &ram, &ranges)?);
+    let vhost_user = vhost_user::connect(&config.vhost_user, &ram, &ranges)?;
+    let mut device_tracking = vfio_user::dirty_sources(&vfio_user, &ram, &ranges)?;
+    device_tracking.extend(vhost_user::dirty_source(&vhost_user, &ram, &ranges)?);
+    let tracking = Tracking::new(vcpu_tracking, device_tracking);
     let tsc_khz = fds[0].get_tsc_khz().map_err(|error| VmmError::kvm("KVM_GET_TSC_KHZ", "vcpu 0", error))?;
     let listed = kvm
         .get_msr_index_list()
@@ -75,6 +78,7 @@ pub(super) fn shared(config: &mut MachineConfig) -> Result<Shared, VmmError> {
         throttling,
         tracking,
         vfio_user,
+        vhost_user,
         vm,
         ram,
     })

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sterna_devices::vhost_user::VhostUserOptions;
 use sterna_ram::Backing;
 
 use super::bus::PortDevice;
@@ -68,6 +69,9 @@ pub struct MachineConfig {
     /// Sockets of devices in processes of their own, over vfio-user, which get all of RAM and migrate with it. RAM
     /// must be made of something that can be shared.
     pub vfio_user: Vec<PathBuf>,
+    /// Virtio devices in processes of their own, over vhost-user, which get all of RAM and migrate with it. RAM must
+    /// be made of something that can be shared.
+    pub vhost_user: Vec<VhostUserOptions>,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
@@ -86,6 +90,7 @@ impl MachineConfig {
             incoming: false,
             serial: Box::new(std::io::sink()),
             vfio_user: Vec::new(),
+            vhost_user: Vec::new(),
             ports: Vec::new(),
         }
     }

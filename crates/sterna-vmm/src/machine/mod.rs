@@ -11,6 +11,7 @@ mod throttle;
 mod tracking;
 mod vcpu;
 pub(crate) mod vfio_user;
+mod vhost_user;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
+use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::KvmDirtyRing;
 
@@ -70,6 +72,7 @@ pub(crate) struct Shared {
     /// Before `vm`: the rings are memory of its vCPUs.
     pub(crate) tracking: Tracking,
     pub(crate) vfio_user: Vec<VfioUser>,
+    pub(crate) vhost_user: Vec<Arc<VhostUserDevice>>,
     pub(crate) vm: Arc<VmFd>,
     /// After `vm`: the kernel uses the memory for as long as the VM lives.
     pub(crate) ram: GuestRam,

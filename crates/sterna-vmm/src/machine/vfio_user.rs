@@ -81,15 +81,17 @@ impl Shared {
     }
 
     fn each_device(&self, machine: &str, what: &str, act: impl Fn(&dyn DeviceStream) -> Result<(), VmError>) {
-        for device in &self.vfio_user {
-            if let Err(error) = act(device.stream.as_ref()) {
+        let vfio = self.vfio_user.iter().map(|device| device.stream.as_ref() as &dyn DeviceStream);
+        let vhost = self.vhost_user.iter().map(|device| device.as_ref() as &dyn DeviceStream);
+        for device in vfio.chain(vhost) {
+            if let Err(error) = act(device) {
                 tracing::error!(machine, %error, "{what}");
             }
         }
     }
 }
 
-fn logged(ram: &GuestRam, ranges: &[Range]) -> Vec<LoggedRange> {
+pub(super) fn logged(ram: &GuestRam, ranges: &[Range]) -> Vec<LoggedRange> {
     let range = |range: &Range| LoggedRange {
         guest_address: range.start,
         block: range.block,
