@@ -20,6 +20,10 @@ pub struct Sample {
     pub start: f64,
     /// The most that the destination held for one device, bytes.
     pub peak_bytes: u64,
+    /// Bytes per second of RAM while the guest ran.
+    pub live_ram: f64,
+    /// Bytes per second of devices' state while the guest ran.
+    pub live_streams: f64,
 }
 
 impl Sample {
@@ -38,6 +42,10 @@ impl Sample {
         let slowest = statistics.streams.iter().map(|stream| milliseconds(stream.took)).fold(0.0, f64::max);
         let save = slowest.min(sent);
         let start = steps(&[SwitchoverStep::Start]);
+        let paused = statistics.downtime.unwrap_or_default();
+        let live =
+            statistics.total_time.saturating_sub(statistics.setup_time + paused).as_secs_f64().max(1e-6);
+        let streamed: u64 = statistics.streams.iter().map(|stream| stream.running_bytes).sum();
         Self {
             downtime,
             stop,
@@ -46,6 +54,8 @@ impl Sample {
             load: (downtime - stop - sent - start).max(0.0),
             start,
             peak_bytes: incoming.streams.iter().map(|stream| stream.peak_bytes).max().unwrap_or_default(),
+            live_ram: statistics.precopy_bytes.saturating_sub(streamed) as f64 / live,
+            live_streams: streamed as f64 / live,
         }
     }
 }

@@ -56,6 +56,8 @@ fn parts(results: &Results) -> Table {
         "load",
         "start",
         "held at most",
+        "live RAM",
+        "live devices",
     ];
     table.set_header(heads.map(right));
     for setting in &results.settings {
@@ -64,6 +66,9 @@ fn parts(results: &Results) -> Table {
             [0.0, 0.25, 0.5, 0.75, 0.99].map(|part| right(&format!("{:.1}", downtime.quantile(part))));
         let part = |of: fn(&super::sample::Sample) -> f64| {
             right(&format!("{:.1}", setting.distribution(of).median()))
+        };
+        let rate = |of: fn(&super::sample::Sample) -> f64| {
+            right(&units::decimal_rate(setting.distribution(of).median()))
         };
         let held = setting.samples.iter().map(|sample| sample.peak_bytes).max().unwrap_or_default();
         let counts = [setting.devices as usize, usize::from(setting.channels), setting.samples.len()];
@@ -74,6 +79,8 @@ fn parts(results: &Results) -> Table {
             part(|sample| sample.load),
             part(|sample| sample.start),
             right(&units::bytes(held)),
+            rate(|sample| sample.live_ram),
+            rate(|sample| sample.live_streams),
         ]);
         table.add_row(row);
     }
