@@ -268,6 +268,29 @@ fn switchover_ack_waits_for_every_devices_initial_bytes() {
 }
 
 #[test]
+fn expected_pause_counts_the_slowest_device() {
+    case("streams", || {
+        let machines = Machines::new(banks(2, 1_000_000, 0));
+        // Two seconds, as far as it knows.
+        *machines.source.banks[1].expects.lock().unwrap() = Some(500_000);
+        let (mut params, capabilities) = multifd(2);
+        params.downtime_limit = Duration::from_millis(300);
+        params.non_convergence = sterna::NonConvergence::Fail;
+
+        let (migration, outcome, _) = machines.migrate(&params, capabilities);
+
+        let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+        assert!(matches!(error, sterna::MigrationError::NotConverging { .. }), "{error}");
+        assert!(error.to_string().contains("Devices' state takes 2000 ms"), "{error}");
+        assert!(migration.statistics().expected_downtime >= Duration::from_secs(2));
+        common::assert_lives_on(&machines.source.guest);
+        params.downtime_limit = Duration::from_secs(3);
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+        machines.assert_arrived(&outcome, &arrival);
+    });
+}
+
+#[test]
 fn devices_of_a_paused_guest_are_saved_too() {
     case("streams", || {
         let machines = Machines::new(banks(2, 300_000, 0));

@@ -152,6 +152,7 @@ impl Control {
 
     fn why_not(&self, look: Look, params: &Parameters) -> String {
         let shared = &self.shared;
+        let devices = self.streams_need();
         let figures = lock(&shared.figures);
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         let dirtied = megabytes(figures.dirty_pages_per_second * PAGE_SIZE as u64);
@@ -163,9 +164,16 @@ impl Control {
         };
         let is_network = matches!(shared.to, Address::Tcp { .. } | Address::Unix { .. });
         let can_throttle = shared.vm.throttle().is_some();
+        let devices = match devices {
+            time if time.is_zero() => String::new(),
+            time => format!(
+                "Devices' state takes {} ms of it, which no round makes shorter: raise downtime-limit above that. ",
+                time.as_millis()
+            ),
+        };
         format!(
             "the guest dirties {dirtied:.0} MB/s, {:.0} MB/s can be sent{held}, and the pause would be {:.0} ms where \
-             downtime-limit allows {} ms. {}",
+             downtime-limit allows {} ms. {devices}{}",
             megabytes(sent),
             look.expected.as_secs_f64() * 1e3,
             params.downtime_limit.as_millis(),

@@ -291,6 +291,12 @@ impl Control {
         fits
     }
 
+    /// How long what is left of devices' streams takes, if nothing else had to move.
+    pub(super) fn streams_need(&self) -> Duration {
+        let (bytes, slowest) = self.streams_left();
+        self.pause_needs(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or_default().max(slowest)
+    }
+
     /// What the pause takes besides pages: stopping, devices, *prepare* and the start. Each of the latter costs a
     /// round trip.
     fn fixed_pause(&self) -> Duration {

@@ -23,6 +23,8 @@ pub struct Bank {
     /// How long a call to load takes.
     pub load_delay: Mutex<Duration>,
     pub asks_ack: bool,
+    /// Bytes per second that it expects of itself.
+    pub expects: Mutex<Option<u64>>,
     pub calls: Calls,
     state: Mutex<State>,
     /// Bytes read or written.
@@ -51,6 +53,7 @@ impl Bank {
             fails: Mutex::new(None),
             load_delay: Mutex::new(Duration::ZERO),
             asks_ack: false,
+            expects: Mutex::new(None),
             calls: Arc::clone(calls),
             state: Mutex::new(State::Running),
             at: AtomicU64::new(0),
@@ -191,6 +194,10 @@ impl DeviceStream for Bank {
             *self.state.lock().unwrap() = State::Idle;
             Ok(())
         })
+    }
+
+    fn expected_bytes_per_second(&self) -> Option<u64> {
+        *self.expects.lock().unwrap()
     }
 
     fn run(&self) -> Result<(), VmError> {
