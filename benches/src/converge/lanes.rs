@@ -1,4 +1,7 @@
 //! What lanes do with their time while the guest writes all that it can: how long they stand idle because of harvests.
+//!
+//! Lanes cannot send more than the guest writes: where that is less than they carry, rounds shrink until they are as long
+//! as a look, and idle time is what is left over. The guest's share of what lanes carry stands beside it.
 
 use std::time::Duration;
 
@@ -22,7 +25,8 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
         working_set_mib: args.ram * 4,
     };
     println!(
-        "rounds | idle % of all time, of a round: median and worst | sync ms, median | spread of bandwidth readings, ± %"
+        "rounds | idle % of all time, of a round: median and worst | the guest writes, % of what lanes carry | \
+         sync ms, median | spread of bandwidth readings, ± %"
     );
     let mut found = Vec::new();
     let mut pair = Pair::new(lab, load)?;
@@ -41,8 +45,9 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
         let middle = median(&readings.megabits);
         let spread =
             readings.megabits.iter().map(|read| (read / middle - 1.0).abs() * 100.0).fold(0.0, f64::max);
+        let written = readings.written_bytes / record["drain_bytes"].as_f64().unwrap_or(f64::NAN) * 100.0;
         println!(
-            "{:>6} | {:.2} {:>5.2} {:>5.2} | {:>6.3} | {spread:.1} ({} readings, median {middle:.0} Mbit/s)",
+            "{:>6} | {:.2} {:>5.2} {:>5.2} | {written:.0} | {:>6.3} | {spread:.1} ({} readings, median {middle:.0} Mbit/s)",
             rounds.len(),
             sum(&rounds, |round| seconds(&round["lanes"]["idle"]))
                 / sum(&rounds, |round| seconds(&round["took"]))
@@ -52,7 +57,9 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
             median(&sync),
             readings.megabits.len(),
         );
-        found.push(json!({ "idle_percent": idle, "sync_ms": sync, "mbps": readings.megabits }));
+        found.push(json!({
+            "idle_percent": idle, "written_percent": written, "sync_ms": sync, "mbps": readings.megabits,
+        }));
         pair = pair.again(lab, load)?;
     }
     Ok(found.into())

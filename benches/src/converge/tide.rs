@@ -10,6 +10,8 @@ use sterna_benches::peer::Peer;
 /// How long a cancelled migration may take to be undone.
 const CANCELLED: Duration = Duration::from_secs(10);
 
+const PAGE_BYTES: f64 = 4096.0;
+
 /// How the guest writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
@@ -40,6 +42,8 @@ impl Load {
 pub struct Readings {
     /// `mbps`, ten a second.
     pub megabits: Vec<f64>,
+    /// What the guest wrote meanwhile, bytes per second: each page counts as often as it was written.
+    pub written_bytes: f64,
     /// The engine's own figures at the end.
     pub statistics: Value,
 }
@@ -121,16 +125,25 @@ impl Pair {
         self.source.execute("migrate", json!({ "uri": address }))?;
         // The first readings are of the first pass and its beginning.
         std::thread::sleep(rounds / 4);
+        let before = self.steps()?;
         let (began, mut megabits) = (Instant::now(), Vec::new());
         while began.elapsed() < rounds {
             std::thread::sleep(Duration::from_millis(100));
             let query = self.source.execute("query-migrate", Value::Null)?;
             megabits.extend(query["ram"]["mbps"].as_f64());
         }
+        let written_bytes = (self.steps()? - before) * PAGE_BYTES / began.elapsed().as_secs_f64();
         self.source.execute("migrate-set-parameters", json!({"downtime-limit": 5000}))?;
         self.source.wait_until_over(limit)?;
         self.destination.wait_until_completed()?;
-        Ok(Readings { megabits, statistics: self.statistics()? })
+        Ok(Readings { megabits, written_bytes, statistics: self.statistics()? })
+    }
+
+    /// Pages that the guest at the source has written so far.
+    fn steps(&mut self) -> Result<f64, Failure> {
+        let progress = self.source.execute("x-sterna-query-guest", Value::Null)?;
+        let steps = progress["steps"].as_array().ok_or_else(|| format!("no steps: {progress}"))?;
+        Ok(steps.iter().filter_map(Value::as_f64).sum())
     }
 
     /// The engine's own figures of the migration, at the source.
