@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use fuse::ROOT;
 use machine::Machine;
-use sterna::DeviceStream;
+use sterna::{Address, Arrival, Capabilities, DeviceStream, Incoming, Migration, Outcome, Parameters};
 use sterna_devices::vhost_user::VhostUserLog;
-use sterna_interop::{Failure, Root};
+use sterna_interop::{Failure, Root, kvm_for};
 use sterna_ram::dirty::{DirtyBitmaps, DirtySource, VhostLog};
+use sterna_vmm::KvmMachine;
 use tempfile::TempDir;
 
 const FILES: usize = 300;
@@ -93,6 +94,43 @@ fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), 
     let again = target.lookup(ROOT, "folder5");
     assert_eq!(target.lookup(again, "file5"), inode, "an inode has another number now");
     Ok(())
+}
+
+#[test]
+fn session_of_a_machine_moves_with_it_by_the_engine() -> Result<(), Failure> {
+    let test = "session_of_a_machine_moves_with_it_by_the_engine";
+    let Some(root) = Root::qemu_for(test).filter(|_| kvm_for(test)) else { return Ok(()) };
+    for channels in [0, 4] {
+        let files = shared(FILES);
+        let mut source = Machine::hosted(&root, files.path(), false)?;
+        let mut target = Machine::hosted(&root, files.path(), true)?;
+        let hosts = [&source, &target].map(|machine| machine.host.clone().expect("it is hosted"));
+        hosts[0].resume().map_err(|error| error.to_string())?;
+        source.begin_session();
+        let handles = open_all(&mut source);
+        read_all(&mut source, &handles);
+
+        let (outcome, arrival) = migrate(&hosts, channels);
+
+        assert!(matches!(outcome, Outcome::Completed), "{channels} channels: {outcome:?}, {arrival:?}");
+        target.take_driver(&source);
+        read_all(&mut target, &handles);
+        let (inode, handle) = handles[7];
+        assert_eq!(target.write(inode, handle, 0, b"WHAT"), 4);
+        assert_eq!(target.read(inode, handle, 0, 4), b"WHAT");
+    }
+    Ok(())
+}
+
+fn migrate([source, target]: &[Arc<KvmMachine>; 2], channels: u8) -> (Outcome, Arrival) {
+    let parameters = Parameters { multifd_channels: channels.max(1), ..Parameters::default() };
+    let capabilities = Capabilities { multifd: channels > 0, ..Capabilities::default() };
+    let address: Address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let incoming = Incoming::listen(target.clone(), &address, parameters.clone(), capabilities, Arc::new(()))
+        .expect("a place");
+    let migration =
+        Migration::start(source.clone(), &incoming.address(), parameters, capabilities, Arc::new(()));
+    (migration.expect("a start").wait(), incoming.wait())
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! A virtiofsd, and the driver's side of its queues without a guest.
+//! A virtiofsd, and the driver's side of its queues. There is no guest, or one that sleeps: its RAM is the driver's.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -11,17 +12,18 @@ use sterna_devices::vhost_user::{VhostUserDevice, VhostUserOptions};
 use sterna_interop::{Failure, Root};
 use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
+use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
 use tempfile::TempDir;
 
 use crate::fuse;
 use crate::virtqueue::{PATIENCE, Part, Virtqueue};
 
-const RAM_BYTES: u64 = 8 << 20;
+const RAM_BYTES: u64 = 64 << 20;
 /// The queue for what is urgent; virtiofsd wants it, nothing is sent over it.
-const URGENT_RING: u64 = 0x1000;
-const RING: u64 = 0x8000;
-const REQUEST: u64 = 0x10_0000;
-const ANSWER: u64 = 0x20_0000;
+const URGENT_RING: u64 = 0x200_1000;
+const RING: u64 = 0x200_8000;
+const REQUEST: u64 = 0x210_0000;
+const ANSWER: u64 = 0x220_0000;
 /// The longest body of an answer.
 const ANSWER_BYTES: u32 = 4096;
 /// VIRTIO_F_VERSION_1.
@@ -40,9 +42,9 @@ pub fn answer_pages() -> [u64; 2] {
 
 /// See the module. The process is killed when dropped.
 pub struct Machine {
-    process: Child,
-    log: std::path::PathBuf,
-    _directory: TempDir,
+    _process: Process,
+    /// What has the device, if it is not the test alone.
+    pub host: Option<Arc<KvmMachine>>,
     pub ram: GuestRam,
     pub device: Arc<VhostUserDevice>,
     urgent: Virtqueue,
@@ -50,39 +52,47 @@ pub struct Machine {
     unique: u64,
 }
 
+/// A virtiofsd that listens.
+struct Process {
+    child: Child,
+    directory: TempDir,
+}
+
 impl Machine {
     /// Starts virtiofsd over the files in `shared`, and connects to it.
     pub fn start(root: &Root, shared: &Path, options: &[&str]) -> Result<Self, Failure> {
-        let directory = TempDir::new().map_err(|error| error.to_string())?;
-        let (socket, log) = (directory.path().join("socket"), directory.path().join("log"));
-        let file = std::fs::File::create(&log).map_err(|error| error.to_string())?;
-        let mut command = root.command("virtiofsd");
-        command.arg("--shared-dir").arg(shared).arg("--socket-path").arg(&socket);
-        command.args(["--sandbox", "none", "--seccomp", "none", "--inode-file-handles=never"]);
-        command.args(["--migration-mode", "find-paths", "--rlimit-nofile", "0"]).args(options);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        let mut process = command.spawn().map_err(|error| format!("cannot start virtiofsd: {error}"))?;
-        let connected = listening(&mut process, &socket).and_then(|()| {
-            let block = RamBlock::new("ram", RAM_BYTES, Backing::Memfd).map_err(|error| error.to_string())?;
-            let ram = GuestRam::new(vec![block]).map_err(|error| error.to_string())?;
-            let options = VhostUserOptions { queues: 2, ..VhostUserOptions::new("virtiofs", &socket) };
-            let device =
-                VhostUserDevice::connect(options, &ram, &[whole()]).map_err(|error| error.to_string())?;
-            Ok((ram, device))
-        });
-        match connected {
-            Ok((ram, device)) => {
-                let (urgent, queue) = (Virtqueue::new(URGENT_RING, 4), Virtqueue::new(RING, 16));
-                Ok(Self { process, log, _directory: directory, ram, device, urgent, queue, unique: 0 })
-            }
-            Err(why) => {
-                // An error means that it has ended by itself.
-                let _ = process.kill();
-                let _ = process.wait();
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                Err(format!("{why}; virtiofsd said: {}", said.trim()))
-            }
-        }
+        let process = Process::start(root, shared, options)?;
+        let block = RamBlock::new("ram", RAM_BYTES, Backing::Memfd).map_err(|error| error.to_string())?;
+        let ram = GuestRam::new(vec![block]).map_err(|error| error.to_string())?;
+        let device = VhostUserDevice::connect(process.options(), &ram, &[whole()])
+            .map_err(|error| process.explain(&error.to_string()))?;
+        Ok(Self::with(process, None, ram, device))
+    }
+
+    /// The same as a device of a KVM machine, whose guest sleeps.
+    pub fn hosted(root: &Root, shared: &Path, incoming: bool) -> Result<Self, Failure> {
+        let process = Process::start(root, shared, &[])?;
+        // hlt, and again.
+        let sleeper = GuestImage::Flat64 { code: vec![0xf4, 0xeb, 0xfd], parameters: Vec::new() };
+        let host = KvmMachine::new(MachineConfig {
+            guest: Some(sleeper),
+            incoming,
+            vhost_user: vec![process.options()],
+            ..MachineConfig::new("host")
+        })
+        .map_err(|error| process.explain(&error.to_string()))?;
+        let (ram, device) = (host.ram().clone(), Arc::clone(&host.vhost_user()[0]));
+        Ok(Self::with(process, Some(host), ram, device))
+    }
+
+    fn with(
+        process: Process,
+        host: Option<Arc<KvmMachine>>,
+        ram: GuestRam,
+        device: Arc<VhostUserDevice>,
+    ) -> Self {
+        let (urgent, queue) = (Virtqueue::new(URGENT_RING, 4), Virtqueue::new(RING, 16));
+        Self { _process: process, host, ram, device, urgent, queue, unique: 0 }
     }
 
     /// The driver is ready, and mounts.
@@ -140,6 +150,11 @@ impl Machine {
         let mut bytes = vec![0; RAM_BYTES as usize];
         source.ram.block(0).read(0, &mut bytes).expect("inside RAM");
         self.ram.block(0).write(0, &bytes).expect("inside RAM");
+        self.take_driver(source);
+    }
+
+    /// What the driver knows comes from `source`, after the guest has come.
+    pub fn take_driver(&mut self, source: &Machine) {
         (self.urgent, self.queue) = (source.urgent.clone(), source.queue.clone());
         self.unique = source.unique;
     }
@@ -169,31 +184,59 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // An error means that it has ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if thread::panicking() {
-            let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-            #[allow(clippy::print_stderr, reason = "a failing test says what it knows")]
-            {
-                eprintln!("virtiofsd {} said: {}", self.process.id(), said.trim());
-            }
+impl Process {
+    fn start(root: &Root, shared: &Path, options: &[&str]) -> Result<Self, Failure> {
+        let directory = TempDir::new().map_err(|error| error.to_string())?;
+        let log = File::create(directory.path().join("log")).map_err(|error| error.to_string())?;
+        let mut command = root.command("virtiofsd");
+        command.arg("--shared-dir").arg(shared).arg("--socket-path").arg(directory.path().join("socket"));
+        command.args(["--sandbox", "none", "--seccomp", "none", "--inode-file-handles=never"]);
+        command.args(["--migration-mode", "find-paths", "--rlimit-nofile", "0"]).args(options);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| format!("cannot start virtiofsd: {error}"))?;
+        let mut process = Self { child, directory };
+        process.wait_for_socket().map_err(|why| process.explain(&why))?;
+        Ok(process)
+    }
+
+    fn options(&self) -> VhostUserOptions {
+        VhostUserOptions {
+            queues: 2,
+            ..VhostUserOptions::new("virtiofs", self.directory.path().join("socket"))
         }
+    }
+
+    fn wait_for_socket(&mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        while !self.directory.path().join("socket").exists() {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("virtiofsd ended with {status}"));
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err("virtiofsd does not listen".into());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// `why` with what virtiofsd said.
+    fn explain(&self, why: &str) -> Failure {
+        let said = std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        format!("{why}; virtiofsd said: {}", said.trim())
     }
 }
 
-fn listening(process: &mut Child, socket: &Path) -> Result<(), Failure> {
-    let begin = Instant::now();
-    while !socket.exists() {
-        if let Ok(Some(status)) = process.try_wait() {
-            return Err(format!("virtiofsd ended with {status}"));
+impl Drop for Process {
+    fn drop(&mut self) {
+        // An error means that it has ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            #[allow(clippy::print_stderr, reason = "a failing test says what it knows")]
+            {
+                eprintln!("{}", self.explain("the test failed"));
+            }
         }
-        if begin.elapsed() > PATIENCE {
-            return Err("virtiofsd does not listen".into());
-        }
-        thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
 }
