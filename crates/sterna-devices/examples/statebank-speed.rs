@@ -36,35 +36,33 @@ fn measure(program: &str, state: &str, rate: &str, directory: &Path) -> Result<(
     let (mut from, source) = start(program, &arguments, &directory.join("source"))?;
     let (mut to, target) = start(program, &arguments, &directory.join("target"))?;
     let mut buffer = vec![0; 1 << 20];
-    let (mut reading, mut loading, mut bytes) = (Duration::ZERO, Duration::ZERO, 0);
+    let mut bytes = 0;
     source.begin_save()?;
     target.begin_load()?;
-    let stopping = Instant::now();
     source.quiesce()?;
+    let began = Instant::now();
     source.stop()?;
-    let stopped = stopping.elapsed();
+    let stopped = began.elapsed();
+    let mut reading = Duration::ZERO;
     loop {
-        let began = Instant::now();
+        let asked = Instant::now();
         let read = source.read(&mut buffer)?;
-        reading += began.elapsed();
+        reading += asked.elapsed();
         if read == 0 {
             break;
         }
-        let began = Instant::now();
         target.write(&buffer[..read])?;
-        loading += began.elapsed();
         bytes += read;
     }
-    let finishing = Instant::now();
+    let moved = began.elapsed() - stopped;
     target.finish_load(&[])?;
     target.run()?;
-    let mbps = |took: Duration| bytes as f64 / took.as_secs_f64() / 1e6;
+    let all = began.elapsed();
+    let rate = bytes as f64 / moved.as_secs_f64() / 1e6;
     println!(
-        "{bytes} bytes: stop {stopped:?}, read {:.0} MB/s, load {:.0} MB/s",
-        mbps(reading),
-        mbps(loading)
+        "stopped in {stopped:?}; {bytes} bytes in {moved:?}, {rate:.0} MB/s, of which reading {reading:?}"
     );
-    println!("finish and run {:?}", finishing.elapsed());
+    println!("from stop to run {all:?}");
     source.end_save()?;
     drop((source, target));
     from.wait()?;

@@ -167,6 +167,8 @@ impl StateBank {
             inner.saver = None;
         }
         (inner.state, inner.state_bytes) = (next, 0);
+        inner.read_pace.begin();
+        inner.load_pace.begin();
         Ok(())
     }
 
@@ -238,10 +240,7 @@ impl StateBank {
         inner.read_bytes += read as u64;
         let due = inner.read_pace.ask(read, Instant::now());
         drop(guard);
-        if let Some(due) = due {
-            sleep_until(due);
-            self.lock().read_pace.woke(due, Instant::now());
-        }
+        due.into_iter().for_each(sleep_until);
         Ok(read)
     }
 
@@ -258,10 +257,7 @@ impl StateBank {
         inner.loaded_bytes += from.len() as u64;
         let due = inner.load_pace.ask(from.len(), Instant::now());
         drop(guard);
-        if let Some(due) = due {
-            sleep_until(due);
-            self.lock().load_pace.woke(due, Instant::now());
-        }
+        due.into_iter().for_each(sleep_until);
         Ok(())
     }
 
