@@ -88,7 +88,7 @@ fn target_directory() -> PathBuf {
 
 /// Makes the seeds anew, with the programs that there are for it.
 fn seeds() -> Result<()> {
-    for name in ["fuzz-seeds", "image-seeds"] {
+    for name in ["fuzz-seeds", "image-seeds", "vfio-user-seeds"] {
         let Some(target) = Metadata::of_members(None)?.target(name) else { continue };
         let mut command = process::cargo();
         command.args(["run", "--quiet", "--package", &target.package, "--example", name, "--"]);
