@@ -68,6 +68,36 @@ pub struct Figures {
     pub cpu_throttle_percent: u8,
     /// Whether each vCPU's dirty rate was held down.
     pub is_dirty_limited: bool,
+    /// Devices with large state.
+    pub streams: Vec<Stream>,
+}
+
+/// What became of a device's large state ([`sterna::StreamStatistics`]); times in seconds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stream {
+    /// The device's section name.
+    pub name: String,
+    /// Its instance.
+    pub instance: u32,
+    /// Bytes of it.
+    pub bytes: u64,
+    /// Of these, while the guest ran.
+    pub running_bytes: u64,
+    /// In the device's calls.
+    #[serde(deserialize_with = "time")]
+    pub working: f64,
+    /// Waiting for buffers, room or bytes.
+    #[serde(deserialize_with = "time")]
+    pub waiting: f64,
+    /// From the device's stop until all was read.
+    #[serde(deserialize_with = "time")]
+    pub took: f64,
+    /// Loading its configuration, at the destination.
+    #[serde(deserialize_with = "time")]
+    pub configuration: f64,
+    /// The most bytes that the destination held for it.
+    pub peak_bytes: u64,
 }
 
 /// One part of the pause: its name ([`sterna::SwitchoverStep`]) and its seconds.

@@ -69,7 +69,14 @@ pub fn engine_statistics() -> Statistics {
         peer_is_sterna: Some(true),
         cpu_throttle_percent: 0,
         is_dirty_limited: false,
-        streams: Vec::new(),
+        streams: vec![sterna::StreamStatistics {
+            bytes: 100 << 20,
+            running_bytes: 60 << 20,
+            working: ms(240),
+            waiting: ms(3),
+            took: ms(30),
+            ..sterna::StreamStatistics::of("vfio-user/0", 0)
+        }],
     }
 }
 

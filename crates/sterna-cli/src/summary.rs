@@ -3,7 +3,7 @@
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
 
-use crate::figures::{Figures, LaneTimes};
+use crate::figures::{Figures, LaneTimes, Stream};
 use crate::plan::Plan;
 use crate::record::Record;
 use crate::units::{self, PAGE_BYTES};
@@ -54,6 +54,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     );
     row("pages sent", pages);
     row("channels", figures.channels.to_string());
+    if let Some(devices) = devices(figures) {
+        row("devices' state", devices);
+    }
     if let Some(cpu) = &record.cpu {
         let sent = ((figures.normal_pages + figures.zero_pages) * PAGE_BYTES) as f64 / f64::from(1u32 << 30);
         let mut value =
@@ -94,6 +97,23 @@ pub fn table(record: &Record) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
+/// Large state of devices in a line.
+fn devices(figures: &Figures) -> Option<String> {
+    let slowest = figures.streams.iter().max_by(|a, b| a.took.total_cmp(&b.took))?;
+    let sum = |of: fn(&Stream) -> u64| units::bytes(figures.streams.iter().map(of).sum());
+    Some(format!(
+        "{} in {}, {} while the guest ran; slowest behind the stop: {:?} with {}",
+        sum(|stream| stream.bytes),
+        match figures.streams.len() {
+            1 => "one device".to_owned(),
+            count => format!("{count} devices"),
+        },
+        sum(|stream| stream.running_bytes),
+        slowest.name,
+        units::seconds(slowest.took)
+    ))
+}
+
 /// What lanes did with their time, in percent.
 fn lane_shares(figures: &Figures) -> Option<String> {
     let LaneTimes { scan, rearm, encode, moving, throttled, idle } = figures.lane_seconds();
@@ -127,6 +147,7 @@ mod tests {
             "bandwidth while moving",
             "dirty rate",
             "sync time",
+            "100 MiB in one device, 60.0 MiB while the guest ran; slowest behind the stop: \"vfio-user/0\" with 30.0 ms",
             "idle",
             "normal",
             "zero",
