@@ -93,7 +93,10 @@ impl DeviceStream for VhostUserDevice {
         let mut transfer = self.transfer();
         self.worker.call(|session| session.stop())?;
         if matches!(*transfer, Transfer::Announced) {
-            let pipe = self.begin_transfer(StateDirection::Save)?;
+            // A back end that does not answer in time may begin all the same.
+            *transfer = Transfer::Unsaved;
+            let begun = self.begin_transfer(StateDirection::Save);
+            let pipe = begun.inspect_err(|_| self.forget_save())?;
             *transfer = Transfer::Saving { pipe, bytes: 0 };
         }
         Ok(())
@@ -117,7 +120,14 @@ impl DeviceStream for VhostUserDevice {
         if !matches!(*transfer, Transfer::None) {
             return Err(self.out_of_order("begin_load", &transfer).into());
         }
-        *transfer = Transfer::Loading(self.begin_transfer(StateDirection::Load)?);
+        let begun = self.begin_transfer(StateDirection::Load);
+        let pipe = begun.inspect_err(|error| {
+            // As with a save. But a device that runs was told nothing, and must not be reset.
+            if !matches!(error, VhostUserError::OutOfOrder { .. }) {
+                self.forget_load(false);
+            }
+        })?;
+        *transfer = Transfer::Loading(pipe);
         Ok(())
     }
 
@@ -150,16 +160,7 @@ impl DeviceStream for VhostUserDevice {
         }
         let was_checked = matches!(*transfer, Transfer::Loaded);
         *transfer = Transfer::None;
-        // Not waited for: whatever comes next is done after it.
-        self.worker.post(move |session| {
-            if !was_checked {
-                // Half a state is not good: the answer is known. The back end must be through with it, though.
-                let _ = session.check(StateDirection::Load);
-            }
-            if let Err(error) = session.reset() {
-                tracing::warn!(%error, "a back end could not be reset; restart it before the next migration");
-            }
-        });
+        self.forget_load(was_checked);
         Ok(())
     }
 
@@ -210,7 +211,25 @@ impl VhostUserDevice {
             return;
         }
         *transfer = Transfer::Unsaved;
-        // Its answer is known, but it must come before the rings may run again.
+        self.forget_save();
+    }
+
+    /// Lets the back end get over a save that is not wanted. Not waited for: whatever comes next is done after it.
+    fn forget_save(&self) {
+        // The answer is known, but it must come before the rings may run again.
         self.worker.post(|session| drop(session.check(StateDirection::Save)));
+    }
+
+    /// Lets the back end get over a load that is not wanted, as [`Self::forget_save`].
+    fn forget_load(&self, was_checked: bool) {
+        self.worker.post(move |session| {
+            if !was_checked {
+                // Half a state is not good: the answer is known. The back end must be through with it, though.
+                let _ = session.check(StateDirection::Load);
+            }
+            if let Err(error) = session.reset() {
+                tracing::warn!(%error, "a back end could not be reset; restart it before the next migration");
+            }
+        });
     }
 }

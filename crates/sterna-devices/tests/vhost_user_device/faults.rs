@@ -35,6 +35,28 @@ fn stop_of_a_back_end_that_hangs_names_the_request_and_is_undone_when_it_wakes_u
 }
 
 #[test]
+fn load_into_a_back_end_that_hangs_is_forgotten_and_the_next_one_works_when_it_wakes_up() {
+    let directory = TempDir::new().expect("a directory");
+    let mut source = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
+    let mut target = Machine::waiting(directory.path(), "target", 64, Fault::None, SHORT);
+    source.serve(0..5);
+    source.stop().expect("a good stop");
+    let state = source.read_state().expect("all of it");
+    let configuration = source.device.configuration().expect("a record");
+    target.back_end.freeze();
+
+    let error = told(target.device.begin_load().expect_err("nobody answers"));
+
+    names(&error, &["did not answer SET_DEVICE_STATE_FD"]);
+    target.device.end_load().expect("the end");
+    target.back_end.thaw();
+    target.load(&state, &configuration).expect("a good state");
+    target.take_guest(&source);
+    target.device.run().expect("a good start");
+    target.serve(5..10);
+}
+
+#[test]
 fn stop_of_a_back_end_that_died_names_the_device() {
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);

@@ -25,7 +25,7 @@ pub const ANSWERS: u64 = 0x10_0000;
 /// Requests at once.
 pub const SLOTS: u16 = 32;
 /// For devices that will not answer.
-pub const SHORT: Duration = Duration::from_millis(300);
+pub const SHORT: Duration = Duration::from_millis(1500);
 /// For devices that will.
 const LONG: Duration = Duration::from_secs(60);
 
