@@ -148,6 +148,49 @@ fn fault_without_a_protocol_is_told_alike() {
 }
 
 #[test]
+fn fail_of_a_device_with_the_least_states_is_told_and_it_runs_on() {
+    for (state, byte, named) in [
+        (MigState::Stop, None, MigState::Running),
+        (MigState::StopCopy, None, MigState::Running),
+        (MigState::StopCopy, Some(1_000_000), MigState::StopCopy),
+    ] {
+        let least = |fault| StateBankConfig { p2p: false, precopy_percent: 0, ..config(fault) };
+        let fault = Fault { kind: FaultKind::Fail, state, byte };
+        let options = ClientOptions { timeout: TIMEOUT };
+        let (source, target) = (serve_with(least(Some(fault)), &options), serve_with(least(None), &options));
+
+        let error = migrate(&source.device, &target.device, Plan::plain()).unwrap_err();
+
+        names_device_and_state(&error, &source.client.name(), named);
+        assert_eq!(source.bank().status().state, MigState::Running, "{fault}");
+        migrate(&source.device, &target.device, Plan::plain()).unwrap();
+    }
+}
+
+#[test]
+fn fail_on_the_way_back_is_told_and_can_be_tried_again() {
+    for (state, undo_fails, run_fails) in
+        [(MigState::Stop, true, false), (MigState::RunningP2p, false, true), (MigState::Running, false, true)]
+    {
+        let source = served(Some(Fault::entering(FaultKind::Fail, state)));
+        let device = &source.device;
+        device.begin_save().unwrap();
+        device.quiesce().unwrap();
+        device.stop().unwrap();
+
+        let (undone, runs) = (device.end_save(), device.run());
+
+        assert_eq!((undone.is_err(), runs.is_err()), (undo_fails, run_fails), "{state}: {undone:?} {runs:?}");
+        for error in [undone.err(), runs.err()].into_iter().flatten() {
+            assert!(error.to_string().contains(&source.client.name()), "{error}");
+        }
+        device.end_save().unwrap();
+        device.run().unwrap();
+        assert_eq!(source.bank().status().state, MigState::Running, "{state}");
+    }
+}
+
+#[test]
 fn late_answer_is_skipped_and_the_connection_goes_on() {
     // A server that answers the first wish for the state late, and then all others.
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
