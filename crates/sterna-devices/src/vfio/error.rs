@@ -19,7 +19,7 @@ pub enum PortError {
         limit: Duration,
     },
     /// It is not there any more.
-    #[error("{request}: the connection to the device's process is gone ({source}); it may have died")]
+    #[error("{request}: the device is gone ({source}); it or its process may have died")]
     Gone {
         /// What was asked.
         request: &'static str,
@@ -35,7 +35,7 @@ pub enum PortError {
         source: io::Error,
     },
     /// Its answer breaks the protocol.
-    #[error("{request}: the device's process misbehaves: {source}")]
+    #[error("{request}: the device's other side misbehaves: {source}")]
     Misbehaved {
         /// What was asked.
         request: &'static str,

@@ -21,17 +21,24 @@
 //! The state of the device is a stream of bytes, read in the states of the lower row and written in RESUMING.
 //! It ends at the first read of 0 bytes in STOP_COPY; leaving RESUMING is when the device checks it.
 //!
+//! [`DmaLog`] is the dirty source of what a device writes into guest RAM, over whoever logs it. With the cargo
+//! feature `vfio-ioctls` there is `kernel`: devices that the kernel's VFIO drives.
+//!
 //! [`feature`] has the numbers and payloads that the kernel's ioctl and vfio-user's message share.
 
 pub mod arcs;
 mod device;
+mod dma_log;
 mod error;
 pub mod feature;
+#[cfg(any(test, feature = "vfio-ioctls"))]
+pub mod kernel;
 mod port;
 mod state;
 
 pub use arcs::path;
 pub use device::VfioDevice;
+pub use dma_log::{DmaLog, DmaLogger, DmaRange};
 pub use error::{DeviceError, PortError};
 pub use port::{MigrationPort, PrecopyInfo};
 pub use state::{MigState, MigrationFeatures};

@@ -281,13 +281,7 @@ impl Client {
             }));
         }
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let mut words: Vec<u64> = bitmap.chunks(8).map(word).collect();
-        let pages = range.length / PAGE_BYTES;
-        if let (Some(last), 1..) = (words.last_mut(), pages % 64) {
-            // Bits behind the range's end are nobody's pages.
-            *last &= u64::MAX >> (64 - pages % 64);
-        }
-        Ok(words)
+        Ok(bitmap.chunks(8).map(word).collect())
     }
 
     /// Bytes of the longest range of which one report can tell: a multiple of 64 pages.

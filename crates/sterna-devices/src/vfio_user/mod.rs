@@ -12,11 +12,12 @@
 mod backend;
 mod client;
 mod connection;
-mod dma_log;
 mod server;
 pub mod wire;
 
 pub use backend::{Backend, BackendError, DmaRegion};
 pub use client::{Client, ClientOptions};
-pub use dma_log::DmaLog;
 pub use server::{Server, ServerEnd, ServerThread, Stopper, serve};
+
+/// The DMA log that a device's process keeps.
+pub type DmaLog = crate::vfio::DmaLog<Client>;

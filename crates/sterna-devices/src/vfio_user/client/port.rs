@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::{Client, feature};
-use crate::vfio::{MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo};
+use crate::vfio::{DmaLogger, DmaRange, MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo};
 use crate::vfio_user::wire::{
-    Command, DeviceState, FeatureRequest, MigData, PRECOPY_INFO, PrecopySizes, WireError, decode_size,
+    Command, DeviceState, DmaLogRange, FeatureRequest, MigData, PRECOPY_INFO, PrecopySizes, WireError,
+    decode_size,
 };
 
 /// Whether the server says what can be read while it runs.
@@ -94,5 +95,38 @@ impl MigrationPort for Client {
             Err(PortError::Refused { .. }) => Ok(0),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl DmaLogger for Client {
+    fn log_name(&self) -> &'static str {
+        "vfio-user-dma-log"
+    }
+
+    fn device_name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn longest_report(&self) -> u64 {
+        Client::longest_report(self)
+    }
+
+    fn start_logging(&self, ranges: &[DmaRange]) -> Result<(), PortError> {
+        let ranges: Vec<_> = ranges.iter().copied().map(DmaLogRange::from).collect();
+        Client::start_logging(self, &ranges)
+    }
+
+    fn stop_logging(&self) -> Result<(), PortError> {
+        Client::stop_logging(self)
+    }
+
+    fn report_logged(&self, range: DmaRange) -> Result<Vec<u64>, PortError> {
+        Client::report_logged(self, range.into())
+    }
+}
+
+impl From<DmaRange> for DmaLogRange {
+    fn from(range: DmaRange) -> Self {
+        Self { address: range.address, length: range.length }
     }
 }

@@ -1,4 +1,4 @@
-//! What a vfio-user device writes into guest RAM, as a dirty source.
+//! What a device writes into guest RAM by DMA, as a dirty source: the same for every way that logs it.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,31 +9,69 @@ use sterna_ram::{
     DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, SyncTimes,
 };
 
-use super::client::Client;
-use super::wire::DmaLogRange;
-use crate::vfio::{MigrationPort, PortError};
+use super::PortError;
 
-const NAME: &str = "vfio-user-dma-log";
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// The DMA log that a device's process keeps (DMA_LOGGING_START, REPORT, STOP).
+/// Guest-physical addresses that a device may write, whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaRange {
+    /// The first, bytes.
+    pub address: u64,
+    /// How many, bytes.
+    pub length: u64,
+}
+
+/// Who logs a device's DMA: its process, or the kernel.
+pub trait DmaLogger: Send + Sync {
+    /// The dirty source's name in messages and figures.
+    fn log_name(&self) -> &'static str;
+
+    /// The device's name in messages.
+    fn device_name(&self) -> String;
+
+    /// The longest range of one report, bytes: whole pages, at least one.
+    fn longest_report(&self) -> u64;
+
+    /// Begins to log writes to `ranges`, with a bit for each page.
+    ///
+    /// # Errors
+    /// The logger refuses, or cannot be asked.
+    fn start_logging(&self, ranges: &[DmaRange]) -> Result<(), PortError>;
+
+    /// Logs no more.
+    ///
+    /// # Errors
+    /// As of `start_logging`.
+    fn stop_logging(&self) -> Result<(), PortError>;
+
+    /// Which pages of `range` were written since it was last asked for, or logging began: bit `n` is the range's
+    /// page `n`. Takes the bits out of the log.
+    ///
+    /// # Errors
+    /// As of `start_logging`, and an answer that cannot be.
+    fn report_logged(&self, range: DmaRange) -> Result<Vec<u64>, PortError>;
+}
+
+/// The log of one device's DMA (DMA_LOGGING_START, REPORT, STOP).
 ///
-/// A report takes the bits out of the log, so harvesting re-arms. The server sets a page's bit after it has
-/// written the page: a harvest between the two is followed by one that reports it.
+/// A report takes the bits out of the log, so harvesting re-arms. Whoever logs sets a page's bit after the page was
+/// written: a harvest between the two is followed by one that reports it.
 #[derive(Debug)]
-pub struct DmaLog {
-    client: Arc<Client>,
+pub struct DmaLog<L> {
+    logger: Arc<L>,
     ram: GuestRam,
     ranges: Vec<LoggedRange>,
     started: Mutex<bool>,
 }
 
-impl DmaLog {
-    /// The log of `client`'s device over `ranges` of `ram`, which the device must have ([`Client::map_ram`]).
+impl<L: DmaLogger> DmaLog<L> {
+    /// The log over `ranges` of `ram`, which the device must have at these addresses: mapped in the IOMMU, or
+    /// handed to its process ([`crate::vfio_user::Client::map_ram`]).
     ///
     /// # Errors
     /// [`DirtyError::GuestRange`] for a range that is not in `ram`.
-    pub fn new(client: Arc<Client>, ram: GuestRam, ranges: Vec<LoggedRange>) -> Result<Self, DirtyError> {
+    pub fn new(logger: Arc<L>, ram: GuestRam, ranges: Vec<LoggedRange>) -> Result<Self, DirtyError> {
         for (index, range) in ranges.iter().enumerate() {
             let refuse = |rule| Err(DirtyError::GuestRange { index, rule });
             let Some(block) = ram.blocks().get(range.block) else {
@@ -51,21 +89,22 @@ impl DmaLog {
                 return refuse("its guest address is not that of a page");
             }
         }
-        Ok(Self { client, ram, ranges, started: Mutex::new(false) })
+        Ok(Self { logger, ram, ranges, started: Mutex::new(false) })
     }
 
     /// Asks for a range piece by piece, as long as one report's bitmap may be.
     fn harvest_range(&self, range: &LoggedRange, into: &mut PageBitmap) -> Result<Harvest, PortError> {
         let mut sum = Harvest::default();
-        let piece = self.client.longest_report() / PAGE_BYTES;
+        let piece = self.logger.longest_report() / PAGE_BYTES;
         let mut done = 0;
         while done < range.pages {
             let pages = piece.min(range.pages - done);
             let began = Instant::now();
-            let words = self.client.report_logged(DmaLogRange {
+            let mut words = self.logger.report_logged(DmaRange {
                 address: range.guest_address + done * PAGE_BYTES,
                 length: pages * PAGE_BYTES,
             })?;
+            keep(&mut words, pages);
             let asked = Instant::now();
             let first = range.first_page + done;
             sum.newly_dirty += into.merge_words(first, &words);
@@ -79,23 +118,27 @@ impl DmaLog {
     }
 
     fn failed(&self, call: &'static str, index: usize, error: &PortError) -> DirtyError {
-        let source = io::Error::other(format!("device {}: {error}", self.client.name()));
-        DirtyError::System { origin: NAME, call, what: "range", index: index as u64, source }
+        let source = io::Error::other(format!("device {}: {error}", self.logger.device_name()));
+        DirtyError::System {
+            origin: self.logger.log_name(),
+            call,
+            what: "range",
+            index: index as u64,
+            source,
+        }
     }
 }
 
-impl DirtySource for DmaLog {
+impl<L: DmaLogger> DirtySource for DmaLog<L> {
     fn start(&self) -> Result<(), DirtyError> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if *started {
             return Ok(());
         }
-        let range = |range: &LoggedRange| DmaLogRange {
-            address: range.guest_address,
-            length: range.pages * PAGE_BYTES,
-        };
+        let range =
+            |range: &LoggedRange| DmaRange { address: range.guest_address, length: range.pages * PAGE_BYTES };
         let ranges: Vec<_> = self.ranges.iter().map(range).collect();
-        self.client.start_logging(&ranges).map_err(|error| self.failed("DMA_LOGGING_START", 0, &error))?;
+        self.logger.start_logging(&ranges).map_err(|error| self.failed("DMA_LOGGING_START", 0, &error))?;
         *started = true;
         Ok(())
     }
@@ -105,8 +148,8 @@ impl DirtySource for DmaLog {
         if !std::mem::take(&mut *started) {
             return Ok(());
         }
-        match self.client.stop_logging() {
-            // The log went with the process that kept it.
+        match self.logger.stop_logging() {
+            // The log went with whoever kept it.
             Ok(()) | Err(PortError::Gone { .. }) => Ok(()),
             Err(error) => Err(self.failed("DMA_LOGGING_STOP", 0, &error)),
         }
@@ -114,12 +157,12 @@ impl DirtySource for DmaLog {
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         if !*self.started.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Err(DirtyError::NotStarted { origin: NAME });
+            return Err(DirtyError::NotStarted { origin: self.logger.log_name() });
         }
         let sizes = self.ram.blocks().iter().map(|block| block.pages());
         if !sizes.eq(into.blocks().iter().map(PageBitmap::pages)) {
             let rule = "the bitmaps are not those of the tracked RAM";
-            return Err(DirtyError::Range { origin: NAME, block: 0, rule });
+            return Err(DirtyError::Range { origin: self.logger.log_name(), block: 0, rule });
         }
         let mut sum = Harvest::default();
         for (index, range) in self.ranges.iter().enumerate() {
@@ -135,6 +178,15 @@ impl DirtySource for DmaLog {
     }
 
     fn name(&self) -> &'static str {
-        NAME
+        self.logger.log_name()
+    }
+}
+
+/// Clears what stands behind the first `pages` bits: nobody's pages, which would be taken for those that follow.
+fn keep(words: &mut Vec<u64>, pages: u64) {
+    let needed = pages.div_ceil(64);
+    words.truncate(usize::try_from(needed).unwrap_or(usize::MAX));
+    if let (true, Some(last), rest @ 1..) = (words.len() as u64 == needed, words.last_mut(), pages % 64) {
+        *last &= u64::MAX >> (64 - rest);
     }
 }
