@@ -46,7 +46,7 @@ pub trait DmaLogger: Send + Sync {
     fn stop_logging(&self) -> Result<(), PortError>;
 
     /// Which pages of `range` were written since it was last asked for, or logging began: bit `n` is the range's
-    /// page `n`. Takes the bits out of the log.
+    /// page `n`; bits behind its last page mean nothing. Takes the bits out of the log.
     ///
     /// # Errors
     /// As of `start_logging`, and an answer that cannot be.
@@ -183,7 +183,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
 }
 
 /// Clears what stands behind the first `pages` bits: nobody's pages, which would be taken for those that follow.
-fn keep(words: &mut Vec<u64>, pages: u64) {
+pub(crate) fn keep(words: &mut Vec<u64>, pages: u64) {
     let needed = pages.div_ceil(64);
     words.truncate(usize::try_from(needed).unwrap_or(usize::MAX));
     if let (true, Some(last), rest @ 1..) = (words.len() as u64 == needed, words.last_mut(), pages % 64) {

@@ -38,6 +38,7 @@ mod state;
 
 pub use arcs::path;
 pub use device::VfioDevice;
+pub(crate) use dma_log::keep;
 pub use dma_log::{DmaLog, DmaLogger, DmaRange};
 pub use error::{DeviceError, PortError};
 pub use port::{MigrationPort, PrecopyInfo};

@@ -20,7 +20,7 @@ use super::wire::{
     MigrationCapability, Payload, RegionAccess, RegionInfo, UNMAP_ALL, Version, WireError, decode_flags,
     message_limit,
 };
-use crate::vfio::{MigrationFeatures, PortError, feature};
+use crate::vfio::{MigrationFeatures, PortError, feature, keep};
 
 const PAGE_BYTES: u64 = sterna_ram::PAGE_SIZE as u64;
 
@@ -281,7 +281,9 @@ impl Client {
             }));
         }
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        Ok(bitmap.chunks(8).map(word).collect())
+        let mut words: Vec<u64> = bitmap.chunks(8).map(word).collect();
+        keep(&mut words, range.length / PAGE_BYTES);
+        Ok(words)
     }
 
     /// Bytes of the longest range of which one report can tell: a multiple of 64 pages.
