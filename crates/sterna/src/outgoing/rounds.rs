@@ -30,6 +30,8 @@ use crate::stats::{Round, SyncParts};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a round waits for devices, when nothing but their state is left.
+const STREAM_PATIENCE: Duration = Duration::from_millis(20);
 /// How long to wait for acknowledgements before the next look at the dirty bits (specs/stream.md §8).
 const ACK_PATIENCE: Duration = Duration::from_millis(100);
 /// Harvests closer together than this say nothing about the rate.
@@ -51,6 +53,8 @@ pub(super) struct Rounds {
     last_sync: Duration,
     /// Whether the rest fitted when it was looked at last.
     pub fits: bool,
+    /// Whether it would have without what devices have left to be read.
+    waits_for_streams: bool,
     pub watch: Watch,
 }
 
@@ -108,6 +112,7 @@ impl Control {
             dirtied: 0,
             last_sync: Duration::ZERO,
             fits: false,
+            waits_for_streams: false,
             watch: Watch::new(shared.counters.now()),
         });
         lock(&shared.figures).begin_pages(shared.counters.now());
@@ -153,6 +158,9 @@ impl Control {
             }
             self.harvest()?;
             if !self.rest_fits(pass.left()) {
+                if !self.wait_for_streams() {
+                    return Ok(());
+                }
                 self.next_pass();
                 if !self.run_dry(&pass)? {
                     return Ok(());
@@ -167,9 +175,19 @@ impl Control {
             if self.rest_fits(0) && self.request_switchover() {
                 return Ok(());
             }
+            if !self.wait_for_streams() {
+                return Ok(());
+            }
             self.next_pass();
             self.converge()?;
         }
+    }
+
+    /// Where only devices keep the rest from fitting, round after round over a few pages would bring nothing nearer:
+    /// gives them a while. False: the machine wants something else done.
+    fn wait_for_streams(&mut self) -> bool {
+        let waits = self.rounds.as_ref().is_some_and(|rounds| rounds.waits_for_streams);
+        !waits || self.until_or(STREAM_PATIENCE, || None)
     }
 
     /// Waits until lanes need no longer for the rest of the pass than a harvest takes. False: the machine wants
@@ -259,25 +277,29 @@ impl Control {
 
     /// Whether what is dirty, and `left` pages of the running pass, can be sent within the downtime.
     fn rest_fits(&mut self, left: u64) -> bool {
-        let fits = self.decide(left);
+        let (fits, waits_for_streams) = self.decide(left);
         if let Some(rounds) = &mut self.rounds {
-            rounds.fits = fits;
+            (rounds.fits, rounds.waits_for_streams) = (fits, waits_for_streams);
         }
         fits
     }
 
-    fn decide(&self, left: u64) -> bool {
-        let Some(rounds) = &self.rounds else { return false };
+    /// Whether the rest fits; if not, whether it would but for devices.
+    fn decide(&self, left: u64) -> (bool, bool) {
+        let Some(rounds) = &self.rounds else { return (false, false) };
         let pages = rounds.next.count() + left;
         let (stream_bytes, slowest_stream) = self.streams_left();
         let is_running = self.shared.vm.run_state() == RunState::Running;
         if pages + stream_bytes == 0 || !is_running {
-            return true;
+            return (true, false);
         }
         // What sockets hold goes out before the last pages do.
         let queued = self.shared.unsent_bytes().div_ceil(PAGE_SIZE as u64);
         let stream_pages = stream_bytes.div_ceil(PAGE_SIZE as u64);
-        let Some(moving) = self.pause_needs(pages + queued + stream_pages) else { return false };
+        let needs = |pages| self.pause_needs(pages);
+        let Some((sending, moving)) = needs(pages + queued).zip(needs(pages + queued + stream_pages)) else {
+            return (false, false);
+        };
         // Devices are read and loaded beside each other, and beside the pages.
         let moving = moving.max(slowest_stream);
         let params = self.shared.params();
@@ -285,10 +307,12 @@ impl Control {
         let mut figures = lock(&self.shared.figures);
         figures.expected_downtime = fixed + look + moving;
         let margin = figures.pace(self.shared.counters.now()).margin(params.max_bandwidth_bytes);
-        let [fixed, look, rest] = [fixed, look, moving].map(|part| part.as_secs_f64());
-        let fits = Pause { fixed, look, rest, margin }.fits(params.downtime_limit.as_secs_f64());
+        let [fixed, look, sending, rest] = [fixed, look, sending, moving].map(|part| part.as_secs_f64());
+        let limit = params.downtime_limit.as_secs_f64();
+        let pause = Pause { fixed, look, rest, margin };
+        let fits = pause.fits(limit);
         tracing::debug!(pages, queued, fixed, look, rest, margin, fits, "the rest");
-        fits
+        (fits, !fits && Pause { rest: sending, ..pause }.fits(limit))
     }
 
     /// How long what is left of devices' streams takes, if nothing else had to move.
