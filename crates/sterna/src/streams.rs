@@ -60,13 +60,28 @@ pub(crate) fn in_parallel(
     doing: &str,
     act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
 ) -> Result<(), MigrationError> {
-    let one = |device: &Streamed| act(device.stream.as_ref()).map_err(|error| device.named(doing, error));
-    let Some((last, others)) = devices.split_last() else { return Ok(()) };
+    failed_in_parallel(devices, doing, act).into_iter().next().map_or(Ok(()), Err)
+}
+
+/// As [`in_parallel`]: every error.
+pub(crate) fn failed_in_parallel(
+    devices: &[Streamed],
+    doing: &str,
+    act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
+) -> Vec<MigrationError> {
+    let one =
+        &|device: &Streamed| act(device.stream.as_ref()).map_err(|error| device.named(doing, error)).err();
+    let Some((last, others)) = devices.split_last() else { return Vec::new() };
     std::thread::scope(|scope| {
-        let others: Vec<_> = others.iter().map(|device| scope.spawn(|| one(device))).collect();
+        let spawn = |device| std::thread::Builder::new().spawn_scoped(scope, move || one(device));
+        let others: Vec<_> = others.iter().map(|device| (device, spawn(device))).collect();
         let last = one(last);
         let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
-        let joined = others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
-        joined.fold(Ok(()), Result::and).and(last)
+        let joined = others.into_iter().map(|(device, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
+            // Out of threads: one behind the other, then.
+            Err(_) => one(device),
+        });
+        joined.chain([last]).flatten().collect()
     })
 }

@@ -222,6 +222,28 @@ fn load_that_fails_on_one_of_four_devices_names_it_and_the_source_runs_on() {
 }
 
 #[test]
+fn device_that_died_does_not_hold_the_guest_at_the_source() {
+    case("streams", || {
+        let machines = Machines::new(banks(3, 600_000, 0));
+        machines.source.banks[1].fail(Some("run"));
+        machines.target.banks[2].fail(Some("finish_load"));
+        let (params, capabilities) = multifd(2);
+        let log = Arc::new(common::Log::default());
+
+        let incoming = vm::listen(&machines.target, &params, capabilities);
+        let observer = Arc::clone(&log) as Arc<dyn sterna::Observer>;
+        let migration = vm::start(&machines.source, &incoming.address(), &params, capabilities, observer);
+        let (outcome, _) = (migration.wait(), incoming.wait());
+
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&machines.source.guest);
+        assert!(machines.source.banks[0].runs() && machines.source.banks[2].runs());
+        let warnings = support::warnings(&log.events());
+        assert!(warnings.iter().any(|text| text.contains("\"bank\", instance 1: run")), "{warnings:?}");
+    });
+}
+
+#[test]
 fn device_that_is_not_there_is_named() {
     case("streams", || {
         let (saves, loads) = (Calls::default(), Calls::default());

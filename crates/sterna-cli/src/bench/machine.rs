@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna::ram::{DirtySource, GuestRam};
 use sterna::{Device, RunState, SourceVm, TargetVm, VmError};
+use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
 use super::device::{BenchDevice, Plugged};
@@ -26,6 +27,7 @@ impl Machine {
             rate: 100,
             workers: 1,
             working_set_pages: Some(16),
+            fill: Fill::Random(5),
             ..ProcessConfig::default()
         };
         let guest = match is_source {

@@ -272,7 +272,8 @@ impl Control {
 
     fn resume_guest(&mut self) -> Result<(), MigrationError> {
         self.unthrottle();
-        match self.run_devices().and_then(|()| self.shared.vm.resume()) {
+        self.run_devices();
+        match self.shared.vm.resume() {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);
                 self.shared.report(Fed::GuestResumed);

@@ -24,8 +24,7 @@ use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
 use crate::stats::StreamStatistics;
-use crate::streams::{Streamed, in_parallel};
-use crate::vm::VmError;
+use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
 pub(super) use outbox::{Chunk, Outbox};
 
@@ -299,10 +298,13 @@ impl Control {
         }
     }
 
-    /// The guest runs on: so do its devices, before its vCPUs.
-    pub(super) fn run_devices(&self) -> Result<(), VmError> {
+    /// The guest runs on: so do its devices, before its vCPUs. One that is dead or hangs cannot: a guest without it is
+    /// better off than one that stands still.
+    pub(super) fn run_devices(&self) {
         let devices = Streamed::of(&self.shared.vm.devices());
-        in_parallel(&devices, "run", |device| device.run())
-            .map_err(|error| VmError::new("resume the devices", error))
+        for error in failed_in_parallel(&devices, "run", |device| device.run()) {
+            let text = format!("the guest runs on without one of its devices: {error}");
+            self.shared.tell(&crate::events::Event::Warning(text));
+        }
     }
 }
