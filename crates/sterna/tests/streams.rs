@@ -317,6 +317,28 @@ fn expected_pause_counts_the_slowest_device() {
 }
 
 #[test]
+fn device_that_claims_to_have_all_bytes_there_are_is_never_taken_for_empty() {
+    case("streams", || {
+        let machines = Machines::new(banks(3, 100_000, 50_000));
+        for (bank, claimed) in machines.source.banks.iter().zip([u64::MAX, u64::MAX, 1]) {
+            *bank.claims.lock().unwrap() = Some(claimed);
+            *bank.expects.lock().unwrap() = Some(1);
+        }
+        for stated in [0, 1] {
+            let (mut params, capabilities) = multifd(2);
+            params.avail_switchover_bandwidth_bytes = stated;
+            params.non_convergence = sterna::NonConvergence::Fail;
+
+            let (_, outcome, _) = machines.migrate(&params, capabilities);
+
+            let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+            assert!(matches!(error, sterna::MigrationError::NotConverging { .. }), "{error}");
+            common::assert_lives_on(&machines.source.guest);
+        }
+    });
+}
+
+#[test]
 fn devices_of_a_paused_guest_are_saved_too() {
     case("streams", || {
         let machines = Machines::new(banks(2, 300_000, 0));

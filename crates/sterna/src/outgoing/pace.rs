@@ -19,7 +19,7 @@ const HALF_LIFE: Duration = Duration::from_millis(400);
 const LEAST_MARGIN: f64 = crate::forecast::MARGIN;
 const MOST_MARGIN: f64 = 1.0;
 /// A year, in seconds: longer makes no difference.
-const LONGEST: f64 = 3.2e7;
+pub(super) const LONGEST: f64 = 3.2e7;
 
 /// Sums that fade.
 #[derive(Debug, Clone, Copy, Default)]

@@ -18,6 +18,7 @@ use super::counters::Counts;
 use super::figures::per_second;
 use super::file;
 use super::multifd_lane::MultifdShared;
+use super::pace::LONGEST;
 use super::shared::lock;
 use super::{ack_form, setup};
 use crate::driver::Waited;
@@ -290,14 +291,16 @@ impl Control {
         let pages = rounds.next.count() + left;
         let (stream_bytes, slowest_stream) = self.streams_left();
         let is_running = self.shared.vm.run_state() == RunState::Running;
-        if pages + stream_bytes == 0 || !is_running {
+        if (pages == 0 && stream_bytes == 0) || !is_running {
             return (true, false);
         }
         // What sockets hold goes out before the last pages do.
         let queued = self.shared.unsent_bytes().div_ceil(PAGE_SIZE as u64);
         let stream_pages = stream_bytes.div_ceil(PAGE_SIZE as u64);
         let needs = |pages| self.pause_needs(pages);
-        let Some((sending, moving)) = needs(pages + queued).zip(needs(pages + queued + stream_pages)) else {
+        let Some((sending, moving)) =
+            needs(pages + queued).zip(needs((pages + queued).saturating_add(stream_pages)))
+        else {
             return (false, false);
         };
         // Devices are read and loaded beside each other, and beside the pages.
@@ -332,7 +335,10 @@ impl Control {
         match self.shared.params().avail_switchover_bandwidth_bytes {
             // `max-bandwidth` holds nobody back then, but nobody has seen what goes without it.
             0 => self.lanes_need(pages),
-            stated => Some(Duration::from_secs_f64(pages as f64 * PAGE_SIZE as f64 / stated as f64)),
+            stated => {
+                let seconds = pages as f64 * PAGE_SIZE as f64 / stated as f64;
+                Some(Duration::from_secs_f64(seconds.min(LONGEST)))
+            }
         }
     }
 

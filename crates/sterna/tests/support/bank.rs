@@ -23,6 +23,8 @@ pub struct Bank {
     /// How long a call to load takes.
     pub load_delay: Mutex<Duration>,
     pub asks_ack: bool,
+    /// Bytes that it says are left to be read once it has stopped, whatever is true.
+    pub claims: Mutex<Option<u64>>,
     /// Bytes per second that it expects of itself.
     pub expects: Mutex<Option<u64>>,
     pub calls: Calls,
@@ -53,6 +55,7 @@ impl Bank {
             fails: Mutex::new(None),
             load_delay: Mutex::new(Duration::ZERO),
             asks_ack: false,
+            claims: Mutex::new(None),
             expects: Mutex::new(None),
             calls: Arc::clone(calls),
             state: Mutex::new(State::Running),
@@ -126,6 +129,7 @@ impl DeviceStream for Bank {
             let at = self.at.load(Ordering::SeqCst);
             let initial_bytes = self.running_bytes.saturating_sub(at);
             let stopped_bytes = self.bytes - self.running_bytes.max(at);
+            let stopped_bytes = self.claims.lock().unwrap().unwrap_or(stopped_bytes);
             Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
         })
     }

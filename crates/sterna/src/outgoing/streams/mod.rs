@@ -18,6 +18,7 @@ use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
 use super::control::Control;
+use super::pace::LONGEST;
 use super::shared::lock;
 use crate::device_stream::PendingState;
 use crate::driver::Waited;
@@ -136,11 +137,12 @@ impl Streams {
     /// Bytes that are still to be read, and the longest that reading any one device is expected to take.
     fn left(&self) -> (u64, Duration) {
         let state = self.lock();
-        let bytes = state.savers.iter().map(|saver| saver.pending.total_bytes()).sum();
+        // What a device says of itself may be anything.
+        let bytes = state.savers.iter().map(|saver| saver.pending.total_bytes()).fold(0, u64::saturating_add);
         let longest = state.savers.iter().map(|saver| {
             let speed = saver.bytes_per_second.filter(|speed| *speed > 0);
             let time = |speed| saver.pending.total_bytes() as f64 / speed as f64;
-            speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(time(speed)))
+            speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(time(speed).min(LONGEST)))
         });
         (bytes, longest.max().unwrap_or_default())
     }
