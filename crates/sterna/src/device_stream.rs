@@ -18,11 +18,12 @@
 //!
 //! ```text
 //! begin_load ─► write … ─► finish_load ─► run
-//!     undone at any place by:  end_load
+//!     undone at any place by:  quiesce and stop if some device ran already, and end_load
 //! ```
 //!
 //! Each device has a thread of its own that reads or writes; while it is inside a call, the engine makes no other
-//! call to that device. Transitions (quiesce, stop, run) of all devices run in parallel. No call may take for ever:
+//! call to that stream (the device's small section may be loaded meanwhile). Transitions (quiesce, stop, run) of all
+//! devices run in parallel. No call may take for ever:
 //! one that speaks to another process gives up after a time and says which device did not answer.
 
 use crate::vm::VmError;
@@ -92,10 +93,12 @@ pub trait DeviceStream: Send + Sync {
     /// is there. Must not start the device.
     fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError>;
 
-    /// Destination: the migration failed; forgets what was loaded. Idempotent.
+    /// Destination: the migration failed; forgets what was loaded, also where the device ran and was stopped again.
+    /// Idempotent.
     fn end_load(&self) -> Result<(), VmError>;
 
-    /// Either side: the device runs (again). Before the vCPUs do.
+    /// Either side: the device runs (again). Before the vCPUs do. Idempotent: it may not have stopped. A guest that
+    /// arrives paused, or stays paused at the source, has its devices stopped: whoever lets it run calls this first.
     fn run(&self) -> Result<(), VmError>;
 
     /// Bytes per second at which the stopped rest can be read here and loaded there, if the device knows: for the

@@ -196,6 +196,10 @@ impl Control {
                 self.shared.report(Fed::GuestStarted);
             }
             Err(error) => {
+                // The source may run the guest again: no device of this side may.
+                for error in self.shared.streams.stop_devices() {
+                    self.shared.tell(&Event::Warning(error.to_string()));
+                }
                 self.shared.note_error(error);
                 self.shared.report(Fed::GuestStartFailed);
             }

@@ -229,8 +229,9 @@ impl<'a> Loader<'a> {
             }
             Command::Ping(extension::DEVICE_STREAMS_PING) => {
                 self.has_stream_credit = true;
-                self.pong(extension::DEVICE_STREAMS_PING)?;
-                self.shared.streams.begin_credit(self.shared)
+                // Behind the grants: whoever got none by then has no counterpart here.
+                self.shared.streams.begin_credit(self.shared)?;
+                self.pong(extension::DEVICE_STREAMS_PING)
             }
             Command::Ping(value) => self.pong(value),
             Command::SwitchoverStart => {

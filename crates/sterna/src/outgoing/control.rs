@@ -226,9 +226,12 @@ impl Control {
                 drop(figures);
                 self.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
+                // The guest is stopped all the same: the machine lets it run on, and its devices. It has to know
+                // before, or it would release hooks while a device may still write.
+                if let Err(error) = devices {
+                    self.shared.fail(error);
+                }
                 self.shared.report(Fed::GuestStopped { was_running });
-                // The guest is stopped all the same: the machine lets it run on, and its devices.
-                devices?;
             }
             Err(error) => {
                 self.shared.note_error(error.into());
@@ -272,7 +275,7 @@ impl Control {
 
     fn resume_guest(&mut self) -> Result<(), MigrationError> {
         self.unthrottle();
-        self.run_devices();
+        self.shared.run_devices();
         match self.shared.vm.resume() {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);

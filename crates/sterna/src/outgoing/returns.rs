@@ -102,6 +102,11 @@ impl Reader<'_> {
                     what: format!("it answered *prepare*, which was not asked, in state {state:?}"),
                 });
             }
+            extension::DEVICE_STREAMS_PING => {
+                if let Some(streams) = &*lock(&self.shared.streams) {
+                    streams.all_granted()?;
+                }
+            }
             _ => {
                 if let (Some(features), State::Identifying) = (Features::from_pong(value), state) {
                     self.features = Some(features);

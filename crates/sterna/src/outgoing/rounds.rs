@@ -289,9 +289,12 @@ impl Control {
     fn decide(&self, left: u64) -> (bool, bool) {
         let Some(rounds) = &self.rounds else { return (false, false) };
         let pages = rounds.next.count() + left;
-        let (stream_bytes, slowest_stream) = self.streams_left();
         let is_running = self.shared.vm.run_state() == RunState::Running;
-        if (pages == 0 && stream_bytes == 0) || !is_running {
+        if !is_running {
+            return (true, false);
+        }
+        let Some((stream_bytes, slowest_stream)) = self.streams_left() else { return (false, true) };
+        if pages == 0 && stream_bytes == 0 {
             return (true, false);
         }
         // What sockets hold goes out before the last pages do.
@@ -320,7 +323,7 @@ impl Control {
 
     /// How long what is left of devices' streams takes, if nothing else had to move.
     pub(super) fn streams_need(&self) -> Duration {
-        let (bytes, slowest) = self.streams_left();
+        let (bytes, slowest) = self.streams_left().unwrap_or_default();
         self.pause_needs(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or_default().max(slowest)
     }
 

@@ -34,7 +34,9 @@ impl Control {
         if has_end {
             self.with_main(|stream| stream.ram_part(true, false))?;
         }
-        self.send_streams_in_turn()?;
+        if !self.send_streams_in_turn()? {
+            return Ok(());
+        }
         let run_state = self.run_state_before();
         self.with_main(|stream| shared.origin.send_devices(stream, run_state))?;
         self.step(SwitchoverStep::Devices);

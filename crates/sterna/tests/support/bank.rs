@@ -148,7 +148,9 @@ impl DeviceStream for Bank {
     }
 
     fn quiesce(&self) -> Result<(), VmError> {
-        self.call("quiesce", || self.enter(&[State::Running], State::Quiesced))
+        // Also of one that never ran, when another's start has failed.
+        let from = [State::Running, State::Loaded];
+        self.call("quiesce", || self.enter(&from, State::Quiesced))
     }
 
     fn stop(&self) -> Result<(), VmError> {
@@ -195,8 +197,8 @@ impl DeviceStream for Bank {
 
     fn end_load(&self) -> Result<(), VmError> {
         self.call("end_load", || {
-            *self.state.lock().unwrap() = State::Idle;
-            Ok(())
+            let from = [State::Idle, State::Loading, State::Loaded, State::Quiesced, State::Stopped];
+            self.enter(&from, State::Idle)
         })
     }
 

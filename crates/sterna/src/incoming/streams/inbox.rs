@@ -17,6 +17,11 @@ use crate::streams::{CONFIGURATION_BYTES, Streamed};
 
 /// Chunks held at once, at most, however small.
 const HELD_CHUNKS: usize = 65_536;
+/// Most bytes of a chunk from a source without credit: each lane may hold one before anybody can say whether there is
+/// room for it. QEMU's have 1 MiB.
+const UNASKED_BYTES: u64 = 16 << 20;
+/// Below this the size of a buffer does not matter.
+const SMALL_BYTES: u64 = 64 << 10;
 /// Buffers kept for use again.
 const SPARE_BUFFERS: usize = 4;
 
@@ -124,8 +129,15 @@ impl Inbox {
         if state.has_credit && come > state.granted_bytes {
             return Err(self.misbehaved(format!("{come} bytes, and {} were granted", state.granted_bytes)));
         }
+        if !state.has_credit && bytes > UNASKED_BYTES {
+            return Err(self.misbehaved(format!(
+                "a chunk of {bytes} bytes: at most {UNASKED_BYTES} are taken from a source that was granted nothing"
+            )));
+        }
         state.come_bytes = come;
-        let mut buffer = state.spare.pop().unwrap_or_default();
+        // What is held is counted by what is in it: no large buffer for few bytes.
+        let fits = |spare: &Vec<u8>| spare.capacity() as u64 <= 2 * bytes.max(SMALL_BYTES);
+        let mut buffer = state.spare.pop().filter(fits).unwrap_or_default();
         drop(state);
         buffer.resize(bytes as usize, 0);
         Ok(buffer)
@@ -153,6 +165,8 @@ impl Inbox {
                 )));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            // Another lane may have brought the same chunk meanwhile, or the end.
+            self.check(&state, index, kind, payload.len() - data_at)?;
         }
         if matches!(kind, DeviceChunkKind::Configuration { .. }) {
             state.last = Some(index);

@@ -13,7 +13,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
-use crate::streams::{Streamed, in_parallel};
+use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
 pub(super) use inbox::Inbox;
 
@@ -86,6 +86,14 @@ impl Inboxes {
     /// The devices run, before the vCPUs do.
     pub fn run_devices(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "run", |device| device.run())
+    }
+
+    /// The guest could not be started: devices that run already stop. What went wrong is returned.
+    pub fn stop_devices(&self) -> Vec<MigrationError> {
+        let devices = self.devices();
+        let mut failed = failed_in_parallel(&devices, "quiesce", |device| device.quiesce());
+        failed.extend(failed_in_parallel(&devices, "stop", |device| device.stop()));
+        failed
     }
 
     /// Forgets what was loaded.

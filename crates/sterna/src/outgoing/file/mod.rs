@@ -216,6 +216,7 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
         released.pop();
     }
     drop(released);
+    shared.run_devices();
     shared.vm.resume()?;
     shared.runs_again.store(true, Ordering::Release);
     Ok(())

@@ -11,7 +11,7 @@ mod saver;
 mod serial;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_transport::Address;
 use sterna_wire::extension::{self, Features};
@@ -19,7 +19,7 @@ use sterna_wire::main::Command;
 
 use super::control::Control;
 use super::pace::LONGEST;
-use super::shared::lock;
+use super::shared::{Shared, lock};
 use crate::device_stream::PendingState;
 use crate::driver::Waited;
 use crate::error::MigrationError;
@@ -31,6 +31,8 @@ pub(super) use outbox::{Chunk, Outbox};
 
 /// How long the control thread waits before it looks up.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How old the last look at what a device has left may be.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The streams of one migration.
 pub(super) struct Streams {
@@ -38,6 +40,8 @@ pub(super) struct Streams {
     pub outbox: Outbox,
     /// Chunks may move while the guest runs.
     while_running: bool,
+    /// They follow each other on the main channel.
+    is_serial: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -45,6 +49,8 @@ pub(super) struct Streams {
 struct State {
     order: Order,
     savers: Vec<Progress>,
+    /// When the order to finish was given.
+    finish_began: Option<Instant>,
 }
 
 /// What save threads are to do.
@@ -66,7 +72,8 @@ struct Progress {
     /// Inside a call to its device.
     is_calling: bool,
     is_done: bool,
-    pending: PendingState,
+    /// What is left, as of the last look; `None` before the first.
+    pending: Option<PendingState>,
     /// Bytes per second that reading and sending were seen to reach, or that the device expects.
     bytes_per_second: Option<u64>,
     statistics: StreamStatistics,
@@ -88,12 +95,12 @@ impl Streams {
             statistics: StreamStatistics::of(&device.name, device.instance),
             ..Progress::default()
         });
-        let order = if has_credit { Order::Run(0) } else { Order::Park };
         Self {
-            state: Mutex::new(State { order, savers: savers.collect() }),
+            state: Mutex::new(State { order: Order::Run(0), savers: savers.collect(), finish_began: None }),
             changed: Condvar::new(),
             outbox: Outbox::new(devices.len(), lanes, has_credit),
             while_running: has_credit,
+            is_serial: way == Way::Serial,
             devices,
         }
     }
@@ -102,13 +109,18 @@ impl Streams {
     pub fn grant(&self, name: &str, instance: u32, bytes: u64) -> Result<(), MigrationError> {
         let device =
             self.devices.iter().position(|device| device.name == name && device.instance == instance);
-        let Some(device) = device.filter(|_| self.while_running) else {
-            return Err(MigrationError::PeerMisbehaved {
+        let Some(device) = device else {
+            return Err(MigrationError::PeerIncompatible {
                 what: format!(
-                    "it grants room to the stream of device {name:?}, instance {instance}, which asked for none"
+                    "the destination has a device {name:?}, instance {instance}, with large state, and this side has \
+                     not: give both machines the same devices"
                 ),
             });
         };
+        if !self.while_running {
+            let what = format!("it grants room to {}, and was not asked", self.devices[device]);
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
         self.outbox.grant(device, bytes);
         Ok(())
     }
@@ -129,43 +141,84 @@ impl Streams {
         if state.order != Order::End {
             state.order = order;
         }
+        if order == Order::Finish {
+            state.finish_began.get_or_insert_with(Instant::now);
+        }
         drop(state);
         self.changed.notify_all();
         self.outbox.wake();
     }
 
-    /// Bytes that are still to be read, and the longest that reading any one device is expected to take.
-    fn left(&self) -> (u64, Duration) {
+    /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
+    /// looked at.
+    fn left(&self) -> Option<(u64, Duration)> {
         let state = self.lock();
+        let pending: Option<Vec<u64>> =
+            state.savers.iter().map(|saver| saver.pending.map(|pending| pending.total_bytes())).collect();
+        let pending = pending?;
         // What a device says of itself may be anything.
-        let bytes = state.savers.iter().map(|saver| saver.pending.total_bytes()).fold(0, u64::saturating_add);
-        let longest = state.savers.iter().map(|saver| {
+        let bytes = pending.iter().copied().fold(0, u64::saturating_add);
+        let times = state.savers.iter().zip(pending).map(|(saver, bytes)| {
             let speed = saver.bytes_per_second.filter(|speed| *speed > 0);
-            let time = |speed| saver.pending.total_bytes() as f64 / speed as f64;
-            speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(time(speed).min(LONGEST)))
+            speed.map_or(0.0, |speed| bytes as f64 / speed as f64)
         });
-        (bytes, longest.max().unwrap_or_default())
+        // In parallel the slowest counts, else all of them.
+        let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
+        Some((bytes, Duration::from_secs_f64(time.min(LONGEST))))
     }
 
-    /// Waits for an order that lets a save thread work: the end, or another round than `round`.
-    fn await_order(&self, round: Option<u64>) -> Order {
-        let mut state = self.lock();
-        loop {
-            match state.order {
-                Order::Park => {}
-                Order::Run(number) if round == Some(number) => {}
-                order => return order,
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// Every device has a counterpart that grants it room.
+    pub fn all_granted(&self) -> Result<(), MigrationError> {
+        match self.outbox.without_grant() {
+            Some(device) if self.while_running => Err(MigrationError::PeerIncompatible {
+                what: format!(
+                    "the destination has no counterpart with large state for {}: give both machines the same devices",
+                    self.devices[device]
+                ),
+            }),
+            _ => Ok(()),
         }
     }
 
-    /// Whether save thread `index` may make a call to its device now. If so it must say when it has returned.
-    fn begin_call(&self, index: usize) -> bool {
+    /// Waits for an order that lets a save thread work: the end, or another round than `round`. `None`: it is time to
+    /// look how much is left.
+    fn await_order(&self, round: Option<u64>) -> Option<Order> {
         let mut state = self.lock();
-        let may = matches!(state.order, Order::Run(_) | Order::Finish);
-        state.savers[index].is_calling = may;
-        may
+        loop {
+            let is_running = match state.order {
+                Order::Park => false,
+                Order::Run(number) if round == Some(number) => true,
+                order => return Some(order),
+            };
+            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+            let timeout;
+            (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() && is_running && matches!(state.order, Order::Run(_)) {
+                return None;
+            }
+        }
+    }
+
+    /// Whether save thread `index` may make a call to its device now, and if so, whether the device runs. It must say
+    /// when the call has returned.
+    fn begin_call(&self, index: usize) -> Option<bool> {
+        let mut state = self.lock();
+        let runs = match state.order {
+            Order::Run(_) => Some(true),
+            Order::Finish => Some(false),
+            Order::Park | Order::End => None,
+        };
+        state.savers[index].is_calling = runs.is_some();
+        runs
+    }
+
+    /// Since the order to finish.
+    fn finishing(&self) -> Duration {
+        self.lock().finish_began.map(|began| began.elapsed()).unwrap_or_default()
+    }
+
+    fn is_read(&self, index: usize) -> bool {
+        self.lock().savers[index].is_done
     }
 
     /// The call has returned. Whether somebody waits for that.
@@ -279,16 +332,17 @@ impl Control {
     }
 
     /// Sends the streams on the main channel, one device behind the other.
-    pub(super) fn send_streams_in_turn(&mut self) -> Result<(), MigrationError> {
-        let Some((streams, Way::Serial)) = self.streams.clone() else { return Ok(()) };
-        serial::send(self, &streams)?;
+    /// False: the machine wants something else done.
+    pub(super) fn send_streams_in_turn(&mut self) -> Result<bool, MigrationError> {
+        let Some((streams, Way::Serial)) = self.streams.clone() else { return Ok(true) };
+        let is_sent = serial::send(self, &streams)?;
         self.step(SwitchoverStep::Streams);
-        Ok(())
+        Ok(is_sent)
     }
 
-    /// The expected pause that devices add: bytes that lanes have to carry, and the slowest device's own time.
-    pub(super) fn streams_left(&self) -> (u64, Duration) {
-        self.streams.as_ref().map_or((0, Duration::ZERO), |(streams, _)| streams.left())
+    /// The expected pause that devices add: bytes to be carried, and the devices' own time. `None`: not known yet.
+    pub(super) fn streams_left(&self) -> Option<(u64, Duration)> {
+        self.streams.as_ref().map_or(Some((0, Duration::ZERO)), |(streams, _)| streams.left())
     }
 
     /// Nothing is read any more; save threads have ended.
@@ -299,14 +353,16 @@ impl Control {
             self.shared.tell(&crate::events::Event::Warning(error.to_string()));
         }
     }
+}
 
+impl Shared {
     /// The guest runs on: so do its devices, before its vCPUs. One that is dead or hangs cannot: a guest without it is
     /// better off than one that stands still.
     pub(super) fn run_devices(&self) {
-        let devices = Streamed::of(&self.shared.vm.devices());
+        let devices = Streamed::of(&self.vm.devices());
         for error in failed_in_parallel(&devices, "run", |device| device.run()) {
             let text = format!("the guest runs on without one of its devices: {error}");
-            self.shared.tell(&crate::events::Event::Warning(text));
+            self.tell(&crate::events::Event::Warning(text));
         }
     }
 }

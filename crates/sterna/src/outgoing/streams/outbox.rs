@@ -81,6 +81,11 @@ impl Outbox {
         self.wait(|state| Some(state.devices[device].granted).filter(|granted| *granted > 0))
     }
 
+    /// The first device that was granted nothing so far.
+    pub fn without_grant(&self) -> Option<usize> {
+        self.lock().devices.iter().position(|queue| queue.granted == 0)
+    }
+
     /// Waits until a payload of `bytes` may go. False when all is over.
     pub fn spend(&self, device: usize, bytes: u64) -> bool {
         let spent = self.wait(|state| {
@@ -105,7 +110,6 @@ impl Outbox {
     pub fn push(&self, chunk: Chunk) {
         self.lock().devices[chunk.device].ready.push_back(chunk.packet);
         self.waiting.fetch_add(1, Ordering::Release);
-        self.changed.notify_all();
     }
 
     /// A chunk that lane `lane` shall write.
@@ -121,17 +125,12 @@ impl Outbox {
             is_ours && !state.devices[*device].ready.is_empty()
         })?;
         state.turn = device + 1;
-        self.take_of(&mut state, device)
+        self.take_from(&mut state, device)
     }
 
-    /// Waits for the next chunk of `device`; `None` when `is_last` says so and none is left, or all is over.
-    pub fn next_of(&self, device: usize, is_last: impl Fn() -> bool) -> Option<Chunk> {
-        self.wait(|state| match self.take_of(state, device) {
-            None if is_last() => Some(None),
-            None => None,
-            chunk => Some(chunk),
-        })
-        .flatten()
+    /// The next chunk of `device`, if it is ready.
+    pub fn take_of(&self, device: usize) -> Option<Chunk> {
+        self.take_from(&mut self.lock(), device)
     }
 
     /// A chunk is written.
@@ -161,7 +160,7 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    fn take_of(&self, state: &mut State, device: usize) -> Option<Chunk> {
+    fn take_from(&self, state: &mut State, device: usize) -> Option<Chunk> {
         let queue = &mut state.devices[device];
         let packet = queue.ready.pop_front()?;
         queue.sending += 1;
@@ -243,7 +242,10 @@ mod tests {
         let spent = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| outbox.spend(0, 1));
             outbox.grant(0, 5);
-            assert!(!waiting.is_finished() || outbox.lock().devices[0].sent == 10);
+            (0..100).for_each(|_| {
+                std::thread::yield_now();
+                assert_eq!(outbox.lock().devices[0].sent, 10);
+            });
             outbox.grant(0, 11);
             waiting.join().unwrap()
         });

@@ -31,6 +31,7 @@ pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Str
         next: 0,
         data_bytes: 0,
         tells_initial: streams.while_running,
+        is_at_end: false,
     };
     if let Err(error) = saver.run() {
         shared.fail(error);
@@ -50,11 +51,17 @@ struct Saver<'a> {
     data_bytes: u64,
     /// The end of the initial bytes is still to be told.
     tells_initial: bool,
+    /// The stopped device said that all was read.
+    is_at_end: bool,
 }
 
 /// What came of reading a chunk.
 enum Read {
-    Sent(u64),
+    Sent {
+        bytes: u64,
+        /// Whether the device ran.
+        runs: bool,
+    },
     /// Nothing is there, or no call may be made now.
     Nothing,
     /// All is over.
@@ -65,6 +72,8 @@ impl Saver<'_> {
     fn run(&mut self) -> Result<(), MigrationError> {
         let expected = self.device.stream.expected_bytes_per_second();
         self.note(|progress| progress.bytes_per_second = expected);
+        // Counted from the start, also where nothing is read before the stop.
+        self.look()?;
         if self.streams.while_running {
             let Some(granted) = self.streams.outbox.first_grant(self.index) else { return Ok(()) };
             let payload = (granted / 4).max(LEAST_CHUNK).min(granted).min((CHUNK_BYTES + HEAD) as u64);
@@ -73,14 +82,17 @@ impl Saver<'_> {
         let mut round = None;
         loop {
             match self.streams.await_order(round) {
-                Order::Run(number) => {
+                None => {
+                    self.look()?;
+                }
+                Some(Order::Run(number)) => {
                     round = Some(number);
                     if !self.read_running()? {
                         return Ok(());
                     }
                 }
-                Order::Finish => return self.finish(),
-                Order::Park | Order::End => return Ok(()),
+                Some(Order::Finish) => return self.finish(),
+                Some(Order::Park | Order::End) => return Ok(()),
             }
         }
     }
@@ -89,17 +101,21 @@ impl Saver<'_> {
     /// False: all is over.
     fn read_running(&mut self) -> Result<bool, MigrationError> {
         let Some(pending) = self.look()? else { return Ok(true) };
+        if !self.streams.while_running {
+            return Ok(true);
+        }
         if pending.initial_bytes == 0 && self.tells_initial && !self.tell_initial()? {
             return Ok(false);
         }
         let mut budget = pending.running_bytes();
         while budget > 0 {
-            match self.chunk(budget.min(self.chunk_bytes as u64) as usize, true)? {
-                Read::Sent(count) => budget = budget.saturating_sub(count),
-                Read::Nothing => break,
+            match self.chunk(budget.min(self.chunk_bytes as u64) as usize)? {
+                Read::Sent { bytes, runs: true } => budget = budget.saturating_sub(bytes),
+                Read::Sent { runs: false, .. } | Read::Nothing => break,
                 Read::Over => return Ok(false),
             }
         }
+        self.look()?;
         Ok(true)
     }
 
@@ -113,15 +129,15 @@ impl Saver<'_> {
 
     /// The device has stopped: reads all that is left, then its configuration.
     fn finish(&mut self) -> Result<(), MigrationError> {
-        let began = Instant::now();
         loop {
-            match self.chunk(self.chunk_bytes, false)? {
-                Read::Sent(_) => {}
+            match self.chunk(self.chunk_bytes)? {
+                Read::Sent { .. } => {}
                 Read::Nothing => break,
                 Read::Over => return Ok(()),
             }
         }
-        let Some(configuration) = self.call("read its configuration", |device| device.configuration())?
+        let Some((configuration, _)) =
+            self.call("read its configuration", |device| device.configuration())?
         else {
             return Ok(());
         };
@@ -137,36 +153,51 @@ impl Saver<'_> {
         self.head(&mut packet, DeviceChunkKind::Configuration { total_bytes }, configuration.len())?;
         packet.extend_from_slice(&configuration);
         if self.send(packet) {
+            let took = self.streams.finishing();
             self.note(|progress| {
                 progress.is_done = true;
-                progress.pending = PendingState::default();
-                progress.statistics.took = began.elapsed();
+                progress.pending = Some(PendingState::default());
+                progress.statistics.took = took;
             });
-            self.streams.outbox.wake();
         }
         Ok(())
     }
 
     /// Reads one chunk of at most `most` bytes and puts it out.
-    fn chunk(&mut self, most: usize, running: bool) -> Result<Read, MigrationError> {
+    fn chunk(&mut self, most: usize) -> Result<Read, MigrationError> {
         let began = Instant::now();
         let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(Read::Over) };
         let waited = began.elapsed();
         packet.resize(DATA_AT + most, 0);
         let began = Instant::now();
-        let count = self.call("read", |stream| stream.read(&mut packet[DATA_AT..]))?.unwrap_or(0);
+        let (mut count, mut runs) = (0, false);
+        // Small reads of a stopped device are gathered: a chunk costs a packet, and a place at the destination.
+        while count < most && !self.is_at_end {
+            let Some((got, is_running)) =
+                self.call("read", |stream| stream.read(&mut packet[DATA_AT + count..]))?
+            else {
+                break;
+            };
+            if got > most - count {
+                let text = format!("{}: read {got} of {} bytes", self.device, most - count);
+                return Err(MigrationError::Internal(text));
+            }
+            count += got;
+            runs = is_running;
+            self.is_at_end = got == 0 && !runs;
+            if got == 0 || runs {
+                break;
+            }
+        }
         let reading = began.elapsed();
         if count == 0 {
             self.streams.outbox.give_back(self.index, packet);
             return Ok(Read::Nothing);
         }
-        if count > most {
-            return Err(MigrationError::Internal(format!("{}: read {count} of {most} bytes", self.device)));
-        }
         packet.truncate(DATA_AT + count);
         self.data_bytes += count as u64;
         let initial_ends =
-            running && self.tells_initial && self.look()?.is_some_and(|pending| pending.initial_bytes == 0);
+            runs && self.tells_initial && self.look()?.is_some_and(|pending| pending.initial_bytes == 0);
         self.tells_initial &= !initial_ends;
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
@@ -175,32 +206,30 @@ impl Saver<'_> {
         if !self.send(packet) {
             return Ok(Read::Over);
         }
-        self.count(count as u64, reading, waited + began.elapsed(), running);
-        Ok(Read::Sent(count as u64))
+        self.count(count as u64, reading, waited + began.elapsed(), runs);
+        Ok(Read::Sent { bytes: count as u64, runs })
     }
 
     fn look(&self) -> Result<Option<PendingState>, MigrationError> {
-        let pending = self.call("look at what is left", |device| device.pending())?;
-        if let Some(pending) = pending {
-            self.note(|progress| progress.pending = pending);
-        }
-        Ok(pending)
+        let Some((pending, _)) = self.call("look at what is left", |device| device.pending())? else {
+            return Ok(None);
+        };
+        self.note(|progress| progress.pending = Some(pending));
+        Ok(Some(pending))
     }
 
-    /// Makes a call to the device, unless none may be made now.
+    /// Makes a call to the device, unless none may be made now. Says with the result whether the device runs.
     fn call<T>(
         &self,
         doing: &str,
         act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
-    ) -> Result<Option<T>, MigrationError> {
-        if !self.streams.begin_call(self.index) {
-            return Ok(None);
-        }
+    ) -> Result<Option<(T, bool)>, MigrationError> {
+        let Some(runs) = self.streams.begin_call(self.index) else { return Ok(None) };
         let result = act(self.device.stream.as_ref());
         if self.streams.end_call(self.index) {
             self.shared.driver.nudge();
         }
-        result.map(Some).map_err(|error| self.device.named(doing, error))
+        result.map(|result| Some((result, runs))).map_err(|error| self.device.named(doing, error))
     }
 
     /// Packet header and head of the next chunk, with `data` bytes behind it.
@@ -228,15 +257,23 @@ impl Saver<'_> {
             return false;
         }
         self.streams.outbox.push(Chunk { device: self.index, packet });
-        self.shared.lanes.queue.wake();
+        if self.streams.is_serial {
+            self.shared.driver.nudge();
+        } else {
+            self.shared.lanes.queue.wake();
+        }
         true
     }
 
     fn count(&self, bytes: u64, reading: Duration, waiting: Duration, running: bool) {
         self.note(|progress| {
             // What was read is on its way; looking again before every chunk would cost a call each.
-            let pending = &mut progress.pending;
-            pending.stopped_bytes = pending.stopped_bytes.saturating_sub(if running { 0 } else { bytes });
+            if let Some(pending) = &mut progress.pending {
+                let initial = if running { pending.initial_bytes.min(bytes) } else { 0 };
+                pending.initial_bytes -= initial;
+                let part = if running { &mut pending.dirty_bytes } else { &mut pending.stopped_bytes };
+                *part = part.saturating_sub(bytes - initial);
+            }
             let figures = &mut progress.statistics;
             figures.bytes += bytes;
             figures.running_bytes += if running { bytes } else { 0 };

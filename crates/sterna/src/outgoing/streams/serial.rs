@@ -11,21 +11,27 @@ use super::super::control::Control;
 use super::Streams;
 use crate::error::MigrationError;
 
-/// Sends all streams.
-pub(super) fn send(control: &Control, streams: &Arc<Streams>) -> Result<(), MigrationError> {
+/// Sends all streams. False: the machine wants something else done.
+pub(super) fn send(control: &mut Control, streams: &Arc<Streams>) -> Result<bool, MigrationError> {
     for (index, device) in streams.devices.iter().enumerate() {
-        let is_read = || streams.lock().savers[index].is_done;
         let section = control.with_main(|stream| stream.stream_section(&device.name, device.instance))?;
-        while let Some(chunk) = streams.outbox.next_of(index, is_read) {
+        loop {
+            let mut chunk = None;
+            let is_there = control.until(|| {
+                // In this order: what was put out before the end is not overlooked.
+                let is_read = streams.is_read(index);
+                chunk = streams.outbox.take_of(index);
+                (chunk.is_some() || is_read).then_some(())
+            });
+            if !is_there {
+                return Ok(false);
+            }
+            let Some(chunk) = chunk else { break };
             let payload = &chunk.packet[DEVICE_STATE_PACKET_BYTES..];
             control.with_main(|stream| stream.stream_part(section, payload, false))?;
             streams.outbox.done(chunk);
         }
-        if !is_read() {
-            // A save thread has said why.
-            return Ok(());
-        }
         control.with_main(|stream| stream.stream_part(section, &[], true))?;
     }
-    Ok(())
+    Ok(true)
 }
