@@ -23,6 +23,9 @@ use super::wire::{
 use crate::vfio::{MigrationFeatures, PortError, feature, keep};
 
 const PAGE_BYTES: u64 = sterna_ram::PAGE_SIZE as u64;
+/// Messages that are no answer to a request, before a server counts as one that floods. Late answers are a few, and a
+/// device that learns that its questions are refused asks few.
+const FOREIGN_MESSAGES: u32 = 4096;
 
 /// How a client behaves.
 #[derive(Debug, Clone)]
@@ -380,7 +383,7 @@ impl Client {
         let mut answer = Answer { talk, request: command.name(), limit, deadline };
         let sent = answer.talk.connection.send([&header.encode(), head, data], fds, Some(deadline));
         sent.map_err(|trouble| answer.trouble(trouble))?;
-        loop {
+        for _ in 0..=FOREIGN_MESSAGES {
             let header = answer.talk.connection.receive_header(Some(deadline));
             let header = header.map_err(|trouble| answer.trouble(trouble))?;
             match header.kind {
@@ -402,6 +405,11 @@ impl Client {
                 Kind::Reply => return Ok(answer),
             }
         }
+        // What comes behind that is not looked through again at every request.
+        answer.talk.connection.give_up();
+        let (message, field, value) = (command.name(), "messages", u64::from(FOREIGN_MESSAGES) + 1);
+        let rule = "so many came that are not its answer";
+        Err(answer.misbehaved(WireError::Value { message, at: 0, field, value, rule }))
     }
 
     fn talk(&self) -> MutexGuard<'_, Talk> {

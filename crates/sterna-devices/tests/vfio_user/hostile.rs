@@ -216,6 +216,39 @@ fn server_that_stops_inside_an_answer_is_given_up_on() {
     assert!(matches!(error, PortError::Silent { .. }), "{error}");
 }
 
+/// A client of a server that greets well, and answers the next request by `flood` again and again, until nobody
+/// listens any more.
+fn flooded(flood: Vec<u8>, timeout: Duration) -> Client {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    thread::spawn(move || {
+        while let Some(request) = receive(&mut theirs) {
+            let Some(bytes) = greeting(&request) else { break };
+            theirs.write_all(&bytes).unwrap();
+        }
+        while theirs.write_all(&flood).is_ok() {}
+    });
+    Client::over(ours, "device 7".into(), &ClientOptions { timeout }).unwrap()
+}
+
+#[test]
+fn server_that_floods_with_small_messages_is_turned_away() {
+    let question = Header { id: 5, command: 11, size: 0, kind: Kind::Command { no_reply: true } };
+    let old = Header { id: 60_000, command: 16, size: 0, kind: Kind::Reply };
+    for header in [question, old] {
+        let client = flooded(message(header, &[0; 8]), Duration::from_secs(60));
+        misbehaves(client.state(), "so many came that are not its answer");
+        assert!(!client.is_connected());
+    }
+}
+
+#[test]
+fn server_that_floods_with_large_messages_is_given_up_on_in_time() {
+    let header = Header { id: 5, command: 11, size: 0, kind: Kind::Command { no_reply: true } };
+    let client = flooded(message(header, &vec![0; 1 << 20]), TIMEOUT);
+    let error = client.state().unwrap_err();
+    assert!(matches!(error, PortError::Silent { .. }), "{error}");
+}
+
 #[test]
 fn server_of_another_version_is_refused() {
     for (major, minor, expected) in [(1, 0, "major is 0x1"), (0, 2, "minor is 0x2")] {
