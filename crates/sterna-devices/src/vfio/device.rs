@@ -12,13 +12,17 @@
 //! | `run` | → RUNNING |
 //!
 //! After a failed change the state is asked for anew before the next one, so a device that only failed to
-//! go somewhere is brought back from wherever it stopped on its way.
+//! go somewhere is brought back from wherever it stopped on its way. One that did not answer at all is told where
+//! `end_save` and `run` want it nevertheless: that is what it finds when it wakes up.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna::{DeviceStream, PendingState, VmError};
 
 use super::{DeviceError, MigState, MigrationPort, PortError, path};
+
+const INTERRUPTED: &str =
+    "an operator's stop and cont interrupted the save, and the device has changed since: migrate again";
 
 /// A device behind a [`MigrationPort`], with large state that the engine moves.
 #[derive(Debug)]
@@ -33,6 +37,8 @@ struct Inner {
     state: MigState,
     /// A call failed in a way that leaves the state open: ask before anything is built on it.
     unsure: bool,
+    /// That call was not answered: who asks the state would wait as long for nothing.
+    silent: bool,
     session: Session,
 }
 
@@ -40,6 +46,8 @@ struct Inner {
 enum Session {
     None,
     Saving(Saving),
+    /// It ran on in the middle of a save: what was read and what could be read are no longer one state.
+    Interrupted,
     Loading {
         /// A write failed, so bytes are missing.
         failed: bool,
@@ -73,7 +81,10 @@ impl<P: MigrationPort> VfioDevice<P> {
             state: MigState::Error,
             source,
         })?;
-        Ok(Self { port, inner: Mutex::new(Inner { state, unsure: false, session: Session::None }) })
+        Ok(Self {
+            port,
+            inner: Mutex::new(Inner { state, unsure: false, silent: false, session: Session::None }),
+        })
     }
 
     /// Its other side.
@@ -88,6 +99,12 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn begin_save(&self) -> Result<(), DeviceError> {
         let mut inner = self.known()?;
+        // What an earlier session had read is not read again in it: its end got lost, and a new one begins.
+        match inner.state {
+            MigState::PreCopy | MigState::PreCopyP2p => self.change(&mut inner, MigState::Running)?,
+            MigState::StopCopy => self.change(&mut inner, MigState::Stop)?,
+            _ => {}
+        }
         if inner.state == MigState::Running && self.port.features().pre_copy {
             self.change(&mut inner, MigState::PreCopy)?;
         }
@@ -98,7 +115,11 @@ impl<P: MigrationPort> VfioDevice<P> {
     fn pending(&self) -> Result<PendingState, DeviceError> {
         let mut guard = self.lock();
         let inner = &mut *guard;
-        let Session::Saving(saving) = &mut inner.session else { return Ok(PendingState::default()) };
+        let saving = match &mut inner.session {
+            Session::Saving(saving) => saving,
+            Session::Interrupted => return Err(self.misused(inner.state, INTERRUPTED)),
+            _ => return Ok(PendingState::default()),
+        };
         let failed = |source| self.failed(inner.state, source);
         let mut pending = PendingState::default();
         match inner.state {
@@ -132,8 +153,10 @@ impl<P: MigrationPort> VfioDevice<P> {
         let mut guard = self.lock();
         let inner = &mut *guard;
         let state = inner.state;
-        let Session::Saving(saving) = &mut inner.session else {
-            return Err(self.misused(state, "it is not being saved"));
+        let saving = match &mut inner.session {
+            Session::Saving(saving) => saving,
+            Session::Interrupted => return Err(self.misused(state, INTERRUPTED)),
+            _ => return Err(self.misused(state, "it is not being saved")),
         };
         if saving.failed {
             return Err(
@@ -155,7 +178,7 @@ impl<P: MigrationPort> VfioDevice<P> {
             }
             Err(source) => {
                 saving.failed = true;
-                inner.unsure = true;
+                inner.doubt(&source);
                 Err(self.failed(state, source))
             }
         }
@@ -178,17 +201,21 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn end_save(&self) -> Result<(), DeviceError> {
-        let mut inner = self.known()?;
-        match inner.state {
-            MigState::StopCopy => self.change(&mut inner, MigState::Stop)?,
-            MigState::PreCopy => self.change(&mut inner, MigState::Running)?,
-            MigState::PreCopyP2p => self.change(&mut inner, MigState::RunningP2p)?,
-            _ => {}
-        }
-        if matches!(inner.session, Session::Saving(_)) {
+        let mut inner = self.lock();
+        if matches!(inner.session, Session::Saving(_) | Session::Interrupted) {
+            // Whatever becomes of the device, nobody reads on.
             inner.session = Session::None;
+        } else if !inner.state.saves() && !inner.unsure {
+            return Ok(());
         }
-        Ok(())
+        self.look(&mut inner)?;
+        let to = match inner.state {
+            MigState::StopCopy => MigState::Stop,
+            MigState::PreCopy => MigState::Running,
+            MigState::PreCopyP2p => MigState::RunningP2p,
+            state => state,
+        };
+        self.bring(&mut inner, to)
     }
 
     fn begin_load(&self) -> Result<(), DeviceError> {
@@ -213,11 +240,12 @@ impl<P: MigrationPort> VfioDevice<P> {
                 self.misused(state, "a write failed, so bytes are missing: load it from the beginning")
             );
         }
-        self.port.write_data(bytes).map_err(|source| {
+        if let Err(source) = self.port.write_data(bytes) {
             *failed = true;
-            inner.unsure = true;
-            self.failed(state, source)
-        })
+            inner.doubt(&source);
+            return Err(self.failed(state, source));
+        }
+        Ok(())
     }
 
     fn finish_load(&self, configuration: &[u8]) -> Result<(), DeviceError> {
@@ -247,13 +275,24 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn run(&self) -> Result<(), DeviceError> {
-        let mut inner = self.known()?;
+        let mut inner = self.lock();
         if matches!(inner.session, Session::Loading { .. }) {
             return Err(self.misused(inner.state, "its load was not finished"));
         }
-        self.change(&mut inner, MigState::Running)?;
-        inner.session = Session::None;
+        self.look(&mut inner)?;
+        self.bring(&mut inner, MigState::Running)?;
+        inner.session = match inner.session {
+            // By an operator: whoever undoes a save ends it first.
+            Session::Saving(_) | Session::Interrupted => Session::Interrupted,
+            _ => Session::None,
+        };
         Ok(())
+    }
+
+    /// As [`Self::change`], but a device that did not answer is told where to go all the same: it goes there when
+    /// it wakes up, by the shortest way from wherever it is.
+    fn bring(&self, inner: &mut Inner, to: MigState) -> Result<(), DeviceError> {
+        if inner.unsure && to != MigState::Error { self.set(inner, to) } else { self.change(inner, to) }
     }
 
     fn change(&self, inner: &mut Inner, to: MigState) -> Result<(), DeviceError> {
@@ -268,13 +307,18 @@ impl<P: MigrationPort> VfioDevice<P> {
             };
             return Err(self.misused(state, rule));
         }
+        self.set(inner, to)
+    }
+
+    fn set(&self, inner: &mut Inner, to: MigState) -> Result<(), DeviceError> {
+        let state = inner.state;
         match self.port.set_state(to) {
             Ok(()) => {
-                inner.state = to;
+                (inner.state, inner.unsure, inner.silent) = (to, false, false);
                 Ok(())
             }
             Err(source) => {
-                inner.unsure = true;
+                inner.doubt(&source);
                 Err(DeviceError::Change { device: self.port.name(), state, to, source })
             }
         }
@@ -282,18 +326,33 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn reset(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         self.port.reset().map_err(|source| self.failed(inner.state, source))?;
-        (inner.state, inner.unsure) = (MigState::Running, false);
+        (inner.state, inner.unsure, inner.silent) = (MigState::Running, false, false);
         Ok(())
     }
 
     /// The lock, with a state that can be relied on.
     fn known(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
         let mut inner = self.lock();
-        if inner.unsure {
-            inner.state = self.port.state().map_err(|source| self.failed(inner.state, source))?;
-            inner.unsure = false;
-        }
+        inner.silent = false;
+        self.look(&mut inner)?;
         Ok(inner)
+    }
+
+    /// Asks for a state that is open, unless nobody answers.
+    fn look(&self, inner: &mut Inner) -> Result<(), DeviceError> {
+        if !inner.unsure || inner.silent {
+            return Ok(());
+        }
+        match self.port.state() {
+            Ok(state) => {
+                (inner.state, inner.unsure) = (state, false);
+                Ok(())
+            }
+            Err(source) => {
+                inner.doubt(&source);
+                Err(self.failed(inner.state, source))
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -306,6 +365,14 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn misused(&self, state: MigState, rule: &'static str) -> DeviceError {
         DeviceError::State { device: self.port.name(), state, rule }
+    }
+}
+
+impl Inner {
+    /// A call failed: nobody knows how far it got.
+    fn doubt(&mut self, source: &PortError) {
+        self.unsure = true;
+        self.silent = matches!(source, PortError::Silent { .. });
     }
 }
 

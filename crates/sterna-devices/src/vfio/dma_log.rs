@@ -138,7 +138,14 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
         let range =
             |range: &LoggedRange| DmaRange { address: range.guest_address, length: range.pages * PAGE_BYTES };
         let ranges: Vec<_> = self.ranges.iter().map(range).collect();
-        self.logger.start_logging(&ranges).map_err(|error| self.failed("DMA_LOGGING_START", 0, &error))?;
+        self.logger.start_logging(&ranges).map_err(|error| {
+            if !matches!(error, PortError::Refused { .. }) {
+                // It may log all the same, now or when it wakes up, and would refuse the next start. What this says
+                // is known: the same, or nothing.
+                let _ = self.logger.stop_logging();
+            }
+            self.failed("DMA_LOGGING_START", 0, &error)
+        })?;
         *started = true;
         Ok(())
     }

@@ -21,6 +21,8 @@ pub(super) enum Transfer {
     Saved,
     /// The save went wrong or is not wanted any more.
     Unsaved,
+    /// Its rings ran on in the middle of the save: what was read is of a device that is no more.
+    Interrupted,
     /// The back end reads its state.
     Loading(StatePipe),
     /// The state is in the back end's hands, but nobody has said that it is good.
@@ -35,12 +37,16 @@ impl Transfer {
             Self::None => "its state is not moving",
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
             Self::Unsaved => "saving its state has failed",
+            Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
             Self::Loading(_) | Self::Unchecked | Self::Loaded => "its state is being loaded",
         }
     }
 
     fn is_save(&self) -> bool {
-        matches!(self, Self::Announced | Self::Saving { .. } | Self::Saved | Self::Unsaved)
+        matches!(
+            self,
+            Self::Announced | Self::Saving { .. } | Self::Saved | Self::Unsaved | Self::Interrupted
+        )
     }
 
     fn is_load(&self) -> bool {
@@ -61,7 +67,9 @@ impl DeviceStream for VhostUserDevice {
 
     fn pending(&self) -> Result<PendingState, VmError> {
         let expected = self.options.expected_state_bytes;
-        let stopped_bytes = match &*self.transfer() {
+        let transfer = self.transfer();
+        let stopped_bytes = match &*transfer {
+            Transfer::Interrupted => return Err(self.out_of_order("pending", &transfer).into()),
             Transfer::Announced => expected,
             Transfer::Saving { pipe, bytes } => expected.saturating_sub(*bytes).max(pipe.readable()),
             _ => 0,
@@ -178,6 +186,10 @@ impl DeviceStream for VhostUserDevice {
             _ => {}
         }
         self.abort_save(&mut transfer);
+        // By an operator: whoever undoes a save ends it first. One that is only announced has lost nothing.
+        if matches!(*transfer, Transfer::Unsaved | Transfer::Saved) {
+            *transfer = Transfer::Interrupted;
+        }
         Ok(self.worker.call(|session| session.run())?)
     }
 

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Plan, Served, TIMEOUT, alone, migrate, serve_with};
+use crate::slow::{Stall, patiently, slow};
+use crate::support::{Chunks, Plan, Served, TIMEOUT, alone, migrate, serve_with};
 use sterna::{DeviceStream, VmError};
-use sterna_devices::statebank::{Fault, FaultKind, StateBankConfig};
+use sterna_devices::statebank::{Fault, FaultKind, StateBankConfig, Verdict};
 use sterna_devices::vfio::{MigState, MigrationPort, VfioDevice};
-use sterna_devices::vfio_user::{Client, ClientOptions};
+use sterna_devices::vfio_user::{ClientOptions, DmaLog};
+use sterna_ram::dirty::LoggedRange;
+use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, RamBlock};
 
 /// Every place where a device that is saved can go wrong: state, byte, and the state that the error names.
 const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
@@ -196,108 +199,92 @@ fn fail_on_the_way_back_is_told_and_can_be_tried_again() {
 
 #[test]
 fn late_answer_is_skipped_and_the_connection_goes_on() {
-    // A server that answers the first wish for the state late, and then all others.
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let server = std::thread::spawn(move || slow_server::run(theirs, TIMEOUT * 2));
-    let client = Client::over(ours, "slow".into(), &ClientOptions { timeout: TIMEOUT }).unwrap();
-    let client = Arc::new(client);
+    let slow = slow(Stall::State, 0, config(None));
 
-    let late = client.state().unwrap_err();
-    std::thread::sleep(TIMEOUT * 2);
-    let then = client.state().unwrap();
+    let late = slow.client.state().unwrap_err();
+    slow.wake();
+    let then = patiently(|| slow.client.state());
 
     assert!(late.to_string().contains("no answer within"), "{late}");
     assert_eq!(then, MigState::Running);
-    let device = VfioDevice::new(Arc::clone(&client)).unwrap();
-    device.begin_save().unwrap();
-    drop((device, client));
-    server.join().unwrap();
+    VfioDevice::new(Arc::clone(&slow.client)).unwrap().begin_save().unwrap();
 }
 
-mod slow_server {
-    use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
+#[test]
+fn hang_in_the_live_phase_is_undone_when_it_wakes_up_and_the_next_migration_brings_every_byte() {
+    let (source, target) = (slow(Stall::Read, 2, config(None)), served(None));
+    let device = VfioDevice::new(Arc::clone(&source.client)).unwrap();
+    let small = || Plan { chunks: Chunks::up_to(100_000), ..Plan::plain() };
 
-    use sterna_devices::statebank::{StateBank, StateBankConfig};
-    use sterna_devices::vfio::{MigState, MigrationFeatures};
-    use sterna_devices::vfio_user::wire::{DeviceInfo, DmaLogRange, PrecopySizes, RegionInfo};
-    use sterna_devices::vfio_user::{Backend, BackendError, DmaRegion, serve};
+    let error = migrate(&device, &target.device, small()).unwrap_err();
+    source.wake();
 
-    struct Slow {
-        bank: std::sync::Arc<StateBank>,
-        first: AtomicBool,
-        delay: Duration,
+    names_device_and_state(&error, "slow", MigState::PreCopy);
+    // Told while it hung: the server does it before it answers this.
+    assert_eq!(patiently(|| source.client.state()), MigState::Running);
+    migrate(&device, &target.device, small()).unwrap();
+    assert_eq!(source.bank.status().digest, target.bank().status().digest);
+    assert_eq!(target.bank().status().loaded, Verdict::Good);
+}
+
+#[test]
+fn save_that_follows_one_that_nobody_ended_begins_anew() {
+    for stopped in [false, true] {
+        let (source, target) = (served(None), served(None));
+        source.device.begin_save().unwrap();
+        if stopped {
+            source.device.stop().unwrap();
+        }
+        assert!(source.device.read(&mut [0; 5000]).unwrap() > 0);
+
+        migrate(&source.device, &target.device, Plan::plain()).unwrap();
+
+        assert_eq!(source.bank().status().digest, target.bank().status().digest);
+        assert_eq!(target.bank().status().loaded, Verdict::Good);
     }
+}
 
-    /// Serves until the client goes.
-    pub fn run(stream: UnixStream, delay: Duration) {
-        let bank = StateBank::new(StateBankConfig::default()).unwrap();
-        serve(stream, &Slow { bank, first: AtomicBool::new(true), delay });
-    }
+#[test]
+fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_device_runs_on() {
+    for stopped in [false, true] {
+        let (source, target) = (served(None), served(None));
+        source.device.begin_save().unwrap();
+        assert!(source.device.read(&mut [0; 5000]).unwrap() > 0);
+        if stopped {
+            source.device.quiesce().unwrap();
+            source.device.stop().unwrap();
+        }
 
-    impl Backend for Slow {
-        fn info(&self) -> DeviceInfo {
-            self.bank.info()
+        source.device.run().unwrap();
+
+        let errors = [
+            source.device.pending().map(drop).unwrap_err(),
+            source.device.read(&mut [0; 5000]).map(drop).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().contains("interrupted the save"), "{error}");
         }
-        fn region_info(&self, index: u32) -> Result<RegionInfo, BackendError> {
-            self.bank.region_info(index)
-        }
-        fn region_read(&self, region: u32, offset: u64, to: &mut [u8]) -> Result<(), BackendError> {
-            self.bank.region_read(region, offset, to)
-        }
-        fn region_write(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), BackendError> {
-            self.bank.region_write(region, offset, from)
-        }
-        fn dma_map(&self, region: DmaRegion) -> Result<(), BackendError> {
-            self.bank.dma_map(region)
-        }
-        fn dma_unmap(&self, address: u64, size: u64) -> Result<(), BackendError> {
-            self.bank.dma_unmap(address, size)
-        }
-        fn dma_unmap_all(&self) {
-            self.bank.dma_unmap_all();
-        }
-        fn reset(&self) -> Result<(), BackendError> {
-            Backend::reset(&*self.bank)
-        }
-        fn features(&self) -> MigrationFeatures {
-            Backend::features(&*self.bank)
-        }
-        fn state(&self) -> MigState {
-            if self.first.swap(false, Ordering::Relaxed) {
-                std::thread::sleep(self.delay);
-            }
-            Backend::state(&*self.bank)
-        }
-        fn set_state(&self, to: MigState) -> Result<(), BackendError> {
-            Backend::set_state(&*self.bank, to)
-        }
-        fn read_data(&self, to: &mut [u8]) -> Result<usize, BackendError> {
-            Backend::read_data(&*self.bank, to)
-        }
-        fn write_data(&self, from: &[u8]) -> Result<(), BackendError> {
-            Backend::write_data(&*self.bank, from)
-        }
-        fn data_size(&self) -> Result<u64, BackendError> {
-            Backend::data_size(&*self.bank)
-        }
-        fn precopy_sizes(&self) -> Result<PrecopySizes, BackendError> {
-            Backend::precopy_sizes(&*self.bank)
-        }
-        fn start_logging(&self, page_size: u64, ranges: &[DmaLogRange]) -> Result<(), BackendError> {
-            self.bank.start_logging(page_size, ranges)
-        }
-        fn stop_logging(&self) {
-            self.bank.stop_logging();
-        }
-        fn report_logged(
-            &self,
-            range: DmaLogRange,
-            page_size: u64,
-            bitmap: &mut [u64],
-        ) -> Result<(), BackendError> {
-            self.bank.report_logged(range, page_size, bitmap)
-        }
+        assert_eq!(source.bank().status().state, MigState::Running);
+        source.device.end_save().unwrap();
+        assert_eq!(source.bank().status().state, MigState::Running);
+        migrate(&source.device, &target.device, Plan::plain()).unwrap();
+        assert_eq!(target.bank().status().loaded, Verdict::Good);
     }
+}
+
+#[test]
+fn logging_whose_start_was_not_answered_can_be_started_later() {
+    let slow = slow(Stall::StartLogging, 0, config(None));
+    let ram = GuestRam::new(vec![RamBlock::new("ram", 64 << 12, Backing::Memfd).unwrap()]).unwrap();
+    let whole = LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: 64 };
+    let log = DmaLog::new(Arc::clone(&slow.client), ram.clone(), vec![whole]).unwrap();
+
+    let error = log.start().unwrap_err();
+    slow.wake();
+    patiently(|| slow.client.state());
+
+    assert!(error.to_string().contains("no answer within"), "{error}");
+    log.start().unwrap();
+    log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap();
+    log.stop().unwrap();
 }

@@ -6,5 +6,6 @@ mod faults;
 mod hostile;
 mod moving;
 mod process;
+mod slow;
 mod support;
 mod wire;
