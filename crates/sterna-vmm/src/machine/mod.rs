@@ -206,10 +206,12 @@ impl KvmMachine {
         if let Some(reason) = self.ended() {
             return Err(VmmError::State { what: "cont", why: format!("the guest has ended: {reason}") });
         }
-        self.shared.run_devices(&self.name);
-        if !self.is_running() {
-            self.shared.tell_paused();
+        if self.is_running() {
+            // Its devices run too, or are being saved: to run them would end that.
+            return Ok(());
         }
+        self.shared.run_devices(&self.name);
+        self.shared.tell_paused();
         self.shared.gate.want(Wanted::Run, || {});
         Ok(())
     }
