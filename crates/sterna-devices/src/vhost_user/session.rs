@@ -38,7 +38,16 @@ pub(super) struct Events {
 struct ActiveRing {
     ring: Ring,
     addresses: VringConfigData,
-    runs: bool,
+    serving: Serving,
+}
+
+/// Whether the back end serves a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Serving {
+    No,
+    /// A start or a stop failed half-way: it may, and how far it has got only it knows.
+    Unknown,
+    Yes,
 }
 
 /// The connection.
@@ -127,7 +136,7 @@ impl Session {
     /// The rings that the guest's driver or the source set up, all stopped. Nothing is said to the back end yet: its
     /// look at the used rings must wait until RAM is whole.
     pub(super) fn adopt(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
-        if self.rings.iter().any(|ring| ring.runs) {
+        if self.may_run() {
             return Err(self.out_of_order("setting rings up", "its rings run"));
         }
         let missing = configuration.features & !self.offered;
@@ -144,7 +153,7 @@ impl Session {
         }
         let check = |(index, ring): (usize, &Ring)| {
             let addresses = ring.check(&self.device, index, &self.memory)?;
-            Ok(ActiveRing { ring: *ring, addresses, runs: false })
+            Ok(ActiveRing { ring: *ring, addresses, serving: Serving::No })
         };
         self.rings =
             configuration.rings.iter().enumerate().map(check).collect::<Result<_, VhostUserError>>()?;
@@ -154,42 +163,37 @@ impl Session {
 
     /// What [`Session::adopt`] takes at the other side.
     pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
-        if self.rings.iter().any(|ring| ring.runs) {
+        if self.may_run() {
             return Err(self.out_of_order("asking for its configuration", "its rings run"));
         }
         let rings = self.rings.iter().map(|active| active.ring).collect();
         Ok(Configuration { features: self.features, rings })
     }
 
-    /// Starts every ring that is stopped, where it stopped.
+    /// Starts every ring that is stopped, where it stopped. One of which nobody knows whether it runs is stopped first,
+    /// to learn how far it has got.
     pub(super) fn run(&mut self) -> Result<(), VhostUserError> {
-        if self.rings.iter().all(|ring| ring.runs) {
+        if self.rings.iter().all(|ring| ring.serving == Serving::Yes) {
             return Ok(());
         }
         self.set_features()?;
-        (0..self.rings.len())
-            .filter(|index| !self.rings[*index].runs)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|index| self.start_ring(index))
+        for index in 0..self.rings.len() {
+            if self.rings[index].serving == Serving::Unknown {
+                self.stop_ring(index)?;
+            }
+            if self.rings[index].serving == Serving::No {
+                self.start_ring(index)?;
+            }
+        }
+        Ok(())
     }
 
     /// Stops every ring and notes how far it got. On return the back end has done and logged all that it took.
     pub(super) fn stop(&mut self) -> Result<(), VhostUserError> {
         for index in 0..self.rings.len() {
-            if !self.rings[index].runs {
-                continue;
+            if self.rings[index].serving != Serving::No {
+                self.stop_ring(index)?;
             }
-            let base = self.ask("GET_VRING_BASE", |frontend| frontend.get_vring_base(index))?;
-            let Ok(base) = u16::try_from(base) else {
-                return Err(VhostUserError::Misbehaved {
-                    device: Arc::clone(&self.device),
-                    request: "GET_VRING_BASE",
-                    rule: format!("a split ring has no entry {base}"),
-                });
-            };
-            let ring = &mut self.rings[index];
-            (ring.ring.base, ring.runs) = (base, false);
         }
         Ok(())
     }
@@ -210,7 +214,7 @@ impl Session {
                 }
             })?;
         }
-        let ran = self.rings.iter().any(|ring| ring.runs);
+        let ran = self.may_run();
         let stopped = self.stop();
         let before = std::mem::replace(&mut self.log, log);
         let set = stopped.and_then(|()| self.set_features());
@@ -228,7 +232,7 @@ impl Session {
         direction: StateDirection,
         end: OwnedFd,
     ) -> Result<Option<File>, VhostUserError> {
-        if self.rings.iter().any(|ring| ring.runs) {
+        if self.may_run() {
             return Err(self.out_of_order("moving its state", "its rings run"));
         }
         let way = match direction {
@@ -282,9 +286,9 @@ impl Session {
         self.ask("SET_VRING_BASE", |frontend| frontend.set_vring_base(index, ring.base))?;
         self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
         self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
-        self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         // From here on it may run, whatever the rest says.
-        self.rings[index].runs = true;
+        self.rings[index].serving = Serving::Unknown;
+        self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
         // For what the guest made available while nobody looked; and for what was used but not told.
         for event in [&events.kick, &events.call] {
@@ -294,7 +298,27 @@ impl Session {
                 source,
             })?;
         }
+        self.rings[index].serving = Serving::Yes;
         Ok(())
+    }
+
+    fn stop_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
+        self.rings[index].serving = Serving::Unknown;
+        let base = self.ask("GET_VRING_BASE", |frontend| frontend.get_vring_base(index))?;
+        let Ok(base) = u16::try_from(base) else {
+            return Err(VhostUserError::Misbehaved {
+                device: Arc::clone(&self.device),
+                request: "GET_VRING_BASE",
+                rule: format!("a split ring has no entry {base}"),
+            });
+        };
+        let ring = &mut self.rings[index];
+        (ring.ring.base, ring.serving) = (base, Serving::No);
+        Ok(())
+    }
+
+    fn may_run(&self) -> bool {
+        self.rings.iter().any(|ring| ring.serving != Serving::No)
     }
 
     fn ask<T>(

@@ -57,6 +57,28 @@ fn load_into_a_back_end_that_hangs_is_forgotten_and_the_next_one_works_when_it_w
 }
 
 #[test]
+fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_source_runs_on() {
+    let directory = TempDir::new().expect("a directory");
+    let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
+    machine.serve(0..5);
+
+    // Only announced: nothing is lost.
+    machine.device.begin_save().expect("a good beginning");
+    machine.device.run().expect("it runs");
+    machine.device.pending().expect("an amount");
+    machine.device.stop().expect("a good stop");
+    machine.read_state().expect("all of it");
+    machine.device.run().expect("a good start");
+
+    names(&told(machine.device.pending().map(drop).expect_err("another's state")), &["interrupted the save"]);
+    names(&told(machine.read_state().map(drop).expect_err("another's state")), &["interrupted the save"]);
+    machine.serve(5..10);
+    machine.device.end_save().expect("the end");
+    machine.stop().expect("a good stop");
+    machine.read_state().expect("all of it");
+}
+
+#[test]
 fn stop_of_a_back_end_that_died_names_the_device() {
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);

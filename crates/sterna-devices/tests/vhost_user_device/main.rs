@@ -4,6 +4,7 @@
 mod back_end;
 mod carrying;
 mod faults;
+mod half;
 mod logging;
 mod machine;
 mod migrating;
