@@ -163,6 +163,33 @@ fn pause_stops_the_devices_and_cont_runs_them() {
 }
 
 #[test]
+fn cont_of_a_machine_that_runs_leaves_the_save_of_its_devices_alone() {
+    if !kvm_or_skip("cont_of_a_machine_that_runs_leaves_the_save_of_its_devices_alone") {
+        return;
+    }
+    let (source, target) = (host(false, vec![writer(1)]), host(true, vec![waiting(None)]));
+    begin(&source);
+    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    let (parameters, capabilities) = multifd();
+    // So slow that it does not get out of the live phase.
+    let slow = Parameters { max_bandwidth_bytes: 64 << 10, ..parameters.clone() };
+    let incoming =
+        Incoming::listen(target.machine.clone(), &address, parameters, capabilities, Arc::new(())).unwrap();
+    let migration =
+        Migration::start(source.machine.clone(), &incoming.address(), slow, capabilities, Arc::new(()));
+    let migration = migration.unwrap();
+    wait_for("saving", || source.banks[0].bank().status().state == MigState::PreCopy);
+
+    source.machine.cont().unwrap();
+
+    assert_eq!(source.banks[0].bank().status().state, MigState::PreCopy);
+    migration.cancel().unwrap();
+    assert!(matches!(migration.wait(), Outcome::Cancelled));
+    drop(incoming.wait());
+    assert_eq!(source.banks[0].bank().status().state, MigState::Running);
+}
+
+#[test]
 fn device_that_cannot_be_had_is_refused_by_name() {
     if !kvm_or_skip("device_that_cannot_be_had_is_refused_by_name") {
         return;
