@@ -78,7 +78,9 @@ fn harvest_that_the_kernel_refuses_names_the_device() {
 #[test]
 fn start_on_a_device_that_does_not_log_fails() {
     let open = OPEN.replace("08000000 06000600) = 0", "08000000 06000600) = -1 ENOTTY");
-    replay(&[&open, RUNS].concat(), |port| {
+    // Whatever START did is taken back.
+    let stop = "ioctl(vfio, 0x3b75, 08000000 07000200) = -1 ENOTTY\n";
+    replay(&[&open, RUNS, stop].concat(), |port| {
         let (ram, ranges) = guest();
         let log = DmaLog::new(Arc::new(port.unwrap()), ram.clone(), ranges).unwrap();
 
