@@ -6,8 +6,11 @@ use crate::device_stream::DeviceStream;
 use crate::error::MigrationError;
 use crate::vm::{Device, VmError};
 
-/// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for.
-pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+/// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for, and should still lie in
+/// the cache when it is sent, and when it is loaded.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+/// Most bytes that are taken in one chunk on the main channel, whoever sends them.
+pub(crate) const MOST_CHUNK_BYTES: usize = 1 << 20;
 /// Most bytes of a configuration.
 pub(crate) const CONFIGURATION_BYTES: usize = 64 << 10;
 

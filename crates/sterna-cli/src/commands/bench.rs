@@ -37,7 +37,7 @@ pub struct Downtime {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,2,4,6,8,12,15,20,25")]
     pub channels: Vec<u8>,
     /// How fast a stopped device's state can be read, and loaded, such as 400MB/s; 0: as fast as it goes
-    #[arg(long, value_name = "RATE", default_value = "400MB/s", value_parser = units::parse_rate)]
+    #[arg(long, value_name = "RATE", default_value = "400MB/s", value_parser = rate_or_none)]
     pub device_rate: u64,
     /// Percent of a device's state that can be read while the guest runs
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -56,6 +56,11 @@ pub struct Downtime {
     pub svg: Option<PathBuf>,
 }
 
+/// A rate, or 0 for none.
+fn rate_or_none(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { units::parse_rate(text) }
+}
+
 /// Measures.
 pub fn execute(arguments: &Arguments) -> Done {
     let What::Downtime(arguments) = &arguments.what;
@@ -67,4 +72,29 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     terminal::print(&if arguments.json { results.to_json() } else { bench::table::tables(&results) });
     Ok(crate::exit::Status::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::{Cli, Command};
+    use crate::commands::bench::What;
+
+    #[test]
+    fn downtime_takes_a_rate_and_none() {
+        for (text, rate) in [("0", Some(0)), ("400MB/s", Some(400_000_000)), ("400", None)] {
+            let line = ["sterna", "bench", "downtime", "--device-rate", text];
+
+            let parsed = Cli::try_parse_from(line).ok().map(|cli| match cli.command {
+                Command::Bench(arguments) => {
+                    let What::Downtime(arguments) = arguments.what;
+                    arguments.device_rate
+                }
+                other => panic!("{other:?}"),
+            });
+
+            assert_eq!(parsed, rate, "{text}");
+        }
+    }
 }

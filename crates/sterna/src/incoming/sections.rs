@@ -8,7 +8,7 @@ use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::DeviceChunk;
 
 use crate::error::MigrationError;
-use crate::streams::{self, CHUNK_BYTES, CONFIGURATION_BYTES};
+use crate::streams::{self, MOST_CHUNK_BYTES};
 use crate::vm::{Device, TargetVm};
 
 /// What this side knows of the sections that may come.
@@ -49,7 +49,7 @@ impl SectionKnowledge for Sections {
             return BodyKind::Ram;
         }
         if kind != SectionKind::Full && self.find_stream(name, instance).is_some() {
-            let most = CHUNK_BYTES.max(CONFIGURATION_BYTES) + DeviceChunk::MAX_BYTES;
+            let most = MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES;
             return BodyKind::Passing { most };
         }
         if kind != SectionKind::Full {

@@ -2,7 +2,8 @@
 //!
 //! Each device has a few buffers, so a slow network makes its save thread wait, not memory grow. Lanes take chunks
 //! device by device in turn. With credit any lane may take any chunk: the destination has room for it. Without, a
-//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order.
+//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order. No more
+//! lanes carry chunks than there are processors: further ones would only take turns, and make the pause longer.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +26,7 @@ pub(in crate::outgoing) struct Outbox {
     waiting: AtomicUsize,
     /// Whether the destination grants room.
     has_credit: bool,
+    /// Lanes that carry chunks: the first so many.
     lanes: usize,
 }
 
@@ -61,7 +63,7 @@ impl Outbox {
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             has_credit,
-            lanes: lanes.max(1),
+            lanes: lanes.clamp(1, processors()),
         }
     }
 
@@ -112,9 +114,19 @@ impl Outbox {
         self.waiting.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether lane `lane` carries chunks at all.
+    pub fn may_take(&self, lane: usize) -> bool {
+        lane < self.lanes
+    }
+
+    /// Whether any of those lanes may take any chunk.
+    pub fn is_for_any(&self) -> bool {
+        self.has_credit
+    }
+
     /// A chunk that lane `lane` shall write.
     pub fn take(&self, lane: usize) -> Option<Chunk> {
-        if self.waiting.load(Ordering::Acquire) == 0 {
+        if !self.may_take(lane) || self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut state = self.lock();
@@ -186,6 +198,10 @@ impl Outbox {
     }
 }
 
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +234,15 @@ mod tests {
 
         assert_eq!(marks(&outbox, 1), [11, 12]);
         assert_eq!(marks(&outbox, 0), [1]);
+    }
+
+    #[test]
+    fn take_on_more_lanes_than_processors_leaves_chunks_to_the_first() {
+        let outbox = Outbox::new(1, processors() + 3, true);
+        outbox.push(chunk(0, 1));
+
+        assert!(outbox.take(processors()).is_none());
+        assert_eq!(marks(&outbox, processors() - 1), [1]);
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Saver<'_> {
         if self.streams.is_serial {
             self.shared.driver.nudge();
         } else {
-            self.shared.lanes.queue.wake();
+            self.shared.lanes.queue.wake(self.streams.outbox.is_for_any());
         }
         true
     }
