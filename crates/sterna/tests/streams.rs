@@ -49,6 +49,21 @@ impl Machines {
         (migration, outcome, arrival)
     }
 
+    /// As [`Machines::migrate`], with what the source told.
+    fn migrate_observed(
+        &self,
+        params: &Parameters,
+        capabilities: Capabilities,
+    ) -> (Outcome, Vec<sterna::Event>) {
+        let log = Arc::new(common::Log::default());
+        let incoming = vm::listen(&self.target, params, capabilities);
+        let observer = Arc::clone(&log) as Arc<dyn sterna::Observer>;
+        let migration = vm::start(&self.source, &incoming.address(), params, capabilities, observer);
+        let outcome = migration.wait();
+        incoming.wait();
+        (outcome, log.events())
+    }
+
     fn assert_arrived(&self, outcome: &Outcome, arrival: &Arrival) {
         common::assert_arrived(outcome, arrival, &self.target.guest);
         assert!(self.target.banks.iter().all(|bank| bank.runs()));
@@ -228,17 +243,13 @@ fn device_that_died_does_not_hold_the_guest_at_the_source() {
         machines.source.banks[1].fail(Some("run"));
         machines.target.banks[2].fail(Some("finish_load"));
         let (params, capabilities) = multifd(2);
-        let log = Arc::new(common::Log::default());
 
-        let incoming = vm::listen(&machines.target, &params, capabilities);
-        let observer = Arc::clone(&log) as Arc<dyn sterna::Observer>;
-        let migration = vm::start(&machines.source, &incoming.address(), &params, capabilities, observer);
-        let (outcome, _) = (migration.wait(), incoming.wait());
+        let (outcome, events) = machines.migrate_observed(&params, capabilities);
 
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         common::assert_lives_on(&machines.source.guest);
         assert!(machines.source.banks[0].runs() && machines.source.banks[2].runs());
-        let warnings = support::warnings(&log.events());
+        let warnings = support::warnings(&events);
         assert!(warnings.iter().any(|text| text.contains("\"bank\", instance 1: run")), "{warnings:?}");
     });
 }
@@ -319,18 +330,14 @@ fn device_that_cannot_be_stopped_costs_no_hook() {
         let machines = Machines::new(banks(2, 100_000, 0));
         machines.source.banks[0].fail(Some("stop"));
         let (params, capabilities) = multifd(2);
-        let log = Arc::new(common::Log::default());
 
-        let incoming = vm::listen(&machines.target, &params, capabilities);
-        let observer = Arc::clone(&log) as Arc<dyn sterna::Observer>;
-        let migration = vm::start(&machines.source, &incoming.address(), &params, capabilities, observer);
-        let (outcome, _) = (migration.wait(), incoming.wait());
+        let (outcome, events) = machines.migrate_observed(&params, capabilities);
 
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         let released = |event: &sterna::Event| {
             matches!(event, sterna::Event::SwitchoverStep { step: sterna::SwitchoverStep::ReleaseHooks, .. })
         };
-        assert!(!log.events().iter().any(released), "{:?}", log.events());
+        assert!(!events.iter().any(released), "{events:?}");
         common::assert_lives_on(&machines.source.guest);
     });
 }

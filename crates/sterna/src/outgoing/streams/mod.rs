@@ -4,7 +4,8 @@
 //! them once a round. The rest is read when all devices have stopped. Without multifd channels (the main channel
 //! alone, a file) the streams follow each other on the main channel, behind RAM.
 //!
-//! All the devices' steps are orders to the save threads ([`Order`]), so that no call to a device meets another.
+//! A save thread calls its device only as far as the order of the moment ([`Order`]) lets it. The control thread, which
+//! makes all other calls, waits until they have left their devices: so no call to a device meets another.
 
 mod outbox;
 mod saver;
