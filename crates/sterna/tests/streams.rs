@@ -74,6 +74,10 @@ fn banks(count: u32, bytes: u64, running_bytes: u64) -> impl Fn(&Calls) -> Vec<B
     move |calls| (0..count).map(|i| Bank::new(i, 77 + u64::from(i), bytes, running_bytes, calls)).collect()
 }
 
+fn read_while_running(banks: Vec<Bank>) -> Vec<Bank> {
+    banks.into_iter().map(Bank::read_while_running).collect()
+}
+
 fn place(
     calls: &Calls,
     call: &str,
@@ -91,7 +95,12 @@ fn streams_over_any_channels_arrive_whole() {
             let (params, mut capabilities) = multifd(lanes.max(1));
             capabilities.multifd = lanes > 0;
             for running_bytes in [0, 700_001] {
-                let machines = Machines::new(banks(3, 3_000_000, running_bytes));
+                let banks = banks(3, 3_000_000, running_bytes);
+                // Over the main channel alone nothing is read before the pause.
+                let machines = match lanes {
+                    0 => Machines::new(banks),
+                    _ => Machines::new(|calls| read_while_running(banks(calls))),
+                };
 
                 let (migration, outcome, arrival) = machines.migrate(&params, capabilities);
 
@@ -193,7 +202,11 @@ fn call_that_fails_leaves_the_guest_and_its_devices_running_at_the_source() {
                 continue;
             }
             case("streams", || {
-                let machines = Machines::new(banks(3, 600_000, 200_000));
+                let banks = banks(3, 600_000, 200_000);
+                let machines = match call {
+                    "read running" => Machines::new(|calls| read_while_running(banks(calls))),
+                    _ => Machines::new(banks),
+                };
                 machines.source.banks[1].fail(Some(call));
                 let (params, mut capabilities) = multifd(2);
                 capabilities.multifd = lanes > 0;

@@ -69,6 +69,11 @@ impl Bank {
         Self { asks_ack: true, ..self }
     }
 
+    /// No pause fits before its running bytes have been read, however slow this machine is.
+    pub fn read_while_running(self) -> Self {
+        Self { claims: Mutex::new(Some(0)), expects: Mutex::new(Some(1)), ..self }
+    }
+
     /// The one at the destination, which knows only where it shall arrive.
     pub fn waiting(&self, calls: &Calls) -> Self {
         let bank = Self::new(self.instance, self.seed, self.bytes, self.running_bytes, calls);
