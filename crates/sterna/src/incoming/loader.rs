@@ -204,9 +204,8 @@ impl<'a> Loader<'a> {
                 self.shared.report(Fed::EofRead);
                 Ok(())
             }
-            MainItem::MappedBlock { .. } => {
-                Err(MigrationError::Internal("a mapped block on a socket".to_owned()))
-            }
+            // Its pages are in RAM by now.
+            MainItem::MappedBlock { resume_at, .. } => self.reader.go_to(resume_at),
             MainItem::RamStart(blocks) => self.ram_starts(&blocks),
             MainItem::Configuration(configuration) => self.configuration(&configuration),
             MainItem::Header | MainItem::VmDescription(_) => Ok(()),

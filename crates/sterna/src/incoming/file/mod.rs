@@ -7,7 +7,8 @@
 //!    offsets point astray, stops here ([`structure`]);
 //! 2. its **pages**, by several threads, straight into guest RAM ([`pages`]). A page whose bit is clear is zero,
 //!    whatever the file holds there;
-//! 3. the elements of the stream in their order, so the devices.
+//! 3. the elements of the stream in their order, so the devices: read a second time, so that a device's state is
+//!    never held whole.
 //!
 //! The file must not change meanwhile, and if it did the guest does not start. A file does not answer and is not a
 //! peer: this side takes the guest over when all is loaded, and the file stays as it is.
@@ -103,14 +104,16 @@ fn run(shared: &Shared) -> Result<(), MigrationError> {
         );
         Err(MigrationError::PeerMisbehaved { what })
     };
-    if !shared.capabilities.mapped_ram {
-        return loader.run_until_end(&unchanged);
+    if shared.capabilities.mapped_ram {
+        let blocks = structure::read(&mut loader, file)?;
+        // It is read once more, and counts then.
+        shared.received_bytes.store(0, Ordering::Relaxed);
+        pages::load(shared, file, &blocks)?;
+        if shared.stopping.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        unchanged()?;
+        loader = Loader::of_file(shared, file, *offset);
     }
-    let structure = structure::read(&mut loader, file)?;
-    pages::load(shared, file, &structure.blocks)?;
-    if shared.stopping.load(Ordering::Acquire) {
-        return Ok(());
-    }
-    unchanged()?;
-    structure.items.into_iter().try_for_each(|item| loader.take(item))
+    loader.run_until_end(&unchanged)
 }

@@ -10,13 +10,6 @@ use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
 use crate::error::MigrationError;
 use crate::incoming::loader::{Loader, Read};
 
-/// What the file holds.
-pub(super) struct Structure {
-    pub blocks: Vec<MappedBlock>,
-    /// The stream's elements in order, without the pages' places.
-    pub items: Vec<MainItem>,
-}
-
 /// A block and its pages in the file.
 pub(super) struct MappedBlock {
     /// Its index in this side's RAM.
@@ -27,9 +20,12 @@ pub(super) struct MappedBlock {
 }
 
 /// Reads on to the end of the file. The decoder holds every element against its rules and against this machine:
-/// machine type, capabilities, names and lengths of blocks, places of bitmaps and pages, devices, versions.
-pub(super) fn read(loader: &mut Loader<'_>, file: &Arc<PageFile>) -> Result<Structure, MigrationError> {
-    let mut items = Vec::new();
+/// machine type, capabilities, names and lengths of blocks, places of bitmaps and pages, devices, versions. Nothing
+/// but the blocks is kept: devices may have more state than there is memory to hold it.
+pub(super) fn read(
+    loader: &mut Loader<'_>,
+    file: &Arc<PageFile>,
+) -> Result<Vec<MappedBlock>, MigrationError> {
     let mut places = Vec::new();
     loop {
         match loader.read()? {
@@ -37,7 +33,7 @@ pub(super) fn read(loader: &mut Loader<'_>, file: &Arc<PageFile>) -> Result<Stru
                 places.push((name, length_bytes, header));
                 loader.reader.go_to(resume_at)?;
             }
-            Read::Item(item) => items.push(item),
+            Read::Item(_) => {}
             Read::Stopped | Read::End => break,
         }
     }
@@ -58,6 +54,5 @@ pub(super) fn read(loader: &mut Loader<'_>, file: &Arc<PageFile>) -> Result<Stru
         held.merge_words(0, &words);
         Ok(MappedBlock { index, header: *header, held })
     };
-    let blocks = places.iter().map(block).collect::<Result<Vec<_>, MigrationError>>()?;
-    Ok(Structure { blocks, items })
+    places.iter().map(block).collect()
 }
