@@ -12,6 +12,7 @@
 //! | [`vhost_user`] | the front end of vhost-user devices: state through a pipe, a shared dirty log |
 //! | [`statebank`] | a device model whose state proves that nothing of it was lost, reordered or torn; in process, or as the program `sterna-statebank` |
 
+mod connect;
 pub mod statebank;
 pub mod vfio;
 pub mod vfio_user;

@@ -20,6 +20,7 @@ use super::wire::{
     MigrationCapability, Payload, RegionAccess, RegionInfo, UNMAP_ALL, Version, WireError, decode_flags,
     message_limit,
 };
+use crate::connect;
 use crate::vfio::{MigrationFeatures, PortError, feature, keep};
 
 const PAGE_BYTES: u64 = sterna_ram::PAGE_SIZE as u64;
@@ -52,6 +53,8 @@ pub struct Client {
     features: Option<MigrationFeatures>,
     /// What the server takes in one message.
     data_bytes: u32,
+    /// What it can do in migrations; `None`: it cannot migrate.
+    migration: Option<MigrationCapability>,
     /// Whether the server says what can be read while it runs: unknown, yes, no.
     tells_precopy: AtomicU32,
 }
@@ -65,9 +68,9 @@ impl Client {
     /// Connects to the server at `path` and learns what its device is.
     ///
     /// # Errors
-    /// Nobody listens there, or whoever does fails to say what it is.
+    /// Nobody listens there, whoever does takes nobody in time, or fails to say what it is.
     pub fn connect(path: &Path, options: &ClientOptions) -> Result<Self, PortError> {
-        let stream = UnixStream::connect(path).map_err(|source| PortError::System {
+        let stream = connect::within(options.timeout, path).map_err(|source| PortError::System {
             request: "connecting",
             call: "connect",
             source: io::Error::new(source.kind(), format!("{}: {source}", path.display())),
@@ -89,11 +92,14 @@ impl Client {
             info: DeviceInfo::default(),
             features: None,
             data_bytes: MAX_DATA_BYTES,
+            migration: None,
             tells_precopy: AtomicU32::new(port::UNKNOWN),
         };
         client.negotiate()?;
         client.info = client.ask_info()?;
-        client.features = client.ask_features()?;
+        if client.migration.is_some() {
+            client.features = client.ask_features()?;
+        }
         Ok(client)
     }
 
@@ -223,6 +229,9 @@ impl Client {
     /// # Errors
     /// The server does not answer.
     pub fn can_log_dma(&self) -> Result<bool, PortError> {
+        if self.migration.as_ref().is_some_and(|migration| migration.pgsize > PAGE_BYTES) {
+            return Ok(false);
+        }
         let method = feature::PROBE | feature::SET;
         let probe = FeatureRequest { feature: feature::DMA_LOGGING_START, method, data: &[] };
         match self.feature(&probe, 0) {
@@ -291,8 +300,9 @@ impl Client {
 
     /// Bytes of the longest range of which one report can tell: a multiple of 64 pages.
     pub fn longest_report(&self) -> u64 {
-        let bitmap = u64::from(self.data_bytes).saturating_sub(DmaLogReport::BYTES as u64) / 8 * 8;
-        bitmap.max(8) * 8 * PAGE_BYTES
+        let fits = u64::from(self.data_bytes).saturating_sub(DmaLogReport::BYTES as u64);
+        let taken = self.migration.as_ref().map_or(fits, |migration| migration.max_bitmap_size);
+        (fits.min(taken) / 8 * 8).max(8) * 8 * PAGE_BYTES
     }
 
     fn negotiate(&mut self) -> Result<(), PortError> {
@@ -323,8 +333,19 @@ impl Client {
             let rule = "at least 4096 are needed for migrations";
             return Err(answer.misbehaved(bad(20, "max_data_xfer_size", most.into(), rule)));
         }
+        if let Some(migration) = &theirs.capabilities.migration {
+            let (size, most) = (migration.pgsize, migration.max_bitmap_size);
+            if !size.is_power_of_two() {
+                return Err(answer.misbehaved(bad(20, "pgsize", size, "a page has a power of two of bytes")));
+            }
+            if most < 8 {
+                let rule = "a bitmap has at least one word of 64 bits";
+                return Err(answer.misbehaved(bad(20, "max_bitmap_size", most, rule)));
+            }
+        }
         drop(answer);
         self.data_bytes = most.min(MAX_DATA_BYTES);
+        self.migration = theirs.capabilities.migration;
         Ok(())
     }
 

@@ -15,7 +15,8 @@ use super::memory::GuestMemory;
 use super::session::{Events, Session};
 use super::stream::Transfer;
 use super::worker::{Asking, Worker};
-use super::{Ring, VhostUserError, connect};
+use super::{Ring, VhostUserError};
+use crate::connect;
 
 /// Where a device's back end is, and how long it may take.
 #[derive(Debug, Clone)]

@@ -21,7 +21,6 @@
 //! among them, and the connection unharmed.
 
 mod configuration;
-mod connect;
 mod device;
 mod error;
 mod log;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use sterna_devices::statebank::{StateBank, StateBankConfig};
 use sterna_devices::vfio::{MigState, MigrationPort, PortError, feature};
 use sterna_devices::vfio_user::wire::{
-    Command, DeviceInfo, DeviceState, DmaLogRange, FeatureRequest, Header, Kind, MigData, Version,
+    Capabilities, Command, DeviceInfo, DeviceState, DmaLogRange, FeatureRequest, Header, Kind, MigData,
+    MigrationCapability, Version,
 };
 use sterna_devices::vfio_user::{Client, ClientOptions, ServerEnd, serve};
 
@@ -261,6 +262,57 @@ fn server_of_another_version_is_refused() {
         misbehaves(Client::over(ours, "x".into(), &ClientOptions { timeout: TIMEOUT }), expected);
         server.join().unwrap();
     }
+}
+
+/// A client of a server with these capabilities; it has all migration states, and logs.
+fn with(migration: Option<MigrationCapability>) -> Result<Client, PortError> {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    thread::spawn(move || {
+        while let Some(request) = receive(&mut theirs) {
+            let capabilities = Capabilities { migration: migration.clone(), ..Default::default() };
+            let answer = match request.header.command() {
+                Some(Command::Version) => {
+                    reply_to(&request, &Version { major: 0, minor: 1, capabilities }.encode())
+                }
+                _ => greeting(&request).unwrap_or_else(|| reply_to(&request, &request.payload)),
+            };
+            theirs.write_all(&answer).unwrap();
+        }
+    });
+    Client::over(ours, "x".into(), &ClientOptions { timeout: Duration::from_secs(60) })
+}
+
+#[test]
+fn server_whose_capabilities_do_not_name_migration_cannot_migrate() {
+    assert!(with(None).unwrap().migration_features().is_none());
+    assert!(with(Some(MigrationCapability::default())).unwrap().migration_features().is_some());
+}
+
+#[test]
+fn server_whose_bitmaps_are_short_or_of_large_pages_is_asked_for_no_more_than_it_has() {
+    let short = with(Some(MigrationCapability { pgsize: 4096, max_bitmap_size: 23 })).unwrap();
+    assert_eq!(short.longest_report(), 16 * 8 * 4096);
+    assert!(short.can_log_dma().unwrap());
+    let large = with(Some(MigrationCapability { pgsize: 1 << 16, max_bitmap_size: 4096 })).unwrap();
+    assert!(!large.can_log_dma().unwrap());
+    for (pgsize, max_bitmap_size, expected) in [(4095, 8, "pgsize is 0xfff"), (4096, 7, "max_bitmap_size")] {
+        misbehaves(with(Some(MigrationCapability { pgsize, max_bitmap_size })), expected);
+    }
+}
+
+#[test]
+fn connect_to_a_socket_at_which_nobody_accepts_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("busy");
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+    let socket = socket.unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let _queued = UnixStream::connect(&path).unwrap();
+
+    let error = Client::connect(&path, &ClientOptions { timeout: TIMEOUT }).unwrap_err();
+
+    assert!(error.to_string().contains("busy"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Connecting to a back end within a limit. A Unix socket refuses while its queue is full instead of letting one wait,
-//! if one asks it not to block.
+//! Connecting to a device's process within a limit. A Unix socket refuses while its queue is full instead of letting
+//! one wait, if one asks it not to block.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// How long a socket may refuse: a back end that starts binds first and listens then.
+/// How long a socket may refuse: one that starts binds first and listens then.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often a socket that nobody accepts at is tried.
 const STEP: Duration = Duration::from_millis(10);
 
 /// A connected, blocking socket.
-pub(super) fn within(limit: Duration, path: &Path) -> io::Result<UnixStream> {
+pub(crate) fn within(limit: Duration, path: &Path) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let begin = Instant::now();
     loop {
