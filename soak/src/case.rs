@@ -8,6 +8,7 @@ use sterna::outgoing::Refusal;
 use sterna::{Address, Arrival, Decision, Incoming, Migration, Outcome, SourceVm, Status, TargetVm};
 use sterna_guests::ProcessGuest;
 
+use crate::bank::Bank;
 use crate::child::Process;
 use crate::judge;
 use crate::leaks::Belongings;
@@ -85,7 +86,8 @@ impl Play {
             (Actor::Away(process), address.ok_or("the destination's process listens nowhere")?)
         } else {
             let guest = ProcessGuest::waiting(settings.guest.clone()).map_err(|error| error.to_string())?;
-            let vm = Staged::new(guest, Arc::clone(&stage), Arc::clone(&ledger), Side::Destination);
+            let banks = Bank::all(&settings.banks, false)?;
+            let vm = Staged::new(guest, banks, Arc::clone(&stage), Arc::clone(&ledger), Side::Destination);
             let incoming = listen(&vm, &settings)?;
             let address = incoming.address();
             (Actor::Here { vm, migration: incoming }, address)
@@ -98,7 +100,8 @@ impl Play {
         } else {
             let guest = ProcessGuest::boot(settings.guest.clone()).map_err(|error| error.to_string())?;
             guest.cont().map_err(|error| error.to_string())?;
-            let vm = Staged::new(guest, Arc::clone(&stage), Arc::clone(&ledger), Side::Source);
+            let banks = Bank::all(&settings.banks, true)?;
+            let vm = Staged::new(guest, banks, Arc::clone(&stage), Arc::clone(&ledger), Side::Source);
             let migration = start(&vm, &network.address(), &settings)?;
             Actor::Here { vm, migration }
         };

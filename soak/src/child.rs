@@ -15,6 +15,7 @@ use std::time::Duration;
 use sterna::{Address, Incoming, Migration, SourceVm, TargetVm};
 use sterna_guests::ProcessGuest;
 
+use crate::bank::Bank;
 use crate::ledger::Ledger;
 use crate::schedule::Case;
 use crate::settings::Settings;
@@ -121,19 +122,20 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let ledger = Arc::new(Ledger::with_owner(side));
     let text = |error: &dyn std::fmt::Display| error.to_string();
 
+    let banks = Bank::all(&settings.banks, side == Side::Source)?;
     let mut migration = None;
     let mut incoming = None;
     if let [to] = rest {
         let to: Address = to.parse().map_err(|error| format!("{to:?}: {error}"))?;
         let guest = ProcessGuest::boot(settings.guest).map_err(|error| text(&error))?;
         guest.cont().map_err(|error| text(&error))?;
-        let vm = Staged::new(guest, Arc::clone(&stage), ledger, side);
+        let vm = Staged::new(guest, banks, Arc::clone(&stage), ledger, side);
         let (observer, vm) = (vm.observer(), vm as Arc<dyn SourceVm>);
         let started = Migration::start(vm, &to, settings.params, settings.capabilities, observer);
         migration = Some(started.map_err(|error| text(&error))?);
     } else {
         let guest = ProcessGuest::waiting(settings.guest).map_err(|error| text(&error))?;
-        let vm = Staged::new(guest, Arc::clone(&stage), ledger, side);
+        let vm = Staged::new(guest, banks, Arc::clone(&stage), ledger, side);
         let (observer, vm) = (vm.observer(), vm as Arc<dyn TargetVm>);
         let any = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
         let listening = Incoming::listen(vm, &any, settings.params, settings.capabilities, observer);

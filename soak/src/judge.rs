@@ -7,9 +7,11 @@ use std::time::Duration;
 use sterna::outgoing::Refusal;
 use sterna::ram::DirtyBitmaps;
 use sterna::{Arrival, Outcome, RunState, SourceVm, TargetVm};
+use sterna_devices::statebank::Verdict;
 use sterna_guests::ProcessGuest;
 use sterna_guests::checker::CheckError;
 
+use crate::bank::Bank;
 use crate::case::{Play, is_back, listen, start};
 use crate::ledger::Ledger;
 use crate::schedule::Blow;
@@ -79,6 +81,8 @@ pub(crate) fn judge(play: &Play) -> Judgement {
     if let Some((vm, side)) = owner {
         whole(&vm.guest).map_err(|error| format!("at {side:?}: {error}"))?;
     }
+    devices(source.as_ref().map(|(vm, ..)| *vm), source_runs, Side::Source)?;
+    devices(target.as_ref().map(|(vm, _)| *vm), target_runs, Side::Destination)?;
     // A destination that failed waits again; one that has the guest does not.
     let again = target.as_ref().filter(|_| target_runs == Some(false)).map(|(vm, _)| *vm);
     next_migration(play, owner.map(|(vm, _)| vm), again)
@@ -127,6 +131,22 @@ fn forgotten(vm: &Staged) -> Judgement {
     Ok(())
 }
 
+/// Devices with large state run where the guest does, with all that they had.
+fn devices(vm: Option<&Arc<Staged>>, guest_runs: Option<bool>, side: Side) -> Judgement {
+    let (Some(vm), Some(guest_runs)) = (vm, guest_runs) else { return Ok(()) };
+    for (number, bank) in vm.banks.iter().enumerate() {
+        // A place that waits for a guest has devices that were never told to stop.
+        let is_right = if guest_runs { bank.runs() } else { side == Side::Destination || !bank.runs() };
+        if !is_right {
+            return Err(format!("bank {number} at {side:?} runs: {}, its guest: {guest_runs}", bank.runs()));
+        }
+        if guest_runs && side == Side::Destination && bank.arrived() != Verdict::Good {
+            return Err(format!("bank {number} arrived as {:?}", bank.arrived()));
+        }
+    }
+    Ok(())
+}
+
 /// Where the guest must run now: at the source, at the destination; `None` for a side that was killed.
 fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
     let stop = play.case.stop;
@@ -162,26 +182,32 @@ fn whole(guest: &ProcessGuest) -> Judgement {
 
 /// Migrates `owner`'s guest (a new one, if nobody is left) to `again`, or to a new place.
 fn next_migration(play: &Play, owner: Option<&Arc<Staged>>, again: Option<&Arc<Staged>>) -> Judgement {
-    let settings = Settings::new(play.case.seed, Stop::Setup);
+    let settings = Settings::new(play.case.seed, play.case.stop).undisturbed();
     let (stage, ledger) = (Arc::new(Stage::default()), Arc::new(Ledger::with_owner(Side::Source)));
-    let staged = |guest, side| Staged::new(guest, Arc::clone(&stage), Arc::clone(&ledger), side);
+    let staged =
+        |(guest, banks), side| Staged::new(guest, banks, Arc::clone(&stage), Arc::clone(&ledger), side);
     let source = match owner {
-        Some(vm) => Arc::clone(&vm.guest),
+        Some(vm) => (Arc::clone(&vm.guest), vm.banks.clone()),
         None => {
             let guest = ProcessGuest::boot(settings.guest.clone()).map_err(|error| error.to_string())?;
             guest.cont().map_err(|error| error.to_string())?;
-            guest
+            (guest, Bank::all(&settings.banks, true)?)
         }
     };
     let target = match again {
-        Some(vm) => Arc::clone(&vm.guest),
-        None => ProcessGuest::waiting(settings.guest.clone()).map_err(|error| error.to_string())?,
+        Some(vm) => (Arc::clone(&vm.guest), vm.banks.clone()),
+        None => {
+            let guest = ProcessGuest::waiting(settings.guest.clone()).map_err(|error| error.to_string())?;
+            (guest, Bank::all(&settings.banks, false)?)
+        }
     };
     let (source, target) = (staged(source, Side::Source), staged(target, Side::Destination));
     let incoming = listen(&target, &settings)?;
     let migration = start(&source, &incoming.address(), &settings)?;
     match (migration.wait(), incoming.wait()) {
-        (Outcome::Completed, Arrival::Completed(RunState::Running)) => whole(&target.guest),
+        (Outcome::Completed, Arrival::Completed(RunState::Running)) => whole(&target.guest)
+            .and_then(|()| devices(Some(&source), Some(false), Side::Source))
+            .and_then(|()| devices(Some(&target), Some(true), Side::Destination)),
         (outcome, arrival) => Err(format!("source {outcome:?}, destination {arrival:?}")),
     }?;
     let violations = ledger.violations();

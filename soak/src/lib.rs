@@ -6,11 +6,12 @@
 //! falls. A side that is to be killed lives in a process of its own ([`child`]).
 //!
 //! Each case is judged ([`judge`]): exactly one side may run the guest (a killed one is gone; an undecided
-//! one runs it nowhere until it is told), its memory is one consistent cut, its lease is where it runs,
-//! cancels after the commit were refused, the next migration works, and no descriptor or thread is left.
+//! one runs it nowhere until it is told), its memory is one consistent cut, its devices with large state are whole
+//! and run with it, its lease is where it runs, cancels after the commit were refused, the next migration works, and no descriptor or thread is left.
 //! Over all cases resident memory must not grow.
 #![forbid(unsafe_code)]
 
+mod bank;
 mod case;
 pub mod child;
 mod judge;

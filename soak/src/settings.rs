@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sterna::{Capabilities, Parameters, WaitLimits};
+use sterna_devices::statebank::StateBankConfig;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
 
@@ -23,6 +24,8 @@ const LIMITS: WaitLimits = WaitLimits {
 pub struct Settings {
     /// Of both sides.
     pub guest: ProcessConfig,
+    /// Of both sides: devices with large state, in half of the cases.
+    pub banks: Vec<StateBankConfig>,
     /// Of both sides.
     pub params: Parameters,
     /// Of both sides.
@@ -45,6 +48,13 @@ impl Settings {
     /// The same with limits that a test can wait for.
     pub fn impatient(mut self) -> Self {
         self.params.limits = SHORT_LIMITS;
+        self
+    }
+
+    /// The same for a migration that nobody disturbs.
+    pub fn undisturbed(mut self) -> Self {
+        self.params.downtime_limit = Duration::from_secs(1);
+        self.capabilities.pause_before_switchover = false;
         self
     }
 
@@ -78,6 +88,25 @@ impl Settings {
             pause_before_switchover: stop == Stop::PreSwitchover,
             ..Capabilities::default()
         };
-        Self { guest, params, capabilities, operator_decides: random.below(2) == 0 }
+        let operator_decides = random.below(2) == 0;
+        let banks = banks(&mut random, stop);
+        // From room for one chunk on.
+        let max_queued_stream_bytes = [1, 1 << 20, 16 << 20][random.below(3) as usize];
+        let params = Parameters { max_queued_stream_bytes, ..params };
+        Self { guest, banks, params, capabilities, operator_decides }
     }
+}
+
+fn banks(random: &mut Random, stop: Stop) -> Vec<StateBankConfig> {
+    let count = if stop.needs_banks() { 1 + random.below(3) } else { random.below(2) * random.below(4) };
+    let bank = |number| StateBankConfig {
+        name: format!("bank {number}"),
+        state_bytes: 1 + random.below(1 << 20),
+        precopy_percent: [0, 50, 90][random.below(3) as usize],
+        dirty_rate: [0, 4 << 20][random.below(2) as usize],
+        seed: random.below(u64::MAX),
+        p2p: random.below(4) > 0,
+        ..StateBankConfig::default()
+    };
+    (0..count).map(bank).collect()
 }

@@ -7,6 +7,7 @@ use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, Page
 use sterna::{Device, Event, Hook, Observer, RunState, SourceVm, Status, SwitchoverStep, TargetVm, VmError};
 use sterna_guests::ProcessGuest;
 
+use crate::bank::{Bank, StagedBank};
 use crate::ledger::Ledger;
 use crate::stage::Stage;
 use crate::stop::{Side, Stop};
@@ -15,6 +16,8 @@ use crate::stop::{Side, Stop};
 pub struct Staged {
     /// The guest, or the place for one.
     pub guest: Arc<ProcessGuest>,
+    /// Its devices with large state.
+    pub banks: Vec<Arc<Bank>>,
     stage: Arc<Stage>,
     ledger: Arc<Ledger>,
     side: Side,
@@ -22,10 +25,16 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// `guest` as `side`'s VM.
-    pub fn new(guest: Arc<ProcessGuest>, stage: Arc<Stage>, ledger: Arc<Ledger>, side: Side) -> Arc<Self> {
+    /// `guest` and `banks` as `side`'s VM.
+    pub fn new(
+        guest: Arc<ProcessGuest>,
+        banks: Vec<Arc<Bank>>,
+        stage: Arc<Stage>,
+        ledger: Arc<Ledger>,
+        side: Side,
+    ) -> Arc<Self> {
         let dirty = StagedDirty { guest: Arc::clone(&guest), stage: Arc::clone(&stage) };
-        Arc::new(Self { guest, stage, ledger, side, dirty })
+        Arc::new(Self { guest, banks, stage, ledger, side, dirty })
     }
 
     /// An observer that stops where events say that a stop is passed.
@@ -39,8 +48,11 @@ impl Staged {
     }
 
     fn staged_devices(&self, of_guest: Vec<Arc<dyn Device>>) -> Vec<Arc<dyn Device>> {
+        let bank = |bank| {
+            Arc::new(StagedBank { bank: Arc::clone(bank), stage: Arc::clone(&self.stage) }) as Arc<dyn Device>
+        };
         let marker: Arc<dyn Device> = Arc::new(Marker(Arc::clone(&self.stage)));
-        of_guest.into_iter().chain([marker]).collect()
+        of_guest.into_iter().chain(self.banks.iter().map(bank)).chain([marker]).collect()
     }
 
     fn lease(&self) -> Vec<Arc<dyn Hook>> {
@@ -77,8 +89,7 @@ fn stop_of_step(step: SwitchoverStep) -> Option<Stop> {
         SwitchoverStep::Devices => Stop::StepDevices,
         SwitchoverStep::Prepare => Stop::StepPrepare,
         SwitchoverStep::Start => Stop::StepStart,
-        // These guests have no devices with large state.
-        SwitchoverStep::Streams => return None,
+        SwitchoverStep::Streams => Stop::StepStreams,
     })
 }
 

@@ -51,16 +51,20 @@ stops! {
     FirstPass, "pass-1", Source, "Active", "Active", 18;
     Lane, "in-a-lane", Source, "Active", "Active", 18;
     LaterPass, "pass-3", Source, "Active", "Active", 18;
-    Stopping, "stopping", Source, "Stopping", "Active", 25;
-    StepStop, "step-stop", Source, "Stopping", "Active", 25;
+    Stopping, "stopping", Source, "Stopping", "Active", 17;
+    Quiescing, "quiescing", Source, "Stopping", "Active", 16;
+    StepStop, "step-stop", Source, "Stopping", "Active", 17;
     PreSwitchover, "pre-switchover", Source, "PreSwitchover", "Active", 50;
     Releasing, "releasing", Source, "Releasing", "Active", 50;
     StepRelease, "step-release", Source, "Releasing", "Active", 6;
-    LastSync, "last-sync", Source, "Switchover", "Active", 14;
-    LastPages, "last-pages", Source, "Switchover", "Active", 14;
-    Devices, "devices", Source, "Switchover", "Active", 14;
-    StepDevices, "step-devices", Source, "Switchover", "Active", 14;
-    LoadingDevices, "loading-devices", Destination, "Switchover", "Active", 16;
+    LastSync, "last-sync", Source, "Switchover", "Active", 9;
+    ReadingStream, "reading-stream", Source, "Switchover", "Active", 9;
+    LastPages, "last-pages", Source, "Switchover", "Active", 9;
+    LoadingStream, "loading-stream", Destination, "Switchover", "Active", 9;
+    StepStreams, "step-streams", Source, "Switchover", "Active", 9;
+    Devices, "devices", Source, "Switchover", "Active", 9;
+    StepDevices, "step-devices", Source, "Switchover", "Active", 9;
+    LoadingDevices, "loading-devices", Destination, "Switchover", "Active", 9;
     Completing, "completing", Destination, "Preparing", "Completing", 50;
     Acquiring, "acquiring", Destination, "Preparing", "Preparing", 50;
     BeforeCommit, "before-commit", Destination, "Preparing", "Prepared", 50;
@@ -91,6 +95,11 @@ impl Stop {
             Self::GivingBack => Some((Self::BeforeCommit, Prelude::Cut)),
             _ => None,
         }
+    }
+
+    /// Whether only guests that have devices with large state pass it.
+    pub fn needs_banks(self) -> bool {
+        matches!(self, Self::Quiescing | Self::ReadingStream | Self::LoadingStream | Self::StepStreams)
     }
 
     /// Whether the source has committed when it is reached: cancel is refused from here on.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm};
 
 use super::device::BenchDevice;
+use super::limit;
 use super::machine::Machine;
 use super::sample::{Distribution, Sample};
 use crate::commands::bench::Downtime;
@@ -47,6 +48,15 @@ impl Setting {
     }
 }
 
+/// The same devices without a migration, in the same turns.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plain {
+    /// Devices copied.
+    pub devices: u32,
+    /// Milliseconds from the first byte read until the last was loaded, every run.
+    pub times: Vec<f64>,
+}
+
 /// All of it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Results {
@@ -58,6 +68,8 @@ pub struct Results {
     pub precopy_percent: u8,
     /// Every setting: by devices, then channels.
     pub settings: Vec<Setting>,
+    /// For each number of devices, what nothing can be faster than.
+    pub plain: Vec<Plain>,
 }
 
 impl Results {
@@ -85,6 +97,8 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
         channels.map(|channels| Setting { devices: *devices, channels: *channels, samples: Vec::new() })
     });
     let mut settings: Vec<Setting> = settings.collect();
+    let plain = arguments.devices.iter().map(|devices| Plain { devices: *devices, times: Vec::new() });
+    let mut plain: Vec<Plain> = plain.collect();
     let seen = interrupts.count();
     let began = Instant::now();
     for run in 0..arguments.runs {
@@ -97,6 +111,9 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
             }
             setting.samples.push(one(arguments, &devices, setting)?);
         }
+        for plain in &mut plain {
+            plain.times.push(one_plain(&devices, plain.devices)?);
+        }
         let done =
             format!("run {} of at most {}, {:.0} s", run + 1, arguments.runs, began.elapsed().as_secs_f64());
         if !arguments.json {
@@ -108,17 +125,23 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
         device_rate: arguments.device_rate,
         precopy_percent: arguments.precopy,
         settings,
+        plain,
     })
 }
 
 type Devices = (Vec<Arc<BenchDevice>>, Vec<Arc<BenchDevice>>);
 
+/// One plain copy: milliseconds.
+fn one_plain(devices: &Devices, count: u32) -> Result<f64, Stop> {
+    let (from, to) = rewound(devices, count);
+    let took = limit::plain(from, to).map_err(|error| stop(&error))?;
+    check(from, to)?;
+    Ok(took.as_secs_f64() * 1e3)
+}
+
 /// One migration.
 fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sample, Stop> {
-    let count = setting.devices as usize;
-    let (from, to) = (&devices.0[..count], &devices.1[..count]);
-    from.iter().chain(to).for_each(|device| device.rewind());
-    let stop = |error: &dyn std::fmt::Display| Stop::failed(format!("bench downtime: {error}"));
+    let (from, to) = rewound(devices, setting.devices);
     let source = Machine::new(arguments.ram, from, true).map_err(|error| stop(&error))?;
     let target = Machine::new(arguments.ram, to, false).map_err(|error| stop(&error))?;
     let params = Parameters {
@@ -144,9 +167,27 @@ fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sam
     if let Outcome::Failed { error, .. } = outcome {
         return Err(stop(&error));
     }
+    check(from, to)?;
+    Ok(Sample::of(&migration.statistics(), &incoming.statistics()))
+}
+
+/// The first `count` devices of either side, as before a run.
+fn rewound(devices: &Devices, count: u32) -> (&[Arc<BenchDevice>], &[Arc<BenchDevice>]) {
+    let count = count as usize;
+    let (from, to) = (&devices.0[..count], &devices.1[..count]);
+    from.iter().chain(to).for_each(|device| device.rewind());
+    (from, to)
+}
+
+/// What arrived must be what left.
+fn check(from: &[Arc<BenchDevice>], to: &[Arc<BenchDevice>]) -> Result<(), Stop> {
     if let Some((number, _)) = from.iter().zip(to).enumerate().find(|(_, (from, to))| !from.arrived_as(to)) {
         let text = format!("the state of device {number} is not what it was");
         return Err(Stop::with(Status::Damaged, text));
     }
-    Ok(Sample::of(&migration.statistics(), &incoming.statistics()))
+    Ok(())
+}
+
+fn stop(error: &dyn std::fmt::Display) -> Stop {
+    Stop::failed(format!("bench downtime: {error}"))
 }

@@ -3,6 +3,7 @@
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::downtime::{Results, Setting};
+use super::sample::Distribution;
 use crate::units;
 
 /// Both tables, and what they mean.
@@ -21,6 +22,9 @@ pub fn tables(results: &Results) -> String {
     text.push_str("What it is made of, ms (medians; parts of the slowest way through the pause):\n");
     text.push_str(&format!("{}\n", parts(results)));
     text.push_str(&ratios(results));
+    text.push_str(
+        "Plain copy: the same devices over connections of their own, a thread at either end, no migration.\n",
+    );
     text
 }
 
@@ -103,6 +107,8 @@ fn ratios(results: &Results) -> String {
     let one = devices.first().and_then(|first| of(*first, true));
     for count in &devices {
         let Some((best, worst)) = of(*count, true) else { continue };
+        let plain = results.plain.iter().find(|plain| plain.devices == *count);
+        let plain = plain.map_or(f64::NAN, |plain| Distribution::new(plain.times.iter().copied()).median());
         let against = one.map_or_else(String::new, |(one, _)| {
             format!(", {:.2} of that of {} devices", best / one, devices[0])
         });
@@ -110,7 +116,9 @@ fn ratios(results: &Results) -> String {
             format!("; one after the other takes {:.2} times as long", serial / best)
         });
         text.push_str(&format!(
-            "{count} devices: best median {best:.0} ms{against}; the worst channel count's is {:.2} of it{serial}\n",
+            "{count} devices: best median {best:.0} ms, {:.2} of the plain copy's {plain:.0} ms{against}; the worst \
+             channel count's is {:.2} of it{serial}\n",
+            best / plain,
             worst / best
         ));
     }

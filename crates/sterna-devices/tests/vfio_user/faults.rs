@@ -13,7 +13,7 @@ use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, RamBlock};
 
 /// Every place where a device that is saved can go wrong: state, byte, and the state that the error names.
-const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
+pub const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
     (MigState::PreCopy, None, MigState::Running),
     (MigState::PreCopy, Some(300_000), MigState::PreCopy),
     (MigState::PreCopyP2p, None, MigState::PreCopy),
@@ -23,7 +23,7 @@ const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
 ];
 
 /// As above, of one that is loaded.
-const TARGET: &[(MigState, Option<u64>, MigState)] = &[
+pub const TARGET: &[(MigState, Option<u64>, MigState)] = &[
     (MigState::Resuming, None, MigState::Running),
     (MigState::Resuming, Some(0), MigState::Resuming),
     (MigState::Resuming, Some(700_000), MigState::Resuming),

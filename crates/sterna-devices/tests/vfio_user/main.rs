@@ -2,6 +2,7 @@
 #![allow(clippy::print_stderr, missing_docs)]
 
 mod dma;
+mod engine;
 mod faults;
 mod hostile;
 mod moving;

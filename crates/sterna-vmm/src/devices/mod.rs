@@ -24,11 +24,10 @@ pub(crate) mod compat;
 pub(crate) mod cpu;
 pub(crate) mod irqchip;
 pub(crate) mod msrs;
+pub(crate) mod outside;
 pub(crate) mod pit;
 pub(crate) mod serial;
 pub(crate) mod tsc;
-pub(crate) mod vfio_user;
-pub(crate) mod vhost_user;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,12 +45,7 @@ pub(crate) fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
         Arc::new(clock::KvmClock(Arc::clone(shared))),
         Arc::new(serial::SerialConsole(Arc::clone(shared))),
     ];
-    for index in 0..shared.vfio_user.len() {
-        devices.push(Arc::new(vfio_user::VfioUserDevice { shared: Arc::clone(shared), index }));
-    }
-    for index in 0..shared.vhost_user.len() {
-        devices.push(Arc::new(vhost_user::VhostUser { shared: Arc::clone(shared), index }));
-    }
+    devices.extend(outside::all(shared));
     for index in 0..shared.vcpus.len() {
         devices.push(Arc::new(cpu::Cpu { shared: Arc::clone(shared), index }));
     }

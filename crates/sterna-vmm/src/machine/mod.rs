@@ -186,8 +186,7 @@ impl KvmMachine {
     /// Stops the guest: on return every vCPU is out of it with its pending I/O completed. Idempotent.
     pub fn stop(&self) {
         let _one = self.operation();
-        self.shared.park();
-        self.shared.gate.wait_parked();
+        self.shared.park_and_wait();
     }
 
     /// Starts the guest, or lets it run on. Idempotent. A device in another process that cannot run is logged, and
@@ -218,7 +217,8 @@ impl KvmMachine {
 
     /// An operator's stop: the guest, then devices in other processes. It is logged if one does not.
     pub fn pause(&self) {
-        self.stop();
+        let _one = self.operation();
+        self.shared.park_and_wait();
         self.shared.stop_devices(&self.name);
     }
 
@@ -278,9 +278,10 @@ impl std::fmt::Debug for KvmMachine {
 }
 
 impl Shared {
-    /// Closes the gate and calls every vCPU out.
-    fn park(&self) {
+    /// Closes the gate, calls every vCPU out and waits until it is.
+    fn park_and_wait(&self) {
         self.gate.want(Wanted::Park, || self.kick_all());
+        self.gate.wait_parked();
     }
 
     /// The guest ended by itself; called on a vCPU thread.

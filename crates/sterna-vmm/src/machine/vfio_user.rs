@@ -80,14 +80,29 @@ impl Shared {
         self.each_device(machine, "a device did not stop", |device| device.stop());
     }
 
-    fn each_device(&self, machine: &str, what: &str, act: impl Fn(&dyn DeviceStream) -> Result<(), VmError>) {
+    /// All at once: one that does not answer holds the others up no longer than its own limit.
+    fn each_device(
+        &self,
+        machine: &str,
+        what: &str,
+        act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
+    ) {
         let vfio = self.vfio_user.iter().map(|device| device.stream.as_ref() as &dyn DeviceStream);
         let vhost = self.vhost_user.iter().map(|device| device.as_ref() as &dyn DeviceStream);
-        for device in vfio.chain(vhost) {
+        let act = &|device: &dyn DeviceStream| {
             if let Err(error) = act(device) {
                 tracing::error!(machine, %error, "{what}");
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            for device in vfio.chain(vhost) {
+                let thread = std::thread::Builder::new().spawn_scoped(scope, move || act(device));
+                // Out of threads: one behind the other, then.
+                if thread.is_err() {
+                    act(device);
+                }
+            }
+        });
     }
 }
 

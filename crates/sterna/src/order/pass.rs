@@ -27,6 +27,7 @@ pub struct Pass {
     /// Slices that were re-armed, and how long that took.
     rearms: AtomicU64,
     rearm_nanos: AtomicU64,
+    sends_zeros: bool,
     violated: Option<Violation>,
 }
 
@@ -105,7 +106,18 @@ impl Pass {
             geometry,
             violated: violated.map(|clause| Violation { clause, harvested: copy_of(&bits, ram) }),
             bits,
+            sends_zeros: false,
         }
+    }
+
+    /// The same, with pages that are zero sent like all others.
+    pub fn sending_zeros(self) -> Self {
+        Self { sends_zeros: true, ..self }
+    }
+
+    /// Whether pages that are zero are sent like all others.
+    pub fn sends_zeros(&self) -> bool {
+        self.sends_zeros
     }
 
     /// How much should be re-armed at once after what this pass has seen.

@@ -7,6 +7,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use sterna_ram::PAGE_SIZE;
+
 use crate::stats::LaneTimes;
 
 /// Totals since the migration began.
@@ -17,6 +19,7 @@ pub(super) struct Counters {
     zero_pages: AtomicU64,
     normal_pages: AtomicU64,
     absent_pages: AtomicU64,
+    chunk_bytes: AtomicU64,
     scan_nanos: AtomicU64,
     rearm_nanos: AtomicU64,
     encode_nanos: AtomicU64,
@@ -33,6 +36,8 @@ pub(super) struct Counts {
     pub zero_pages: u64,
     pub normal_pages: u64,
     pub absent_pages: u64,
+    /// Of devices' streams; among the bytes as well.
+    pub chunk_bytes: u64,
     /// Summed over all lanes.
     pub times: LaneTimes,
 }
@@ -44,6 +49,11 @@ impl Counts {
 
     pub fn pages(&self) -> u64 {
         self.zero_pages + self.normal_pages
+    }
+
+    /// Bytes that say something of how fast others will go: not those of zero pages.
+    pub fn content_bytes(&self) -> u64 {
+        self.normal_pages * PAGE_SIZE as u64 + self.chunk_bytes
     }
 }
 
@@ -63,6 +73,11 @@ impl Counters {
 
     pub fn absent(&self, pages: u64) {
         self.absent_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// A chunk of a device's stream went out.
+    pub fn chunk(&self, bytes: u64) {
+        self.chunk_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A lane was held back for so long.
@@ -100,6 +115,7 @@ impl Counters {
             zero_pages: get(&self.zero_pages),
             normal_pages: get(&self.normal_pages),
             absent_pages: get(&self.absent_pages),
+            chunk_bytes: get(&self.chunk_bytes),
             times: self.times(),
         }
     }

@@ -75,6 +75,7 @@ impl Lane<'_> {
 
     fn send_chunk(&self, chunk: Chunk, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.device_packet(&chunk.packet)?;
+        self.counters.chunk(chunk.packet.len() as u64);
         if let Some(streams) = self.streams {
             streams.outbox.done(chunk);
         }
@@ -94,7 +95,7 @@ impl Lane<'_> {
                 self.counters.absent(taken.run.count);
                 writer.absent_run(taken.run)?;
             } else {
-                self.send_run(taken.run, writer)?;
+                self.send_run(taken.run, !pass.sends_zeros(), writer)?;
             }
             // A chunk for every packet of pages: neither waits for the end of the other.
             if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {
@@ -110,9 +111,14 @@ impl Lane<'_> {
         writer.barrier()
     }
 
-    /// Splits a run where zero pages and others meet.
-    fn send_run(&self, run: PageRun, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
-        if self.detection == ZeroPageDetection::None {
+    /// Splits a run where zero pages and others meet, if zero pages are to be told apart.
+    fn send_run(
+        &self,
+        run: PageRun,
+        tell_apart: bool,
+        writer: &mut dyn PageWriter,
+    ) -> Result<(), MigrationError> {
+        if self.detection == ZeroPageDetection::None || !tell_apart {
             return writer.write_run(run);
         }
         let mut zero = [0; TAKE_PAGES.div_ceil(64) as usize];

@@ -6,7 +6,8 @@
 //!
 //! While `max-bandwidth` holds lanes back they write in bursts, which sockets take in as fast as memory is copied: what
 //! the network would carry without the limit nobody knows then. So nothing is reckoned to go faster than the limit,
-//! unless an operator states what there is (`avail-switchover-bandwidth`).
+//! unless an operator states what there is (`avail-switchover-bandwidth`). Zero pages, of which hardly a byte goes out,
+//! say nothing of pages with content: until one was sent, lanes are taken to do [`UNTRIED`].
 
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ const HALF_LIFE: Duration = Duration::from_millis(400);
 /// How much longer than usual the rest may take, at least and at most, relative to it.
 const LEAST_MARGIN: f64 = crate::forecast::MARGIN;
 const MOST_MARGIN: f64 = 1.0;
+/// Bytes per second that a network is taken to carry which nobody has tried: those of 1 Gbit/s.
+const UNTRIED: f64 = 125e6;
 /// A year, in seconds: longer makes no difference.
 pub(super) const LONGEST: f64 = 3.2e7;
 
@@ -31,6 +34,8 @@ pub(super) struct Pace {
     look: f64,
     normal: f64,
     pages: f64,
+    /// Bytes of pages with content, and of devices' streams.
+    content: f64,
     /// How far a window's seconds per byte lie from the average, relative to it; fades too.
     deviation: f64,
 }
@@ -46,7 +51,8 @@ impl Pace {
             ..*self
         };
         let normal = after.normal_pages.saturating_sub(before.normal_pages) as f64;
-        if normal == 0.0 && self.normal > 0.0 {
+        let content = after.content_bytes().saturating_sub(before.content_bytes()) as f64;
+        if content == 0.0 && self.content > 0.0 {
             // Zero pages alone say nothing of what a page with content costs.
             return sum;
         }
@@ -56,12 +62,18 @@ impl Pace {
         sum.moving = self.moving * keep + moving;
         sum.encode = self.encode * keep + times.encode.as_secs_f64();
         sum.normal = self.normal * keep + normal;
+        sum.content = self.content * keep + content;
         let usual = self.moving / self.bytes;
         if usual.is_finite() && usual > 0.0 && bytes > 0.0 {
             let off = (moving / bytes / usual - 1.0).abs().min(MOST_MARGIN);
             sum.deviation = self.deviation * keep + off * (1.0 - keep);
         }
         sum
+    }
+
+    /// Whether anything was sent by which the rest can be reckoned.
+    pub fn is_tried(&self) -> bool {
+        self.content > 0.0
     }
 
     /// Bytes per second while bytes moved; 0 before any did.
@@ -94,7 +106,9 @@ impl Pace {
     fn seconds_per_page(&self) -> f64 {
         // Zero pages take time as well, and hardly any bytes.
         let by_bytes = self.moving / self.bytes * PAGE_SIZE as f64;
-        let send = if self.normal > 0.0 {
+        let send = if !self.is_tried() && by_bytes.is_finite() {
+            PAGE_SIZE as f64 / UNTRIED
+        } else if self.normal > 0.0 {
             ((self.moving + self.encode) / self.normal).min(by_bytes + self.encode / self.normal)
         } else {
             by_bytes
@@ -187,6 +201,35 @@ mod tests {
         }
 
         assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 10);
+    }
+
+    #[test]
+    fn zero_pages_alone_say_nothing_of_what_a_network_carries() {
+        let after = Counts { zero_pages: 1000, multifd_bytes: 8000, ..Counts::default() };
+        let times = LaneTimes { moving: 5 * MS, ..LaneTimes::default() };
+
+        let pace = Pace::default().and(Counts::default(), Counts { times, ..after }, 100 * MS, 1);
+
+        assert!(!pace.is_tried());
+        assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 32);
+    }
+
+    #[test]
+    fn chunks_of_devices_streams_tell_as_pages_do() {
+        let (before, mut after) = (
+            counts(1, 4096 * 1000, 10 * MS, Duration::ZERO),
+            counts(2, 4096 * 1000, 40 * MS, Duration::ZERO),
+        );
+        after.normal_pages = before.normal_pages;
+        after.chunk_bytes = 4096 * 1000;
+
+        let alone = Pace::default().and(Counts::default(), Counts { normal_pages: 0, ..after }, 100 * MS, 1);
+        let beside =
+            Pace::default().and(Counts::default(), before, 100 * MS, 1).and(before, after, 0 * MS, 1);
+
+        assert!(alone.is_tried());
+        assert_eq!(alone.time_for(2000, 0).unwrap().as_millis(), 80);
+        assert_eq!(beside.time_for(2000, 0).unwrap().as_millis(), 80);
     }
 
     #[test]

@@ -31,6 +31,8 @@ use crate::stats::{Round, SyncParts};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(20);
+/// With so many pages a network is tried that carried none with content so far: 4 MiB.
+const TRIED_PAGES: u64 = 1024;
 /// How long a round waits for devices, when nothing but their state is left.
 const STREAM_PATIENCE: Duration = Duration::from_millis(20);
 /// How long to wait for acknowledgements before the next look at the dirty bits (specs/stream.md §8).
@@ -354,12 +356,20 @@ impl Control {
     /// Makes the next pass of what was harvested.
     pub(super) fn next_pass(&mut self) {
         let ram = self.shared.vm.ram();
+        let is_untried = !lock(&self.shared.figures).pace(self.shared.counters.now()).is_tried();
         let Some(rounds) = &mut self.rounds else { return };
         let bits = std::mem::replace(&mut rounds.next, DirtyBitmaps::new(ram));
+        // Devices' state may be large: what the network carries is tried with pages that nobody would send.
+        let tries = rounds.waits_for_streams && is_untried;
+        if tries {
+            let block = bits.block(0);
+            block.set_range(0, TRIED_PAGES.min(block.pages()));
+            self.shared.origin.leave_out(&bits);
+        }
         let number = rounds.pass.number() + 1;
         let slices = rounds.pass.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
         let pass = Pass::new(number, ram, slices, bits, false, self.shared.violated);
-        rounds.pass = Arc::new(pass);
+        rounds.pass = Arc::new(if tries { pass.sending_zeros() } else { pass });
         self.enter_pass();
     }
 

@@ -13,13 +13,15 @@ use sterna_wire::multifd::{DeviceChunk, DeviceChunkKind};
 
 use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
-use crate::streams::{CONFIGURATION_BYTES, Streamed};
+use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
 /// Chunks held at once, at most, however small.
 const HELD_CHUNKS: usize = 65_536;
 /// Most bytes of a chunk from a source without credit: each lane may hold one before anybody can say whether there is
 /// room for it. QEMU's have 1 MiB.
 const UNASKED_BYTES: u64 = 16 << 20;
+/// The largest chunk that is usual, with its head.
+const WHOLE_CHUNK_BYTES: u64 = (MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// Below this the size of a buffer does not matter.
 const SMALL_BYTES: u64 = 64 << 10;
 /// Buffers kept for use again.
@@ -119,10 +121,11 @@ impl Inbox {
     pub fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
         let bytes = u64::from(bytes);
         let mut state = self.lock();
-        if bytes > self.ceiling {
+        // A source that was told no ceiling cannot keep its chunks below it: one is held, alone.
+        let most = if state.has_credit { self.ceiling } else { self.ceiling.max(WHOLE_CHUNK_BYTES) };
+        if bytes > most {
             return Err(self.misbehaved(format!(
-                "a chunk of {bytes} bytes, and at most {} are held (x-sterna-device-queue-size)",
-                self.ceiling
+                "a chunk of {bytes} bytes, and at most {most} are held (x-sterna-device-queue-size)"
             )));
         }
         let come = state.come_bytes.saturating_add(bytes);

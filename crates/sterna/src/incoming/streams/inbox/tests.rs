@@ -127,11 +127,23 @@ fn all_came_names_the_first_missing_chunk() {
 #[test]
 fn buffer_beyond_what_was_granted_is_refused_before_anything_is_held() {
     let inbox = inbox();
-    assert!(inbox.buffer(CEILING as u32 + 1).is_err(), "more than is ever held");
+    assert!(inbox.buffer(WHOLE_CHUNK_BYTES as u32 + 1).is_err(), "more than is ever held");
     assert_eq!(inbox.begin_credit(), CEILING);
+    assert!(
+        inbox.buffer(CEILING as u32 + 1).is_err(),
+        "more than is ever held of a source that knows the ceiling"
+    );
     inbox.buffer(150_000).unwrap();
     let error = inbox.buffer(60_000).unwrap_err().to_string();
     assert!(error.contains("210000 bytes, and 200000 were granted"), "{error}");
+}
+
+#[test]
+fn source_without_credit_may_send_chunks_beyond_the_ceiling_and_one_is_held() {
+    let inbox = inbox();
+    let large = vec![0; CEILING as usize + 1];
+    inbox.buffer(large.len() as u32 + 9).unwrap();
+    inbox.put(payload(0, DeviceChunkKind::Data { initial_ends: false }, &large)).unwrap();
 }
 
 #[test]

@@ -1,0 +1,93 @@
+//! Sections `vfio-user/N` and `vhost-user/N`, version 1: a device in a process of its own. What it is; its state is
+//! its stream.
+//!
+//! | section | field | what |
+//! | --- | --- | --- |
+//! | `vfio-user/N` | `info` | number of regions and of interrupt types, u32 each |
+//! | `vhost-user/N` | `queu` | number of queues, u32 |
+//!
+//! *Compatibility rule*: equality. Everything else is the two processes' affair: a device refuses a state that is not
+//! of its kind, and virtio features are checked with the rings, where it is known which ones the guest uses.
+
+use std::sync::Arc;
+
+use sterna::{Device, DeviceStream, VmError};
+
+use super::codec::{Body, StateError, Tag, length};
+use crate::machine::Shared;
+
+/// A device in another process.
+pub(crate) struct Outside {
+    shared: Arc<Shared>,
+    name: String,
+    field: Tag,
+    /// What `field` tells, for people.
+    told: &'static str,
+    value: Vec<u8>,
+    stream: Arc<dyn DeviceStream>,
+}
+
+/// All of the machine, in save order.
+pub(crate) fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
+    let vfio = shared.vfio_user.iter().enumerate().map(|(index, device)| {
+        let info = device.client.info();
+        Outside {
+            shared: Arc::clone(shared),
+            name: format!("vfio-user/{index}"),
+            field: *b"info",
+            told: "regions and interrupts of the device",
+            value: [info.regions, info.irqs].map(u32::to_le_bytes).concat(),
+            stream: Arc::clone(&device.stream) as _,
+        }
+    });
+    let vhost = shared.vhost_user.iter().enumerate().map(|(index, device)| Outside {
+        shared: Arc::clone(shared),
+        name: format!("vhost-user/{index}"),
+        field: *b"queu",
+        told: "queues of the device",
+        value: (device.queues() as u32).to_le_bytes().to_vec(),
+        stream: Arc::clone(device) as _,
+    });
+    vfio.chain(vhost).map(|device| Arc::new(device) as Arc<dyn Device>).collect()
+}
+
+impl Device for Outside {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn version(&self) -> u32 {
+        1
+    }
+
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        let mut body = Body::default();
+        body.bytes(self.field, &self.value);
+        Ok(body.finish())
+    }
+
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        super::load(&self.shared, self, body, |fields| {
+            let (theirs, ours) = (fields.bytes(self.field)?, self.value.as_slice());
+            if theirs.len() != ours.len() {
+                return Err(length(self.field, theirs.len(), ours.len()));
+            }
+            if theirs != ours {
+                return Err(StateError::Mismatch {
+                    what: self.told.into(),
+                    theirs: format!("{theirs:02x?}"),
+                    ours: format!("{ours:02x?}"),
+                });
+            }
+            Ok(())
+        })
+    }
+
+    fn body_limit(&self) -> usize {
+        4096
+    }
+
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        Some(Arc::clone(&self.stream))
+    }
+}
