@@ -225,7 +225,7 @@ mod tests {
 
         let alone = Pace::default().and(Counts::default(), Counts { normal_pages: 0, ..after }, 100 * MS, 1);
         let beside =
-            Pace::default().and(Counts::default(), before, 100 * MS, 1).and(before, after, 0 * MS, 1);
+            Pace::default().and(Counts::default(), before, 100 * MS, 1).and(before, after, Duration::ZERO, 1);
 
         assert!(alone.is_tried());
         assert_eq!(alone.time_for(2000, 0).unwrap().as_millis(), 80);
