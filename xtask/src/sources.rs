@@ -1,10 +1,13 @@
-//! Rules for sources that no lint knows: where unsafe is forbidden, what may not do I/O, how long a file is.
+//! Rules for sources that no lint knows: where unsafe may stand, what may not do I/O, how long a file is.
+
+mod unsafety;
 
 use std::path::{Path, PathBuf};
 
 use crate::parts::Outcome;
 use crate::process::Result;
 use crate::workspace::root;
+use unsafety::Unsafety;
 
 /// No file may be longer.
 const MOST_LINES: usize = 600;
@@ -18,6 +21,8 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-qmp/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/main.rs", &["#![forbid(unsafe_code)]"]),
+    ("soak/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("soak/src/main.rs", &["#![forbid(unsafe_code)]"]),
     ("xtask/src/main.rs", &["#![forbid(unsafe_code)]"]),
 ];
 
@@ -35,7 +40,7 @@ pub fn check() -> Result<Outcome> {
             wrong.push(format!("{file} lacks {}", any_of[0]));
         }
     }
-    let mut files = Vec::new();
+    let (mut files, mut unsafety) = (Vec::new(), Unsafety::default());
     for directory in ["crates", "guests", "benches", "interop", "soak", "xtask", "fuzz", "examples"] {
         rust_files(&root().join(directory), &mut files)?;
     }
@@ -46,6 +51,7 @@ pub fn check() -> Result<Outcome> {
         if lines > MOST_LINES {
             wrong.push(format!("{name} has {lines} lines, more than {MOST_LINES}: split it"));
         }
+        unsafety.look(&name, &text);
         let is_test = file.file_name().is_some_and(|name| name == "tests.rs");
         if !is_test && PURE.iter().any(|directory| name.starts_with(directory)) {
             wrong.extend(impurities(&text).map(|(line, word)| {
@@ -53,7 +59,8 @@ pub fn check() -> Result<Outcome> {
             }));
         }
     }
-    println!("{} files of Rust", files.len());
+    wrong.extend(unsafety::wrong(&unsafety)?);
+    println!("{} files of Rust, {} of them with unsafe outside of tests", files.len(), unsafety.files());
     if wrong.is_empty() { Ok(Outcome::Passed) } else { Err(wrong.join("; ")) }
 }
 

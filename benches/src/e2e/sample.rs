@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use sterna_benches::clock::CpuClock;
+
 /// One timing.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
@@ -14,9 +16,9 @@ pub struct Sample {
 
 /// Times `work`, which handles `bytes` bytes.
 pub fn time<E>(bytes: u64, work: impl FnOnce() -> Result<(), E>) -> Result<Sample, E> {
-    let (cpu, began) = (cpu_time(), Instant::now());
+    let (cpu, began) = (CpuClock::own().read(), Instant::now());
     work()?;
-    Ok(Sample { bytes, took: began.elapsed(), cpu: cpu_time().saturating_sub(cpu) })
+    Ok(Sample { bytes, took: began.elapsed(), cpu: CpuClock::own().read().saturating_sub(cpu) })
 }
 
 pub struct Series {
@@ -79,14 +81,4 @@ fn median(mut values: Vec<f64>) -> f64 {
         n if n % 2 == 1 => values[n / 2],
         n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
     }
-}
-
-/// User and system time of this process.
-fn cpu_time() -> Duration {
-    // SAFETY: all zero is a valid `timespec`, which the kernel fills; the clock exists on every Linux.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a local that lives through the call.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    assert_eq!(failed, 0, "CLOCK_PROCESS_CPUTIME_ID");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
