@@ -1,5 +1,6 @@
 //! What is foretold, and what then happens.
 
+use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,19 +9,23 @@ use sterna_benches::Failure;
 use sterna_benches::machines::Lab;
 use sterna_benches::peer::Peer;
 
-use crate::Args;
+use crate::record::Record;
 use crate::tide::{Load, Pair};
+use crate::{Args, pages_per_second};
 
+/// Under which forecasts are stored.
+const NAME: &str = "forecast";
 const PATTERNS: [&str; 4] = ["sequential", "random", "hot-set", "mixed"];
 /// Pages written per second, in percent of what the link carries.
-const RATES: [u64; 4] = [20, 50, 150, 400];
+const RATES: [u64; 4] = [20, 75, 150, 400];
+/// A guest that writes less must be called convergent.
+const SURE_PERCENT: u64 = 80;
 const LIMIT_MS: u64 = 300;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Over which times the guest's writing is measured beforehand.
 const INTERVALS: &str = "--intervals=50ms,200ms,800ms";
-const PAGE_BYTES: u64 = 4096;
 
-pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
+pub fn all(lab: &Lab, args: &Args, record: &mut Record) -> Result<Value, Failure> {
     let bandwidth = usual_bandwidth(lab, args)?;
     println!(
         "link of {} MB/s, of which an idle guest's migration moves {:.0}; {} MiB, limit {LIMIT_MS} ms",
@@ -34,23 +39,39 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
     let mut rows = Vec::new();
     for pattern in PATTERNS {
         for percent in RATES {
-            rows.push(one(lab, args, pattern, percent, bandwidth)?);
+            let (pair, foretold) = foretell(lab, args, pattern, percent, bandwidth)?;
+            let forecast = json!({ "pattern": pattern, "percent": percent, "forecast": foretold });
+            rows.push(forecast);
+            record.put(NAME, rows.clone().into())?;
+            if let Some(row) = rows.last_mut() {
+                come_true(pair, row)?;
+            }
         }
     }
     let good = |name: &str| rows.iter().filter(|row| row[name] == true).count();
     println!("verdict right: {} of {}", good("verdict_right"), rows.len());
+    let sure: Vec<&Value> = rows
+        .iter()
+        .filter(|row| row["percent"].as_u64().is_some_and(|percent| percent < SURE_PERCENT))
+        .collect();
+    println!(
+        "below {SURE_PERCENT} % called convergent: {} of {}",
+        sure.iter().filter(|row| gist(&row["forecast"]).0).count(),
+        sure.len()
+    );
     println!("total time within 20 %: {}, pause within 20 %: {}", good("total_within"), good("pause_within"));
     Ok(rows.into())
 }
 
-fn one(
+/// A guest that writes, and what is foretold of its migration, which has not begun.
+fn foretell(
     lab: &Lab,
     args: &Args,
     pattern: &'static str,
     percent: u64,
     bandwidth: u64,
-) -> Result<Value, Failure> {
-    let rate = args.link * 1_000_000 * percent / 100 / PAGE_BYTES;
+) -> Result<(Pair, Value), Failure> {
+    let rate = pages_per_second(args, percent);
     let load = Load { process: true, pattern, rate, ram_mib: args.ram, working_set_mib: args.ram };
     let mut pair = Pair::new(lab, load)?;
     // The guest sweeps for a while first, so that what it does is what it will do.
@@ -60,20 +81,26 @@ fn one(
     });
     pair.set(&parameters, &["multifd"])?;
     let foretold = of(lab, &pair.source, bandwidth)?;
-    let ends = foretold["convergent"] == true;
-    let (total, pause) =
-        (foretold["total_time"]["expected"].as_f64(), foretold["downtime"]["expected"].as_f64());
+    let (ends, total, pause) = gist(&foretold);
     print!(
         "{pattern:<10} | {percent:>3} | {} {:.2} {:.0} | ",
         if ends { "yes" } else { "no" },
         total.unwrap_or(f64::NAN),
         pause.unwrap_or(f64::NAN) * 1e3
     );
-    let Some((_, took)) = pair.migrate_if_it_converges(PATIENCE)? else {
+    std::io::stdout().flush().map_err(|error| format!("standard output: {error}"))?;
+    Ok((pair, foretold))
+}
+
+/// Migrates, and puts what came beside what was foretold.
+fn come_true(mut pair: Pair, row: &mut Value) -> Result<(), Failure> {
+    let (ends, total, pause) = gist(&row["forecast"]);
+    let came = pair.migrate_if_it_converges(PATIENCE)?;
+    row["ended"] = came.is_some().into();
+    row["verdict_right"] = (came.is_some() == ends).into();
+    let Some((_, took)) = came else {
         println!("it did not end");
-        return Ok(json!({
-            "pattern": pattern, "percent": percent, "forecast": foretold, "ended": false, "verdict_right": !ends,
-        }));
+        return Ok(());
     };
     let guest = pair.pause_of_the_guest()?;
     let off = |expected: Option<f64>, was: f64| {
@@ -81,11 +108,17 @@ fn one(
     };
     let (total_off, pause_off) = (off(total, took), off(pause, guest));
     println!("{took:.2} {:.0} | {total_off:+.0}, {pause_off:+.0}", guest * 1e3);
-    Ok(json!({
-        "pattern": pattern, "percent": percent, "forecast": foretold, "ended": true, "seconds": took,
-        "pause_of_the_guest": guest, "verdict_right": ends,
-        "total_within": total_off.abs() <= 20.0, "pause_within": pause_off.abs() <= 20.0,
-    }))
+    row["seconds"] = took.into();
+    row["pause_of_the_guest"] = guest.into();
+    row["total_within"] = (total_off.abs() <= 20.0).into();
+    row["pause_within"] = (pause_off.abs() <= 20.0).into();
+    Ok(())
+}
+
+/// Of a forecast: whether the migration ends, and the expected total time and pause, seconds.
+fn gist(forecast: &Value) -> (bool, Option<f64>, Option<f64>) {
+    let expected = |name: &str| forecast[name]["expected"].as_f64();
+    (forecast["convergent"] == true, expected("total_time"), expected("downtime"))
 }
 
 /// What `sterna plan` says of the guest in `peer`.

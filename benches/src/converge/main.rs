@@ -1,10 +1,11 @@
 //! Does a migration end, when, and with which pause: foretold, then done.
 //!
 //! - `forecast`: four patterns of writing at four rates each, under and above what converges, over a link of known speed.
-//!   The forecast is printed before the first byte moves.
+//!   The forecast is printed, and with `--json` stored, before the first byte moves.
 //! - `limits`: the pause that a guest sees against `downtime-limit`, over many migrations that were foretold to converge.
+//!   `--rate` says how fast it writes.
 //! - `qemu`: the same boot-sector guest on the same KVM, in QEMU and in Sterna, over the same link: the largest dirty
-//!   rate that still converges, and the pause that the guest saw.
+//!   rate that still converges, the largest at which the limit is kept (`--rival-limit`), and the pause that the guest saw.
 //! - `lanes`: what lanes do with their time under full load, without a limit.
 //!
 //! The link is the loopback of a network namespace of its own with a token bucket, so that it is as slow for the last
@@ -16,16 +17,21 @@ mod forecast;
 mod lanes;
 mod limits;
 mod link;
+mod record;
 mod rival;
 mod tide;
 
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use sterna_benches::Failure;
 use sterna_benches::machines::Lab;
 use sterna_interop::Root;
+
+use record::Record;
+
+const PAGE_BYTES: u64 = 4096;
 
 /// Times migrations of guests that write.
 #[derive(Debug, Parser)]
@@ -39,6 +45,9 @@ pub struct Args {
     /// Limits of the pause, ms.
     #[arg(long, value_delimiter = ',', default_value = "300,100,50")]
     limits: Vec<u64>,
+    /// What the guest of `limits` writes, in percent of what the link carries.
+    #[arg(long, value_name = "PERCENT", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    rate: u64,
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 256)]
     ram: u64,
@@ -48,10 +57,13 @@ pub struct Args {
     /// Tries at each rate beside QEMU.
     #[arg(long, default_value_t = 3)]
     tries: usize,
+    /// Limit of the pause beside QEMU, ms.
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    rival_limit: u64,
     /// The `sterna` to be timed [default: beside this program].
     #[arg(long, overrides_with = "sterna")]
     sterna: Option<PathBuf>,
-    /// Write all figures to a file.
+    /// Write all figures to a file, as they come: forecasts before their migrations begin.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -82,25 +94,19 @@ fn run(args: &Args) -> Result<(), Failure> {
     };
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     let mut lab = Lab { root: Root::qemu_for("the rows of QEMU"), sterna, kvm, namespace: None };
-    let mut figures = Map::new();
+    let mut record = Record::new(args.json.clone());
     for part in &args.only {
         let name = format!("{part:?}").to_lowercase();
         println!("\n{name}");
-        match one(*part, args, &mut lab) {
-            Ok(found) => {
-                figures.insert(name, found);
-            }
+        match one(*part, args, &mut lab, &mut record) {
+            Ok(found) => record.put(&name, found)?,
             Err(why) => println!("SKIPPED {name}: {why}"),
         }
-    }
-    if let Some(path) = &args.json {
-        let text = Value::from(figures).to_string();
-        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
 }
 
-fn one(part: Part, args: &Args, lab: &mut Lab) -> Result<Value, Failure> {
+fn one(part: Part, args: &Args, lab: &mut Lab, record: &mut Record) -> Result<Value, Failure> {
     match part {
         Part::Lanes => lanes::all(lab, args),
         Part::Forecast | Part::Limits | Part::Qemu => {
@@ -109,7 +115,7 @@ fn one(part: Part, args: &Args, lab: &mut Lab) -> Result<Value, Failure> {
             let found = match part {
                 Part::Qemu => rival::all(lab, args),
                 Part::Limits => limits::all(lab, args),
-                _ => forecast::all(lab, args),
+                _ => forecast::all(lab, args, record),
             };
             lab.namespace = None;
             found
@@ -121,6 +127,11 @@ fn beside() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().map_err(|error| format!("where am I: {error}"))?;
     let path = own.with_file_name("sterna");
     if path.exists() { Ok(path) } else { Err(format!("no {}: build it, or give --sterna", path.display())) }
+}
+
+/// Pages per second that are this part, in percent, of what the link carries.
+fn pages_per_second(args: &Args, percent: u64) -> u64 {
+    args.link * 1_000_000 * percent / 100 / PAGE_BYTES
 }
 
 /// The middle one; not a number of nothing.

@@ -139,6 +139,15 @@ impl Pair {
         Ok(Readings { megabits, written_bytes, statistics: self.statistics()? })
     }
 
+    /// What the guest at the source writes, bytes per second, measured for so long: each page counts as often as it is
+    /// written.
+    pub fn written_bytes_per_second(&mut self, time: Duration) -> Result<f64, Failure> {
+        let before = self.steps()?;
+        let began = Instant::now();
+        std::thread::sleep(time);
+        Ok((self.steps()? - before) * PAGE_BYTES / began.elapsed().as_secs_f64())
+    }
+
     /// Pages that the guest at the source has written so far.
     fn steps(&mut self) -> Result<f64, Failure> {
         let progress = self.source.execute("x-sterna-query-guest", Value::Null)?;
