@@ -1,10 +1,10 @@
 //! Fuzzing on the stable toolchain: libFuzzer with the coverage instrumentation of LLVM asked for by hand.
 //!
 //! The targets are the binaries of `fuzz/`, a workspace of its own because every crate in it is built with
-//! these flags. Seeds lie in `fuzz/seeds/NAME` (examples of sterna-wire and sterna-image make them out of the
-//! golden vectors), what a run finds goes to `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
+//! these flags. Seeds lie in `fuzz/seeds/NAME` (examples of sterna-wire, sterna-image and sterna-devices make them, most
+//! of them out of the golden vectors), what a run finds goes to `fuzz/corpus/NAME`, crashes to `fuzz/artifacts/NAME`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -104,6 +104,25 @@ fn build(manifest: &PathBuf) -> Result<()> {
     process::run(&mut command)
 }
 
+/// Bytes; no seed may be longer, or it is cut. A whole image holds pages.
+fn longest_input(target: &str) -> u32 {
+    if target.starts_with("image") { 131_072 } else { 16_384 }
+}
+
+/// libFuzzer would cut a longer seed without a word, and what is left of an image is not one.
+fn uncut(seeds: &Path, longest: u32) -> Result<()> {
+    let failed = |error: std::io::Error| format!("{}: {error}", seeds.display());
+    for entry in std::fs::read_dir(seeds).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let bytes = entry.metadata().map_err(failed)?.len();
+        if bytes > u64::from(longest) {
+            let seed = entry.path();
+            return Err(format!("{} has {bytes} bytes, more than -max_len={longest}", seed.display()));
+        }
+    }
+    Ok(())
+}
+
 fn one(target: &str, each: Duration) -> Result<()> {
     let corpus = root().join("fuzz/corpus").join(target);
     let artifacts = root().join("fuzz/artifacts").join(target);
@@ -113,12 +132,14 @@ fn one(target: &str, each: Duration) -> Result<()> {
     let mut command = Command::new(target_directory().join(TRIPLE).join("release").join(target));
     command
         .arg(format!("-max_total_time={}", each.as_secs()))
-        .args(["-rss_limit_mb=1024", "-malloc_limit_mb=64", "-timeout=10", "-max_len=16384", "-verbosity=0"])
+        .args(["-rss_limit_mb=1024", "-malloc_limit_mb=64", "-timeout=10", "-verbosity=0"])
         .args(["-print_final_stats=1"])
+        .arg(format!("-max_len={}", longest_input(target)))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg(corpus);
     let seeds = root().join("fuzz/seeds").join(target);
     if seeds.is_dir() {
+        uncut(&seeds, longest_input(target))?;
         command.arg(seeds);
     }
     let ended = command.output().map_err(|error| format!("cannot start {target}: {error}"))?;

@@ -1,7 +1,8 @@
-//! Writes seeds for the fuzz targets `image`, `libvirt_header` and `unpack`, out of a real QEMU's file.
+//! Writes seeds for the fuzz targets `image`, `image_tools`, `libvirt_header` and `unpack`, out of a real QEMU's file.
 //!
 //! `cargo run -p sterna-image --example image-seeds -- fuzz/seeds` (the directory is the argument). The file is that of
-//! the golden vectors, its RAM cut to a few pages so that a seed stays short.
+//! the golden vectors, its RAM cut to a few pages so that a seed stays short; libvirt's containers are without the room
+//! for longer texts, which would be most of a seed.
 
 use std::fs;
 use std::io::Read;
@@ -11,33 +12,36 @@ use std::sync::Arc;
 use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
 use sterna_image::{Image, ImageError, LegacyWriter, PageVisitor};
 use sterna_wire::PAGE_SIZE;
+use sterna_wire::libvirt::{ByteOrder, SaveHeader, VERSION};
 
 type Failure = Box<dyn std::error::Error>;
 
 /// Pages that a seed keeps.
 const PAGES: u64 = 3;
+const XML: &[u8] = b"<domain type='qemu'/>\0";
+const COOKIE: &[u8] = b"<cookie/>\0";
 
 fn main() -> Result<(), Failure> {
     let directory = PathBuf::from(std::env::args().nth(1).ok_or("give the directory to write to")?);
     let scratch = tempfile::tempdir()?;
-    let small = scratch.path().join("small");
-    fs::write(&small, small_legacy()?)?;
+    let (small, contained) = (scratch.path().join("small"), scratch.path().join("contained"));
+    let legacy = small_legacy()?;
+    fs::write(&small, &legacy)?;
+    fs::write(&contained, in_container(&legacy))?;
     for target in Target::all() {
         let options = ConvertOptions {
             target: Some(target),
-            xml: target.is_libvirt().then(|| b"<domain type='qemu'/>".to_vec()),
-            cookie: target.is_libvirt().then(|| b"<cookie/>".to_vec()),
             alignment: PAGE_SIZE as u64,
             threads: 1,
             ..ConvertOptions::default()
         };
         let file = scratch.path().join(target.name());
-        convert(Input::File(small.clone()), Output::File(file.clone()), &options)?;
+        // A container keeps its texts, and the room for them.
+        let input = if target.is_libvirt() { &contained } else { &small };
+        convert(Input::File(input.clone()), Output::File(file.clone()), &options)?;
         let bytes = fs::read(&file)?;
-        // libvirt's room for longer texts would be most of a seed.
-        if bytes.len() < 40_000 {
-            put(&directory, "image", &target.name(), &bytes)?;
-        }
+        put(&directory, "image", &target.name(), &bytes)?;
+        put(&directory, "image_tools", &target.name(), &bytes)?;
         if target.is_libvirt() {
             put(&directory, "libvirt_header", &target.name(), &bytes[..92])?;
         }
@@ -51,6 +55,22 @@ fn main() -> Result<(), Failure> {
 fn put(directory: &Path, target: &str, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(directory.join(target))?;
     fs::write(directory.join(target).join(name), bytes)
+}
+
+/// A libvirt save image without room behind its texts.
+fn in_container(stream: &[u8]) -> Vec<u8> {
+    let header = SaveHeader {
+        is_complete: true,
+        byte_order: ByteOrder::Little,
+        version: VERSION,
+        data_length: (XML.len() + COOKIE.len()) as u32,
+        was_running: 1,
+        format: 0,
+        cookie_offset: XML.len() as u32,
+    };
+    let mut out = Vec::new();
+    header.encode(&mut out);
+    [&out, XML, COOKIE, stream].concat()
 }
 
 /// The first byte of a seed of `unpack`.
