@@ -1,7 +1,9 @@
 //! `sterna convert` as users run it: pipes, and what Ctrl-C leaves.
 
+mod support;
+
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -82,6 +84,58 @@ fn convert_that_is_told_to_end_leaves_no_guest_memory_behind() {
     assert_eq!(status.code(), Some(130));
     assert_eq!(files(), [] as [PathBuf; 0]);
     drop(input);
+}
+
+/// Runs `sterna convert` on a machine with these programs; gives back the form that it made.
+fn converted(directory: &Path, line: &[&Path], versions: &[(&str, &str)]) -> String {
+    let mut convert = sterna();
+    convert.env("PATH", support::programs(directory, versions)).args(["convert", "--json"]).args(line);
+    let done = convert.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    told["target"]["kind"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn convert_of_libvirts_image_makes_what_qemu_and_libvirt_here_both_know() {
+    for (versions, wanted) in support::MACHINES {
+        let directory = tempfile::tempdir().unwrap();
+        let [stream, xml, source, target] =
+            ["stream", "xml", "source", "target"].map(|name| directory.path().join(name));
+        std::fs::write(&stream, whole()).unwrap();
+        std::fs::write(&xml, "<domain/>").unwrap();
+        let mut wrap = sterna();
+        wrap.arg("convert").args([&stream, &source]).args(["--format", "libvirt-zstd", "--xml"]).arg(&xml);
+        assert!(wrap.output().unwrap().status.success());
+
+        let made = converted(directory.path(), &[&source, &target], versions);
+
+        assert_eq!(made, wanted, "{versions:?}");
+    }
+}
+
+#[test]
+fn convert_with_a_format_makes_that_whatever_is_known_here() {
+    let directory = tempfile::tempdir().unwrap();
+    let [stream, xml, target] = ["stream", "xml", "target"].map(|name| directory.path().join(name));
+    std::fs::write(&stream, whole()).unwrap();
+    std::fs::write(&xml, "<domain/>").unwrap();
+    let [format, sparse, with] = ["--format", "libvirt-sparse", "--xml"].map(Path::new);
+
+    let made = converted(directory.path(), &[&stream, &target, format, sparse, with, &xml], &[]);
+
+    assert_eq!(made, "libvirt-sparse");
+}
+
+#[test]
+fn convert_of_a_bare_image_makes_mapped_ram_whatever_libvirt_is_here() {
+    let directory = tempfile::tempdir().unwrap();
+    let [stream, target] = ["stream", "target"].map(|name| directory.path().join(name));
+    std::fs::write(&stream, whole()).unwrap();
+
+    let made = converted(directory.path(), &[&stream, &target], &[("virsh", "9.0.0")]);
+
+    assert_eq!(made, "mapped-ram");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Images and peers without a monitor, where something goes wrong between the two.
 
+mod support;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
@@ -8,7 +10,7 @@ use std::sync::Arc;
 
 use sterna::foreign::{ImagePlan, receive};
 use sterna::{Address, Capabilities, Parameters};
-use sterna_image::{BlockShape, MappedOptions, MappedWriter, Shape};
+use sterna_image::{BlockShape, Image, MappedOptions, MappedWriter, Shape};
 
 fn image(path: &Path) {
     let mut shape = Shape { has_configuration: true, has_end: true, has_eof: true, ..Shape::empty() };
@@ -81,4 +83,44 @@ fn restore_to_a_peer_whose_acknowledgement_is_lost_ends_as_undecided_when_it_is_
     assert_eq!(child.wait().unwrap().code(), Some(3), "{said}");
     assert!(said.contains("undecided") && said.contains("Find out whether"), "{said}");
     receiving.wait().expect("it has the machine");
+}
+
+#[test]
+fn save_of_a_peers_domain_makes_what_qemu_and_libvirt_here_both_know() {
+    for (versions, wanted) in support::MACHINES {
+        let directory = tempfile::tempdir().unwrap();
+        let [from, xml, saved, socket] =
+            ["from", "xml", "saved", "socket"].map(|name| directory.path().join(name));
+        image(&from);
+        std::fs::write(&xml, "<domain/>").unwrap();
+        let mut save = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .env("PATH", support::programs(directory.path(), versions))
+            .args(["save", "--json", &format!("listen:unix:{}", socket.display())])
+            .arg(&saved)
+            .arg("--xml")
+            .arg(&xml)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let mut lines = BufReader::new(save.stderr.take().unwrap());
+        while !said.contains("listening at") {
+            assert!(lines.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+
+        let sent = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .arg("restore")
+            .arg(&from)
+            .arg(format!("send:unix:{}", socket.display()))
+            .output()
+            .unwrap();
+
+        let output = save.wait_with_output().unwrap();
+        lines.read_to_string(&mut said).unwrap();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&sent.stderr));
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(told["format"], wanted, "{versions:?}");
+        assert_eq!(Image::open(&saved).unwrap().kind().name(), wanted, "{versions:?}");
+    }
 }

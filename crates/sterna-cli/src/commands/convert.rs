@@ -1,12 +1,15 @@
 //! `sterna convert`: an image in another form.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
 use sterna_image::{Direct, Form, ImageError, Packing};
+use sterna_qmp::drive::save::newest_libvirt_format_here;
 
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -27,7 +30,8 @@ pub struct Arguments {
     /// Image to write; - for a bare legacy stream on standard output
     #[arg(value_name = "TARGET")]
     pub to: PathBuf,
-    /// What it becomes [default: mapped-ram, in libvirt's container if the source is in one]
+    /// What it becomes [default: mapped-ram; of a source in libvirt's container libvirt-sparse if both the QEMU and
+    /// the libvirt on this machine know it, else libvirt-raw]
     #[arg(short, long)]
     pub format: Option<Target>,
     /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source].
@@ -77,7 +81,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 impl Arguments {
     fn options(&self) -> Result<ConvertOptions, Stop> {
         Ok(ConvertOptions {
-            target: self.format.or_else(|| is_pipe(&self.to).then(legacy)),
+            target: self.target()?,
             xml: self.xml.as_deref().map(text).transpose()?,
             cookie: self.cookie.as_deref().map(text).transpose()?,
             replace: self.force,
@@ -86,29 +90,48 @@ impl Arguments {
             alignment: self.alignment,
         })
     }
+
+    /// None leaves it to the library: mapped-ram.
+    fn target(&self) -> Result<Option<Target>, Stop> {
+        if self.format.is_some() {
+            return Ok(self.format);
+        }
+        if is_pipe(&self.to) {
+            return Ok(Some(Target::bare(Form::Legacy, Packing::None)));
+        }
+        if !is_in_libvirts_container(&self.from) {
+            return Ok(None);
+        }
+        newest_libvirt_format_here().to_string().parse().map(Some).map_err(Stop::usage)
+    }
 }
 
-fn legacy() -> Target {
-    Target::bare(Form::Legacy, Packing::None)
+/// By its first bytes. What cannot be read is said when it is opened.
+fn is_in_libvirts_container(path: &Path) -> bool {
+    let mut magic = [0; 12];
+    !is_pipe(path)
+        && !is_fifo(path)
+        && File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
+        && magic == *b"LibvirtQemud"
 }
 
 fn is_pipe(path: &Path) -> bool {
     path == Path::new("-")
 }
 
+/// A named pipe, or what a shell makes of <(command): it is read once.
+fn is_fifo(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
 fn input(path: &Path) -> Result<Input, Stop> {
     if is_pipe(path) {
         return Ok(Input::Pipe(Box::new(io::stdin())));
     }
-    // A named pipe, or what a shell makes of <(command), is read as one.
-    let is_fifo = std::fs::metadata(path).is_ok_and(|metadata| {
-        use std::os::unix::fs::FileTypeExt;
-        metadata.file_type().is_fifo()
-    });
-    if !is_fifo {
+    if !is_fifo(path) {
         return Ok(Input::File(path.into()));
     }
-    let pipe = std::fs::File::open(path);
+    let pipe = File::open(path);
     Ok(Input::Pipe(Box::new(pipe.map_err(|error| Stop::failed(format!("{}: {error}", path.display())))?)))
 }
 

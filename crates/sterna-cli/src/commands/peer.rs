@@ -12,7 +12,7 @@ use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, Status as Stage};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Image, MappedOptions};
-use sterna_qmp::drive::save::{Domain, Format};
+use sterna_qmp::drive::save::{Domain, Format, newest_libvirt_format_here};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, Tls, TlsCredentials, TlsEndpoint};
 
@@ -55,7 +55,7 @@ pub struct Listening<'a> {
     pub address: &'a str,
     /// The image's place.
     pub image: &'a Path,
-    /// Its form; none for mapped-ram, or libvirt's *sparse* if there is a domain.
+    /// Its form; none for mapped-ram, or if there is a domain the newest of libvirt's that is known here.
     pub format: Option<Format>,
     /// What libvirt's container holds.
     pub domain: Option<Domain>,
@@ -111,8 +111,10 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
         ),
         None => None,
     };
-    let of_domain = if envelope.is_some() { Format::LIBVIRT_SPARSE } else { Format::MAPPED };
-    let format = listening.format.unwrap_or(of_domain);
+    let format = listening.format.unwrap_or_else(|| match envelope {
+        Some(_) => newest_libvirt_format_here(),
+        None => Format::MAPPED,
+    });
     if format.is_libvirt != envelope.is_some() {
         return Err(Stop::usage(if format.is_libvirt {
             format!("{format} needs the domain's XML (--xml)")

@@ -26,7 +26,8 @@ pub struct Arguments {
     /// The image
     pub image: PathBuf,
     /// mapped-ram, legacy, libvirt-raw, libvirt-sparse, or libvirt- or legacy- followed by gzip, bzip2, xz, lzop
-    /// or zstd. auto: the newest that the VM can load again, of libvirt's forms if there is an --xml
+    /// or zstd. auto: mapped-ram, or legacy for a VM that does not know it. With an --xml auto is libvirt-sparse if
+    /// both the VM (for listen: the QEMU on this machine) and the libvirt on this machine know it, else libvirt-raw
     #[arg(long, default_value = "auto")]
     pub format: String,
     /// Threads that write pages (mapped-ram and libvirt-sparse); by default four

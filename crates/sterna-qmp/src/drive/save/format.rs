@@ -10,6 +10,8 @@ use crate::drive::Settings;
 
 /// libvirt knows *sparse* from this version on (specs/libvirt-save.md §2).
 const SPARSE_SINCE: (u64, u64) = (11, 2);
+/// QEMU knows mapped-ram from this version on.
+const MAPPED_RAM_SINCE: (u64, u64) = (9, 0);
 
 /// A form of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,17 +51,33 @@ impl Format {
 /// The newest of libvirt's forms that both this VM and the libvirt on this machine know: *sparse*, else *raw*,
 /// which all know. Nobody gets an image that yesterday's software cannot read without asking for it.
 pub fn newest_libvirt_format(settings: &Settings) -> Format {
-    let knows_sparse = libvirt_version().is_some_and(|version| version >= SPARSE_SINCE);
-    if knows_sparse && settings.capability("mapped-ram").is_some() {
-        Format::LIBVIRT_SPARSE
-    } else {
-        Format::LIBVIRT_RAW
-    }
+    newest_of(settings.capability("mapped-ram").is_some() && libvirt_knows_sparse())
 }
 
-/// Version of the libvirt on this machine: of its daemon, which reads the images, else of its shell.
-fn libvirt_version() -> Option<(u64, u64)> {
-    ["virtqemud", "libvirtd", "virsh"].iter().find_map(|program| {
+/// As [`newest_libvirt_format`] where no VM can be asked: of an image that is converted, or that a peer sends. Then
+/// the QEMU on this machine is what must know mapped-ram.
+pub fn newest_libvirt_format_here() -> Format {
+    newest_of(libvirt_knows_sparse() && qemu_knows_mapped_ram())
+}
+
+fn newest_of(is_sparse_known: bool) -> Format {
+    if is_sparse_known { Format::LIBVIRT_SPARSE } else { Format::LIBVIRT_RAW }
+}
+
+/// By its daemon, which reads the images, else by its shell.
+fn libvirt_knows_sparse() -> bool {
+    version(&["virtqemud", "libvirtd", "virsh"]).is_some_and(|version| version >= SPARSE_SINCE)
+}
+
+/// By the names that distributions give it.
+fn qemu_knows_mapped_ram() -> bool {
+    let names = ["qemu-system-x86_64", "qemu-kvm", "/usr/libexec/qemu-kvm", "kvm"];
+    version(&names).is_some_and(|version| version >= MAPPED_RAM_SINCE)
+}
+
+/// Version of the first of these programs that is there.
+fn version(programs: &[&str]) -> Option<(u64, u64)> {
+    programs.iter().find_map(|program| {
         let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
         parse_version(&String::from_utf8_lossy(&output.stdout))
     })
@@ -146,6 +164,7 @@ mod tests {
     fn version_is_found_in_what_programs_say() {
         assert_eq!(parse_version("virtqemud (libvirt) 12.8.0\n"), Some((12, 8)));
         assert_eq!(parse_version("9.0.0\n"), Some((9, 0)));
+        assert_eq!(parse_version("QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)\n"), Some((11, 1)));
         assert_eq!(parse_version("no version here"), None);
     }
 }

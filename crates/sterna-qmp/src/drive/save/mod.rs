@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use sterna_transport::Direct;
 
 pub(super) use check::stream as check_stream;
-pub use format::{Format, newest_libvirt_format};
+pub use format::{Format, newest_libvirt_format, newest_libvirt_format_here};
 pub(super) use setup::{OFF, READERS, channels};
 
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
