@@ -69,6 +69,7 @@ pub fn engine_statistics() -> Statistics {
         peer_is_sterna: Some(true),
         cpu_throttle_percent: 0,
         is_dirty_limited: false,
+        dirty_limit_times: None,
         streams: vec![sterna::StreamStatistics {
             bytes: 100 << 20,
             running_bytes: 60 << 20,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -34,6 +34,8 @@ pub struct Channel {
     has_peeked: AtomicBool,
     /// From the handshake on.
     tls: OnceLock<tls::Session>,
+    /// Held by whose turn it is to write.
+    turn: Mutex<()>,
 }
 
 impl Channel {
@@ -159,7 +161,23 @@ impl Channel {
             peeked: Mutex::new(Vec::new()),
             has_peeked: AtomicBool::new(false),
             tls: OnceLock::new(),
+            turn: Mutex::new(()),
         })
+    }
+
+    /// Waits until it is the caller's turn to write, where several threads write whole messages: until what this
+    /// gives is dropped. Writing itself asks nobody.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Channel::turn`], if nobody else has it.
+    pub fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The next `count` bytes, which later reads give again. Waits for all of them.

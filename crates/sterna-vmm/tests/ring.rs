@@ -171,7 +171,10 @@ fn dirty_limit_of_one_vcpu_slows_that_one_down() {
     eprintln!("{test}: {limited:?} steps, {rates:?}");
     assert!(limited[0] < limited[1] / 2, "{limited:?}");
     assert_eq!([rates[0].limit_bytes, rates[1].limit_bytes], [Some(256 << 10), None]);
+    let times = machine.dirty_limit_times().unwrap();
+    assert!(!times.throttled_per_round.is_zero() && !times.ring_full.is_zero(), "{times:?}");
     machine.set_dirty_limit(None, None).unwrap();
+    assert_eq!(machine.dirty_limit_times(), None);
     advance(0, 20_000);
     assert!(machine.set_dirty_limit(Some(2), None).is_err(), "there is no such vCPU");
     assert!(machine.set_dirty_limit(None, Some(0)).is_err(), "it would never go on");

@@ -24,7 +24,8 @@
 //! Each device has a thread of its own that reads or writes; while it is inside a call, the engine makes no other
 //! call to that stream (the device's small section may be loaded meanwhile). Transitions (quiesce, stop, run) of all
 //! devices run in parallel. No call may take for ever:
-//! one that speaks to another process gives up after a time and says which device did not answer.
+//! one that speaks to another process gives up after a time and says which device did not answer. (Of the kernel's own
+//! drivers nobody can give up on a call; they are trusted to return.)
 
 use crate::vm::VmError;
 

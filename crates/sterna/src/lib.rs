@@ -52,5 +52,5 @@ pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,
     TlsFiles,
 };
-pub use throttle::{Throttle, VcpuDirtyRate};
+pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

@@ -86,8 +86,8 @@ pub struct Parameters {
     /// What to do with a guest that does not converge. Live.
     pub non_convergence: NonConvergence,
     /// `x-sterna-device-queue-size`: bytes of a device's stream that a destination holds for a device that
-    /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; one chunk of 1 MiB at
-    /// most is held from any other source, whatever the ceiling.
+    /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; any other source may
+    /// send larger chunks than that, up to 1 MiB, of which one is held.
     pub max_queued_stream_bytes: u64,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
+use crate::throttle::DirtyLimitTimes;
 
 /// A migration's figures at one instant. All byte counts are totals since it began.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -65,6 +66,9 @@ pub struct Statistics {
     pub cpu_throttle_percent: u8,
     /// Whether each vCPU's dirty rate is held down (`dirty-limit`).
     pub is_dirty_limited: bool,
+    /// What that does to the guest, as of the last look; None where it is not, or the VMM does not count it.
+    #[serde(default)]
+    pub dirty_limit_times: Option<DirtyLimitTimes>,
     /// Devices with a stream, in the VM's order.
     #[serde(default)]
     pub streams: Vec<StreamStatistics>,

@@ -1,5 +1,7 @@
 //! What a VMM implements to let the engine slow a guest down.
 
+use std::time::Duration;
+
 use crate::vm::VmError;
 
 /// Slows a guest down. The engine sets it while it migrates and takes all back when the migration ends, however it
@@ -34,6 +36,22 @@ pub trait Throttle: Send + Sync {
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         Vec::new()
     }
+
+    /// What dirty limits do to the guest; None where none is set, or nobody counts.
+    fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
+        None
+    }
+}
+
+/// What dirty limits do to a guest, in terms of the ring in which KVM names what a vCPU dirties.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DirtyLimitTimes {
+    /// `dirty-limit-throttle-time-per-round`: how long a vCPU sleeps for every ring that it fills; of the vCPU that sleeps
+    /// longest.
+    pub throttled_per_round: Duration,
+    /// `dirty-limit-ring-full-time`: how long an average vCPU takes to fill a ring at the rate at which it dirties now;
+    /// nothing where none dirties.
+    pub ring_full: Duration,
 }
 
 /// What one vCPU dirties.

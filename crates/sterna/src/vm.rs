@@ -56,7 +56,7 @@ pub trait SourceVm: Send + Sync {
     /// Stops the guest: on return no vCPU runs, pending I/O is completed, no device writes RAM, and
     /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent.
     fn stop(&self) -> Result<(), VmError>;
-    /// Undoes [`SourceVm::stop`]: the guest runs on.
+    /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream were told to run before.
     fn resume(&self) -> Result<(), VmError>;
     /// Devices in save order; the destination loads them in the order of the stream.
     fn devices(&self) -> Vec<Arc<dyn Device>>;

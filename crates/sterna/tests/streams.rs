@@ -342,6 +342,28 @@ fn start_that_fails_at_the_destination_leaves_no_device_running_there() {
 }
 
 #[test]
+fn only_copy_whose_device_is_dead_starts_without_it_when_it_is_told_again() {
+    case("streams", || {
+        let machines = Machines::new(banks(2, 100_000, 0));
+        machines.target.banks[1].fail(Some("run"));
+        let (params, mut capabilities) = multifd(2);
+        // The source completes and forgets the guest.
+        capabilities.return_path = false;
+        let incoming = vm::listen(&machines.target, &params, capabilities);
+        let migration = vm::start(&machines.source, &incoming.address(), &params, capabilities, Arc::new(()));
+        assert!(matches!(migration.wait(), Outcome::Completed));
+        support::eventually("held", || incoming.status() == sterna::Status::Held);
+        assert!(!machines.target.banks[0].runs(), "no device runs without its guest");
+
+        incoming.release().unwrap();
+
+        assert!(matches!(incoming.wait(), Arrival::Completed(sterna::RunState::Running)));
+        common::assert_lives_on(&machines.target.guest);
+        assert!(machines.target.banks[0].runs() && !machines.target.banks[1].runs());
+    });
+}
+
+#[test]
 fn device_that_cannot_be_stopped_costs_no_hook() {
     case("streams", || {
         let machines = Machines::new(banks(2, 100_000, 0));

@@ -1,7 +1,4 @@
 //! `query-migrate`: the engine's figures under QEMU's names (specs/stream.md §8).
-//!
-//! With `dirty-limit` QEMU adds `dirty-limit-throttle-time-per-round` and `dirty-limit-ring-full-time`, which only the VMM
-//! that holds vCPUs back could count. [`sterna::Throttle`] does not tell them, and they are left out.
 
 use std::time::Duration;
 
@@ -49,6 +46,11 @@ pub(crate) fn outgoing(statistics: &Statistics) -> Value {
     }
     if statistics.cpu_throttle_percent > 0 && !status.is_terminal() {
         info.insert("cpu-throttle-percentage".into(), statistics.cpu_throttle_percent.into());
+    }
+    if let Some(times) = statistics.dirty_limit_times.filter(|_| !status.is_terminal()) {
+        let per_round = microseconds(times.throttled_per_round);
+        info.insert("dirty-limit-throttle-time-per-round".into(), per_round);
+        info.insert("dirty-limit-ring-full-time".into(), microseconds(times.ring_full));
     }
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
@@ -102,6 +104,10 @@ fn ram(statistics: &Statistics) -> Value {
         "dirty-sync-missed-zero-copy": 0,
         "postcopy-requests": 0,
     })
+}
+
+fn microseconds(time: Duration) -> Value {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).into()
 }
 
 fn milliseconds(time: Duration) -> Value {

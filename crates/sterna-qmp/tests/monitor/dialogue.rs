@@ -72,6 +72,8 @@ fn dialogue_of_a_managed_migration_goes_through() {
     assert_eq!((&info["total-time"], &info["setup-time"]), (&json!(1234), &json!(5)));
     assert_eq!(info["expected-downtime"], 66);
     assert!(info.get("downtime").is_none());
+    assert_eq!(info["dirty-limit-throttle-time-per-round"], 1500);
+    assert_eq!(info["dirty-limit-ring-full-time"], 20_000);
 
     // The switchover, with the manager's consent.
     source.vm.set_running(false);
@@ -92,6 +94,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
     let info = src.ok("query-migrate", Value::Null);
     assert_eq!((&info["status"], &info["downtime"]), (&json!("completed"), &json!(42)));
     assert!(info.get("expected-downtime").is_none());
+    assert!(info.get("dirty-limit-ring-full-time").is_none());
     assert_eq!(src.ok("query-status", Value::Null), json!({"running": false, "status": "postmigrate"}));
 
     // The destination is let run, the source is ended.

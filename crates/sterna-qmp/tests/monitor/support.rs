@@ -282,6 +282,10 @@ impl Outgoing for FakeMigration {
             cpu_throttle_percent: 0,
             streams: Vec::new(),
             is_dirty_limited: false,
+            dirty_limit_times: Some(sterna::DirtyLimitTimes {
+                throttled_per_round: Duration::from_micros(1500),
+                ring_full: Duration::from_millis(20),
+            }),
         }
     }
     fn cancel(&self) -> Result<(), String> {

@@ -87,6 +87,11 @@ impl Device for Outside {
         4096
     }
 
+    /// What it sends while the guest runs is loaded before the switchover; one that sends nothing then says so at once.
+    fn asks_switchover_ack(&self) -> bool {
+        true
+    }
+
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         Some(Arc::clone(&self.stream))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
+use sterna::{Device, DirtyLimitTimes, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
 use sterna_ram::{DirtySource, GuestRam};
 
 use super::gate::Wanted;
@@ -40,8 +40,9 @@ impl SourceVm for KvmMachine {
         Ok(())
     }
 
+    /// The engine runs devices with a stream itself, before it calls this.
     fn resume(&self) -> Result<(), VmError> {
-        Ok(KvmMachine::resume(self)?)
+        Ok(self.let_run(false)?)
     }
 
     fn devices(&self) -> Vec<Arc<dyn Device>> {
@@ -68,6 +69,10 @@ impl Throttle for KvmMachine {
 
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         self.shared.vcpu_dirty_rates()
+    }
+
+    fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
+        self.shared.dirty_limit_times()
     }
 }
 

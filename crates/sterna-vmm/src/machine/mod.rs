@@ -195,6 +195,11 @@ impl KvmMachine {
     /// # Errors
     /// [`VmmError::State`] if there is no guest, or it has ended.
     pub fn resume(&self) -> Result<(), VmmError> {
+        self.let_run(true)
+    }
+
+    /// As [`KvmMachine::resume`]; its devices may be another's to run.
+    fn let_run(&self, with_devices: bool) -> Result<(), VmmError> {
         let _one = self.operation();
         if !self.has_guest() {
             return Err(VmmError::State {
@@ -209,7 +214,9 @@ impl KvmMachine {
             // Its devices run too, or are being saved: to run them would end that.
             return Ok(());
         }
-        self.shared.run_devices(&self.name);
+        if with_devices {
+            self.shared.run_devices(&self.name);
+        }
         self.shared.tell_paused();
         self.shared.gate.want(Wanted::Run, || {});
         Ok(())

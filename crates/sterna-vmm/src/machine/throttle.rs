@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna::{Brake, BrakeLimits, VcpuDirtyRate, VmError};
+use sterna::{Brake, BrakeLimits, DirtyLimitTimes, VcpuDirtyRate, VmError};
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::dirty::KvmDirtyRing;
 
@@ -50,6 +50,9 @@ struct VcpuThrottle {
     brake: Mutex<Brake>,
     /// Bytes per second; 0: none.
     dirty_limit: AtomicU64,
+    /// Nanoseconds that it has slept since the limit was set, and pages that its ring had named then.
+    slept: AtomicU64,
+    named_before: AtomicU64,
     is_asleep: AtomicBool,
 }
 
@@ -200,9 +203,13 @@ impl Shared {
         if time.is_zero() {
             return;
         }
-        let is_asleep = &throttling.vcpus[vcpu].is_asleep;
+        let VcpuThrottle { is_asleep, slept, .. } = &throttling.vcpus[vcpu];
         is_asleep.store(true, Ordering::Relaxed);
+        let began = Instant::now();
         self.gate.sleep(time, || throttling.generation.load(Ordering::Acquire) == generation);
+        if limits.dirty_bytes_per_second.is_some() {
+            slept.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
         is_asleep.store(false, Ordering::Relaxed);
         throttling.brake(vcpu).woke(throttling.now());
     }
@@ -246,7 +253,10 @@ impl Shared {
         for vcpu in vcpus {
             // What was dirtied before is not held against it.
             self.throttling.brake(vcpu).settle(self.throttling.now(), self.reported(vcpu));
-            self.throttling.vcpus[vcpu].dirty_limit.store(bytes.unwrap_or(0), Ordering::Relaxed);
+            let throttle = &self.throttling.vcpus[vcpu];
+            throttle.dirty_limit.store(bytes.unwrap_or(0), Ordering::Relaxed);
+            throttle.slept.store(0, Ordering::Relaxed);
+            throttle.named_before.store(self.reported(vcpu), Ordering::Relaxed);
         }
         self.limits_changed();
         Ok(())
@@ -262,6 +272,27 @@ impl Shared {
                 limit_bytes: self.throttling.limits(vcpu).dirty_bytes_per_second,
             })
             .collect()
+    }
+
+    pub(crate) fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
+        let ring = self.tracking.ring()?;
+        let entries = f64::from(ring.entries());
+        let vcpus: Vec<VcpuDirtyRate> = self.vcpu_dirty_rates();
+        if vcpus.iter().all(|vcpu| vcpu.limit_bytes.is_none()) {
+            return None;
+        }
+        let per_round = |(vcpu, throttle): (usize, &VcpuThrottle)| {
+            let named = self.reported(vcpu).saturating_sub(throttle.named_before.load(Ordering::Relaxed));
+            // Before the first ring is full nobody knows how long one takes.
+            let rings = (named as f64 / entries).max(1.0);
+            Duration::from_nanos((throttle.slept.load(Ordering::Relaxed) as f64 / rings) as u64)
+        };
+        let rate = vcpus.iter().map(|vcpu| vcpu.rate_bytes as f64).sum::<f64>() / vcpus.len() as f64;
+        let full = if rate > 0.0 { entries * PAGE_SIZE as f64 / rate } else { 0.0 };
+        Some(DirtyLimitTimes {
+            throttled_per_round: self.throttling.vcpus.iter().enumerate().map(per_round).max()?,
+            ring_full: Duration::try_from_secs_f64(full).unwrap_or(Duration::MAX),
+        })
     }
 
     fn limits_changed(&self) {

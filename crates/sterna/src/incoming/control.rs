@@ -31,6 +31,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
                 threads: Vec::new(),
                 acquired: Vec::new(),
                 taken_over: false,
+                start_has_failed: false,
                 missing: String::new(),
                 last_status: None,
             };
@@ -47,6 +48,8 @@ struct Control {
     acquired: Vec<Arc<dyn Hook>>,
     /// The VM was told to take the guest over without starting it.
     taken_over: bool,
+    /// Starting the guest was tried, in vain.
+    start_has_failed: bool,
     /// Channels that had not come when it failed.
     missing: String,
     last_status: Option<Status>,
@@ -159,6 +162,11 @@ impl Control {
     fn wait_for_streams(&self, driver: &Driver<Destination>) -> Result<bool, MigrationError> {
         let streams = &self.shared.streams;
         let stall = self.shared.params.limits.stall;
+        let is_alone = !self.shared.capabilities.multifd || self.shared.file.is_some();
+        if is_alone {
+            // All of the main channel was read.
+            streams.all_came()?;
+        }
         let mut seen = (streams.figures(), Instant::now());
         loop {
             match driver.wait(PATIENCE, || streams.are_loaded().then_some(())) {
@@ -188,7 +196,18 @@ impl Control {
     }
 
     fn start_guest(&mut self) {
-        match self.shared.streams.run_devices().and_then(|()| self.shared.target.start()) {
+        // Nobody else has the guest, and this was tried before: without a device that is dead it is better off than
+        // nowhere.
+        let devices = if self.start_has_failed {
+            for error in self.shared.streams.run_devices_that_can() {
+                let text = format!("the guest runs without one of its devices: {error}");
+                self.shared.tell(&Event::Warning(text));
+            }
+            Ok(())
+        } else {
+            self.shared.streams.run_devices()
+        };
+        match devices.and_then(|()| self.shared.target.start()) {
             Ok(()) => {
                 if self.shared.target.runs_guests() {
                     self.shared.tell(&Event::Resumed);
@@ -200,6 +219,7 @@ impl Control {
                 for error in self.shared.streams.stop_devices() {
                     self.shared.tell(&Event::Warning(error.to_string()));
                 }
+                self.start_has_failed = true;
                 self.shared.note_error(error);
                 self.shared.report(Fed::GuestStartFailed);
             }
@@ -248,7 +268,8 @@ impl Control {
                     .to_owned()
             }
             Held::Hooks | Held::Start => format!(
-                "this side has the only copy of the guest and could not start it ({}): mend that, then cont",
+                "this side has the only copy of the guest and could not start it ({}): mend that, then cont; a device \
+                 that still does not run is left out then",
                 self.shared.error().map_or_else(|| "no reason known".to_owned(), |error| error.to_string())
             ),
         };

@@ -109,9 +109,12 @@ impl Control {
         let step = watch.convergence.look(look, &params, &shared.capabilities);
         let was_told = watch.is_told;
         watch.is_told |= step == Step::NotConverging;
+        let is_limited = watch.convergence.is_limited();
+        let times = shared.vm.throttle().filter(|_| is_limited).and_then(Throttle::dirty_limit_times);
         let mut figures = lock(&shared.figures);
         figures.cpu_throttle_percent = watch.convergence.throttle_percent();
-        figures.is_dirty_limited = watch.convergence.is_limited();
+        figures.is_dirty_limited = is_limited;
+        figures.dirty_limit_times = times;
         drop(figures);
         let throttle = shared.vm.throttle();
         match (step, throttle) {
@@ -137,6 +140,7 @@ impl Control {
     pub(super) fn unthrottle(&mut self) {
         let (percent, is_limited) = {
             let mut figures = lock(&self.shared.figures);
+            figures.dirty_limit_times = None;
             let limited = std::mem::take(&mut figures.is_dirty_limited);
             (std::mem::take(&mut figures.cpu_throttle_percent), limited)
         };

@@ -6,6 +6,7 @@ use super::counters::Counts;
 use super::pace::Pace;
 use crate::events::{Status, SwitchoverStep};
 use crate::stats::{LaneTimes, Round, Sample, Statistics};
+use crate::throttle::DirtyLimitTimes;
 
 /// Bandwidth is measured over windows of this length.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -45,6 +46,7 @@ pub(super) struct Figures {
     pages_per_second: u64,
     pub cpu_throttle_percent: u8,
     pub is_dirty_limited: bool,
+    pub dirty_limit_times: Option<DirtyLimitTimes>,
 }
 
 impl Figures {
@@ -75,6 +77,7 @@ impl Figures {
             pages_per_second: 0,
             cpu_throttle_percent: 0,
             is_dirty_limited: false,
+            dirty_limit_times: None,
         }
     }
 
@@ -181,6 +184,7 @@ impl Figures {
             peer_is_sterna: self.peer_is_sterna,
             cpu_throttle_percent: self.cpu_throttle_percent,
             is_dirty_limited: self.is_dirty_limited,
+            dirty_limit_times: self.dirty_limit_times,
             streams: Vec::new(),
         }
     }

@@ -56,8 +56,7 @@ impl Lane<'_> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;
-        let takes = self.streams.filter(|streams| streams.outbox.may_take(self.index));
-        let chunk = takes.map(|streams| || streams.outbox.take(self.index));
+        let chunk = self.streams.map(|streams| || streams.outbox.take(self.index));
         let next = |last| self.lanes.queue.next(last, self.behind_flush, chunk);
         // No round runs before the first pass, so nobody idles in one.
         while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {
@@ -76,10 +75,10 @@ impl Lane<'_> {
     fn send_chunk(&self, chunk: Chunk, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.device_packet(&chunk.packet)?;
         self.counters.chunk(chunk.packet.len() as u64);
-        if let Some(streams) = self.streams {
-            streams.outbox.done(chunk);
+        // Whoever waits waits for the last one.
+        if self.streams.is_some_and(|streams| streams.outbox.done(chunk)) {
+            (self.nudge)();
         }
-        (self.nudge)();
         Ok(())
     }
 

@@ -73,7 +73,7 @@ impl PageWriter for MultifdLane {
     fn device_packet(&mut self, packet: &[u8]) -> Result<(), MigrationError> {
         let bytes = packet.len() as u64;
         self.shared.counters.throttled(self.shared.limiter.take(bytes));
-        self.shared.counters.moving(|| self.channel.write_all(packet))?;
+        write(&self.shared.counters, &self.channel, &[IoPart::Bytes(packet)])?;
         self.shared.counters.multifd(bytes);
         Ok(())
     }
@@ -158,7 +158,7 @@ impl MultifdLane {
         } else {
             parts.push(IoPart::Bytes(&self.payload));
         }
-        self.shared.counters.moving(|| self.channel.write_parts(&parts))?;
+        write(&self.shared.counters, &self.channel, &parts)?;
         self.normal.clear();
         self.shared.counters.multifd(bytes);
         self.shared.counters.pages(normal as u64, zero as u64);
@@ -167,7 +167,8 @@ impl MultifdLane {
 
     fn sync(&mut self) -> Result<(), MigrationError> {
         let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
-        self.shared.counters.moving(|| self.channel.write_all(self.packets.sync(number)))?;
+        let packet = self.packets.sync(number);
+        write(&self.shared.counters, &self.channel, &[IoPart::Bytes(packet)])?;
         self.shared.counters.multifd(RAM_PACKET_BYTES as u64);
         Ok(())
     }
@@ -196,4 +197,13 @@ fn push(taken: bool) -> Result<(), MigrationError> {
         return Ok(());
     }
     Err(MigrationError::Internal("a multifd packet took more pages than it holds".to_owned()))
+}
+
+/// Writes a packet, when it is its turn: save threads of stopped devices write theirs on any channel.
+fn write(counters: &Counters, channel: &Channel, packet: &[IoPart<'_>]) -> Result<(), MigrationError> {
+    counters.moving(|| {
+        let _turn = channel.turn();
+        channel.write_parts(packet)
+    })?;
+    Ok(())
 }

@@ -15,6 +15,11 @@ use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
 use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
+/// The most bytes of payload in a chunk of a source with so much credit in all (specs/extension.md §8).
+fn largest_chunk(ceiling: u64) -> u64 {
+    (ceiling / 4).max((CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64)
+}
+
 /// Chunks held at once, at most, however small.
 const HELD_CHUNKS: usize = 65_536;
 /// Most bytes of a chunk from a source without credit: each lane may hold one before anybody can say whether there is
@@ -42,6 +47,8 @@ struct State {
     /// Index of the chunk that is loaded next.
     next: u32,
     held: BTreeMap<u32, Chunk>,
+    /// Chunks that have come and wait for room, in the lanes that brought them.
+    waiting: Vec<u32>,
     /// Bytes of payloads: held or being loaded; loaded; come in all; granted in all.
     held_bytes: u64,
     loaded_bytes: u64,
@@ -76,6 +83,13 @@ impl State {
         let highest = self.held.keys().next_back();
         index == self.next
             || (self.chunks == u64::from(index) && highest.is_none_or(|highest| *highest < index))
+    }
+
+    /// As [`State::is_in_line`], where lanes that wait for room have brought some of those before it.
+    fn follows_waiting(&self, index: u32) -> bool {
+        let before = self.waiting.iter().filter(|waiting| **waiting < index).count() as u64;
+        let highest = self.held.keys().next_back();
+        self.chunks + before == u64::from(index) && highest.is_none_or(|highest| *highest < index)
     }
 
     /// Whether a chunk of `bytes` cannot be held now.
@@ -155,20 +169,25 @@ impl Inbox {
             .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
         let bytes = payload.len() as u64;
         let mut state = self.lock();
+        if state.waiting.contains(&index) {
+            return Err(self.misbehaved(format!("chunk {index} comes twice")));
+        }
         self.check(&state, index, kind, payload.len() - data_at)?;
         while !state.has_credit && state.lacks_room(index, bytes, self.ceiling) {
             if state.is_stopped {
                 return Err(MigrationError::Cancelled);
             }
-            if !state.is_in_line(index) {
+            if !state.is_in_line(index) && !state.follows_waiting(index) {
                 return Err(self.misbehaved(format!(
                     "chunk {index} cannot be held: {} bytes wait for chunk {} already, more than {} are not held \
                      (x-sterna-device-queue-size)",
                     state.held_bytes, state.next, self.ceiling
                 )));
             }
+            state.waiting.push(index);
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            // Another lane may have brought the same chunk meanwhile, or the end.
+            state.waiting.retain(|waiting| *waiting != index);
+            // Another lane may have brought the end meanwhile.
             self.check(&state, index, kind, payload.len() - data_at)?;
         }
         if matches!(kind, DeviceChunkKind::Configuration { .. }) {
@@ -231,7 +250,10 @@ impl Inbox {
             state.spare.push(chunk.payload);
         }
         let due = state.loaded_bytes + self.ceiling;
-        let is_worth = due - state.granted_bytes.min(due) >= self.ceiling / 4 || state.held_bytes == 0;
+        // A message for every quarter of the ceiling, and no later than the largest chunk wants to come.
+        let room = state.granted_bytes.saturating_sub(state.come_bytes);
+        let is_worth = due.saturating_sub(state.granted_bytes) >= self.ceiling / 4
+            || (state.held_bytes == 0 && room < largest_chunk(self.ceiling));
         let grant =
             (state.has_credit && is_worth && !state.is_loaded && due > state.granted_bytes).then_some(due);
         if let Some(grant) = grant {

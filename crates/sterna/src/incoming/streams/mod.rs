@@ -88,6 +88,11 @@ impl Inboxes {
         in_parallel(&self.devices(), "run", |device| device.run())
     }
 
+    /// As [`Inboxes::run_devices`], as far as that goes: what went wrong is returned.
+    pub fn run_devices_that_can(&self) -> Vec<MigrationError> {
+        failed_in_parallel(&self.devices(), "run", |device| device.run())
+    }
+
     /// The guest could not be started: devices that run already stop. What went wrong is returned.
     pub fn stop_devices(&self) -> Vec<MigrationError> {
         let devices = self.devices();

@@ -1,12 +1,13 @@
 //! Devices' streams at the source: one save thread per device reads chunks, lanes write them.
 //!
 //! Where a peer understands it, chunks move while the guest still runs: the initial bytes at once, what changes in
-//! them once a round. The rest is read when all devices have stopped. Without multifd channels (the main channel
+//! them once a round. The rest is read when all devices have stopped, and save threads write it themselves. Without multifd channels (the main channel
 //! alone, a file) the streams follow each other on the main channel, behind RAM.
 //!
 //! A save thread calls its device only as far as the order of the moment ([`Order`]) lets it. The control thread, which
 //! makes all other calls, waits until they have left their devices: so no call to a device meets another.
 
+mod direct;
 mod outbox;
 mod saver;
 mod serial;
@@ -14,7 +15,7 @@ mod serial;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sterna_transport::Address;
+use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
@@ -39,6 +40,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct Streams {
     devices: Vec<Streamed>,
     pub outbox: Outbox,
+    /// The multifd channels.
+    channels: Vec<Arc<Channel>>,
     /// Chunks may move while the guest runs.
     while_running: bool,
     /// They follow each other on the main channel.
@@ -75,8 +78,10 @@ struct Progress {
     is_done: bool,
     /// What is left, as of the last look; `None` before the first.
     pending: Option<PendingState>,
-    /// Bytes per second that reading and sending were seen to reach, or that the device expects.
+    /// Bytes per second that the device was seen to be read and loaded at, or that it expects.
     bytes_per_second: Option<u64>,
+    /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
+    seen: (u64, Duration),
     statistics: StreamStatistics,
 }
 
@@ -90,7 +95,7 @@ pub(super) enum Way {
 }
 
 impl Streams {
-    fn new(devices: Vec<Streamed>, way: Way, lanes: usize) -> Self {
+    fn new(devices: Vec<Streamed>, way: Way, channels: Vec<Arc<Channel>>) -> Self {
         let has_credit = way == Way::Packets { has_credit: true };
         let savers = devices.iter().map(|device| Progress {
             statistics: StreamStatistics::of(&device.name, device.instance),
@@ -99,7 +104,8 @@ impl Streams {
         Self {
             state: Mutex::new(State { order: Order::Run(0), savers: savers.collect(), finish_began: None }),
             changed: Condvar::new(),
-            outbox: Outbox::new(devices.len(), lanes, has_credit),
+            outbox: Outbox::new(devices.len(), channels.len(), has_credit),
+            channels,
             while_running: has_credit,
             is_serial: way == Way::Serial,
             devices,
@@ -147,7 +153,6 @@ impl Streams {
         }
         drop(state);
         self.changed.notify_all();
-        self.outbox.wake();
     }
 
     /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
@@ -159,8 +164,10 @@ impl Streams {
         let pending = pending?;
         // What a device says of itself may be anything.
         let bytes = pending.iter().copied().fold(0, u64::saturating_add);
-        let times = state.savers.iter().zip(pending).map(|(saver, bytes)| {
+        let times = state.savers.iter().zip(pending).enumerate().map(|(index, (saver, bytes))| {
             let speed = saver.bytes_per_second.filter(|speed| *speed > 0);
+            // What was sent and waits at the destination is loaded first.
+            let bytes = bytes.saturating_add(self.outbox.unloaded(index));
             speed.map_or(0.0, |speed| bytes as f64 / speed as f64)
         });
         // In parallel the slowest counts, else all of them.
@@ -258,8 +265,7 @@ impl Control {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
-        let lanes = usize::from(shared.params().multifd_channels);
-        let streams = Arc::new(Streams::new(devices.clone(), way, lanes));
+        let streams = Arc::new(Streams::new(devices.clone(), way, self.multifd.clone()));
         *lock(&shared.streams) = Some(Arc::clone(&streams));
         self.streams = Some((Arc::clone(&streams), way));
         in_parallel(&devices, "begin to save", |device| device.begin_save())?;

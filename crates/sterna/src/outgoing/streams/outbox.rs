@@ -2,8 +2,7 @@
 //!
 //! Each device has a few buffers, so a slow network makes its save thread wait, not memory grow. Lanes take chunks
 //! device by device in turn. With credit any lane may take any chunk: the destination has room for it. Without, a
-//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order. No more
-//! lanes carry chunks than there are processors: further ones would only take turns, and make the pause longer.
+//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,13 +19,12 @@ pub(in crate::outgoing) struct Chunk {
 
 pub(in crate::outgoing) struct Outbox {
     state: Mutex<State>,
-    /// Save threads wait here, for buffers and credit.
-    changed: Condvar,
+    /// Each device's save thread waits here, for buffers and credit: one wakes, not all of them.
+    changed: Vec<Condvar>,
     /// Chunks that wait for a lane, for a look without the lock.
     waiting: AtomicUsize,
     /// Whether the destination grants room.
     has_credit: bool,
-    /// Lanes that carry chunks: the first so many.
     lanes: usize,
 }
 
@@ -42,45 +40,52 @@ struct Queue {
     spare: Vec<Vec<u8>>,
     /// Chunks that lanes write now.
     sending: usize,
-    /// Bytes of payloads, in all.
+    /// Bytes of payloads, in all: granted; granted at first, which is as much as the destination holds; sent.
     granted: u64,
+    ceiling: u64,
     sent: u64,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.devices.iter().all(|queue| queue.ready.is_empty() && queue.sending == 0)
+    }
 }
 
 impl Queue {
     fn new(granted: u64) -> Self {
         let spare = (0..BUFFERS).map(|_| Vec::new()).collect();
-        Self { ready: VecDeque::new(), spare, sending: 0, granted, sent: 0 }
+        Self { ready: VecDeque::new(), spare, sending: 0, granted, ceiling: granted, sent: 0 }
     }
 }
 
 impl Outbox {
     pub fn new(devices: usize, lanes: usize, has_credit: bool) -> Self {
         let granted = if has_credit { 0 } else { u64::MAX };
+        let changed = (0..devices).map(|_| Condvar::new()).collect();
         let devices = (0..devices).map(|_| Queue::new(granted)).collect();
         Self {
             state: Mutex::new(State { devices, turn: 0, is_closed: false }),
-            changed: Condvar::new(),
+            changed,
             waiting: AtomicUsize::new(0),
             has_credit,
-            lanes: lanes.clamp(1, processors()),
+            lanes: lanes.max(1),
         }
     }
 
     /// Waits for a buffer; `None` when all is over.
     pub fn buffer(&self, device: usize) -> Option<Vec<u8>> {
-        self.wait(|state| state.devices[device].spare.pop())
+        self.wait(device, |queue| queue.spare.pop())
     }
 
     /// Gives a buffer back that holds nothing.
     pub fn give_back(&self, device: usize, buffer: Vec<u8>) {
         self.lock().devices[device].spare.push(buffer);
-        self.changed.notify_all();
     }
 
     /// Waits until anything was granted, and says how much.
     pub fn first_grant(&self, device: usize) -> Option<u64> {
-        self.wait(|state| Some(state.devices[device].granted).filter(|granted| *granted > 0))
+        self.wait(device, |queue| Some(queue.granted).filter(|granted| *granted > 0))
     }
 
     /// The first device that was granted nothing so far.
@@ -90,8 +95,7 @@ impl Outbox {
 
     /// Waits until a payload of `bytes` may go. False when all is over.
     pub fn spend(&self, device: usize, bytes: u64) -> bool {
-        let spent = self.wait(|state| {
-            let queue = &mut state.devices[device];
+        let spent = self.wait(device, |queue| {
             let after = queue.sent.checked_add(bytes).filter(|after| *after <= queue.granted)?;
             queue.sent = after;
             Some(())
@@ -104,8 +108,18 @@ impl Outbox {
         let mut state = self.lock();
         let queue = &mut state.devices[device];
         queue.granted = queue.granted.max(bytes);
+        if queue.ceiling == 0 {
+            queue.ceiling = bytes;
+        }
         drop(state);
-        self.changed.notify_all();
+        self.changed[device].notify_all();
+    }
+
+    /// Bytes of payloads that were sent and are not loaded yet, at least; 0 where nobody tells.
+    pub fn unloaded(&self, device: usize) -> u64 {
+        let Queue { granted, ceiling, sent, .. } = self.lock().devices[device];
+        // The destination grants a quarter at a time.
+        sent.saturating_sub(granted - ceiling).saturating_sub(ceiling / 4)
     }
 
     /// A chunk is ready. Whoever calls wakes the lanes.
@@ -114,19 +128,14 @@ impl Outbox {
         self.waiting.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether lane `lane` carries chunks at all.
-    pub fn may_take(&self, lane: usize) -> bool {
-        lane < self.lanes
-    }
-
-    /// Whether any of those lanes may take any chunk.
+    /// Whether any lane may take any chunk.
     pub fn is_for_any(&self) -> bool {
         self.has_credit
     }
 
     /// A chunk that lane `lane` shall write.
     pub fn take(&self, lane: usize) -> Option<Chunk> {
-        if !self.may_take(lane) || self.waiting.load(Ordering::Acquire) == 0 {
+        if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut state = self.lock();
@@ -145,31 +154,27 @@ impl Outbox {
         self.take_from(&mut self.lock(), device)
     }
 
-    /// A chunk is written.
-    pub fn done(&self, chunk: Chunk) {
+    /// A chunk is written. Whether every chunk that was pushed is.
+    pub fn done(&self, chunk: Chunk) -> bool {
         let mut state = self.lock();
         let queue = &mut state.devices[chunk.device];
         queue.sending -= 1;
         queue.spare.push(chunk.packet);
+        let is_empty = state.is_empty();
         drop(state);
-        self.changed.notify_all();
+        self.changed[chunk.device].notify_all();
+        is_empty
     }
 
     /// Whether every chunk that was pushed is written.
     pub fn is_empty(&self) -> bool {
-        self.lock().devices.iter().all(|queue| queue.ready.is_empty() && queue.sending == 0)
-    }
-
-    /// Somebody who waits here may have to look at something else.
-    pub fn wake(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
+        self.lock().is_empty()
     }
 
     /// Nobody waits any more.
     pub fn close(&self) {
         self.lock().is_closed = true;
-        self.changed.notify_all();
+        self.changed.iter().for_each(Condvar::notify_all);
     }
 
     fn take_from(&self, state: &mut State, device: usize) -> Option<Chunk> {
@@ -180,26 +185,22 @@ impl Outbox {
         Some(Chunk { device, packet })
     }
 
-    fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, device: usize, mut look: impl FnMut(&mut Queue) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
                 return None;
             }
-            if let Some(got) = look(&mut state) {
+            if let Some(got) = look(&mut state.devices[device]) {
                 return Some(got);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed[device].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2)
 }
 
 #[cfg(test)]
@@ -237,12 +238,16 @@ mod tests {
     }
 
     #[test]
-    fn take_on_more_lanes_than_processors_leaves_chunks_to_the_first() {
-        let outbox = Outbox::new(1, processors() + 3, true);
-        outbox.push(chunk(0, 1));
-
-        assert!(outbox.take(processors()).is_none());
-        assert_eq!(marks(&outbox, processors() - 1), [1]);
+    fn bytes_that_were_sent_are_loaded_when_their_room_is_granted_again() {
+        let outbox = Outbox::new(1, 1, true);
+        outbox.grant(0, 1000);
+        assert!(outbox.spend(0, 900));
+        // A quarter is granted in one message, so that much may be loaded and not told.
+        assert_eq!(outbox.unloaded(0), 650);
+        outbox.grant(0, 1600);
+        assert_eq!(outbox.unloaded(0), 50);
+        outbox.grant(0, 1900);
+        assert_eq!(outbox.unloaded(0), 0);
     }
 
     #[test]

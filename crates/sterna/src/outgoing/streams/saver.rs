@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
 
 use super::super::shared::Shared;
-use super::{Chunk, Order, Progress, Streams};
+use super::{Chunk, Order, Progress, Streams, direct};
 use crate::device_stream::{DeviceStream, PendingState};
 use crate::error::MigrationError;
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
@@ -32,6 +32,8 @@ pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Str
         data_bytes: 0,
         tells_initial: streams.while_running,
         is_at_end: false,
+        waited_for_credit: Duration::ZERO,
+        waited_for_network: Duration::ZERO,
     };
     if let Err(error) = saver.run() {
         shared.fail(error);
@@ -53,6 +55,9 @@ struct Saver<'a> {
     tells_initial: bool,
     /// The stopped device said that all was read.
     is_at_end: bool,
+    /// For the chunk that is sent next.
+    waited_for_credit: Duration,
+    waited_for_network: Duration,
 }
 
 /// What came of reading a chunk.
@@ -124,7 +129,7 @@ impl Saver<'_> {
         self.tells_initial = false;
         let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(false) };
         self.head(&mut packet, DeviceChunkKind::Data { initial_ends: true }, 0)?;
-        Ok(self.send(packet))
+        self.send(packet, true)
     }
 
     /// The device has stopped: reads all that is left, then its configuration.
@@ -152,7 +157,7 @@ impl Saver<'_> {
         let total_bytes = self.streams.while_running.then_some(self.data_bytes);
         self.head(&mut packet, DeviceChunkKind::Configuration { total_bytes }, configuration.len())?;
         packet.extend_from_slice(&configuration);
-        if self.send(packet) {
+        if self.send(packet, false)? {
             let took = self.streams.finishing();
             self.note(|progress| {
                 progress.is_done = true;
@@ -167,7 +172,7 @@ impl Saver<'_> {
     fn chunk(&mut self, most: usize) -> Result<Read, MigrationError> {
         let began = Instant::now();
         let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(Read::Over) };
-        let waited = began.elapsed();
+        self.waited_for_network += began.elapsed();
         packet.resize(DATA_AT + most, 0);
         let began = Instant::now();
         let (mut count, mut runs) = (0, false);
@@ -202,11 +207,10 @@ impl Saver<'_> {
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
         packet[..DATA_AT].copy_from_slice(&head);
-        let began = Instant::now();
-        if !self.send(packet) {
+        if !self.send(packet, runs)? {
             return Ok(Read::Over);
         }
-        self.count(count as u64, reading, waited + began.elapsed(), runs);
+        self.count(count as u64, reading, runs);
         Ok(Read::Sent { bytes: count as u64, runs })
     }
 
@@ -250,11 +254,20 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// False: all is over.
-    fn send(&self, packet: Vec<u8>) -> bool {
+    /// Sends a chunk that was read while the device ran, or had stopped. False: all is over.
+    fn send(&mut self, packet: Vec<u8>, runs: bool) -> Result<bool, MigrationError> {
         let payload = (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
+        let began = Instant::now();
         if !self.streams.outbox.spend(self.index, payload) {
-            return false;
+            return Ok(false);
+        }
+        self.waited_for_credit += began.elapsed();
+        if !runs && self.streams.while_running {
+            let began = Instant::now();
+            direct::write(self.shared, &self.streams.channels, self.index, &packet)?;
+            self.waited_for_network += began.elapsed();
+            self.streams.outbox.give_back(self.index, packet);
+            return Ok(true);
         }
         self.streams.outbox.push(Chunk { device: self.index, packet });
         if self.streams.is_serial {
@@ -262,10 +275,12 @@ impl Saver<'_> {
         } else {
             self.shared.lanes.queue.wake(self.streams.outbox.is_for_any());
         }
-        true
+        Ok(true)
     }
 
-    fn count(&self, bytes: u64, reading: Duration, waiting: Duration, running: bool) {
+    fn count(&mut self, bytes: u64, reading: Duration, running: bool) {
+        let for_credit = std::mem::take(&mut self.waited_for_credit);
+        let for_network = std::mem::take(&mut self.waited_for_network);
         self.note(|progress| {
             // What was read is on its way; looking again before every chunk would cost a call each.
             if let Some(pending) = &mut progress.pending {
@@ -278,10 +293,16 @@ impl Saver<'_> {
             figures.bytes += bytes;
             figures.running_bytes += if running { bytes } else { 0 };
             figures.working += reading;
-            figures.waiting += waiting;
-            if figures.bytes >= TELLING_BYTES {
-                let time = (figures.working + figures.waiting).as_secs_f64().max(1e-6);
-                progress.bytes_per_second = Some((figures.bytes as f64 / time) as u64);
+            figures.waiting += for_credit + for_network;
+            // Credit comes as the other side loads. The network is reckoned with all that has to be sent.
+            let seen = &mut progress.seen;
+            *seen = (seen.0 + bytes, seen.1 + reading + for_credit);
+            if seen.0 >= TELLING_BYTES {
+                let time = seen.1.as_secs_f64().max(1e-6);
+                progress.bytes_per_second = Some((seen.0 as f64 / time) as u64);
+            }
+            if seen.0 >= 4 * TELLING_BYTES {
+                *seen = (seen.0 / 2, seen.1 / 2);
             }
         });
     }

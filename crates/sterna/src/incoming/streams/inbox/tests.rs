@@ -156,6 +156,36 @@ fn put_without_credit_out_of_order_beyond_the_ceiling_is_refused() {
 }
 
 #[test]
+fn put_without_credit_of_two_lanes_in_order_waits_for_room_in_both() {
+    let inbox = inbox();
+    let large = vec![0; 120_000];
+    let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
+    inbox.put(chunk(0)).unwrap();
+    std::thread::scope(|scope| {
+        let waits = |index| {
+            let waiting = scope.spawn({
+                let inbox = &inbox;
+                let chunk = chunk(index);
+                move || inbox.put(chunk)
+            });
+            while !inbox.lock().waiting.contains(&index) {
+                std::thread::yield_now();
+            }
+            waiting
+        };
+        let (one, two) = (waits(1), waits(2));
+        assert!(refusal(&inbox, chunk(1)).contains("comes twice"));
+        for _ in 0..3 {
+            let taken = inbox.take().unwrap();
+            inbox.loaded(taken, std::time::Duration::ZERO);
+        }
+        one.join().unwrap().unwrap();
+        two.join().unwrap().unwrap();
+    });
+    assert!(inbox.statistics().peak_bytes <= 2 * CEILING);
+}
+
+#[test]
 fn put_without_credit_in_order_waits_for_room() {
     let inbox = inbox();
     let large = vec![0; 120_000];
