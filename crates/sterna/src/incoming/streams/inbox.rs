@@ -29,8 +29,9 @@ const UNASKED_BYTES: u64 = 16 << 20;
 const WHOLE_CHUNK_BYTES: u64 = (MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// Below this the size of a buffer does not matter.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Buffers kept for use again.
-const SPARE_BUFFERS: usize = 4;
+/// Buffers kept for use again, as long as they are no larger than a quarter of the ceiling together: fresh memory costs
+/// as much as a copy.
+const SPARE_BUFFERS: usize = 32;
 
 pub(in crate::incoming) struct Inbox {
     pub device: Streamed,
@@ -246,7 +247,8 @@ impl Inbox {
                 state.statistics.took = state.began.map(|began| began.elapsed()).unwrap_or_default();
             }
         }
-        if state.spare.len() < SPARE_BUFFERS {
+        let spare = (state.spare.len() as u64 + 1).saturating_mul(chunk.payload.capacity() as u64);
+        if state.spare.len() < SPARE_BUFFERS && spare <= (self.ceiling / 4).max(bytes) {
             state.spare.push(chunk.payload);
         }
         let due = state.loaded_bytes + self.ceiling;
