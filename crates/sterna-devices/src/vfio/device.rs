@@ -62,6 +62,8 @@ struct Saving {
     failed: bool,
     /// The last read while the device ran gave nothing.
     idle: bool,
+    /// The least size since then: none of that can be read before the stop. What it grew by since, perhaps.
+    idle_bytes: Option<u64>,
     /// How much there was to read once it had stopped, when first asked for.
     stopped_bytes: Option<u64>,
     /// How much of that was read.
@@ -131,8 +133,12 @@ impl<P: MigrationPort> VfioDevice<P> {
                         (pending.initial_bytes, pending.dirty_bytes) = (info.initial_bytes, info.dirty_bytes);
                         pending.stopped_bytes = size.saturating_sub(pending.running_bytes());
                     }
-                    // It does not say which part of it; that much can be read until nothing comes.
-                    None if saving.idle => pending.stopped_bytes = size,
+                    // It does not say which part of it: all until nothing comes, then what comes anew.
+                    None if saving.idle => {
+                        let rest = saving.idle_bytes.map_or(size, |bytes| bytes.min(size));
+                        saving.idle_bytes = Some(rest);
+                        (pending.dirty_bytes, pending.stopped_bytes) = (size - rest, rest);
+                    }
                     None => pending.dirty_bytes = size,
                 }
             }
@@ -172,7 +178,7 @@ impl<P: MigrationPort> VfioDevice<P> {
                     saving.ended = read == 0;
                     saving.read_bytes = saving.read_bytes.saturating_add(read as u64);
                 } else {
-                    saving.idle = read == 0;
+                    (saving.idle, saving.idle_bytes) = (read == 0, None);
                 }
                 Ok(read)
             }
@@ -425,3 +431,6 @@ impl<P: MigrationPort> DeviceStream for VfioDevice<P> {
         self.port.expected_bytes_per_second()
     }
 }
+
+#[cfg(test)]
+mod tests;
