@@ -6,9 +6,9 @@
 //! | `quiesce` | → RUNNING_P2P or PRE_COPY_P2P, if it has those |
 //! | `stop` | → STOP_COPY; without a save before it → STOP |
 //! | `end_save` | STOP_COPY → STOP; PRE_COPY → RUNNING; PRE_COPY_P2P → RUNNING_P2P |
-//! | `begin_load` | → RESUMING, after a reset if it had failed |
+//! | `begin_load` | → RESUMING; out of RESUMING by STOP, and out of ERROR by a reset |
 //! | `finish_load` | → STOP: the device checks what came |
-//! | `end_load` | reset |
+//! | `end_load` | reset; if it cannot be, RESUMING → STOP |
 //! | `run` | → RUNNING |
 //!
 //! After a failed change the state is asked for anew before the next one, so a device that only failed to
@@ -226,12 +226,26 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn begin_load(&self) -> Result<(), DeviceError> {
         let mut inner = self.known()?;
+        if inner.state == MigState::Resuming {
+            // An earlier load's end got lost. Its bytes must not stand before this one's.
+            self.leave_load(&mut inner)?;
+        }
         if inner.state == MigState::Error {
             self.reset(&mut inner)?;
         }
         self.change(&mut inner, MigState::Resuming)?;
         inner.session = Session::Loading { failed: false };
         Ok(())
+    }
+
+    /// Out of RESUMING, whatever was written. A device may take a half state for a failure and be in ERROR then.
+    fn leave_load(&self, inner: &mut Inner) -> Result<(), DeviceError> {
+        if let Session::Loading { failed } = &mut inner.session {
+            *failed = true;
+        }
+        let left = self.change(inner, MigState::Stop);
+        self.look(inner)?;
+        if inner.state == MigState::Resuming { left } else { Ok(()) }
     }
 
     fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -273,10 +287,17 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn end_load(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock();
-        if matches!(inner.session, Session::Loading { .. } | Session::Loaded) {
-            self.reset(&mut inner)?;
-            inner.session = Session::None;
+        if !matches!(inner.session, Session::Loading { .. } | Session::Loaded) {
+            return Ok(());
         }
+        if let Err(error) = self.reset(&mut inner) {
+            // At least nobody writes on where this load ended.
+            if self.look(&mut inner).is_ok() && inner.state == MigState::Resuming && !inner.silent {
+                let _ = self.leave_load(&mut inner);
+            }
+            return Err(error);
+        }
+        inner.session = Session::None;
         Ok(())
     }
 
@@ -331,7 +352,10 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn reset(&self, inner: &mut Inner) -> Result<(), DeviceError> {
-        self.port.reset().map_err(|source| self.failed(inner.state, source))?;
+        if let Err(source) = self.port.reset() {
+            inner.doubt(&source);
+            return Err(self.failed(inner.state, source));
+        }
         (inner.state, inner.unsure, inner.silent) = (MigState::Running, false, false);
         Ok(())
     }

@@ -5,6 +5,7 @@ mod toy;
 use sterna::PendingState;
 
 use super::VfioDevice;
+use crate::vfio::{MigState, MigrationPort};
 use toy::Toy;
 
 fn device(toy: Toy) -> VfioDevice<Toy> {
@@ -56,4 +57,63 @@ fn pending_after_a_pause_counts_from_the_least_size_since() {
 
     assert_eq!(less, PendingState { stopped_bytes: 300, ..PendingState::default() });
     assert_eq!(more, PendingState { dirty_bytes: 20, stopped_bytes: 300, ..PendingState::default() });
+}
+
+/// A device in the middle of a load, which cannot be reset.
+fn half_loaded(toy: Toy) -> VfioDevice<Toy> {
+    let device = device(toy);
+    device.begin_load().expect("RESUMING");
+    device.write(b"half of the old").expect("a good write");
+    device.port().set_can_reset(false);
+    device
+}
+
+#[test]
+fn load_after_one_whose_end_failed_begins_with_its_own_first_byte() {
+    let device = half_loaded(Toy::default());
+    let ended = device.end_load().expect_err("no reset").to_string();
+    assert!(ended.contains("toy"), "{ended}");
+    assert!(device.run().is_err(), "half a device runs");
+
+    device.begin_load().expect("a new session");
+    device.write(b"the new").expect("a good write");
+    device.finish_load(&[]).expect("all came");
+
+    assert_eq!(device.port().loaded(), b"the new");
+}
+
+#[test]
+fn load_after_one_that_nobody_ended_begins_with_its_own_first_byte() {
+    let device = half_loaded(Toy::default());
+
+    device.begin_load().expect("a new session");
+    device.write(b"the new").expect("a good write");
+    device.finish_load(&[]).expect("all came");
+
+    assert_eq!(device.port().loaded(), b"the new");
+}
+
+#[test]
+fn end_load_of_a_device_that_cannot_be_reset_leaves_resuming() {
+    let device = half_loaded(Toy::default());
+
+    assert!(device.end_load().is_err());
+
+    assert_eq!(device.port().state().unwrap(), MigState::Stop);
+    assert!(device.write(b"more").is_err(), "nobody writes on");
+}
+
+#[test]
+fn load_after_a_half_one_that_the_device_takes_for_a_failure_resets_it() {
+    let device = half_loaded(Toy::that_checks());
+    assert!(device.end_load().is_err());
+    assert_eq!(device.state(), MigState::Error);
+    assert!(device.begin_load().is_err(), "only a reset helps");
+    device.port().set_can_reset(true);
+
+    device.begin_load().expect("a new session");
+    device.write(Toy::WHOLE).expect("a good write");
+    device.finish_load(&[]).expect("all came");
+
+    assert_eq!(device.port().loaded(), Toy::WHOLE);
 }

@@ -7,6 +7,8 @@ use crate::vfio::{MigState, MigrationFeatures, MigrationPort, PortError, Precopy
 
 /// All states, and no word on what can be read while it runs.
 pub(super) struct Toy {
+    /// A state other than [`Toy::WHOLE`] is refused, and the device is in ERROR then.
+    checks: bool,
     inner: Mutex<Inner>,
 }
 
@@ -15,19 +17,42 @@ struct Inner {
     /// Bytes of its state that were not read, and how many of them can be read while it runs.
     size: u64,
     readable: u64,
+    can_reset: bool,
+    /// What came in the present RESUMING, or in the last.
+    written: Vec<u8>,
 }
 
 impl Default for Toy {
     fn default() -> Self {
-        Self { inner: Mutex::new(Inner { state: MigState::Running, size: 0, readable: 0 }) }
+        let inner =
+            Inner { state: MigState::Running, size: 0, readable: 0, can_reset: true, written: Vec::new() };
+        Self { checks: false, inner: Mutex::new(inner) }
     }
 }
 
 impl Toy {
+    /// A whole state.
+    pub(super) const WHOLE: &[u8] = b"the whole state";
+
+    /// One that knows a whole state from half of one.
+    pub(super) fn that_checks() -> Self {
+        Self { checks: true, ..Self::default() }
+    }
+
     /// From now on it has so much to be read, and so much of it while it runs.
     pub(super) fn set_sizes(&self, size: u64, readable: u64) {
         let mut inner = self.lock();
         (inner.size, inner.readable) = (size, readable);
+    }
+
+    /// Whether resets do anything from now on.
+    pub(super) fn set_can_reset(&self, can: bool) {
+        self.lock().can_reset = can;
+    }
+
+    /// What was written in one session.
+    pub(super) fn loaded(&self) -> Vec<u8> {
+        self.lock().written.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -54,13 +79,25 @@ impl MigrationPort for Toy {
 
     fn set_state(&self, to: MigState) -> Result<(), PortError> {
         let mut inner = self.lock();
-        path(self.features(), inner.state, to).ok_or_else(|| refused("a change"))?;
-        inner.state = to;
+        for next in path(self.features(), inner.state, to).ok_or_else(|| refused("a change"))? {
+            if next == MigState::Resuming {
+                inner.written.clear();
+            }
+            if inner.state == MigState::Resuming && self.checks && inner.written != Self::WHOLE {
+                inner.state = MigState::Error;
+                return Err(refused("a state"));
+            }
+            inner.state = next;
+        }
         Ok(())
     }
 
     fn reset(&self) -> Result<(), PortError> {
-        self.lock().state = MigState::Running;
+        let mut inner = self.lock();
+        if !inner.can_reset {
+            return Err(refused("a reset"));
+        }
+        inner.state = MigState::Running;
         Ok(())
     }
 
@@ -72,8 +109,13 @@ impl MigrationPort for Toy {
         Ok(read as usize)
     }
 
-    fn write_data(&self, _: &[u8]) -> Result<(), PortError> {
-        Err(refused("a write"))
+    fn write_data(&self, from: &[u8]) -> Result<(), PortError> {
+        let mut inner = self.lock();
+        if inner.state != MigState::Resuming {
+            return Err(refused("a write"));
+        }
+        inner.written.extend(from);
+        Ok(())
     }
 
     fn precopy_info(&self) -> Result<Option<PrecopyInfo>, PortError> {
