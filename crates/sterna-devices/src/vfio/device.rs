@@ -8,7 +8,7 @@
 //! | `end_save` | STOP_COPY → STOP; PRE_COPY → RUNNING; PRE_COPY_P2P → RUNNING_P2P |
 //! | `begin_load` | → RESUMING; out of RESUMING by STOP, and out of ERROR by a reset |
 //! | `finish_load` | → STOP: the device checks what came |
-//! | `end_load` | reset; if it cannot be, RESUMING → STOP |
+//! | `end_load` | reset, unless it runs what was loaded; if it cannot be, RESUMING → STOP |
 //! | `run` | → RUNNING |
 //!
 //! After a failed change the state is asked for anew before the next one, so a device that only failed to
@@ -54,6 +54,11 @@ enum Session {
     },
     /// All was written and accepted.
     Loaded,
+    /// It ran with what was loaded, and no save has begun since.
+    Ran {
+        /// It was told to stop since, so the load may yet be undone.
+        stopped: bool,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -201,6 +206,9 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn stop(&self) -> Result<(), DeviceError> {
+        if let Session::Ran { stopped } = &mut self.lock().session {
+            *stopped = true;
+        }
         let mut inner = self.known()?;
         let saving = matches!(inner.session, Session::Saving(_));
         self.change(&mut inner, if saving { MigState::StopCopy } else { MigState::Stop })
@@ -287,7 +295,10 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     fn end_load(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock();
-        if !matches!(inner.session, Session::Loading { .. } | Session::Loaded) {
+        if !matches!(
+            inner.session,
+            Session::Loading { .. } | Session::Loaded | Session::Ran { stopped: true }
+        ) {
             return Ok(());
         }
         if let Err(error) = self.reset(&mut inner) {
@@ -311,6 +322,7 @@ impl<P: MigrationPort> VfioDevice<P> {
         inner.session = match inner.session {
             // By an operator: whoever undoes a save ends it first.
             Session::Saving(_) | Session::Interrupted => Session::Interrupted,
+            Session::Loaded | Session::Ran { .. } => Session::Ran { stopped: false },
             _ => Session::None,
         };
         Ok(())

@@ -253,14 +253,15 @@ impl Session {
         )
     }
 
-    /// Forgets what was loaded.
+    /// Forgets what was loaded. A ring that may still run, because nobody could stop it in time, is stopped now.
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
+        let stopped = self.stop();
         self.rings.clear();
         self.features = 0;
         if self.protocol.contains(VhostUserProtocolFeatures::RESET_DEVICE) {
-            self.ask("RESET_DEVICE", |frontend| frontend.reset_device())?;
+            return self.ask("RESET_DEVICE", |frontend| frontend.reset_device());
         }
-        Ok(())
+        stopped
     }
 
     /// Says which features hold. On return the back end keeps to them: it said so, or answered something later.

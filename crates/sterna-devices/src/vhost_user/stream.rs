@@ -29,12 +29,17 @@ pub(super) enum Transfer {
     Unchecked,
     /// All is loaded.
     Loaded,
+    /// It ran with what was loaded, and no save has begun since.
+    Ran {
+        /// It was told to stop since, so the load may yet be undone.
+        stopped: bool,
+    },
 }
 
 impl Transfer {
     fn describe(&self) -> &'static str {
         match self {
-            Self::None => "its state is not moving",
+            Self::None | Self::Ran { .. } => "its state is not moving",
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
             Self::Unsaved => "saving its state has failed",
             Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
@@ -99,6 +104,9 @@ impl DeviceStream for VhostUserDevice {
 
     fn stop(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
+        if let Transfer::Ran { stopped } = &mut *transfer {
+            *stopped = true;
+        }
         self.worker.call(|session| session.stop())?;
         if matches!(*transfer, Transfer::Announced) {
             // A back end that does not answer in time may begin all the same.
@@ -125,13 +133,14 @@ impl DeviceStream for VhostUserDevice {
 
     fn begin_load(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
-        if !matches!(*transfer, Transfer::None) {
+        if !matches!(*transfer, Transfer::None | Transfer::Ran { .. }) {
             return Err(self.out_of_order("begin_load", &transfer).into());
         }
         let begun = self.begin_transfer(StateDirection::Load);
         let pipe = begun.inspect_err(|error| {
             // As with a save. But a device that runs was told nothing, and must not be reset.
             if !matches!(error, VhostUserError::OutOfOrder { .. }) {
+                *transfer = Transfer::None;
                 self.forget_load(false);
             }
         })?;
@@ -163,10 +172,12 @@ impl DeviceStream for VhostUserDevice {
 
     fn end_load(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
-        if !transfer.is_load() {
-            return Ok(());
-        }
-        let was_checked = matches!(*transfer, Transfer::Loaded);
+        // One that runs what was loaded keeps it.
+        let was_checked = match *transfer {
+            Transfer::Loading(_) | Transfer::Unchecked => false,
+            Transfer::Loaded | Transfer::Ran { stopped: true } => true,
+            _ => return Ok(()),
+        };
         *transfer = Transfer::None;
         self.forget_load(was_checked);
         Ok(())
@@ -178,9 +189,9 @@ impl DeviceStream for VhostUserDevice {
             Transfer::Loading(_) | Transfer::Unchecked => {
                 return Err(self.out_of_order("run", &transfer).into());
             }
-            Transfer::Loaded => {
+            Transfer::Loaded | Transfer::Ran { .. } => {
                 self.worker.call(|session| session.run())?;
-                *transfer = Transfer::None;
+                *transfer = Transfer::Ran { stopped: false };
                 return Ok(());
             }
             _ => {}

@@ -146,6 +146,7 @@ pub fn run_if_asked() {
         model: Arc::new(Mutex::new(Model::new(bytes))),
         memory: memory.clone(),
         transfer: Mutex::default(),
+        state_bytes: bytes,
         fault: FAULTS[fault],
     };
     let service = Arc::new(Mutex::new(service));
@@ -161,6 +162,8 @@ struct Service {
     model: Arc<Mutex<Model>>,
     memory: GuestMemoryAtomic<Memory>,
     transfer: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    /// Of a new device.
+    state_bytes: usize,
     fault: Fault,
 }
 
@@ -189,6 +192,10 @@ impl VhostUserBackendMut for Service {
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::DEVICE_STATE;
         if self.fault == Fault::NoDeviceState { all - VhostUserProtocolFeatures::DEVICE_STATE } else { all }
+    }
+
+    fn reset_device(&mut self) {
+        *self.model.lock().expect("no panic") = Model::new(self.state_bytes);
     }
 
     fn set_event_idx(&mut self, _enabled: bool) {}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::slow::{Stall, patiently, slow};
-use crate::support::{Chunks, Plan, Served, TIMEOUT, alone, migrate, serve_with};
+use crate::support::{Chunks, Plan, Served, TIMEOUT, alone, migrate, serve, serve_with};
 use sterna::{DeviceStream, VmError};
 use sterna_devices::statebank::{Fault, FaultKind, StateBankConfig, Verdict};
 use sterna_devices::vfio::{MigState, MigrationPort, VfioDevice};
@@ -287,4 +287,29 @@ fn logging_whose_start_was_not_answered_can_be_started_later() {
     log.start().unwrap();
     log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap();
     log.stop().unwrap();
+}
+
+#[test]
+fn load_undone_after_a_device_ran_forgets_it_and_the_next_one_works() {
+    let (source, ran) = (served(None), serve(StateBankConfig { seed: 8, ..config(None) }));
+    let refuses = served(Some(Fault::entering(FaultKind::Fail, MigState::Running)));
+    let fresh = ran.bank().status().digest;
+    migrate(&source.device, &ran.device, Plan::plain()).unwrap();
+    assert_eq!(ran.bank().status().loaded, Verdict::Good);
+    source.device.run().unwrap();
+    migrate(&source.device, &refuses.device, Plan::plain()).unwrap_err();
+
+    // As the engine undoes it where the one ran and the other did not.
+    for device in [&ran.device, &refuses.device] {
+        device.quiesce().unwrap();
+        device.stop().unwrap();
+    }
+    for device in [&ran.device, &refuses.device] {
+        device.end_load().unwrap();
+    }
+
+    let forgotten = ran.bank().status();
+    assert_eq!((forgotten.loaded, forgotten.digest), (Verdict::None, fresh));
+    migrate(&source.device, &ran.device, Plan::plain()).unwrap();
+    assert_eq!(ran.bank().status().digest, source.bank().status().digest);
 }

@@ -6,7 +6,8 @@ use sterna_devices::vhost_user::{VhostUserDevice, VhostUserError, VhostUserOptio
 use tempfile::TempDir;
 
 use crate::back_end::{BackEnd, Fault};
-use crate::machine::{Machine, SHORT, ram, refused, told, whole};
+use crate::machine::{Machine, SHORT, TARGET_BYTES, ram, refused, told, whole};
+use crate::model::Model;
 
 const STATE_BYTES: usize = 3 << 20;
 
@@ -182,6 +183,35 @@ fn state_that_was_damaged_is_refused_and_the_next_one_taken() {
         target.device.end_load().expect("the end");
     }
 
+    target.load(&state, &configuration).expect("a good state");
+    target.take_guest(&source);
+    target.device.run().expect("a good start");
+    target.serve(5..10);
+}
+
+#[test]
+fn load_undone_after_a_device_ran_forgets_it_and_the_next_one_works() {
+    let directory = TempDir::new().expect("a directory");
+    let mut source = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
+    let mut target = Machine::target(directory.path(), "target", Fault::None);
+    source.serve(0..5);
+    source.stop().expect("a good stop");
+    let state = source.read_state().expect("all of it");
+    let configuration = source.device.configuration().expect("a record");
+    target.load(&state, &configuration).expect("a good state");
+    target.take_guest(&source);
+    target.device.run().expect("a good start");
+    target.device.end_load().expect("nothing: it runs");
+    target.serve(5..10);
+
+    // Another device could not start, so all is undone.
+    target.device.quiesce().expect("nothing to do");
+    target.device.stop().expect("a good stop");
+    target.device.end_load().expect("the end");
+
+    target.stop().expect("nothing runs");
+    assert!(target.read_state().expect("all of it") == Model::new(TARGET_BYTES).save(), "it was kept");
+    target.device.end_save().expect("the end");
     target.load(&state, &configuration).expect("a good state");
     target.take_guest(&source);
     target.device.run().expect("a good start");

@@ -24,6 +24,8 @@ pub const REQUESTS: u64 = 0x8000;
 pub const ANSWERS: u64 = 0x10_0000;
 /// Requests at once.
 pub const SLOTS: u16 = 32;
+/// Bytes of state that a device has which waits for another's.
+pub const TARGET_BYTES: usize = 64;
 /// For devices that will not answer.
 pub const SHORT: Duration = Duration::from_millis(1500);
 /// For devices that will.
@@ -77,7 +79,7 @@ impl Machine {
 
     /// A machine that waits for `source`'s guest.
     pub fn target(directory: &Path, name: &str, fault: Fault) -> Self {
-        Self::waiting(directory, name, 64, fault, LONG)
+        Self::waiting(directory, name, TARGET_BYTES, fault, LONG)
     }
 
     /// Makes a request whose answer of `len` bytes goes to `answer`, and does not wait. False if there is no room.

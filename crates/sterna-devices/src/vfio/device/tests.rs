@@ -117,3 +117,42 @@ fn load_after_a_half_one_that_the_device_takes_for_a_failure_resets_it() {
 
     assert_eq!(device.port().loaded(), Toy::WHOLE);
 }
+
+/// A device that was loaded and ran.
+fn arrived() -> VfioDevice<Toy> {
+    let device = device(Toy::default());
+    device.begin_load().expect("RESUMING");
+    device.write(b"the old").expect("a good write");
+    device.finish_load(&[]).expect("all came");
+    device.run().expect("a good start");
+    device
+}
+
+#[test]
+fn end_load_of_a_device_that_ran_and_was_stopped_resets_it_once() {
+    let device = arrived();
+    device.quiesce().expect("a good change");
+    device.stop().expect("a good stop");
+
+    device.end_load().expect("a reset");
+    device.end_load().expect("nothing");
+
+    assert_eq!(device.port().resets(), 1);
+    assert_eq!(device.state(), MigState::Running);
+}
+
+#[test]
+fn end_load_of_a_device_that_runs_or_ran_on_or_is_saved_leaves_it() {
+    let runs = arrived();
+    let ran_on = arrived();
+    ran_on.stop().expect("a good stop");
+    ran_on.run().expect("a good start");
+    let saved = arrived();
+    saved.begin_save().expect("PRE_COPY");
+    saved.stop().expect("a good stop");
+
+    for device in [&runs, &ran_on, &saved] {
+        device.end_load().expect("nothing");
+        assert_eq!(device.port().resets(), 0);
+    }
+}

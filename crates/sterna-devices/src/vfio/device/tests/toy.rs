@@ -18,14 +18,21 @@ struct Inner {
     size: u64,
     readable: u64,
     can_reset: bool,
+    resets: usize,
     /// What came in the present RESUMING, or in the last.
     written: Vec<u8>,
 }
 
 impl Default for Toy {
     fn default() -> Self {
-        let inner =
-            Inner { state: MigState::Running, size: 0, readable: 0, can_reset: true, written: Vec::new() };
+        let inner = Inner {
+            state: MigState::Running,
+            size: 0,
+            readable: 0,
+            can_reset: true,
+            resets: 0,
+            written: Vec::new(),
+        };
         Self { checks: false, inner: Mutex::new(inner) }
     }
 }
@@ -48,6 +55,11 @@ impl Toy {
     /// Whether resets do anything from now on.
     pub(super) fn set_can_reset(&self, can: bool) {
         self.lock().can_reset = can;
+    }
+
+    /// How often it was reset.
+    pub(super) fn resets(&self) -> usize {
+        self.lock().resets
     }
 
     /// What was written in one session.
@@ -98,6 +110,7 @@ impl MigrationPort for Toy {
             return Err(refused("a reset"));
         }
         inner.state = MigState::Running;
+        inner.resets += 1;
         Ok(())
     }
 
