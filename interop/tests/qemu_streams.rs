@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, Compression, Outcome, Parameters};
+use sterna_image::tools::diff::{DiffOptions, diff};
+use sterna_image::tools::state::State;
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Failure, Guest, Qemu, Ram, Root, skip, unbroken};
@@ -174,7 +176,8 @@ fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
     let wanted = std::fs::read(source.directory().join("ram")).map_err(|e| e.to_string())?;
     let place = directory.path().join("first");
 
-    let stored = save(way, &mut source, &place)?;
+    let second = directory.path().join("second");
+    save(way, &mut source, &place)?;
     if ram_of(&place, "ram0")? != wanted {
         return Err(format!("{way:?}: RAM in the image is not the source's"));
     }
@@ -182,18 +185,52 @@ fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
     if std::fs::read(target.directory().join("ram")).map_err(|e| e.to_string())? != wanted {
         return Err(format!("{way:?}: RAM of the target is not the source's"));
     }
-    let again = save(way, &mut target, &directory.path().join("second"))?;
-    if stored.shape.devices.len() != again.shape.devices.len() || stored.shape.early != again.shape.early {
-        return Err(format!(
-            "{way:?}: {} bytes of devices went in and {} came out",
-            stored.shape.devices.len(),
-            again.shape.devices.len()
-        ));
-    }
-    if ram_of(&directory.path().join("second"), "ram0")? != wanted {
+    save(way, &mut target, &second)?;
+    if ram_of(&second, "ram0")? != wanted {
         return Err(format!("{way:?}: RAM has changed on the way"));
     }
-    Ok(())
+    same_machine(&place, &second).map_err(|why| format!("{way:?}: {why}"))
+}
+
+/// What moves although the guest stands still: section, bytes of its body, why. mc146818rtc, the clock of `pc` and
+/// `q35`, is the host's here, which nobody stops; its body starts with the chip's registers.
+const MOVING: [(&str, &[usize], &str); 5] = [
+    (
+        "mc146818rtc",
+        &[0, 2, 4, 6, 7, 8, 9],
+        "the time and the date; the alarm's bytes between them stand still",
+    ),
+    ("mc146818rtc", &[10], "register A: bit 7 says that the time is about to change"),
+    ("mc146818rtc", &[12], "register C: bit 4 says that the time has changed"),
+    ("mc146818rtc", &[229, 230, 231, 232, 233, 234, 235, 236], "update_timer: when the time changes next"),
+    ("mc146818rtc", &[237, 238, 239, 240, 241, 242, 243, 244], "next_alarm_time, reckoned from the time"),
+];
+
+/// The devices that QEMU loaded from the first image and gave back into the second are the same, byte for byte but for
+/// what is [`MOVING`]; so are configuration, description and all blocks, video memory and firmware too.
+fn same_machine(first: &Path, second: &Path) -> Result<(), Failure> {
+    let open = |path: &Path| Image::open(path).map_err(|error| error.to_string());
+    let (first, second, directory) = (open(first)?, open(second)?, first.with_file_name(""));
+    let mut found =
+        diff(&first, &second, &directory, &DiffOptions::default()).map_err(|error| error.to_string())?;
+    let (a, b) = (State::of(&first), State::of(&second));
+    let mut changed = Vec::new();
+    found.sections.retain(|section| {
+        let (name, instance) = (section.name.as_str(), section.instance);
+        let (Some(a), Some(b)) = (a.find(name, instance), b.find(name, instance)) else { return true };
+        let bytes = a.body.iter().zip(b.body).enumerate();
+        let still: Vec<_> =
+            bytes.filter(|(at, (a, b))| a != b && !moves(name, *at)).map(|(at, _)| at).collect();
+        let is_changed =
+            a.body.len() != b.body.len() || section.versions[0] != section.versions[1] || !still.is_empty();
+        changed.extend((!still.is_empty()).then(|| format!("{name}: {still:?}")));
+        is_changed
+    });
+    if found.is_same() { Ok(()) } else { Err(format!("changed on the way: {changed:?}, {found:#?}")) }
+}
+
+fn moves(section: &str, at: usize) -> bool {
+    MOVING.iter().any(|(name, bytes, _)| *name == section && bytes.contains(&at))
 }
 
 fn trips(test: &str, ways: &[Way]) -> Result<(), Failure> {
