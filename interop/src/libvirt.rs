@@ -137,7 +137,7 @@ impl Libvirt {
     }
 
     /// Creates a transient domain that runs the boot guest ([`crate::Guest::Boot`]); `machine` is `pc` or
-    /// `q35`.
+    /// `q35`. Beside libvirt's monitor its QEMU has [one more](Self::operator_socket).
     ///
     /// # Errors
     /// libvirt's refusal.
@@ -146,19 +146,28 @@ impl Libvirt {
         boot_disk(&disk, memory_mib)?;
         let (target, bus) = if machine == "pc" { ("hda", "ide") } else { ("sda", "sata") };
         let xml = format!(
-            "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>\
+            "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>{name}</name>\
+             <memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>\
              <os><type arch='x86_64' machine='{machine}'>hvm</type><boot dev='hd'/></os>\
              <features><acpi/></features><devices><emulator>/usr/bin/qemu-system-x86_64</emulator>\
              <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/>\
              <target dev='{target}' bus='{bus}'/></disk>\
              <serial type='file'><source path='{}' append='on'/></serial>\
-             <memballoon model='none'/></devices></domain>",
+             <memballoon model='none'/></devices>\
+             <qemu:commandline><qemu:arg value='-qmp'/>\
+             <qemu:arg value='unix:{},server=on,wait=off'/></qemu:commandline></domain>",
             disk.display(),
             self.serial_file(name).display(),
+            self.operator_socket(name).display(),
         );
         let file = self.directory().join(format!("{name}.xml"));
         std::fs::write(&file, xml).map_err(|error| format!("{}: {error}", file.display()))?;
         self.virsh(&["create", &file.to_string_lossy()]).map(drop)
+    }
+
+    /// A monitor of the domain's QEMU that nobody is connected to: for `sterna save`.
+    pub fn operator_socket(&self, name: &str) -> std::path::PathBuf {
+        self.directory().join(format!("{name}.operator"))
     }
 
     /// All that the domain has said on its serial port, in every machine that it ran in.
