@@ -24,7 +24,7 @@ use crate::vfio_user::wire::DmaLogRange;
 use log::Log;
 use map::Map;
 
-const PAGE_BYTES: u64 = 4096;
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// How often the writer looks how much is due.
 const TURN: Duration = Duration::from_millis(1);
 /// Writes that are made under one lock.
@@ -146,9 +146,14 @@ impl Dma {
         if inner.writes == 0 || pages == 0 {
             return None;
         }
+        // Backwards: the first that is met is the last that went there, and whatever was written before all pages
+        // were met does not matter. So this takes as long as the pages want, however many writes there were.
         let mut last = HashMap::new();
-        for write in 1..=inner.writes {
-            last.insert(inner.target(write, pages), write);
+        for write in (1..=inner.writes).rev() {
+            last.entry(inner.target(write, pages)).or_insert(write);
+            if last.len() as u64 == pages {
+                break;
+            }
         }
         Some(last.into_iter().try_for_each(|(page, expected)| {
             let Some((map, address)) = inner.locate(page) else { return Ok(()) };

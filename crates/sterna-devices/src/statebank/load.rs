@@ -1,8 +1,9 @@
 //! Takes a saved stream in and believes none of it.
 
 use super::content::{self, BLOCK_BYTES};
+use super::dma::PAGE_BYTES;
 use super::save::Blocks;
-use super::stream::{End, HEAD_BYTES, Kind, RecordHead};
+use super::stream::{End, HEAD_BYTES, Kind, MOST_COUNT, RecordHead};
 
 /// What is wrong with a stream; `at` is the byte of the stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -186,7 +187,8 @@ impl Loader {
                 if *have == End::BYTES {
                     let rule = "the end's check word does not fit";
                     let end = End::decode(body);
-                    self.end = Some(end.ok_or(LoadError::Record { at: self.at, rule, value: 0 })?);
+                    let end = end.ok_or(LoadError::Record { at: self.at, rule, value: 0 })?;
+                    self.end = Some(believable(end, self.at)?);
                     self.body = Body::None;
                 }
                 Ok(some)
@@ -227,6 +229,9 @@ impl Loader {
             if third != len as u64 {
                 return bad("a block has another length", third);
             }
+            if generation > MOST_COUNT {
+                return bad("no block has changed so often", generation);
+            }
             if self.came[index] && generation < blocks.generations[index] {
                 return bad("a block comes with an older generation than before", generation);
             }
@@ -247,5 +252,70 @@ impl Loader {
             return bad("there is no such record", head.kind.into());
         }
         Ok(())
+    }
+}
+
+/// Holds an end, which the device goes on with, against what a device can be.
+fn believable(end: End, at: u64) -> Result<End, LoadError> {
+    let bad = |rule, value| Err(LoadError::Record { at, rule, value });
+    if end.dma_writes > MOST_COUNT {
+        return bad("no device has written so often", end.dma_writes);
+    }
+    let (first, bytes) = end.dma_window;
+    for part in [first, bytes] {
+        if !part.is_multiple_of(PAGE_BYTES) {
+            return bad("the window of its writes is not made of pages", part);
+        }
+    }
+    if first.checked_add(bytes).is_none() {
+        return bad("the window of its writes ends behind the last address", first);
+    }
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::statebank::stream;
+
+    /// A device of one block of one byte, loaded from a stream that tells `generation` and `end`.
+    fn load(generation: u64, end: End) -> Result<(), LoadError> {
+        let seed = 3;
+        let head = |kind: Kind, number, fields| RecordHead { kind: kind as u32, number, fields }.encode();
+        let mut content = [0];
+        content::fill(content::base(seed, 0, generation), 0, &mut content);
+        let digest = stream::digest(seed, &[generation]);
+        let bytes = [
+            &head(Kind::Head, 0, [seed, 1, BLOCK_BYTES])[..],
+            &head(Kind::Block, 1, [0, generation, 1]),
+            &content,
+            &head(Kind::End, 2, [digest, 1, End::BYTES as u64]),
+            &end.encode(),
+        ];
+        let mut loader = Loader::new(1);
+        loader.push(&bytes.concat())?;
+        loader.finish().map(drop)
+    }
+
+    #[test]
+    fn load_of_counts_and_windows_that_cannot_be_is_refused() {
+        let most = End { dma_writes: MOST_COUNT, dma_window: (4096, 1 << 40), ..End::default() };
+        assert_eq!(load(MOST_COUNT, most), Ok(()));
+
+        let bad = [
+            (MOST_COUNT + 1, End::default(), MOST_COUNT + 1),
+            (u64::MAX, End::default(), u64::MAX),
+            (0, End { dma_writes: MOST_COUNT + 1, ..End::default() }, MOST_COUNT + 1),
+            (0, End { dma_writes: u64::MAX, ..End::default() }, u64::MAX),
+            (0, End { dma_window: (4097, 4096), ..End::default() }, 4097),
+            (0, End { dma_window: (4096, 5000), ..End::default() }, 5000),
+            (0, End { dma_window: (u64::MAX - 4095, 4096), ..End::default() }, u64::MAX - 4095),
+        ];
+
+        for (generation, end, told) in bad {
+            let error = load(generation, end);
+            let Err(LoadError::Record { value, .. }) = error else { panic!("{end:?}: {error:?}") };
+            assert_eq!(value, told);
+        }
     }
 }

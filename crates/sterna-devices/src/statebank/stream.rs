@@ -13,8 +13,13 @@
 //! | [`Kind::Head`], first of all | seed | bytes of the state | bytes of a block | none |
 //! | [`Kind::Block`], any number, in any order | block | generation, never lower than before | bytes of the body | the block's content |
 //! | [`Kind::End`], last | digest of all generations | number of blocks | bytes of the body, [`End::BYTES`] | [`End`] |
+//!
+//! No generation and no number of writes is above [`MOST_COUNT`].
 
 use super::content::mix;
+
+/// The most that a count in a stream may be: whoever goes on counting from there never gets to the end of u64.
+pub const MOST_COUNT: u64 = 1 << 48;
 
 /// Bytes in front of a body.
 pub const HEAD_BYTES: usize = 32;

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Plan, Served, migrate, serve};
 use sterna::DeviceStream;
+use sterna_devices::statebank::dma::{Dma, DmaPlan};
+use sterna_devices::statebank::stream::MOST_COUNT;
 use sterna_devices::statebank::{StateBankConfig, Verdict};
-use sterna_devices::vfio_user::DmaLog;
+use sterna_devices::vfio_user::wire::{DMA_READ, DMA_WRITE, DmaMap};
+use sterna_devices::vfio_user::{DmaLog, DmaRegion};
 use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 
@@ -186,4 +189,20 @@ fn map_twice_and_unmap_what_is_not_there_are_refused() {
     served.client.map_ram(&ram, &ranges[..1]).unwrap();
     served.client.dma_unmap_all().unwrap();
     served.client.map_ram(&ram, &ranges).unwrap();
+}
+
+#[test]
+fn verify_of_more_writes_than_anybody_can_count_ends() {
+    const PAGES: u64 = 500;
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(PAGES * PAGE).unwrap();
+    let map = DmaMap { flags: DMA_READ | DMA_WRITE, offset: 0, address: 0, size: PAGES * PAGE };
+    let dma = Dma::new(DmaPlan::default());
+    dma.map(&DmaRegion { map, file: file.into() }).unwrap();
+    dma.become_other(DmaPlan { seed: 9, ..DmaPlan::default() }, MOST_COUNT);
+
+    let lost = dma.verify().expect("something to look at").unwrap_err();
+
+    assert_eq!(lost.found, 0);
+    assert!(lost.expected > MOST_COUNT - 100 * PAGES, "{lost}");
 }
