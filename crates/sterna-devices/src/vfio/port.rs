@@ -13,7 +13,9 @@ pub struct PrecopyInfo {
 
 /// A device's other side: the kernel's VFIO by ioctls, a vfio-user server by messages, a model in this process.
 ///
-/// Every call ends: one that speaks to somebody else gives up after a time with [`PortError::Silent`].
+/// One that speaks to another process gives up on every call after a time, with [`PortError::Silent`]. One that is a
+/// driver in the kernel cannot: nobody comes back from a system call before the driver does, so a call takes as long as
+/// that, and a driver that never answers is never told of.
 pub trait MigrationPort: Send + Sync {
     /// The device's name in messages: what an operator would look for.
     fn name(&self) -> String;

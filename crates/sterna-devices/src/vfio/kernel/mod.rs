@@ -18,7 +18,8 @@
 //! device holds, which is for [`super::VfioDevice`] and whoever drives it to decide.
 //!
 //! The kernel answers from the device's driver, so a call takes as long as the driver does. Nothing here can give
-//! up on one; drivers have limits of their own.
+//! up on one: [`PortError::Silent`] never comes from here. Drivers are expected to have limits of their own; with one
+//! that has none, or keeps to none, the call does not end, and neither does what waits for it.
 //!
 //! [`Calls`] are the system calls, [`System`] makes them. [`super::DmaLog`] over a port is what the device wrote.
 
