@@ -1,8 +1,9 @@
 //! Page files: complete or absent, direct or not, sparse, and what happens when there is no room.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna_transport::{
@@ -395,4 +396,29 @@ fn reader_ranges_come_in_order_every_way() {
             "{short:?}"
         );
     }
+}
+
+#[test]
+fn version_tells_bytes_that_were_written_in_place_under_old_times() {
+    let directory = on_disk();
+    let path = directory.path().join("image");
+    std::fs::write(&path, [7; 8192]).unwrap();
+    let file = PageFile::open(&path, OpenOptions { direct: Direct::Wanted }).unwrap();
+    let before = file.version().unwrap();
+    let target = ram("ram", 2, Backing::Memfd);
+    file.read_at(0, &[target.block(0).slice(0, 8192).unwrap()]).unwrap();
+    file.read_bytes_at(1, &mut [0; 5000]).unwrap();
+    assert_eq!(file.version().unwrap(), before, "reading is no change");
+    let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let modified = other.metadata().unwrap().modified().unwrap();
+    let began = Instant::now();
+
+    // The clock of inodes ticks slowly.
+    while file.version().unwrap() == before {
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody notices");
+        other.write_all_at(&[8], 100).unwrap();
+        other.set_times(std::fs::FileTimes::new().set_modified(modified)).unwrap();
+    }
+
+    assert_eq!(other.metadata().unwrap().modified().unwrap(), modified);
 }

@@ -160,13 +160,16 @@ impl PageFile {
         Ok(self.metadata()?.blocks() * 512)
     }
 
-    /// When it was changed last, in a form that only equality is asked of: device, inode, length, time.
+    /// When it was changed last, in a form that only equality is asked of: device, inode, length, the time of its
+    /// bytes, and the time of its inode, which nobody can set back. Reading changes neither; a new name, owner or mode
+    /// changes the latter.
     ///
     /// # Errors
     /// [`TransportError::System`].
-    pub fn version(&self) -> Result<[i64; 5], TransportError> {
+    pub fn version(&self) -> Result<[i64; 7], TransportError> {
         let now = self.metadata()?;
-        Ok([now.dev() as i64, now.ino() as i64, now.len() as i64, now.mtime(), now.mtime_nsec()])
+        let (device, inode, length) = (now.dev() as i64, now.ino() as i64, now.len() as i64);
+        Ok([device, inode, length, now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec()])
     }
 
     /// Makes it `length` bytes long; what is new reads as zero.

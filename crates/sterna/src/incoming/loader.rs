@@ -99,24 +99,6 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// As a file is read: `before_end` is asked before the stream's end is told.
-    pub(super) fn run_until_end(
-        &mut self,
-        before_end: &dyn Fn() -> Result<(), MigrationError>,
-    ) -> Result<(), MigrationError> {
-        loop {
-            match self.read()? {
-                Read::Item(item) => {
-                    if matches!(item, MainItem::Eof) {
-                        before_end()?;
-                    }
-                    self.take(item)?;
-                }
-                Read::End | Read::Stopped => return Ok(()),
-            }
-        }
-    }
-
     /// Reads on to the next item.
     pub(super) fn read(&mut self) -> Result<Read, MigrationError> {
         // An item may be followed by another that needs no further byte.

@@ -3,15 +3,16 @@
 //! A stream in a file is read front to back like a channel. A mapped-ram file is read in three steps:
 //!
 //! 1. its **structure**: everything but pages, to its end, held against the rules of the format and against this
-//!    machine, before a byte of RAM or a device is touched. A file that was cut, that is another machine's, whose
-//!    offsets point astray, stops here ([`structure`]);
+//!    machine, before a byte of RAM is written or a device is given a byte (those with a stream have been told by then
+//!    that one will come). A file that was cut, that is another machine's, whose offsets point astray, stops here
+//!    ([`structure`]);
 //! 2. its **pages**, by several threads, straight into guest RAM ([`pages`]). A page whose bit is clear is zero,
 //!    whatever the file holds there;
 //! 3. the elements of the stream in their order, so the devices: read a second time, so that a device's state is
 //!    never held whole.
 //!
-//! The file must not change meanwhile, and if it did the guest does not start. A file does not answer and is not a
-//! peer: this side takes the guest over when all is loaded, and the file stays as it is.
+//! The file must not change meanwhile, and if it did the guest does not start: its times tell, and blocks must be met
+//! again in step 3 where their pages were in step 2. A file does not answer and is not a peer: this side takes the guest over when all is loaded, and the file stays as it is.
 
 mod pages;
 mod structure;
@@ -21,8 +22,9 @@ use std::sync::atomic::Ordering;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_transport::{Address, Direct, OpenOptions, PageFile};
+use sterna_wire::main::MainItem;
 
-use super::loader::Loader;
+use super::loader::{Loader, Read};
 use super::shared::{Shared, lock};
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -94,26 +96,44 @@ fn run(shared: &Shared) -> Result<(), MigrationError> {
     };
     let before = file.version().map_err(MigrationError::storage)?;
     let mut loader = Loader::of_file(shared, file, *offset);
-    let unchanged = || {
-        if file.version().map_err(MigrationError::storage)? == before {
-            return Ok(());
-        }
-        let what = format!(
-            "{} was changed while it was loaded; load it again when nobody writes it",
-            shared.address
-        );
-        Err(MigrationError::PeerMisbehaved { what })
-    };
+    let is_unchanged = || Ok::<_, MigrationError>(file.version().map_err(MigrationError::storage)? == before);
+    let mut blocks = Vec::new();
     if shared.capabilities.mapped_ram {
-        let blocks = structure::read(&mut loader, file)?;
+        blocks = structure::read(&mut loader, file)?;
         // It is read once more, and counts then.
         shared.received_bytes.store(0, Ordering::Relaxed);
         pages::load(shared, file, &blocks)?;
         if shared.stopping.load(Ordering::Acquire) {
             return Ok(());
         }
-        unchanged()?;
+        if !is_unchanged()? {
+            return Err(changed(shared));
+        }
         loader = Loader::of_file(shared, file, *offset);
     }
-    loader.run_until_end(&unchanged)
+    let mut again = blocks.iter();
+    loop {
+        let item = match loader.read()? {
+            Read::Item(item) => item,
+            Read::End | Read::Stopped => return Ok(()),
+        };
+        let is_same = match &item {
+            MainItem::MappedBlock { name, length_bytes, header, .. } => {
+                again.next().is_some_and(|block| block.is(name, *length_bytes, header))
+            }
+            // Before the end is told, so before the guest can start.
+            MainItem::Eof => again.len() == 0 && is_unchanged()?,
+            _ => true,
+        };
+        if !is_same {
+            return Err(changed(shared));
+        }
+        loader.take(item)?;
+    }
+}
+
+fn changed(shared: &Shared) -> MigrationError {
+    let what =
+        format!("{} was changed while it was loaded; load it again when nobody writes it", shared.address);
+    MigrationError::PeerMisbehaved { what }
 }

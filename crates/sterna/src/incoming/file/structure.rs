@@ -11,12 +11,23 @@ use crate::error::MigrationError;
 use crate::incoming::loader::{Loader, Read};
 
 /// A block and its pages in the file.
+#[derive(Debug)]
 pub(super) struct MappedBlock {
+    /// As the file has it.
+    pub name: String,
+    pub length_bytes: u64,
     /// Its index in this side's RAM.
     pub index: usize,
     pub header: MappedHeader,
     /// Pages that the file holds; all others are zero.
     pub held: PageBitmap,
+}
+
+impl MappedBlock {
+    /// Whether this is what the file says of it when it is read again.
+    pub fn is(&self, name: &str, length_bytes: u64, header: &MappedHeader) -> bool {
+        (self.name.as_str(), self.length_bytes, &self.header) == (name, length_bytes, header)
+    }
 }
 
 /// Reads on to the end of the file. The decoder holds every element against its rules and against this machine:
@@ -52,7 +63,27 @@ pub(super) fn read(
             .collect();
         // Bits behind the last page mean nothing (specs/mapped-ram.md §4.5).
         held.merge_words(0, &words);
-        Ok(MappedBlock { index, header: *header, held })
+        Ok(MappedBlock { name: name.clone(), length_bytes: *length_bytes, index, header: *header, held })
     };
     places.iter().map(block).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_is_only_what_was_read_the_first_time() {
+        let header = MappedHeader { bitmap_offset: 600, pages_offset: 1 << 20 };
+        let held = PageBitmap::new(16);
+        let block = MappedBlock { name: "ram".to_owned(), length_bytes: 16 << 12, index: 0, header, held };
+        let moved = MappedHeader { bitmap_offset: 608, ..header };
+        let elsewhere = MappedHeader { pages_offset: 2 << 20, ..header };
+
+        assert!(block.is("ram", 16 << 12, &header));
+        assert!(!block.is("rom", 16 << 12, &header));
+        assert!(!block.is("ram", 8 << 12, &header));
+        assert!(!block.is("ram", 16 << 12, &moved));
+        assert!(!block.is("ram", 16 << 12, &elsewhere));
+    }
 }
