@@ -193,8 +193,8 @@ impl Control {
         !waits || self.until_or(STREAM_PATIENCE, || None)
     }
 
-    /// Waits until lanes need no longer for the rest of the pass than a harvest takes. False: the machine wants
-    /// something else done.
+    /// Waits until half of the pass is sent and lanes need no longer for its rest than twice a harvest, and a little.
+    /// False: the machine wants something else done.
     fn until_nearly_sent(&mut self, pass: &Pass) -> bool {
         loop {
             if pass.is_rearmed() {
