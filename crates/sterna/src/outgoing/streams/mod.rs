@@ -15,7 +15,7 @@ mod serial;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sterna_transport::{Address, Channel};
+use sterna_transport::Address;
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
@@ -29,6 +29,7 @@ use crate::events::SwitchoverStep;
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
+use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
 
 /// How long the control thread waits before it looks up.
@@ -40,8 +41,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct Streams {
     devices: Vec<Streamed>,
     pub outbox: Outbox,
-    /// The multifd channels.
-    channels: Vec<Arc<Channel>>,
+    channels: Channels,
     /// Chunks may move while the guest runs.
     while_running: bool,
     /// They follow each other on the main channel.
@@ -95,7 +95,7 @@ pub(super) enum Way {
 }
 
 impl Streams {
-    fn new(devices: Vec<Streamed>, way: Way, channels: Vec<Arc<Channel>>) -> Self {
+    fn new(devices: Vec<Streamed>, way: Way, channels: Channels) -> Self {
         let has_credit = way == Way::Packets { has_credit: true };
         let savers = devices.iter().map(|device| Progress {
             statistics: StreamStatistics::of(&device.name, device.instance),
@@ -104,7 +104,7 @@ impl Streams {
         Self {
             state: Mutex::new(State { order: Order::Run(0), savers: savers.collect(), finish_began: None }),
             changed: Condvar::new(),
-            outbox: Outbox::new(devices.len(), channels.len(), has_credit),
+            outbox: Outbox::new(devices.len(), channels.count(), has_credit),
             channels,
             while_running: has_credit,
             is_serial: way == Way::Serial,
@@ -265,7 +265,7 @@ impl Control {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
-        let streams = Arc::new(Streams::new(devices.clone(), way, self.multifd.clone()));
+        let streams = Arc::new(Streams::new(devices.clone(), way, Channels::new(self.multifd.clone())));
         *lock(&shared.streams) = Some(Arc::clone(&streams));
         self.streams = Some((Arc::clone(&streams), way));
         in_parallel(&devices, "begin to save", |device| device.begin_save())?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
 
 use super::super::shared::Shared;
-use super::{Chunk, Order, Progress, Streams, direct};
+use super::{Chunk, Order, Progress, Streams};
 use crate::device_stream::{DeviceStream, PendingState};
 use crate::error::MigrationError;
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
@@ -264,7 +264,7 @@ impl Saver<'_> {
         self.waited_for_credit += began.elapsed();
         if !runs && self.streams.while_running {
             let began = Instant::now();
-            direct::write(self.shared, &self.streams.channels, self.index, &packet)?;
+            self.streams.channels.write(self.shared, &packet)?;
             self.waited_for_network += began.elapsed();
             self.streams.outbox.give_back(self.index, packet);
             return Ok(true);
