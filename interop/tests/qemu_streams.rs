@@ -317,11 +317,14 @@ fn running_guest_goes_on_behind_its_image() -> Result<(), Failure> {
         let builder = Qemu::builder(&root).machine(way.machine).guest(Guest::Boot);
         let mut source = builder.clone().spawn()?;
         let mut target = builder.incoming_defer().spawn()?;
-        source.wait_for_ticks(2)?;
+        source.wait_for_ticks(2).map_err(|error| format!("{way:?}: at the source: {error}"))?;
         save(way, &mut source, &place)?;
         restore(way, &place, &mut target)?;
-        target.wait_for_ticks(2)?;
-        unbroken(&[&source, &target])?;
+        let went_on = target.wait_for_ticks(2).and_then(|_| unbroken(&[&source, &target]));
+        went_on.map_err(|error| {
+            let last = source.ticks().last().copied();
+            format!("{way:?}: at the target, behind the source's {last:?}: {error}")
+        })?;
     }
     Ok(())
 }
