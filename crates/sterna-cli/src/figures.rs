@@ -68,8 +68,22 @@ pub struct Figures {
     pub cpu_throttle_percent: u8,
     /// Whether each vCPU's dirty rate was held down.
     pub is_dirty_limited: bool,
+    /// What that did to the guest.
+    pub dirty_limit_times: Option<DirtyLimitTimes>,
     /// Devices with large state.
     pub streams: Vec<Stream>,
+}
+
+/// What dirty limits did to the guest ([`sterna::DirtyLimitTimes`]); times in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirtyLimitTimes {
+    /// A vCPU slept so long for every ring that it filled.
+    #[serde(deserialize_with = "time")]
+    pub throttled_per_round: f64,
+    /// An average vCPU took so long to fill one.
+    #[serde(deserialize_with = "time")]
+    pub ring_full: f64,
 }
 
 /// What became of a device's large state ([`sterna::StreamStatistics`]); times in seconds.

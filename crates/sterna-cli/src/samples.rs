@@ -69,7 +69,7 @@ pub fn engine_statistics() -> Statistics {
         peer_is_sterna: Some(true),
         cpu_throttle_percent: 0,
         is_dirty_limited: false,
-        dirty_limit_times: None,
+        dirty_limit_times: Some(sterna::DirtyLimitTimes { throttled_per_round: ms(3), ring_full: ms(40) }),
         streams: vec![sterna::StreamStatistics {
             bytes: 100 << 20,
             running_bytes: 60 << 20,
