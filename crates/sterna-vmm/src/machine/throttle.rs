@@ -50,8 +50,10 @@ struct VcpuThrottle {
     brake: Mutex<Brake>,
     /// Bytes per second; 0: none.
     dirty_limit: AtomicU64,
-    /// Nanoseconds that it has slept since the limit was set, and pages that its ring had named then.
+    /// Since the limit was set, nanoseconds: in sleeps that are over; when the one that is not began, 0: none.
     slept: AtomicU64,
+    sleeps_since: AtomicU64,
+    /// Pages that its ring had named when the limit was set.
     named_before: AtomicU64,
     is_asleep: AtomicBool,
 }
@@ -203,12 +205,14 @@ impl Shared {
         if time.is_zero() {
             return;
         }
-        let VcpuThrottle { is_asleep, slept, .. } = &throttling.vcpus[vcpu];
+        let VcpuThrottle { is_asleep, slept, sleeps_since, .. } = &throttling.vcpus[vcpu];
         is_asleep.store(true, Ordering::Relaxed);
-        let began = Instant::now();
+        let began = throttling.now().as_nanos() as u64;
+        let is_limited = limits.dirty_bytes_per_second.is_some();
+        sleeps_since.store(if is_limited { began } else { 0 }, Ordering::Relaxed);
         self.gate.sleep(time, || throttling.generation.load(Ordering::Acquire) == generation);
-        if limits.dirty_bytes_per_second.is_some() {
-            slept.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        if sleeps_since.swap(0, Ordering::Relaxed) > 0 {
+            slept.fetch_add(throttling.now().as_nanos() as u64 - began, Ordering::Relaxed);
         }
         is_asleep.store(false, Ordering::Relaxed);
         throttling.brake(vcpu).woke(throttling.now());
@@ -281,11 +285,17 @@ impl Shared {
         if vcpus.iter().all(|vcpu| vcpu.limit_bytes.is_none()) {
             return None;
         }
+        let now = self.throttling.now().as_nanos() as u64;
         let per_round = |(vcpu, throttle): (usize, &VcpuThrottle)| {
             let named = self.reported(vcpu).saturating_sub(throttle.named_before.load(Ordering::Relaxed));
             // Before the first ring is full nobody knows how long one takes.
             let rings = (named as f64 / entries).max(1.0);
-            Duration::from_nanos((throttle.slept.load(Ordering::Relaxed) as f64 / rings) as u64)
+            let sleeps = match throttle.sleeps_since.load(Ordering::Relaxed) {
+                0 => 0,
+                since => now.saturating_sub(since),
+            };
+            let slept = throttle.slept.load(Ordering::Relaxed) + sleeps;
+            Duration::from_nanos((slept as f64 / rings) as u64)
         };
         let rate = vcpus.iter().map(|vcpu| vcpu.rate_bytes as f64).sum::<f64>() / vcpus.len() as f64;
         let full = if rate > 0.0 { entries * PAGE_SIZE as f64 / rate } else { 0.0 };
