@@ -11,28 +11,28 @@ use crate::error::MigrationError;
 /// The multifd channels, of which each save thread takes one for a chunk.
 pub(super) struct Channels {
     all: Vec<Arc<Channel>>,
-    /// Those that no save thread has. The one given back last is taken first: fewer are in use than there may be.
-    free: Mutex<Vec<usize>>,
+    /// Whether a save thread has it.
+    taken: Mutex<Vec<bool>>,
     given_back: Condvar,
 }
 
 impl Channels {
     pub fn new(all: Vec<Arc<Channel>>) -> Self {
-        let free = Mutex::new((0..all.len()).rev().collect());
-        Self { all, free, given_back: Condvar::new() }
+        let taken = Mutex::new(vec![false; all.len()]);
+        Self { all, taken, given_back: Condvar::new() }
     }
 
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Writes a chunk's packet; waits until a channel is free.
-    pub fn write(&self, shared: &Shared, packet: &[u8]) -> Result<(), MigrationError> {
+    /// Writes a chunk's packet of device `index` on its own channel, or on the next that is free; waits for one.
+    pub fn write(&self, shared: &Shared, index: usize, packet: &[u8]) -> Result<(), MigrationError> {
         let bytes = packet.len() as u64;
         let counters = &shared.counters;
         counters.throttled(shared.limiter.take(bytes));
         counters.moving(|| {
-            let channel = self.take();
+            let channel = self.take(index);
             let written = {
                 // A lane may still write pages there.
                 let _turn = self.all[channel].turn();
@@ -46,18 +46,21 @@ impl Channels {
         Ok(())
     }
 
-    fn take(&self) -> usize {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take(&self, index: usize) -> usize {
+        let count = self.all.len();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(channel) = free.pop() {
+            let mut from_own = (0..count).map(|at| (index + at) % count);
+            if let Some(channel) = from_own.find(|channel| !taken[*channel]) {
+                taken[channel] = true;
                 return channel;
             }
-            free = self.given_back.wait(free).unwrap_or_else(PoisonError::into_inner);
+            taken = self.given_back.wait(taken).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn give_back(&self, channel: usize) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)[channel] = false;
         self.given_back.notify_one();
     }
 }

@@ -264,7 +264,7 @@ impl Saver<'_> {
         self.waited_for_credit += began.elapsed();
         if !runs && self.streams.while_running {
             let began = Instant::now();
-            self.streams.channels.write(self.shared, &packet)?;
+            self.streams.channels.write(self.shared, self.index, &packet)?;
             self.waited_for_network += began.elapsed();
             self.streams.outbox.give_back(self.index, packet);
             return Ok(true);
