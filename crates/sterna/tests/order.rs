@@ -254,7 +254,7 @@ fn queue_gives_passes_in_order_and_ends() {
     };
     queue.publish(pass(1));
     queue.publish(pass(2));
-    let nothing = None::<fn() -> Option<()>>;
+    let nothing = || None::<()>;
     let next = |after, behind_flush| match queue.next(after, behind_flush, nothing) {
         Some(Next::Pass(pass)) => Some(pass.number()),
         Some(Next::Other(())) | None => None,
@@ -277,13 +277,13 @@ fn queue_gives_something_else_only_when_no_pass_waits() {
     let queue = PassQueue::default();
     queue.publish(std::sync::Arc::new(Pass::new(1, &ram, SliceSize::default(), some(&ram, 99), false, None)));
 
-    assert!(matches!(queue.next(0, false, Some(|| Some("chunk"))), Some(Next::Pass(_))));
-    assert!(matches!(queue.next(1, false, Some(|| Some("chunk"))), Some(Next::Other("chunk"))));
+    assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Pass(_))));
+    assert!(matches!(queue.next(1, false, || Some("chunk")), Some(Next::Other("chunk"))));
     // One that comes while a lane waits.
     let found = std::sync::atomic::AtomicBool::new(false);
     let look = || found.load(std::sync::atomic::Ordering::Acquire).then_some("late");
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| matches!(queue.next(1, false, Some(look)), Some(Next::Other("late"))));
+        let waiting = scope.spawn(|| matches!(queue.next(1, false, look), Some(Next::Other("late"))));
         found.store(true, std::sync::atomic::Ordering::Release);
         queue.wake(true);
         assert!(waiting.join().unwrap());

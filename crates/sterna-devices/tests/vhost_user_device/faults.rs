@@ -164,15 +164,21 @@ fn back_end_that_dies_while_it_loads_is_an_error() {
     machine.device.end_load().expect("the end");
 }
 
-#[test]
-fn state_that_was_damaged_is_refused_and_the_next_one_taken() {
-    let directory = TempDir::new().expect("a directory");
-    let mut source = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
-    let mut target = Machine::target(directory.path(), "target", Fault::None);
+/// A machine whose device has worked and was saved, one that waits, and what was saved: state and configuration.
+fn saved(directory: &std::path::Path) -> (Machine, Machine, Vec<u8>, Vec<u8>) {
+    let mut source = Machine::running(directory, "source", STATE_BYTES, Fault::None);
+    let target = Machine::target(directory, "target", Fault::None);
     source.serve(0..5);
     source.stop().expect("a good stop");
     let state = source.read_state().expect("all of it");
     let configuration = source.device.configuration().expect("a record");
+    (source, target, state, configuration)
+}
+
+#[test]
+fn state_that_was_damaged_is_refused_and_the_next_one_taken() {
+    let directory = TempDir::new().expect("a directory");
+    let (source, mut target, state, configuration) = saved(directory.path());
     let mut torn = state.clone();
     torn[STATE_BYTES / 2] ^= 1;
 
@@ -192,12 +198,7 @@ fn state_that_was_damaged_is_refused_and_the_next_one_taken() {
 #[test]
 fn load_undone_after_a_device_ran_forgets_it_and_the_next_one_works() {
     let directory = TempDir::new().expect("a directory");
-    let mut source = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
-    let mut target = Machine::target(directory.path(), "target", Fault::None);
-    source.serve(0..5);
-    source.stop().expect("a good stop");
-    let state = source.read_state().expect("all of it");
-    let configuration = source.device.configuration().expect("a record");
+    let (source, mut target, state, configuration) = saved(directory.path());
     target.load(&state, &configuration).expect("a good state");
     target.take_guest(&source);
     target.device.run().expect("a good start");

@@ -8,10 +8,7 @@ use super::Pass;
 /// The passes that lanes work on: at most the one that some still send and the next.
 pub struct PassQueue {
     state: Mutex<State>,
-    /// Lanes that look for passes alone wait here.
     changed: Condvar,
-    /// Those that look for something else, too.
-    takers: Condvar,
 }
 
 /// What a lane does next.
@@ -32,7 +29,7 @@ struct State {
 
 impl Default for PassQueue {
     fn default() -> Self {
-        Self { state: Mutex::new(State::default()), changed: Condvar::new(), takers: Condvar::new() }
+        Self { state: Mutex::new(State::default()), changed: Condvar::new() }
     }
 }
 
@@ -40,19 +37,18 @@ impl PassQueue {
     /// Lets lanes begin `pass`.
     pub fn publish(&self, pass: Arc<Pass>) {
         self.lock().passes.push_back(pass);
-        self.notify();
+        self.changed.notify_all();
     }
 
-    /// Waits for the pass after pass number `after`, or for what `other` finds, if there is one; `None` when there
-    /// will be no pass. With `behind_flush` it also waits until the flush of pass `after` is written. Whoever gives
-    /// `other` something to find calls [`PassQueue::wake`].
+    /// Waits for the pass after pass number `after`, or for what `other` finds; `None` when there will be no pass.
+    /// With `behind_flush` it also waits until the flush of pass `after` is written. Whoever gives `other` something
+    /// to find calls [`PassQueue::wake`].
     pub fn next<T>(
         &self,
         after: u64,
         behind_flush: bool,
-        mut other: Option<impl FnMut() -> Option<T>>,
+        mut other: impl FnMut() -> Option<T>,
     ) -> Option<Next<T>> {
-        let changed = if other.is_some() { &self.takers } else { &self.changed };
         let mut state = self.lock();
         loop {
             if state.ended {
@@ -63,10 +59,10 @@ impl PassQueue {
                 return Some(Next::Pass(Arc::clone(pass)));
             }
             // Behind the pass: lanes look for it while they send pages, too.
-            if let Some(found) = other.as_mut().and_then(|other| other()) {
+            if let Some(found) = other() {
                 return Some(Next::Other(found));
             }
-            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -76,29 +72,24 @@ impl PassQueue {
         state.flushed = number;
         state.passes.retain(|pass| pass.number() > number);
         drop(state);
-        self.notify();
+        self.changed.notify_all();
     }
 
-    /// There is something else for lanes to find: for any that looks for it, or for a certain one.
+    /// There is something else for lanes to find: for any of them, or for a certain one.
     pub fn wake(&self, any: bool) {
         // Taken, so that it cannot fall between a look and its sleep.
         drop(self.lock());
         if any {
-            self.takers.notify_one();
+            self.changed.notify_one();
         } else {
-            self.takers.notify_all();
+            self.changed.notify_all();
         }
-    }
-
-    fn notify(&self) {
-        self.changed.notify_all();
-        self.takers.notify_all();
     }
 
     /// No further pass: lanes that wait go home.
     pub fn end(&self) {
         self.lock().ended = true;
-        self.notify();
+        self.changed.notify_all();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

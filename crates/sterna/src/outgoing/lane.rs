@@ -56,7 +56,7 @@ impl Lane<'_> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;
-        let chunk = self.streams.map(|streams| || streams.outbox.take(self.index));
+        let chunk = || self.streams?.outbox.take(self.index);
         let next = |last| self.lanes.queue.next(last, self.behind_flush, chunk);
         // No round runs before the first pass, so nobody idles in one.
         while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {

@@ -17,7 +17,7 @@ use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
 /// The most bytes of payload in a chunk of a source with so much credit in all (specs/extension.md §8).
 fn largest_chunk(ceiling: u64) -> u64 {
-    (ceiling / 4).max((CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64)
+    (ceiling / 4).max(LEAST_CEILING)
 }
 
 /// Chunks held at once, at most, however small.
@@ -25,6 +25,8 @@ const HELD_CHUNKS: usize = 65_536;
 /// Most bytes of a chunk from a source without credit: each lane may hold one before anybody can say whether there is
 /// room for it. QEMU's have 1 MiB.
 const UNASKED_BYTES: u64 = 16 << 20;
+/// Room for a configuration with its head, whatever was set.
+const LEAST_CEILING: u64 = (CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// The largest chunk that is usual, with its head.
 const WHOLE_CHUNK_BYTES: u64 = (MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// Below this the size of a buffer does not matter.
@@ -111,8 +113,7 @@ impl Chunk {
 impl Inbox {
     pub fn new(device: Streamed, ceiling: u64) -> Self {
         let statistics = StreamStatistics::of(&device.name, device.instance);
-        // Room for a configuration at least, whatever was set.
-        let ceiling = ceiling.max((CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64);
+        let ceiling = ceiling.max(LEAST_CEILING);
         Self {
             device,
             ceiling,
