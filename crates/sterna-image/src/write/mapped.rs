@@ -5,16 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
-use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
+use sterna_transport::{CreateOptions, IoPart, PageFile};
 use sterna_wire::mapped_ram::{MappedHeader, PAGES_ALIGNMENT};
-use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::bits::{Bits, CHUNK};
+use super::mapped_lane::MappedLane;
 use super::{Envelope, encode};
 use crate::ImageError;
 use crate::model::{Form, Packing, RamShape, Shape};
-use crate::read::PageVisitor;
-use crate::read::body::RecordSink;
 
 /// How a mapped-ram image is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,22 +40,22 @@ pub struct MappedWriter {
     inner: Arc<Inner>,
 }
 
-struct Inner {
-    file: Arc<PageFile>,
+pub(super) struct Inner {
+    pub file: Arc<PageFile>,
     ram: RamShape,
-    blocks: Vec<Placed>,
+    pub blocks: Vec<Placed>,
     /// Where the stream goes on behind START.
     tail_offset: u64,
     envelope: Option<Envelope>,
 }
 
-struct Placed {
+pub(super) struct Placed {
     /// Both offsets 0 if the block is skipped.
-    header: MappedHeader,
+    pub header: MappedHeader,
     /// Pages that count.
-    held: Bits,
+    pub held: Bits,
     /// Pages that were written, whether or not they count: what is not held of them is stale.
-    written: Bits,
+    pub written: Bits,
 }
 
 impl fmt::Debug for MappedWriter {
@@ -155,8 +154,7 @@ impl MappedWriter {
 
     /// A thread's own way into the image: queued, coalesced, several pieces on their way at once.
     pub fn lane(&self) -> MappedLane {
-        let queue = PageQueue::new(&self.inner.file, QueueOptions::default());
-        MappedLane { inner: Arc::clone(&self.inner), queue, on_the_way: Vec::new() }
+        MappedLane::new(Arc::clone(&self.inner))
     }
 
     /// Fills `to` with a page as it stands now; what lanes have not drained yet is not seen.
@@ -220,7 +218,7 @@ impl MappedWriter {
 }
 
 impl Inner {
-    fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
+    pub fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
         let placed = &self.blocks[block];
         if placed.held.get(page) {
             self.file.read_bytes_at(placed.header.page_offset(page), to)?;
@@ -253,85 +251,6 @@ impl Inner {
             self.file.write_at(offset, &[IoPart::Bytes(&bytes)])?;
         }
         Ok(())
-    }
-}
-
-/// One thread's way into a mapped-ram image. Pages of different lanes must differ; one lane may write a page again.
-pub struct MappedLane {
-    inner: Arc<Inner>,
-    queue: PageQueue,
-    /// Pages that may still be on their way; neighbours as one entry.
-    on_the_way: Vec<(usize, u64, u64)>,
-}
-
-/// Entries of [`MappedLane::on_the_way`] that are searched at most.
-const ON_THE_WAY: usize = 256;
-
-impl MappedLane {
-    /// Waits until everything is written.
-    ///
-    /// # Errors
-    /// [`ImageError::File`].
-    pub fn drain(&mut self) -> Result<(), ImageError> {
-        self.on_the_way.clear();
-        Ok(self.queue.drain()?)
-    }
-
-    /// Pieces overtake each other: two that touch the same page must not be on their way at once.
-    fn announce(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
-        let written = &self.inner.blocks[block].written;
-        if written.set_range(first, count) < count {
-            let overlaps =
-                |entry: &&(usize, u64, u64)| entry.0 == block && entry.1 < first + count && first < entry.2;
-            if self.on_the_way.iter().find(overlaps).is_some() {
-                self.drain()?;
-            }
-        }
-        match self.on_the_way.last_mut() {
-            Some(last) if last.0 == block && last.2 == first => last.2 += count,
-            _ => {
-                if self.on_the_way.len() == ON_THE_WAY {
-                    self.drain()?;
-                }
-                self.on_the_way.push((block, first, first + count));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl PageVisitor for MappedLane {
-    fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError> {
-        let count = (content.len() / PAGE_SIZE) as u64;
-        self.announce(block, first, count)?;
-        let inner = Arc::clone(&self.inner);
-        let placed = &inner.blocks[block];
-        self.queue.write_bytes(placed.header.page_offset(first), content)?;
-        placed.held.set_range(first, count);
-        Ok(())
-    }
-
-    fn zero(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
-        self.inner.blocks[block].held.clear_range(first, count);
-        Ok(())
-    }
-}
-
-impl RecordSink for MappedLane {
-    fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError> {
-        self.pages(block, page, content)
-    }
-
-    fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError> {
-        PageVisitor::zero(self, block, page, 1)
-    }
-
-    fn delta(&mut self, block: usize, page: u64, delta: &[u8]) -> Result<(), ImageError> {
-        let mut content = [0; PAGE_SIZE];
-        self.drain()?;
-        self.inner.read(block, page, &mut content)?;
-        xbzrle::apply(delta, &mut content)?;
-        self.pages(block, page, &content)
     }
 }
 

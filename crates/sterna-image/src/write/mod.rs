@@ -9,10 +9,12 @@ mod encode;
 mod legacy;
 mod libvirt;
 mod mapped;
+mod mapped_lane;
 mod sink;
 
 pub use legacy::LegacyWriter;
 pub(crate) use legacy::failed;
 pub use libvirt::{Envelope, OUTPUT_VERSION};
-pub use mapped::{MappedLane, MappedOptions, MappedWriter};
+pub use mapped::{MappedOptions, MappedWriter};
+pub use mapped_lane::MappedLane;
 pub use sink::FileSink;
