@@ -64,6 +64,8 @@ pub struct Results {
     pub state_bytes: u64,
     /// Reading and loading, bytes per second; 0: no limit.
     pub device_rate: u64,
+    /// Limit of what goes out, bytes per second; 0: none.
+    pub max_bandwidth: u64,
     /// Percent that can be read while the guest runs.
     pub precopy_percent: u8,
     /// Every setting: by devices, then channels.
@@ -123,6 +125,7 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
     Ok(Results {
         state_bytes: arguments.state,
         device_rate: arguments.device_rate,
+        max_bandwidth: arguments.max_bandwidth,
         precopy_percent: arguments.precopy,
         settings,
         plain,
@@ -145,7 +148,7 @@ fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sam
     let source = Machine::new(arguments.ram, from, true).map_err(|error| stop(&error))?;
     let target = Machine::new(arguments.ram, to, false).map_err(|error| stop(&error))?;
     let params = Parameters {
-        max_bandwidth_bytes: 0,
+        max_bandwidth_bytes: arguments.max_bandwidth,
         multifd_channels: setting.channels.max(1),
         max_queued_stream_bytes: arguments.queue,
         // The pause is what is measured: it may be as long as it is.

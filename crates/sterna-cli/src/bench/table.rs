@@ -12,9 +12,13 @@ pub fn tables(results: &Results) -> String {
         0 => "as fast as it goes".to_owned(),
         rate => units::decimal_rate(rate as f64),
     };
+    let limit = match results.max_bandwidth {
+        0 => String::new(),
+        rate => format!(" No more than {} goes out.", units::decimal_rate(rate as f64)),
+    };
     let mut text = format!(
         "Downtime, ms: median. {} of state in each device, read and loaded at {rate}; {} % of it while the guest \
-         runs.\nchannels 0: one device after the other over the main channel.\n{}\n\n",
+         runs.{limit}\nchannels 0: one device after the other over the main channel.\n{}\n\n",
         units::bytes(results.state_bytes),
         results.precopy_percent,
         medians(results)

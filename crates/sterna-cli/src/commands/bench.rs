@@ -45,6 +45,9 @@ pub struct Downtime {
     /// The most that the destination holds for a device, such as 16M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub queue: u64,
+    /// The most that goes out, such as 1GB/s; 0: as much as the connection carries
+    #[arg(long, value_name = "RATE", default_value = "0", value_parser = rate_or_none)]
+    pub max_bandwidth: u64,
     /// RAM of the guest
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_ram)]
     pub ram: u64,
