@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::multifd;
 use sterna::{Arrival, Capabilities, Outcome, Parameters};
-use support::bank::{Bank, Calls};
+use support::bank::{Bank, Calls, HAS_READ};
+use support::vm::GUEST_STOPS;
 use support::{Random, TestVm, assert_next_works, case, small, vm};
 
 /// A VM with banks, and the place for it.
@@ -145,6 +146,26 @@ fn devices_all_quiesce_before_any_stops_and_run_before_the_guest() {
         let first_rest = place(saves, "read stopped", |places| places.next());
         assert!(last_quiesce < first_stop && last_stop < first_rest, "{:?}", saves.lock().unwrap());
         assert_eq!(place(&machines.loads, "run", |places| Some(places.count())), 4);
+    });
+}
+
+#[test]
+fn guest_is_not_stopped_before_the_last_initial_chunk_was_read() {
+    case("streams", || {
+        let (params, capabilities) = multifd(2);
+        // Chunks are half a MiB: three of them, of which the last is the one that is waited for.
+        let machines = Machines::new(|calls| read_while_running(banks(1, 3 << 20, 3 << 19)(calls)));
+        *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(200);
+
+        let (_, outcome, arrival) = machines.migrate(&params, capabilities);
+
+        machines.assert_arrived(&outcome, &arrival);
+        let saves = &machines.saves;
+        let guest_stops = place(saves, GUEST_STOPS, |places| places.next());
+        let begun = place(saves, "read running", |places| places.last());
+        let ended =
+            begun + saves.lock().unwrap()[begun..].iter().position(|made| made.1 == HAS_READ).unwrap();
+        assert!(ended < guest_stops, "{:?}", saves.lock().unwrap());
     });
 }
 

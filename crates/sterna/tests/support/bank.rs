@@ -20,6 +20,8 @@ pub struct Bank {
     pub running_bytes: u64,
     /// The call that fails, from now on.
     pub fails: Mutex<Option<&'static str>>,
+    /// How long a call to read takes while it runs.
+    pub read_delay: Mutex<Duration>,
     /// How long a call to load takes.
     pub load_delay: Mutex<Duration>,
     pub asks_ack: bool,
@@ -44,6 +46,9 @@ enum State {
     Loaded,
 }
 
+/// What stands among the calls where a read has ended.
+pub const HAS_READ: &str = "has read";
+
 impl Bank {
     pub fn new(instance: u32, seed: u64, bytes: u64, running_bytes: u64, calls: &Calls) -> Self {
         Self {
@@ -53,6 +58,7 @@ impl Bank {
             bytes,
             running_bytes: running_bytes.min(bytes),
             fails: Mutex::new(None),
+            read_delay: Mutex::new(Duration::ZERO),
             load_delay: Mutex::new(Duration::ZERO),
             asks_ack: false,
             claims: Mutex::new(None),
@@ -147,7 +153,11 @@ impl DeviceStream for Bank {
             let at = self.at.load(Ordering::SeqCst);
             let count = end.saturating_sub(at).min(to.len() as u64) as usize;
             to[..count].iter_mut().zip(at..).for_each(|(to, at)| *to = byte(self.seed, at));
+            if !has_stopped {
+                std::thread::sleep(*self.read_delay.lock().unwrap());
+            }
             self.at.fetch_add(count as u64, Ordering::SeqCst);
+            self.calls.lock().unwrap().push((self.instance, HAS_READ));
             Ok(count)
         })
     }

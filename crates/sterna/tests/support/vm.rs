@@ -67,6 +67,9 @@ fn unless(flag: &AtomicBool, what: &str) -> Result<(), VmError> {
     if flag.load(Ordering::SeqCst) { Err(VmError::new(what, "told to fail")) } else { Ok(()) }
 }
 
+/// What stands among the banks' calls where the guest is stopped.
+pub const GUEST_STOPS: &str = "guest stops";
+
 impl SourceVm for TestVm {
     fn machine_type(&self) -> String {
         self.machine_type.lock().unwrap().clone()
@@ -85,6 +88,9 @@ impl SourceVm for TestVm {
     }
     fn stop(&self) -> Result<(), VmError> {
         unless(&self.fail_stop, "stop")?;
+        if let Some(bank) = self.banks.first() {
+            bank.calls.lock().unwrap().push((u32::MAX, GUEST_STOPS));
+        }
         self.guest.stop()
     }
     fn resume(&self) -> Result<(), VmError> {

@@ -201,8 +201,9 @@ impl Saver<'_> {
         }
         packet.truncate(DATA_AT + count);
         self.data_bytes += count as u64;
+        // Asked and not noted: what is noted counts this chunk until it is sent.
         let initial_ends =
-            runs && self.tells_initial && self.look()?.is_some_and(|pending| pending.initial_bytes == 0);
+            runs && self.tells_initial && self.pending()?.is_some_and(|pending| pending.initial_bytes == 0);
         self.tells_initial &= !initial_ends;
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
@@ -214,12 +215,17 @@ impl Saver<'_> {
         Ok(Read::Sent { bytes: count as u64, runs })
     }
 
+    /// Notes what is left, for the control thread.
     fn look(&self) -> Result<Option<PendingState>, MigrationError> {
-        let Some((pending, _)) = self.call("look at what is left", |device| device.pending())? else {
-            return Ok(None);
-        };
-        self.note(|progress| progress.pending = Some(pending));
-        Ok(Some(pending))
+        let pending = self.pending()?;
+        if pending.is_some() {
+            self.note(|progress| progress.pending = pending);
+        }
+        Ok(pending)
+    }
+
+    fn pending(&self) -> Result<Option<PendingState>, MigrationError> {
+        Ok(self.call("look at what is left", |device| device.pending())?.map(|(pending, _)| pending))
     }
 
     /// Makes a call to the device, unless none may be made now. Says with the result whether the device runs.
