@@ -46,7 +46,7 @@ pub struct Figures {
     pub normal_pages: u64,
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
-    /// Bytes per second while bytes moved, over about the last second.
+    /// Bytes per second while bytes moved, over the last seconds.
     pub bandwidth_bytes: u64,
     /// Bytes of dirty memory per second that lanes got rid of while they worked.
     pub drain_bytes: u64,

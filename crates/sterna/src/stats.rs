@@ -43,7 +43,8 @@ pub struct Statistics {
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
     /// Bytes per second while bytes moved: what all lanes together wrote, over the time that a lane spent writing.
-    /// Harvests, scans, compression and waits are not in it. An average over about the last second.
+    /// Harvests, scans, compression and waits are not in it. An average over the last seconds: half of it
+    /// is of the last two.
     pub bandwidth_bytes: u64,
     /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
     /// what the time for the rest is reckoned with, unless `max-bandwidth` is less or `avail-switchover-bandwidth` stated.

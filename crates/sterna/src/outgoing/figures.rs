@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::counters::Counts;
-use super::pace::Pace;
+use super::pace::{HALF_LIFE, Pace, SHOWN_HALF_LIFE};
 use crate::events::{Status, SwitchoverStep};
 use crate::stats::{LaneTimes, Round, Sample, Statistics};
 use crate::throttle::DirtyLimitTimes;
@@ -42,7 +42,9 @@ pub(super) struct Figures {
     pub at_stop: Option<Counts>,
     samples: Vec<Sample>,
     window: (Instant, Counts),
+    /// By which is decided, and which is shown.
     pace: Pace,
+    shown: Pace,
     pages_per_second: u64,
     pub cpu_throttle_percent: u8,
     pub is_dirty_limited: bool,
@@ -73,7 +75,8 @@ impl Figures {
             at_stop: None,
             samples: Vec::new(),
             window: (now, Counts::default()),
-            pace: Pace::default(),
+            pace: Pace::fading(HALF_LIFE),
+            shown: Pace::fading(SHOWN_HALF_LIFE),
             pages_per_second: 0,
             cpu_throttle_percent: 0,
             is_dirty_limited: false,
@@ -98,7 +101,7 @@ impl Figures {
         if status.is_terminal() && self.ended.is_none() {
             // From now on the figures stay as they are; the last window is often the only one.
             if counts.bytes() > self.window.1.bytes() {
-                self.pace = self.pace(counts);
+                (self.pace, self.shown) = (self.pace(counts), self.with_window(self.shown, counts));
             }
             self.ended = Some(self.began.elapsed());
         }
@@ -116,8 +119,13 @@ impl Figures {
 
     /// How fast lanes are, up to now.
     pub fn pace(&self, now: Counts) -> Pace {
+        self.with_window(self.pace, now)
+    }
+
+    /// `pace` with the window that is not closed yet.
+    fn with_window(&self, pace: Pace, now: Counts) -> Pace {
         let (since, before) = self.window;
-        self.pace.and(before, now, since.elapsed(), self.channels)
+        pace.and(before, now, since.elapsed(), self.channels)
     }
 
     /// Pages begin to move: what was written and waited before says nothing of them.
@@ -133,7 +141,7 @@ impl Figures {
             return;
         }
         if counts.bytes() > before.bytes() {
-            self.pace = self.pace(counts);
+            (self.pace, self.shown) = (self.pace(counts), self.with_window(self.shown, counts));
             self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
         }
         self.window = (Instant::now(), counts);
@@ -155,7 +163,7 @@ impl Figures {
 
     pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
         let at_stop = self.at_stop.unwrap_or(counts);
-        let pace = if self.ended.is_some() { self.pace } else { self.pace(counts) };
+        let now = |pace| if self.ended.is_some() { pace } else { self.with_window(pace, counts) };
         Statistics {
             status: self.status,
             error,
@@ -173,8 +181,8 @@ impl Figures {
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
-            bandwidth_bytes: pace.bandwidth_bytes(),
-            drain_bytes: pace.drain_bytes(),
+            bandwidth_bytes: now(self.shown).bandwidth_bytes(),
+            drain_bytes: now(self.pace).drain_bytes(),
             dirty_pages_per_second: self.dirty_pages_per_second,
             pages_per_second: self.pages_per_second,
             rounds_begun: self.rounds_begun,

@@ -1,8 +1,9 @@
 //! How fast lanes get rid of pages, as they did lately.
 //!
 //! Times are per lane on average, counts are of all lanes, so that a count over a time is what all of them do together.
-//! Older windows count less: half after [`HALF_LIFE`]. A steady load so gives steady figures, and a new load is seen
-//! within a second.
+//! Older windows count less: half after [`HALF_LIFE`]. What is decided so follows a new load within a second. What is
+//! shown fades more slowly ([`SHOWN_HALF_LIFE`]): where lanes share processors with the guest one second differs from
+//! the next by a third, and a steady load shall give steady readings.
 //!
 //! While `max-bandwidth` holds lanes back they write in bursts, which sockets take in as fast as memory is copied: what
 //! the network would carry without the limit nobody knows then. So nothing is reckoned to go faster than the limit,
@@ -15,7 +16,8 @@ use sterna_ram::PAGE_SIZE;
 
 use super::counters::Counts;
 
-const HALF_LIFE: Duration = Duration::from_millis(400);
+pub(super) const HALF_LIFE: Duration = Duration::from_millis(400);
+pub(super) const SHOWN_HALF_LIFE: Duration = Duration::from_secs(2);
 /// How much longer than usual the rest may take, at least and at most, relative to it.
 const LEAST_MARGIN: f64 = crate::forecast::MARGIN;
 const MOST_MARGIN: f64 = 1.0;
@@ -25,8 +27,9 @@ const UNTRIED: f64 = 125e6;
 pub(super) const LONGEST: f64 = 3.2e7;
 
 /// Sums that fade.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
+    half_life: Duration,
     bytes: f64,
     moving: f64,
     encode: f64,
@@ -41,10 +44,25 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// Of nothing so far.
+    pub fn fading(half_life: Duration) -> Self {
+        Self {
+            half_life,
+            bytes: 0.0,
+            moving: 0.0,
+            encode: 0.0,
+            look: 0.0,
+            normal: 0.0,
+            pages: 0.0,
+            content: 0.0,
+            deviation: 0.0,
+        }
+    }
+
     /// With what happened between two counts, `passed` apart, on `channels` lanes.
     pub fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
         let times = (after.times - before.times) / channels;
-        let keep = 0.5f64.powf(passed.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let keep = 0.5f64.powf(passed.as_secs_f64() / self.half_life.as_secs_f64());
         let mut sum = Self {
             look: self.look * keep + (times.scan + times.rearm).as_secs_f64(),
             pages: self.pages * keep + after.pages().saturating_sub(before.pages()) as f64,
@@ -141,7 +159,7 @@ mod tests {
     }
 
     fn steady(bytes: u64, moving: Duration, idle: Duration) -> Pace {
-        (0..20).fold(Pace::default(), |pace, window| {
+        (0..20).fold(Pace::fading(HALF_LIFE), |pace, window| {
             let (before, after) =
                 (counts(window, bytes, moving, idle), counts(window + 1, bytes, moving, idle));
             pace.and(before, after, 100 * MS, 1)
@@ -162,8 +180,33 @@ mod tests {
     }
 
     #[test]
+    fn what_fades_slowly_strays_less_under_a_load_that_jumps() {
+        let strays = |half_life| {
+            let (mut pace, mut total) = (Pace::fading(half_life), Counts::default());
+            let mut readings = Vec::new();
+            for window in 0..60 {
+                let mut next = total;
+                next.multifd_bytes += 4096 * 1000;
+                next.normal_pages += 1000;
+                // Half a second fast, half a second slow.
+                next.times.moving += if window / 5 % 2 == 0 { 8 * MS } else { 12 * MS };
+                pace = pace.and(total, next, 100 * MS, 1);
+                total = next;
+                readings.push(pace.bandwidth_bytes() as f64);
+            }
+            let late = &readings[20..];
+            let most = late.iter().copied().fold(0.0, f64::max);
+            most / late.iter().copied().fold(f64::INFINITY, f64::min)
+        };
+
+        let (decided, shown) = (strays(HALF_LIFE), strays(SHOWN_HALF_LIFE));
+
+        assert!(decided > 1.15 && shown < 1.1, "{decided} {shown}");
+    }
+
+    #[test]
     fn jumping_load_widens_the_margin() {
-        let (mut pace, mut total) = (Pace::default(), Counts::default());
+        let (mut pace, mut total) = (Pace::fading(HALF_LIFE), Counts::default());
         for window in 0..20 {
             let mut next = total;
             next.multifd_bytes += 4096 * 1000;
@@ -182,7 +225,7 @@ mod tests {
         let mut after = counts(2, 4096 * 1000, 10 * MS, Duration::ZERO);
         after.zero_pages += 1_000_000;
 
-        let pace = Pace::default().and(before, after, 100 * MS, 1);
+        let pace = Pace::fading(HALF_LIFE).and(before, after, 100 * MS, 1);
 
         assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 10);
     }
@@ -208,7 +251,7 @@ mod tests {
         let after = Counts { zero_pages: 1000, multifd_bytes: 8000, ..Counts::default() };
         let times = LaneTimes { moving: 5 * MS, ..LaneTimes::default() };
 
-        let pace = Pace::default().and(Counts::default(), Counts { times, ..after }, 100 * MS, 1);
+        let pace = Pace::fading(HALF_LIFE).and(Counts::default(), Counts { times, ..after }, 100 * MS, 1);
 
         assert!(!pace.is_tried());
         assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 32);
@@ -223,9 +266,14 @@ mod tests {
         after.normal_pages = before.normal_pages;
         after.chunk_bytes = 4096 * 1000;
 
-        let alone = Pace::default().and(Counts::default(), Counts { normal_pages: 0, ..after }, 100 * MS, 1);
-        let beside =
-            Pace::default().and(Counts::default(), before, 100 * MS, 1).and(before, after, Duration::ZERO, 1);
+        let alone =
+            Pace::fading(HALF_LIFE).and(Counts::default(), Counts { normal_pages: 0, ..after }, 100 * MS, 1);
+        let beside = Pace::fading(HALF_LIFE).and(Counts::default(), before, 100 * MS, 1).and(
+            before,
+            after,
+            Duration::ZERO,
+            1,
+        );
 
         assert!(alone.is_tried());
         assert_eq!(alone.time_for(2000, 0).unwrap().as_millis(), 80);
@@ -235,7 +283,7 @@ mod tests {
     #[test]
     fn rest_goes_no_faster_than_max_bandwidth_however_fast_bursts_go_into_sockets() {
         // 4 MB in each window of 100 ms, at 4 GB/s; the pace strays, as that of copies does.
-        let (mut pace, mut total) = (Pace::default(), Counts::default());
+        let (mut pace, mut total) = (Pace::fading(HALF_LIFE), Counts::default());
         for window in 0..20 {
             let mut next = total;
             next.multifd_bytes += 4_096_000;
@@ -261,14 +309,14 @@ mod tests {
         after.times.scan = 2 * MS;
         after.times.rearm = 3 * MS;
 
-        let pace = Pace::default().and(Counts::default(), after, 100 * MS, 1);
+        let pace = Pace::fading(HALF_LIFE).and(Counts::default(), after, 100 * MS, 1);
 
         assert_eq!(pace.time_for(1000, 0).unwrap().as_millis(), 15);
     }
 
     #[test]
     fn nothing_measured_gives_no_time_and_no_rate() {
-        let pace = Pace::default();
+        let pace = Pace::fading(HALF_LIFE);
 
         assert_eq!((pace.bandwidth_bytes(), pace.drain_bytes()), (0, 0));
         assert_eq!(pace.time_for(1000, 0), None);
