@@ -69,11 +69,20 @@ impl Root {
 
 /// Whether guests can have `/dev/kvm`; if not, `test` is said to be skipped.
 pub fn kvm_for(test: &str) -> bool {
-    let opened = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    let opened = open_kvm();
     if let Err(error) = &opened {
         skip(test, &format!("/dev/kvm: {error}"));
     }
     opened.is_ok()
+}
+
+/// Whether guests can have `/dev/kvm`.
+pub(crate) fn has_kvm() -> bool {
+    open_kvm().is_ok()
+}
+
+fn open_kvm() -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm")
 }
 
 /// Says that a test cannot run here, and why; it returns then. xtask collects these lines.

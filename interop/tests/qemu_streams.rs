@@ -314,7 +314,7 @@ fn running_guest_goes_on_behind_its_image() -> Result<(), Failure> {
     ] {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let place = directory.path().join("image");
-        let builder = Qemu::builder(&root).machine(way.machine).guest(Guest::Boot);
+        let builder = Qemu::builder(&root).machine(way.machine).kvm_if_any().guest(Guest::Boot);
         let mut source = builder.clone().spawn()?;
         let mut target = builder.incoming_defer().spawn()?;
         source.wait_for_ticks(2).map_err(|error| format!("{way:?}: at the source: {error}"))?;
