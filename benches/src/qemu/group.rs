@@ -39,6 +39,18 @@ impl<'a> Group<'a> {
         self.runs.push(Box::new(run));
     }
 
+    /// Drops the rows whose name is not wanted.
+    pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
+        let Some(first) = self.tables.first() else { return };
+        let wanted: Vec<bool> = first.rows.iter().map(|row| is_wanted(&row.name)).collect();
+        let mut runs = wanted.iter();
+        self.runs.retain(|_| runs.next() == Some(&true));
+        for table in &mut self.tables {
+            let mut rows = wanted.iter();
+            table.rows.retain(|_| rows.next() == Some(&true));
+        }
+    }
+
     /// Times everything.
     pub fn run(mut self, limits: Limits) -> Vec<Table> {
         let began = Instant::now();

@@ -67,6 +67,9 @@ struct Args {
     /// The first content alone, few settings, no tmpfs, 3 repetitions, 5 minutes.
     #[arg(long)]
     quick: bool,
+    /// Of the rows only those whose name contains one of these, such as `raw,multifd 2`.
+    #[arg(long, value_name = "TEXT,…", value_delimiter = ',')]
+    rows: Vec<String>,
     /// Directory on a disk [default: in the target directory].
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -118,7 +121,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let tmpfs = scratch(&args.tmpfs)?;
     let tools = tools::tools(&lab, disk.path())?;
     let limit = Duration::from_secs_f64(args.minutes * 60.0);
-    let mut schedule = Schedule::new(limit, args.runs, !args.no_warm_up, &groups(args));
+    let mut schedule = Schedule::new(limit, args.runs, !args.no_warm_up, &groups(args)).only(&args.rows);
     let mut tables = Vec::new();
     if args.only.contains(&Part::Load) {
         let sector = disk.path().join("boot.img");

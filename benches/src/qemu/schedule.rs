@@ -34,17 +34,27 @@ pub struct Schedule {
     weight_left: u32,
     repetitions: usize,
     warms_up: bool,
+    /// Parts of rows' names; empty: all rows.
+    rows: Vec<String>,
 }
 
 impl Schedule {
     /// `groups` are to be run within `limit`.
     pub fn new(limit: Duration, repetitions: usize, warms_up: bool, groups: &[Importance]) -> Self {
         let weight_left = groups.iter().map(|group| group.weight()).sum();
-        Self { end: Instant::now() + limit, weight_left, repetitions, warms_up }
+        Self { end: Instant::now() + limit, weight_left, repetitions, warms_up, rows: Vec::new() }
+    }
+
+    /// Of all rows only those whose name contains one of `rows`, if there is any.
+    pub fn only(self, rows: &[String]) -> Self {
+        Self { rows: rows.to_vec(), ..self }
     }
 
     /// Runs the next group and prints its tables.
-    pub fn run(&mut self, group: Group<'_>, importance: Importance) -> Vec<Table> {
+    pub fn run(&mut self, mut group: Group<'_>, importance: Importance) -> Vec<Table> {
+        if !self.rows.is_empty() {
+            group.retain(|name| self.rows.iter().any(|row| name.contains(row.as_str())));
+        }
         let weight = importance.weight();
         let now = Instant::now();
         let left = self.end.saturating_duration_since(now);
