@@ -187,7 +187,8 @@ mod tests {
 
     #[test]
     fn differences_between_pages_and_zeros_leave_what_came_last() {
-        let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122u64);
+        let seed =
+            std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122u64);
         #[allow(clippy::print_stderr)] // the seed of a run that fails
         {
             eprintln!("STERNA_SEED={seed}");
