@@ -182,11 +182,16 @@ impl Play {
                     if migration.may_guest_run() || vm.run_state() != sterna::RunState::Paused {
                         return Err("the guest may run at an undecided source".into());
                     }
-                    if !matches!(migration.cancel(), Err(Refusal::CancelUndecided)) {
+                    let is_refused = matches!(migration.cancel(), Err(Refusal::CancelUndecided));
+                    // Where the network is up, the destination may have answered since the look.
+                    let is_answered = !self.down && migration.status() != Status::Undecided;
+                    if !is_refused && !is_answered {
                         return Err("an undecided migration was cancelled".into());
                     }
-                    self.resolve(arrival.flatten().as_ref())?;
-                    resolved = true;
+                    if is_refused {
+                        self.resolve(arrival.flatten().as_ref())?;
+                        resolved = true;
+                    }
                 }
             }
             // No connection was made: the destination still waits for one.
