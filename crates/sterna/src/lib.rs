@@ -15,6 +15,8 @@
 //! | [`codec`] | what a page looks like as bytes |
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`foreign`] | machines that the engine does not know: into images and out of them |
+//!
+//! Features: `aws-lc-rs` (default) or `ring` is the library that does TLS's arithmetic; with both, the first is used.
 #![deny(unsafe_code)]
 
 mod brake;
