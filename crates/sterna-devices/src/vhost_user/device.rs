@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna_ram::GuestRam;
-use sterna_ram::dirty::{LoggedRange, VhostLog};
+use sterna_ram::dirty::{DirtyBitmaps, LoggedRange, VhostLog};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::configuration::Configuration;
 use super::memory::GuestMemory;
 use super::session::{Events, Session};
 use super::stream::Transfer;
+use super::used_rings::UsedRings;
 use super::worker::{Asking, Worker};
 use super::{Ring, VhostUserError};
 use crate::connect;
@@ -62,6 +63,7 @@ pub struct VhostUserDevice {
     pub(super) transfer: Mutex<Transfer>,
     offered: u64,
     events: Arc<[Events]>,
+    used_rings: Arc<UsedRings>,
 }
 
 impl VhostUserDevice {
@@ -92,11 +94,13 @@ impl VhostUserDevice {
         let clone = || main.try_clone().map_err(system("doubling the socket"));
         let (by_hand, to_close) = (clone()?, clone()?);
         let asking = Asking::new();
-        let session = Session::new(&device, &asking, [main, by_hand], memory, Arc::clone(&events));
+        let used_rings = Arc::<UsedRings>::default();
+        let (events_too, used_too) = (Arc::clone(&events), Arc::clone(&used_rings));
+        let session = Session::new(&device, &asking, [main, by_hand], memory, events_too, used_too);
         let worker = Worker::start(Arc::clone(&device), asking, options.answer_limit, to_close, session)?;
         let offered = worker.call(Session::negotiate)?;
         let transfer = Mutex::default();
-        Ok(Arc::new(Self { name: device, options, worker, transfer, offered, events }))
+        Ok(Arc::new(Self { name: device, options, worker, transfer, offered, events, used_rings }))
     }
 
     /// Its name.
@@ -146,6 +150,11 @@ impl VhostUserDevice {
     /// The back end need not note what it writes any more.
     pub(super) fn stop_log(&self) -> Result<(), VhostUserError> {
         self.worker.call(|session| session.set_log(None))
+    }
+
+    /// What the back end may have written to its used rings, which are not in the log; gives the newly dirty pages.
+    pub(super) fn harvest_used_rings(&self, into: &mut DirtyBitmaps) -> u64 {
+        self.used_rings.harvest(into)
     }
 }
 

@@ -67,7 +67,9 @@ impl DirtySource for VhostUserLog {
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        self.log.harvest(into)
+        let mut harvest = self.log.harvest(into)?;
+        harvest.newly_dirty += self.devices.iter().map(|device| device.harvest_used_rings(into)).sum::<u64>();
+        Ok(harvest)
     }
 
     fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {

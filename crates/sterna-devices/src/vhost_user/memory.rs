@@ -8,6 +8,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use vhost::VhostUserMemoryRegionInfo;
 
 use super::VhostUserError;
+use super::used_rings::Pages;
 
 /// What every back end takes, and more than any machine of ours has.
 const RANGES_MAX: usize = 8;
@@ -66,11 +67,23 @@ impl GuestMemory {
     /// Where this process has `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the
     /// protocol names rings by such addresses.
     pub(super) fn host_address(&self, address: u64, len: u64) -> Option<u64> {
+        let (block, offset) = self.place(address, len)?;
+        Some(self.ram.block(block).host_address() as u64 + offset)
+    }
+
+    /// The pages with the `len` bytes (at least one) that the guest sees at `address`, as of `host_address`.
+    pub(super) fn pages(&self, address: u64, len: u64) -> Option<Pages> {
+        let (block, offset) = self.place(address, len)?;
+        let (first, last) = (offset / PAGE_SIZE as u64, (offset + len - 1) / PAGE_SIZE as u64);
+        Some(Pages { block, first, count: last - first + 1 })
+    }
+
+    /// The block, and the offset in it.
+    fn place(&self, address: u64, len: u64) -> Option<(usize, u64)> {
         self.ranges.iter().find_map(|range| {
             let offset = address.checked_sub(range.guest_address)?;
             let fits = offset.checked_add(len)? <= bytes(range.pages);
-            let base = self.ram.block(range.block).host_address() as u64;
-            fits.then(|| base + bytes(range.first_page) + offset)
+            fits.then(|| (range.block, bytes(range.first_page) + offset))
         })
     }
 }
@@ -106,6 +119,18 @@ mod tests {
 
         assert_eq!(found, Some(ram.block(0).host_address() as u64 + (16 << 12) + 8));
         assert_eq!(memory.host_address(1 << 32, 64 << 12), Some(ram.block(1).host_address() as u64));
+    }
+
+    #[test]
+    fn pages_of_bytes_across_a_seam_are_both() {
+        let (ram, ranges) = two_ranges();
+        let memory = GuestMemory::new(&device(), &ram, &ranges).expect("memory");
+
+        let pages = |address, len| memory.pages(address, len);
+
+        assert_eq!(pages(0x10_0ffc, 4), Some(Pages { block: 0, first: 16, count: 1 }));
+        assert_eq!(pages(0x10_0ffc, 5), Some(Pages { block: 0, first: 16, count: 2 }));
+        assert_eq!(pages(0, 1), None);
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod ring;
 mod section;
 mod session;
 mod stream;
+mod used_rings;
 mod worker;
 
 pub use device::{VhostUserDevice, VhostUserOptions};

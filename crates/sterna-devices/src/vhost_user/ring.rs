@@ -6,6 +6,7 @@ use vhost::VringConfigData;
 
 use super::VhostUserError;
 use super::memory::GuestMemory;
+use super::used_rings::Pages;
 
 /// The most entries that a split ring may have.
 const SIZE_MAX: u16 = 1 << 15;
@@ -26,13 +27,14 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in addresses of this process.
+    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in addresses of this process, and
+    /// the pages of its used ring.
     pub(super) fn check(
         &self,
         device: &Arc<str>,
         index: usize,
         memory: &GuestMemory,
-    ) -> Result<VringConfigData, VhostUserError> {
+    ) -> Result<(VringConfigData, Pages), VhostUserError> {
         let refuse = |rule| VhostUserError::Ring { device: Arc::clone(device), ring: index, rule };
         if !self.size.is_power_of_two() || self.size > SIZE_MAX {
             return Err(refuse("its size is no power of two up to 32768"));
@@ -42,15 +44,18 @@ impl Ring {
             let aligned = address.is_multiple_of(align);
             memory.host_address(address, len).filter(|_| aligned).ok_or(refuse(rule))
         };
-        Ok(VringConfigData {
+        let used_bytes = 6 + 8 * size;
+        let addresses = VringConfigData {
             queue_max_size: self.size,
             queue_size: self.size,
             flags: 0,
             desc_table_addr: find(self.descriptors, 16, 16 * size, "its descriptors are not in RAM")?,
             avail_ring_addr: find(self.available, 2, 6 + 2 * size, "its available ring is not in RAM")?,
-            used_ring_addr: find(self.used, 4, 6 + 8 * size, "its used ring is not in RAM")?,
+            used_ring_addr: find(self.used, 4, used_bytes, "its used ring is not in RAM")?,
             log_addr: None,
-        })
+        };
+        let used = memory.pages(self.used, used_bytes).ok_or(refuse("its used ring is not in RAM"))?;
+        Ok((addresses, used))
     }
 }
 

@@ -2,26 +2,30 @@
 //! every call may wait for the back end for ever.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sterna_ram::dirty::VhostLog;
-use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserHeaderFlag, VhostUserVringAddrFlags,
-};
+use vhost::vhost_user::message::{VhostTransferStateDirection, VhostTransferStatePhase, VhostUserHeaderFlag};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::{VhostBackend, VringConfigData};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::configuration::{Configuration, RINGS_MAX};
 use super::log_base::{self, LogBaseError};
 use super::memory::GuestMemory;
+use super::used_rings::{Pages, UsedRings};
 use super::worker::Asking;
 use super::{Ring, StateDirection, VhostUserError};
 
 const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+/// How long a stop waits for kicks to be seen.
+const KICKS_LIMIT: Duration = Duration::from_millis(2);
 /// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
 const RING_PACKED: u64 = 1 << 34;
 
@@ -38,6 +42,7 @@ pub(super) struct Events {
 struct ActiveRing {
     ring: Ring,
     addresses: VringConfigData,
+    used: Pages,
     serving: Serving,
 }
 
@@ -62,6 +67,7 @@ pub(super) struct Session {
     /// What the guest's driver took of it.
     features: u64,
     rings: Vec<ActiveRing>,
+    used_rings: Arc<UsedRings>,
     events: Arc<[Events]>,
     log: Option<Arc<VhostLog>>,
 }
@@ -73,6 +79,7 @@ impl Session {
         sockets: [UnixStream; 2],
         memory: GuestMemory,
         events: Arc<[Events]>,
+        used_rings: Arc<UsedRings>,
     ) -> Self {
         let [main, socket] = sockets;
         Self {
@@ -85,6 +92,7 @@ impl Session {
             offered: 0,
             features: 0,
             rings: Vec::new(),
+            used_rings,
             events,
             log: None,
         }
@@ -152,11 +160,12 @@ impl Session {
             });
         }
         let check = |(index, ring): (usize, &Ring)| {
-            let addresses = ring.check(&self.device, index, &self.memory)?;
-            Ok(ActiveRing { ring: *ring, addresses, serving: Serving::No })
+            let (addresses, used) = ring.check(&self.device, index, &self.memory)?;
+            Ok(ActiveRing { ring: *ring, addresses, used, serving: Serving::No })
         };
         self.rings =
             configuration.rings.iter().enumerate().map(check).collect::<Result<_, VhostUserError>>()?;
+        self.used_rings.reset(self.rings.len());
         self.features = configuration.features;
         Ok(())
     }
@@ -190,6 +199,7 @@ impl Session {
 
     /// Stops every ring and notes how far it got. On return the back end has done and logged all that it took.
     pub(super) fn stop(&mut self) -> Result<(), VhostUserError> {
+        self.wait_for_kicks();
         for index in 0..self.rings.len() {
             if self.rings[index].serving != Serving::No {
                 self.stop_ring(index)?;
@@ -198,8 +208,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the back end note what it writes in `log`, or not any more. Rings that run are stopped for it: the used
-    /// ring's address and its flag cannot change under a back end that moves the ring's index meanwhile.
+    /// Lets the back end note what it writes in `log`, or not any more. Its rings run on.
     pub(super) fn set_log(&mut self, log: Option<Arc<VhostLog>>) -> Result<(), VhostUserError> {
         if let Some(log) = &log {
             self.asking.set("SET_LOG_BASE");
@@ -214,16 +223,13 @@ impl Session {
                 }
             })?;
         }
-        let ran = self.may_run();
-        let stopped = self.stop();
+        self.used_rings.set_logged(log.is_some());
         let before = std::mem::replace(&mut self.log, log);
-        let set = stopped.and_then(|()| self.set_features());
+        let set = self.set_features();
         if set.is_err() {
             self.log = before;
         }
-        // What was stopped for this runs again, whatever went wrong.
-        let resumed = if ran { self.run() } else { Ok(()) };
-        set.and(resumed)
+        set
     }
 
     /// Gives the back end its end of the pipe; it may answer with a descriptor of its own, to be used instead.
@@ -257,6 +263,7 @@ impl Session {
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
         let stopped = self.stop();
         self.rings.clear();
+        self.used_rings.reset(0);
         self.features = 0;
         if self.protocol.contains(VhostUserProtocolFeatures::RESET_DEVICE) {
             return self.ask("RESET_DEVICE", |frontend| frontend.reset_device());
@@ -276,11 +283,7 @@ impl Session {
     }
 
     fn start_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
-        let ActiveRing { ring, mut addresses, .. } = self.rings[index];
-        if self.log.is_some() {
-            addresses.flags = VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits();
-            addresses.log_addr = Some(ring.used);
-        }
+        let ActiveRing { ring, addresses, used, .. } = self.rings[index];
         let events = Arc::clone(&self.events);
         let events = &events[index];
         self.ask("SET_VRING_NUM", |frontend| frontend.set_vring_num(index, ring.size))?;
@@ -288,6 +291,7 @@ impl Session {
         self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
         self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
         // From here on it may run, whatever the rest says.
+        self.used_rings.served(index, used);
         self.rings[index].serving = Serving::Unknown;
         self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
@@ -315,7 +319,32 @@ impl Session {
         };
         let ring = &mut self.rings[index];
         (ring.ring.base, ring.serving) = (base, Serving::No);
+        self.used_rings.stopped(index);
         Ok(())
+    }
+
+    /// Gives the back end's threads a moment to see the last kicks: some end for ever if a ring is stopped between
+    /// (`specs/vhost-user.md §1.3`). A back end that polls its rings never takes a kick.
+    fn wait_for_kicks(&self) {
+        const STEP: Duration = Duration::from_micros(50);
+        let begin = Instant::now();
+        // Without a look at them the stop is what it would be without the wait.
+        let Ok(kicks) = self.kicks() else { return };
+        let is_pending = || kicks.wait(0, &mut [EpollEvent::default()]).is_ok_and(|found| found > 0);
+        while is_pending() && begin.elapsed() < KICKS_LIMIT {
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Becomes ready while a ring that is served has a kick which nobody has seen.
+    fn kicks(&self) -> io::Result<Epoll> {
+        let kicks = Epoll::new()?;
+        let served = self.rings.iter().zip(&*self.events).filter(|(ring, _)| ring.serving == Serving::Yes);
+        for (_, events) in served {
+            let readable = EpollEvent::new(EventSet::IN, 0);
+            kicks.ctl(ControlOperation::Add, events.kick.as_raw_fd(), readable)?;
+        }
+        Ok(kicks)
     }
 
     fn may_run(&self) -> bool {
@@ -341,6 +370,6 @@ impl Session {
 }
 
 /// Descriptors on their way are counted: the one failure of a connection that is not the back end's.
-fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+fn is_out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
 }

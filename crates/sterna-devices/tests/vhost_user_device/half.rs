@@ -17,19 +17,22 @@ use crate::machine::{RING, SLOTS, ram, whole};
 use crate::virtqueue::Virtqueue;
 
 const GET_FEATURES: u32 = 1;
+const SET_LOG_BASE: u32 = 6;
 const SET_VRING_BASE: u32 = 10;
-const GET_VRING_BASE: u32 = 11;
+pub const GET_VRING_BASE: u32 = 11;
 const SET_VRING_KICK: u32 = 12;
 const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_VRING_ENABLE: u32 = 18;
+const SET_DEVICE_STATE_FD: u32 = 42;
 /// How far its ring has got, whatever one tells it.
 const BASE: u32 = 7;
 
 /// A request, and the second word of what came with it.
-type Asked = (u32, u32);
+pub type Asked = (u32, u32);
 
-/// Listens at `path` for one connection, and refuses the first request `refused`. Gives what it is asked.
-fn listen(path: &Path, refused: u32) -> Receiver<Asked> {
+/// Listens at `path` for one connection, and refuses the first request `refused`, if there is one. Gives what it is
+/// asked. It touches neither RAM nor the log.
+pub fn listen(path: &Path, refused: Option<u32>) -> Receiver<Asked> {
     let listener = UnixListener::bind(path).expect("a socket");
     let (tell, asked) = channel();
     thread::spawn(move || {
@@ -39,7 +42,7 @@ fn listen(path: &Path, refused: u32) -> Receiver<Asked> {
     asked
 }
 
-fn serve(mut stream: UnixStream, refused: u32, tell: &Sender<Asked>) {
+fn serve(mut stream: UnixStream, refused: Option<u32>, tell: &Sender<Asked>) {
     let mut refuses = true;
     let mut head = [0; 12];
     while stream.read_exact(&mut head).is_ok() {
@@ -62,8 +65,11 @@ fn serve(mut stream: UnixStream, refused: u32, tell: &Sender<Asked>) {
                 Some(all.bits())
             }
             GET_VRING_BASE => Some(u64::from(BASE) << 32),
+            SET_LOG_BASE => Some(0),
+            // Without a descriptor of its own.
+            SET_DEVICE_STATE_FD => Some(0x100),
             _ if flags & 8 == 0 => None,
-            _ if request == refused && std::mem::take(&mut refuses) => Some(1),
+            _ if Some(request) == refused && std::mem::take(&mut refuses) => Some(1),
             _ => Some(0),
         };
         if let Some(answer) = answer {
@@ -77,7 +83,7 @@ fn serve(mut stream: UnixStream, refused: u32, tell: &Sender<Asked>) {
 /// A device whose start was refused at `refused`, and what its back end is asked from then on.
 fn half_started(directory: &TempDir, refused: u32) -> (std::sync::Arc<VhostUserDevice>, Receiver<Asked>) {
     let path = directory.path().join("half");
-    let asked = listen(&path, refused);
+    let asked = listen(&path, Some(refused));
     let limit = Duration::from_secs(60);
     let options = VhostUserOptions { answer_limit: limit, ..VhostUserOptions::new("fs0", &path) };
     let device = VhostUserDevice::connect(options, &ram(), &[whole()]).expect("a device");

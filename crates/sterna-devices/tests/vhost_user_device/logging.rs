@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use sterna::DeviceStream;
-use sterna_devices::vhost_user::VhostUserLog;
+use sterna_devices::vhost_user::{VhostUserDevice, VhostUserLog, VhostUserOptions};
 use sterna_ram::dirty::{DirtyBitmaps, DirtySource, VhostLog};
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use tempfile::TempDir;
 
-use crate::back_end::Fault;
-use crate::machine::{ANSWERS, Machine, RAM_BYTES, SHORT, SLOTS, whole};
+use crate::back_end::{Fault, VERSION_1};
+use crate::half;
+use crate::machine::{self, ANSWERS, Machine, RAM_BYTES, RING, SHORT, SLOTS, whole};
 use crate::model::mix;
+use crate::virtqueue::Virtqueue;
 
 fn log_of(machine: &Machine) -> VhostUserLog {
     let log = VhostLog::new(&machine.ram, vec![whole()]).expect("a log");
@@ -130,6 +132,40 @@ fn log_that_is_not_started_is_not_filled_and_not_harvested() {
     machine.serve(10..11);
     log.harvest(&mut dirty).expect("a harvest");
     assert!(dirty.block(0).get((ANSWERS + 10 * 8192) / PAGE_SIZE as u64));
+}
+
+#[test]
+fn used_rings_are_harvested_from_a_back_end_that_does_not_log_them_and_no_ring_is_stopped_for_it() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("silent");
+    let asked = half::listen(&path, None);
+    let ram = machine::ram();
+    let device = VhostUserDevice::connect(VhostUserOptions::new("fs0", &path), &ram, &[whole()]);
+    let device = device.expect("a device");
+    let log = Arc::new(VhostLog::new(&ram, vec![whole()]).expect("a log"));
+    let log = VhostUserLog::new(log, vec![Arc::clone(&device)]);
+    let ring = Virtqueue::new(RING, SLOTS).ring();
+    device.start(VERSION_1, &[ring]).expect("a good start");
+    let harvest = || {
+        let mut dirty = DirtyBitmaps::new(&ram);
+        let harvest = log.harvest(&mut dirty).expect("a harvest");
+        assert_eq!(harvest.newly_dirty, dirty.count());
+        (dirty.count(), dirty.block(0).get(ring.used / PAGE_SIZE as u64))
+    };
+
+    log.start().expect("a good start");
+    assert_eq!([harvest(), harvest()], [(1, true); 2], "it may be written all the time");
+    log.stop().expect("a good end");
+    let stops = asked.try_iter().filter(|asked| asked.0 == half::GET_VRING_BASE).count();
+    assert_eq!(stops, 0, "the guest waits for its device");
+    log.start().expect("a good start");
+    device.begin_save().expect("it listens");
+    device.stop().expect("a good stop");
+    assert_eq!(
+        [harvest(), harvest()],
+        [(1, true), (0, false)],
+        "it was written before the stop, and no more"
+    );
 }
 
 #[test]
