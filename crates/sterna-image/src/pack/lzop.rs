@@ -41,9 +41,8 @@ pub(super) fn header() -> Vec<u8> {
     [&MAGIC[..], &fields, &sum.to_be_bytes()].concat()
 }
 
-/// The blocks of a piece of the stream.
-pub(super) fn blocks(piece: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(piece.len() / 2);
+/// Appends the blocks of a piece of the stream.
+pub(super) fn blocks(piece: &[u8], out: &mut Vec<u8>) {
     let mut packed = Vec::new();
     for block in piece.chunks(BLOCK_BYTES) {
         packed.clear();
@@ -55,7 +54,6 @@ pub(super) fn blocks(piece: &[u8]) -> Vec<u8> {
         out.extend_from_slice(&adler32(block).to_be_bytes());
         out.extend_from_slice(body);
     }
-    out
 }
 
 /// The file's end.
@@ -210,6 +208,13 @@ fn adler32(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
+    fn file_of(text: &[u8]) -> Vec<u8> {
+        let mut file = header();
+        blocks(text, &mut file);
+        file.extend_from_slice(&END);
+        file
+    }
+
     #[test]
     fn adler32_of_known_text_is_the_known_sum() {
         assert_eq!(adler32(b"Wikipedia"), 0x11e6_0398);
@@ -218,7 +223,7 @@ mod tests {
     #[test]
     fn reader_of_file_cut_anywhere_fails() {
         let text: Vec<u8> = (0..600_000u32).flat_map(|n| (n / 7).to_le_bytes()).take(600_000).collect();
-        let file = [&header()[..], &blocks(&text), &END].concat();
+        let file = file_of(&text);
         let mut out = Vec::new();
         Reader::new(&file[..]).read_to_end(&mut out).unwrap();
         assert!(out == text);
@@ -231,7 +236,7 @@ mod tests {
     #[test]
     fn reader_of_damaged_block_notices_the_checksum() {
         let text = vec![7; 5000];
-        let mut file = [&header()[..], &blocks(&text), &END].concat();
+        let mut file = file_of(&text);
         let last = file.len() - 12;
         file[last] ^= 0x10;
         let error = Reader::new(&file[..]).read_to_end(&mut Vec::new()).unwrap_err();

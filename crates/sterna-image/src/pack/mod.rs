@@ -9,6 +9,7 @@ mod lzo;
 mod lzop;
 mod packer;
 mod unpacker;
+mod zstd_frames;
 
 pub use packer::Packer;
 pub(crate) use unpacker::Damaged;

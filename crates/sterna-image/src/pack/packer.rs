@@ -7,12 +7,20 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lzop;
+use super::zstd_frames::ZstdFrames;
 use crate::model::Packing;
+
+/// What goes to a thread and comes back, to be used again: memory that is new costs more than some of the packing.
+#[derive(Default)]
+struct Piece {
+    plain: Vec<u8>,
+    packed: Vec<u8>,
+}
 
 /// A piece to pack, and where the result goes.
 struct Job {
-    piece: Vec<u8>,
-    result: SyncSender<io::Result<Vec<u8>>>,
+    piece: Piece,
+    result: SyncSender<io::Result<Piece>>,
 }
 
 /// Packs what is written to it and writes that to `W`. Nothing is whole before [`finish`](Self::finish).
@@ -21,12 +29,15 @@ struct Job {
 pub struct Packer<W> {
     out: W,
     packing: Packing,
-    piece: Vec<u8>,
+    /// The one that is being filled.
+    piece: Piece,
     piece_bytes: usize,
     jobs: Option<SyncSender<Job>>,
     /// Results in the order of the stream.
-    results: VecDeque<Receiver<io::Result<Vec<u8>>>>,
+    results: VecDeque<Receiver<io::Result<Piece>>>,
     most_results: usize,
+    /// Written, and free for what comes next.
+    spare: Vec<Piece>,
     has_begun: bool,
 }
 
@@ -41,25 +52,27 @@ impl<W: Write> Packer<W> {
         let receiver = Arc::new(Mutex::new(receiver));
         for _ in 0..if packing == Packing::None { 0 } else { threads } {
             let receiver = Arc::clone(&receiver);
+            let mut worker = Worker::default();
             std::thread::Builder::new().name(packing.name().to_owned()).spawn(move || {
                 loop {
                     // Only the wait for a job is under the lock.
                     let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(job) = job else { return };
+                    let Ok(Job { mut piece, result }) = job else { return };
+                    let done = worker.pack(packing, &mut piece);
                     // Nobody waits any more if the packer was dropped.
-                    let _ = job.result.send(pack(packing, &job.piece));
+                    let _ = result.send(done.map(|()| piece));
                 }
             })?;
         }
-        let piece_bytes = piece_bytes(packing);
         Ok(Self {
             out,
             packing,
-            piece: Vec::with_capacity(piece_bytes),
-            piece_bytes,
+            piece: Piece::default(),
+            piece_bytes: piece_bytes(packing),
             jobs: Some(sender),
             results: VecDeque::new(),
             most_results: 2 * threads,
+            spare: Vec::new(),
             has_begun: false,
         })
     }
@@ -73,7 +86,7 @@ impl<W: Write> Packer<W> {
             return Ok(self.out);
         }
         // Nothing at all becomes a file of nothing.
-        if !self.piece.is_empty() || !self.has_begun {
+        if !self.piece.plain.is_empty() || !self.has_begun {
             self.send_piece()?;
         }
         while let Some(result) = self.results.pop_front() {
@@ -95,7 +108,7 @@ impl<W: Write> Packer<W> {
         {
             self.write_result(&result)?;
         }
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(self.piece_bytes));
+        let piece = std::mem::replace(&mut self.piece, self.spare.pop().unwrap_or_default());
         let (sender, result) = sync_channel(1);
         let jobs = self.jobs.as_ref().ok_or_else(|| io::Error::other("the packer is closed"))?;
         jobs.send(Job { piece, result: sender })
@@ -104,9 +117,13 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    fn write_result(&mut self, result: &Receiver<io::Result<Vec<u8>>>) -> io::Result<()> {
-        let packed = result.recv().map_err(|_| io::Error::other("a thread that packs has died"))??;
-        self.out.write_all(&packed)
+    fn write_result(&mut self, result: &Receiver<io::Result<Piece>>) -> io::Result<()> {
+        let mut piece = result.recv().map_err(|_| io::Error::other("a thread that packs has died"))??;
+        self.out.write_all(&piece.packed)?;
+        piece.plain.clear();
+        piece.packed.clear();
+        self.spare.push(piece);
+        Ok(())
     }
 }
 
@@ -115,9 +132,10 @@ impl<W: Write> Write for Packer<W> {
         if self.packing == Packing::None {
             return self.out.write(bytes);
         }
-        let count = bytes.len().min(self.piece_bytes - self.piece.len());
-        self.piece.extend_from_slice(&bytes[..count]);
-        if self.piece.len() == self.piece_bytes {
+        self.piece.plain.reserve_exact(self.piece_bytes - self.piece.plain.len());
+        let count = bytes.len().min(self.piece_bytes - self.piece.plain.len());
+        self.piece.plain.extend_from_slice(&bytes[..count]);
+        if self.piece.plain.len() == self.piece_bytes {
             self.send_piece()?;
         }
         Ok(count)
@@ -144,32 +162,44 @@ fn piece_bytes(packing: Packing) -> usize {
     }
 }
 
-/// A piece as a file of its own (lzop: as blocks), at the level of the program that libvirt runs.
-fn pack(packing: Packing, piece: &[u8]) -> io::Result<Vec<u8>> {
-    let mut out = Vec::new();
-    match packing {
-        Packing::None => out.extend_from_slice(piece),
-        Packing::Gzip => {
-            flate2::bufread::GzEncoder::new(piece, flate2::Compression::new(6)).read_to_end(&mut out)?;
+/// What one thread packs with.
+#[derive(Default)]
+struct Worker {
+    /// None before the first piece.
+    zstd: Option<ZstdFrames>,
+}
+
+impl Worker {
+    /// A piece as a file of its own (lzop: as blocks), at the level of the program that libvirt runs.
+    fn pack(&mut self, packing: Packing, Piece { plain, packed }: &mut Piece) -> io::Result<()> {
+        match packing {
+            Packing::None => packed.extend_from_slice(plain),
+            Packing::Gzip => {
+                let level = flate2::Compression::new(6);
+                flate2::bufread::GzEncoder::new(&plain[..], level).read_to_end(packed)?;
+            }
+            Packing::Bzip2 => {
+                let level = bzip2::Compression::best();
+                bzip2::bufread::BzEncoder::new(&plain[..], level).read_to_end(packed)?;
+            }
+            Packing::Xz => {
+                let mut options = lzma_rust2::XzOptions::with_preset(3);
+                options.set_block_size(NonZeroU64::new(piece_bytes(Packing::Xz) as u64));
+                let mut writer = lzma_rust2::XzWriter::new(packed, options)?;
+                writer.write_all(plain)?;
+                writer.finish()?;
+            }
+            Packing::Lzop => lzop::blocks(plain, packed),
+            Packing::Zstd => {
+                let zstd = match &mut self.zstd {
+                    Some(zstd) => zstd,
+                    none => none.insert(ZstdFrames::new()?),
+                };
+                zstd.pack(plain, packed)?;
+            }
         }
-        Packing::Bzip2 => {
-            bzip2::bufread::BzEncoder::new(piece, bzip2::Compression::best()).read_to_end(&mut out)?;
-        }
-        Packing::Xz => {
-            let mut options = lzma_rust2::XzOptions::with_preset(3);
-            options.set_block_size(NonZeroU64::new(piece_bytes(packing) as u64));
-            let mut writer = lzma_rust2::XzWriter::new(out, options)?;
-            writer.write_all(piece)?;
-            out = writer.finish()?;
-        }
-        Packing::Lzop => out = lzop::blocks(piece),
-        Packing::Zstd => {
-            let mut packer = zstd::bulk::Compressor::new(3)?;
-            packer.include_checksum(true)?;
-            out = packer.compress(piece)?;
-        }
+        Ok(())
     }
-    Ok(out)
 }
 
 #[cfg(test)]

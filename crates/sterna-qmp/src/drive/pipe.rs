@@ -7,7 +7,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use super::DriveError;
 
 /// What it holds, where the system allows so much.
-pub const PIPE_BYTES: usize = 1 << 20;
+const PIPE_BYTES: usize = 1 << 20;
 
 /// Its ends: to read from, to write to.
 pub fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {

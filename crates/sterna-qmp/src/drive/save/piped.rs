@@ -17,7 +17,7 @@ use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions}
 use super::check::is_whole_tail;
 use super::head::Head;
 use super::{RUNNING, SaveRequest, Settled, run_state};
-use crate::drive::pipe::{PIPE_BYTES, pipe};
+use crate::drive::pipe::pipe;
 use crate::drive::{DriveError, Vm};
 
 /// The name under which the VM gets its end of the pipe.
@@ -162,20 +162,22 @@ struct Stream {
 impl Stream {
     /// Packs all of it. The last bytes are held back until the end has come: there the run state stands.
     fn pack(&mut self, mut packer: Packer<Sink>) -> Result<(), ImageError> {
-        let mut buffer = vec![0; PIPE_BYTES];
-        let mut tail: Vec<u8> = Vec::new();
+        let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
         loop {
-            let count = self.read(&mut buffer).map_err(|error| self.io("read of the VM's pipe", error))?;
+            let room = &mut now[filled..];
+            let count = self.read(room).map_err(|error| self.io("read of the VM's pipe", error))?;
             if count == 0 {
                 break;
             }
-            if tail.len() + count > 2 * TAIL_BYTES {
-                let ready = tail.len() - TAIL_BYTES;
-                packer.write_all(&tail[..ready]).map_err(|error| self.io("write", error))?;
-                tail.drain(..ready);
+            filled += count;
+            if filled == TAIL_BYTES {
+                packer.write_all(&before).map_err(|error| self.io("write", error))?;
+                std::mem::swap(&mut before, &mut now);
+                now.resize(TAIL_BYTES, 0);
+                filled = 0;
             }
-            tail.extend_from_slice(&buffer[..count]);
         }
+        let mut tail = [&before[..], &now[..filled]].concat();
         if !is_whole_tail(&tail) {
             return Err(ImageError::Request("the VM's stream has no end".into()));
         }
