@@ -152,7 +152,7 @@ impl VhostUserDevice {
         self.worker.call(|session| session.set_log(None))
     }
 
-    /// What the back end may have written to its used rings, which are not in the log; gives the newly dirty pages.
+    /// The used rings that have stopped since the last harvest, which are not in the log; gives the newly dirty pages.
     pub(super) fn harvest_used_rings(&self, into: &mut DirtyBitmaps) -> u64 {
         self.used_rings.harvest(into)
     }

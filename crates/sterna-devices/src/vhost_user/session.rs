@@ -24,8 +24,10 @@ use super::{Ring, StateDirection, VhostUserError};
 
 const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-/// How long a stop waits for kicks to be seen.
-const KICKS_LIMIT: Duration = Duration::from_millis(2);
+/// How long a stop waits for kicks to be taken by a back end that takes them.
+const KICKS_LIMIT: Duration = Duration::from_millis(100);
+/// And by one that was never seen to take one: it may poll its rings.
+const POLLED_LIMIT: Duration = Duration::from_millis(2);
 /// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
 const RING_PACKED: u64 = 1 << 34;
 
@@ -44,6 +46,8 @@ struct ActiveRing {
     addresses: VringConfigData,
     used: Pages,
     serving: Serving,
+    /// The back end was seen to take a kick.
+    takes_kicks: bool,
 }
 
 /// Whether the back end serves a ring.
@@ -161,11 +165,10 @@ impl Session {
         }
         let check = |(index, ring): (usize, &Ring)| {
             let (addresses, used) = ring.check(&self.device, index, &self.memory)?;
-            Ok(ActiveRing { ring: *ring, addresses, used, serving: Serving::No })
+            Ok(ActiveRing { ring: *ring, addresses, used, serving: Serving::No, takes_kicks: false })
         };
         self.rings =
             configuration.rings.iter().enumerate().map(check).collect::<Result<_, VhostUserError>>()?;
-        self.used_rings.reset(self.rings.len());
         self.features = configuration.features;
         Ok(())
     }
@@ -188,6 +191,7 @@ impl Session {
         self.set_features()?;
         for index in 0..self.rings.len() {
             if self.rings[index].serving == Serving::Unknown {
+                self.wait_for_kicks();
                 self.stop_ring(index)?;
             }
             if self.rings[index].serving == Serving::No {
@@ -224,12 +228,16 @@ impl Session {
             })?;
         }
         self.used_rings.set_logged(log.is_some());
+        // Who takes kicks shows best while the guest runs; a failure only shortens the wait at the stop.
+        let _ = self.look_at_kicks();
         let before = std::mem::replace(&mut self.log, log);
         let set = self.set_features();
         if set.is_err() {
             self.log = before;
         }
-        set
+        // What was started in half before is tried again.
+        let resumed = if self.may_run() { self.run() } else { Ok(()) };
+        set.and(resumed)
     }
 
     /// Gives the back end its end of the pipe; it may answer with a descriptor of its own, to be used instead.
@@ -263,7 +271,6 @@ impl Session {
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
         let stopped = self.stop();
         self.rings.clear();
-        self.used_rings.reset(0);
         self.features = 0;
         if self.protocol.contains(VhostUserProtocolFeatures::RESET_DEVICE) {
             return self.ask("RESET_DEVICE", |frontend| frontend.reset_device());
@@ -283,7 +290,7 @@ impl Session {
     }
 
     fn start_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
-        let ActiveRing { ring, addresses, used, .. } = self.rings[index];
+        let ActiveRing { ring, addresses, .. } = self.rings[index];
         let events = Arc::clone(&self.events);
         let events = &events[index];
         self.ask("SET_VRING_NUM", |frontend| frontend.set_vring_num(index, ring.size))?;
@@ -291,7 +298,6 @@ impl Session {
         self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
         self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
         // From here on it may run, whatever the rest says.
-        self.used_rings.served(index, used);
         self.rings[index].serving = Serving::Unknown;
         self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
@@ -319,32 +325,47 @@ impl Session {
         };
         let ring = &mut self.rings[index];
         (ring.ring.base, ring.serving) = (base, Serving::No);
-        self.used_rings.stopped(index);
+        self.used_rings.stopped(self.rings[index].used);
         Ok(())
     }
 
-    /// Gives the back end's threads a moment to see the last kicks: some end for ever if a ring is stopped between
-    /// (`specs/vhost-user.md §1.3`). A back end that polls its rings never takes a kick.
-    fn wait_for_kicks(&self) {
-        const STEP: Duration = Duration::from_micros(50);
+    /// Lets the back end's threads see the last kicks: some end for ever if a ring is stopped between
+    /// (`specs/vhost-user.md §1.3`). One that works on an entry would not answer a stop sooner either.
+    fn wait_for_kicks(&mut self) {
+        const STEP: Duration = Duration::from_micros(100);
         let begin = Instant::now();
+        let mut has_waited = false;
         // Without a look at them the stop is what it would be without the wait.
-        let Ok(kicks) = self.kicks() else { return };
-        let is_pending = || kicks.wait(0, &mut [EpollEvent::default()]).is_ok_and(|found| found > 0);
-        while is_pending() && begin.elapsed() < KICKS_LIMIT {
+        while let Ok(Some(limit)) = self.look_at_kicks() {
+            std::thread::sleep(STEP);
+            has_waited = true;
+            if begin.elapsed() > limit {
+                break;
+            }
+        }
+        if has_waited {
+            // A kick that was taken just now is not yet looked after.
             std::thread::sleep(STEP);
         }
     }
 
-    /// Becomes ready while a ring that is served has a kick which nobody has seen.
-    fn kicks(&self) -> io::Result<Epoll> {
+    /// How long kicks may be waited for that nobody has taken yet, if there are any.
+    fn look_at_kicks(&mut self) -> io::Result<Option<Duration>> {
         let kicks = Epoll::new()?;
-        let served = self.rings.iter().zip(&*self.events).filter(|(ring, _)| ring.serving == Serving::Yes);
-        for (_, events) in served {
-            let readable = EpollEvent::new(EventSet::IN, 0);
-            kicks.ctl(ControlOperation::Add, events.kick.as_raw_fd(), readable)?;
+        for (index, (ring, events)) in self.rings.iter().zip(&*self.events).enumerate() {
+            if ring.serving != Serving::No {
+                let readable = EpollEvent::new(EventSet::IN, index as u64);
+                kicks.ctl(ControlOperation::Add, events.kick.as_raw_fd(), readable)?;
+            }
         }
-        Ok(kicks)
+        let mut found = vec![EpollEvent::default(); self.rings.len().max(1)];
+        let count = kicks.wait(0, &mut found)?;
+        let pending: Vec<_> = found[..count].iter().map(|event| event.data() as usize).collect();
+        for (index, ring) in self.rings.iter_mut().enumerate() {
+            ring.takes_kicks |= ring.serving == Serving::Yes && !pending.contains(&index);
+        }
+        let limit = |index: &usize| if self.rings[*index].takes_kicks { KICKS_LIMIT } else { POLLED_LIMIT };
+        Ok(pending.iter().map(limit).max())
     }
 
     fn may_run(&self) -> bool {

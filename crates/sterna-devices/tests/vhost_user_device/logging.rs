@@ -154,7 +154,7 @@ fn used_rings_are_harvested_from_a_back_end_that_does_not_log_them_and_no_ring_i
     };
 
     log.start().expect("a good start");
-    assert_eq!([harvest(), harvest()], [(1, true); 2], "it may be written all the time");
+    assert_eq!(harvest(), (0, false), "a ring that runs would be dirty for ever");
     log.stop().expect("a good end");
     let stops = asked.try_iter().filter(|asked| asked.0 == half::GET_VRING_BASE).count();
     assert_eq!(stops, 0, "the guest waits for its device");

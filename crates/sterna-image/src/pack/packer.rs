@@ -71,7 +71,7 @@ impl<W: Write> Packer<W> {
             piece_bytes: piece_bytes(packing),
             jobs: Some(sender),
             results: VecDeque::new(),
-            most_results: 2 * threads,
+            most_results: threads + 2,
             spare: Vec::new(),
             has_begun: false,
         })
