@@ -1,9 +1,9 @@
 //! The few system calls that this crate makes, each wrapped so that its callers need no `unsafe`
 //! where that is possible.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
 
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 
@@ -16,18 +16,13 @@ pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The descriptor of `/proc/self/pagemap`, opened once.
+/// Opens `/proc/self/pagemap`, for one question.
 ///
-/// It shows the address space that opened it, so it must not be used after a fork; Sterna never forks.
-pub(crate) fn pagemap() -> io::Result<BorrowedFd<'static>> {
-    static FILE: OnceLock<Result<std::fs::File, i32>> = OnceLock::new();
-    let file = FILE.get_or_init(|| {
-        std::fs::File::open("/proc/self/pagemap").map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
-    });
-    match file {
-        Ok(file) => Ok(std::os::fd::AsFd::as_fd(file)),
-        Err(errno) => Err(io::Error::from_raw_os_error(*errno)),
-    }
+/// The file shows the address space that opened it, for ever. So it is never kept: a process that forks would
+/// read its parent's page tables through it, and one that closes all descriptors (as daemons do) whatever has
+/// taken the number since. Opening costs some microseconds, less than most scans.
+pub(crate) fn pagemap() -> io::Result<File> {
+    File::open("/proc/self/pagemap")
 }
 
 /// Which pages a scan reports and what it does to them.

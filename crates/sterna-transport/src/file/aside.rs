@@ -40,6 +40,8 @@ pub(super) struct Aside {
     published: bool,
     /// What lies aside stays there when this is dropped.
     kept: bool,
+    /// The process that made it. A process that was forked since must not remove what this one still writes.
+    owner: u32,
 }
 
 impl Aside {
@@ -55,8 +57,10 @@ impl Aside {
             match made {
                 Ok(file) => {
                     left::lock(&file);
-                    every_aside().insert(path.clone());
-                    let aside = Aside { path, place, replace, directory, published: false, kept: false };
+                    let owner = std::process::id();
+                    every_aside().insert((owner, path.clone()));
+                    let aside =
+                        Aside { path, place, replace, directory, published: false, kept: false, owner };
                     return Ok((aside, file));
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -80,10 +84,15 @@ impl Aside {
         self.published
     }
 
+    /// It goes no longer when all files aside are removed.
+    fn forget(&self) {
+        every_aside().remove(&(self.owner, self.path.clone()));
+    }
+
     /// From now on it stays, whatever happens, under a name that nobody takes for what a killed run has left.
     pub fn keep(&mut self) {
         self.kept = true;
-        every_aside().remove(&self.path);
+        self.forget();
         if self.published {
             return;
         }
@@ -107,23 +116,27 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        if !self.published && !self.kept {
-            every_aside().remove(&self.path);
+        if !self.published && !self.kept && self.owner == std::process::id() {
+            self.forget();
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Names of all files of this process that lie aside and go when they are dropped.
-fn every_aside() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    static EVERY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// All files that lie aside and go when they are dropped, each with the process that made it: after a fork the
+/// child has its parent's entries too.
+fn every_aside() -> MutexGuard<'static, BTreeSet<(u32, PathBuf)>> {
+    static EVERY: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
     EVERY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes them.
+/// Removes those of this process.
 pub(super) fn remove_all() {
-    for path in std::mem::take(&mut *every_aside()) {
-        let _ = std::fs::remove_file(path);
+    let ours = std::process::id();
+    for (owner, path) in std::mem::take(&mut *every_aside()) {
+        if owner == ours {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -221,5 +234,24 @@ fn directory_of(place: &Path) -> &Path {
     match place.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aside_that_another_process_made_stays_when_it_is_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut aside, _file) = Aside::create(&directory.path().join("image"), false).unwrap();
+        let path = aside.path().to_owned();
+        aside.forget();
+        // As a child sees what its parent made before the fork.
+        aside.owner = std::process::id() + 1;
+
+        drop(aside);
+
+        assert!(path.exists());
     }
 }

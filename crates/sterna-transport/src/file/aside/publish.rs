@@ -44,14 +44,14 @@ impl Aside {
 
     fn publish_by(&mut self, file: &File, calls: &Calls) -> Result<(), TransportError> {
         // What has its name meanwhile is not for a signal to remove.
-        every_aside().remove(&self.path);
+        self.forget();
         let published = self.publish_unseen(file, calls);
         if published.is_err() && !is_at(file, &self.path) {
             // Whose it is that has our name now, nobody knows: it may be what lay in the place.
             self.kept = true;
         }
         if !self.published && !self.kept {
-            every_aside().insert(self.path.clone());
+            every_aside().insert((self.owner, self.path.clone()));
         }
         published
     }

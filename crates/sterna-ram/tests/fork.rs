@@ -1,0 +1,102 @@
+//! A process that forks (a VMM that daemonises) sees its own page tables afterwards, not its parent's.
+
+mod support;
+
+use std::process::Command;
+
+use sterna_ram::dirty::UffdDirtyLog;
+use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
+
+use support::{say, skipped};
+
+const PAGES: u64 = 1024;
+const ALONE: &str = "STERNA_TEST_FORKS_ALONE";
+/// What the child's exit status says: anything else is a test that failed.
+const RIGHT: i32 = 0;
+const NO_LOG: i32 = 77;
+
+fn ram() -> GuestRam {
+    let block = RamBlock::new("ram", PAGES * PAGE_SIZE as u64, Backing::Anonymous).unwrap();
+    block.advise_huge_pages(false).unwrap();
+    GuestRam::new(vec![block]).unwrap()
+}
+
+fn absent(ram: &GuestRam) -> u64 {
+    let absent = PageBitmap::new(PAGES);
+    ram.block(0).mark_absent(0, PAGES, &absent).unwrap();
+    absent.count()
+}
+
+fn write_all(ram: &GuestRam) {
+    (0..PAGES).for_each(|page| ram.block(0).write(page * PAGE_SIZE as u64, &[1]).unwrap());
+}
+
+/// Runs `work` in a child and gives its exit status.
+fn forked(work: fn(&GuestRam) -> i32, inherited: &GuestRam) -> i32 {
+    // SAFETY: this process has no other thread at work (the test runs alone in it), so nobody holds a lock that
+    // the child would wait for.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        let status = std::panic::catch_unwind(|| work(inherited)).unwrap_or(1);
+        // SAFETY: ends the child without running what the test harness left to be done at exit.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a live int, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status }
+}
+
+/// What a daemon does after its fork: a guest of its own, tracked.
+fn track_own(_: &GuestRam) -> i32 {
+    let ram = ram();
+    write_all(&ram);
+    assert_eq!(absent(&ram), 0, "pages that were written are said to be absent");
+    let log = UffdDirtyLog::new(ram.clone());
+    if let Err(error) = log.start() {
+        skipped("the log of a child", error);
+        return NO_LOG;
+    }
+    log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap();
+    write_all(&ram);
+    let mut found = DirtyBitmaps::new(&ram);
+    log.harvest(&mut found).unwrap();
+    assert_eq!(found.count(), PAGES, "pages that were written are not reported");
+    RIGHT
+}
+
+/// The same with memory that was there before the fork, and of which the child writes its own copy.
+fn look_at_inherited(inherited: &GuestRam) -> i32 {
+    assert_eq!(absent(inherited), PAGES);
+    write_all(inherited);
+    assert_eq!(absent(inherited), 0, "pages that were written are said to be absent");
+    RIGHT
+}
+
+#[test]
+fn fork_after_the_page_table_was_asked_sees_its_own_pages() {
+    if std::env::var_os(ALONE).is_none() {
+        let name = std::thread::current().name().unwrap().to_owned();
+        let alone = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &name, "--nocapture", "--test-threads=1"])
+            .env(ALONE, "1")
+            .output()
+            .unwrap();
+        say(&String::from_utf8_lossy(&alone.stderr));
+        assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stdout));
+        return;
+    }
+    // As a VMM that finds out what it can do, and then becomes a daemon.
+    UffdDirtyLog::is_supported();
+    let before = ram();
+    assert_eq!(absent(&before), PAGES);
+
+    let status = forked(track_own, &before);
+    assert!(matches!(status, RIGHT | NO_LOG), "the child ended with {status}");
+    assert_eq!(forked(look_at_inherited, &before), RIGHT);
+
+    write_all(&before);
+    assert_eq!(absent(&before), 0);
+}
