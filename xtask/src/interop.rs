@@ -10,35 +10,31 @@ use crate::workspace::target_directory;
 
 /// The crate of the tests.
 pub const PACKAGE: &str = "sterna-interop";
-/// Its test targets, as cargo's patterns.
-const TARGETS: [&str; 5] = ["qemu*", "libvirt*", "vhost_user", "host", "library"];
 
-/// `cargo xtask interop [TARGET…]`.
+/// `cargo xtask interop [SUBJECT…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(option) = arguments.iter().find(|argument| argument.starts_with('-')) {
-        return Err(Failure::Usage(format!("interop takes names of test targets, not `{option}`")));
+        return Err(Failure::Usage(format!(
+            "interop takes names of files in interop/tests/it, not `{option}`"
+        )));
     }
     let mut parts = Parts::default();
     let mut notes = Vec::new();
     parts.part("roots", || roots::in_background().finish(&mut notes));
-    let targets: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    parts.part("interop", || play(if targets.is_empty() { &TARGETS } else { &targets }, &mut notes));
+    parts.part("interop", || play(arguments, &mut notes));
     notes.into_iter().for_each(|note| parts.note(note));
     parts.finish()
 }
 
 /// Runs all of the tests; `notes` gets the line of each that was skipped.
 pub fn run(notes: &mut Vec<String>) -> Result<Outcome> {
-    play(&TARGETS, notes)
+    play(&[], notes)
 }
 
-fn play(targets: &[&str], notes: &mut Vec<String>) -> Result<Outcome> {
+fn play(subjects: &[String], notes: &mut Vec<String>) -> Result<Outcome> {
     let mut command = process::cargo();
-    // The package alone would be built with other features, and everything below it a second time.
-    command.args(["test", "--workspace", "--no-fail-fast"]);
-    for target in targets {
-        command.args(["--test", target]);
-    }
+    command.args(["test", "--package", PACKAGE, "--test", "it", "--"]);
+    command.args(subjects.iter().map(|subject| format!("{subject}::")));
     let roots = target_directory().join("roots");
     command.env("STERNA_ROOTS", &roots);
     let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");

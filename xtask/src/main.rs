@@ -38,7 +38,7 @@ usage: cargo xtask COMMAND
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
   lab                           tests that need real KVM, inside a VM that has it
   roots [qemu|libvirt]          Debian sid roots with QEMU and libvirt, for the part `interop`
-  interop [TARGET…]             tests against real QEMU and libvirt alone (TARGET: a file in interop/tests)
+  interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)
   demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
   setup                         only install what is missing";
 

@@ -2,7 +2,7 @@
 
 #[path = "support/back_end.rs"]
 mod back_end;
-#[path = "vhost_user_device/machine.rs"]
+#[path = "it/vhost_user_device/machine.rs"]
 mod machine;
 #[path = "support/model.rs"]
 mod model;

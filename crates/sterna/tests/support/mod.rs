@@ -1,7 +1,7 @@
 //! What the tests of failures share: guests that fail on order, a proxy that harms, peers made by hand.
 //!
 //! Every case runs inside [`case`], which proves that nothing is left behind: no descriptor, no thread.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod bank;
 pub mod census;

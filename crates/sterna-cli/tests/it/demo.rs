@@ -1,0 +1,122 @@
+//! The demo as users run it: whole, cancelled, killed.
+
+use crate::certificates;
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+fn demo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command.args(["demo", "--machine=process", "--ram=64M", "--json"]).args(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn record(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+/// VM processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let of = |pid: u32| -> Option<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        line.trim().parse().ok().filter(|found: &u32| *found == parent).map(|_| pid)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(of).collect()
+}
+
+/// Looks until `found` is true; fails after a minute, which no machine needs.
+fn eventually(what: &str, mut found: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !found() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+fn gone(pids: &[u32]) {
+    eventually("the VMs end", || {
+        pids.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists())
+    });
+}
+
+#[test]
+fn demo_of_each_kind_of_channel_arrives_whole() {
+    for channels in ["0", "1", "3"] {
+        let channels = format!("--channels={channels}");
+        let output = demo(&["--rate=2000", "--warm-up=0.2", &channels]).output().unwrap();
+
+        let record = record(&output);
+        assert!(output.status.success(), "{channels}: {record}");
+        assert_eq!(record["check"]["passed"], true, "{channels}: {record}");
+        assert_eq!(record["statistics"]["status"], "completed");
+        assert!(record["statistics"]["downtime"].as_f64().unwrap() > 0.0);
+        assert!(record["guest"]["downtime_seconds"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn demo_interrupted_cancels_the_migration_and_leaves_no_process() {
+    let slow = ["--set=max-bandwidth=1M", "--warm-up=0"];
+    let child = demo(&slow).spawn().unwrap();
+    eventually("both VMs run", || children(child.id()).len() == 2);
+    let vms = children(child.id());
+    // Ctrl-C may come at any moment; 64 MiB at 1 MiB/s take a minute.
+    std::thread::sleep(Duration::from_millis(300));
+
+    signal(&child, Signal::INT);
+
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    gone(&vms);
+}
+
+#[test]
+fn demo_killed_takes_its_vms_with_it() {
+    let mut child = demo(&["--set=max-bandwidth=1M"]).spawn().unwrap();
+    // Named: a child that has not yet exec'd cannot follow its parent yet.
+    let named = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.starts_with("sterna"))
+    };
+    eventually("both VMs run", || children(child.id()).iter().filter(|pid| named(pid)).count() == 2);
+    let vms = children(child.id());
+
+    signal(&child, Signal::KILL);
+
+    child.wait().unwrap();
+    gone(&vms);
+}
+
+#[test]
+fn demo_with_a_setting_that_nobody_knows_is_a_usage_error() {
+    let output = demo(&["--set=no-such-parameter=1"]).output().unwrap();
+
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no-such-parameter"));
+}
+
+#[test]
+fn demo_over_tls_arrives_whole_and_needs_the_files() {
+    let directory = certificates::good_directory();
+    let empty = tempfile::tempdir().unwrap();
+    let of = |path: &std::path::Path| format!("--tls-dir={}", path.display());
+
+    let output = demo(&["--rate=2000", "--warm-up=0.2", &of(directory.path())]).output().unwrap();
+    let refused = demo(&["--warm-up=0", &of(empty.path())]).output().unwrap();
+
+    let record = record(&output);
+    assert!(output.status.success(), "{record}");
+    assert_eq!(record["check"]["passed"], true, "{record}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("ca-cert.pem"), "{said}");
+}

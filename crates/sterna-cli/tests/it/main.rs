@@ -1,0 +1,14 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-cli --test it SUBJECT::` runs those of one subject.
+
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod convert;
+mod demo;
+mod dirty_limit;
+mod peer;
+mod save;
+mod vfio_user;

@@ -1,0 +1,213 @@
+//! Files of a real QEMU 11.1.3 through every form and back, byte for byte.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::common::{machine, vector};
+use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
+use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter};
+use sterna_transport::IoPart;
+
+const XML: &[u8] = b"<domain type='qemu'>\n  <name>golden</name>\n</domain>\n";
+const COOKIE: &[u8] = b"<cookie>\n</cookie>\n";
+
+fn target(name: &str) -> ConvertOptions {
+    ConvertOptions { target: Some(name.parse().unwrap()), threads: 2, ..ConvertOptions::default() }
+}
+
+fn put(directory: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = directory.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn run(from: &Path, to: &Path, options: &ConvertOptions) -> Result<Converted, ImageError> {
+    convert(Input::File(from.into()), Output::File(to.into()), options)
+}
+
+#[test]
+fn convert_legacy_through_every_form_and_back_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = vector("file-legacy");
+    let source = put(directory.path(), "golden", &golden);
+    for form in Target::all() {
+        let mut options = target(&form.name());
+        if form.is_libvirt() {
+            options.xml = Some(XML.to_vec());
+            options.cookie = Some(COOKIE.to_vec());
+        }
+        let (there, back) = (directory.path().join(form.name()), directory.path().join("back"));
+
+        let done = run(&source, &there, &options).unwrap();
+        assert_eq!((done.from.as_str(), done.to), ("legacy", form.name()));
+        let image = Image::open(&there).unwrap();
+        assert_eq!(image.kind().name(), form.name());
+        if let Container::Libvirt(header) = &image.kind().container {
+            assert_eq!((&header.xml[..], header.cookie.as_deref()), (XML, Some(COOKIE)));
+            assert_eq!((header.version, header.is_complete), (2, true));
+            let texts = XML.len() + 1 + COOKIE.len() + 1;
+            assert_eq!(header.data_length as usize, texts + 65_536);
+        }
+        run(&there, &back, &target("legacy")).unwrap();
+
+        assert!(fs::read(&back).unwrap() == golden, "legacy, {form}, legacy");
+        fs::remove_file(&back).unwrap();
+    }
+}
+
+#[test]
+fn convert_mapped_through_every_form_and_back_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = vector("file-mapped-ram");
+    let source = put(directory.path(), "golden", &golden);
+    for form in Target::all() {
+        let mut options = target(&form.name());
+        options.xml = form.is_libvirt().then(|| XML.to_vec());
+        let (there, back) = (directory.path().join(form.name()), directory.path().join("back"));
+
+        run(&source, &there, &options).unwrap();
+        run(&there, &back, &target("mapped-ram")).unwrap();
+
+        // The PART of no pages, which QEMU writes and nobody needs, is not written again.
+        let (again, was) = (Image::open(&back).unwrap(), Image::open(&source).unwrap());
+        assert!(again.shape() == was.shape(), "mapped-ram, {form}, mapped-ram");
+        let part = 18;
+        assert_eq!(fs::read(&back).unwrap().len() + part, golden.len());
+        let tail = was.stream_end() as usize - was.shape().devices.len();
+        assert!(fs::read(&back).unwrap()[..tail - 2000] == golden[..tail - 2000], "{form}");
+        fs::remove_file(&back).unwrap();
+    }
+}
+
+#[test]
+fn convert_onto_a_file_is_refused_unless_forced_and_onto_itself_always() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = put(directory.path(), "a", &vector("file-legacy"));
+    let other = put(directory.path(), "b", b"something");
+    let link = directory.path().join("c");
+    fs::hard_link(&source, &link).unwrap();
+
+    let refused = run(&source, &other, &target("mapped-ram")).unwrap_err();
+    assert!(matches!(refused, ImageError::Exists { .. }), "{refused}");
+    assert_eq!(fs::read(&other).unwrap(), b"something");
+    let forced = ConvertOptions { replace: true, ..target("mapped-ram") };
+    for itself in [&source, &link] {
+        let refused = run(&source, itself, &forced).unwrap_err();
+        assert!(matches!(refused, ImageError::SameFile { .. }), "{refused}");
+    }
+    run(&source, &other, &forced).unwrap();
+    assert_eq!(Image::open(&other).unwrap().kind().name(), "mapped-ram");
+}
+
+#[test]
+fn convert_bare_image_to_libvirt_without_xml_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = put(directory.path(), "a", &vector("file-legacy"));
+
+    let refused = run(&source, &directory.path().join("b"), &target("libvirt-sparse")).unwrap_err();
+
+    assert!(refused.to_string().contains("--xml"), "{refused}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn convert_file_that_is_no_whole_image_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = vector("file-legacy");
+    for length in [0, 3, 8, 100, 5000, golden.len() - 900, golden.len() / 2] {
+        let source = put(directory.path(), "cut", &golden[..length]);
+        for form in ["mapped-ram", "legacy", "legacy-zstd"] {
+            let failed = run(&source, &directory.path().join("out"), &target(form)).unwrap_err();
+
+            assert!(failed.is_image_at_fault(), "{length}, {form}: {failed}");
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{length}, {form}");
+        }
+    }
+}
+
+#[test]
+fn convert_pipes_of_packed_streams_give_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = vector("file-legacy");
+    let packed = directory.path().join("packed");
+    let pipe = Output::Pipe(Box::new(fs::File::create(&packed).unwrap()));
+    let from = Input::Pipe(Box::new(std::io::Cursor::new(golden.clone())));
+    convert(from, pipe, &target("legacy-zstd")).unwrap();
+
+    let from = Input::Pipe(Box::new(fs::File::open(&packed).unwrap()));
+    let back = directory.path().join("back");
+    convert(from, Output::File(back.clone()), &target("legacy")).unwrap();
+    assert!(fs::read(back).unwrap() == golden);
+
+    let from = Input::Pipe(Box::new(std::io::Cursor::new(vector("file-mapped-ram"))));
+    let refused = convert(from, Output::File(directory.path().join("x")), &target("legacy")).unwrap_err();
+    assert!(refused.to_string().contains("pipe"), "{refused}");
+}
+
+#[test]
+fn convert_to_other_alignment_and_back_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = put(directory.path(), "a", &vector("file-mapped-ram"));
+    let (close, wide) = (directory.path().join("b"), directory.path().join("c"));
+    run(&source, &close, &ConvertOptions { alignment: 4096, ..target("mapped-ram") }).unwrap();
+
+    run(&close, &wide, &target("mapped-ram")).unwrap();
+
+    assert_eq!(fs::metadata(&wide).unwrap().len() - fs::metadata(&close).unwrap().len(), 0xff000);
+    let (a, c) = (Image::open(&source).unwrap(), Image::open(&wide).unwrap());
+    assert!(a.shape() == c.shape());
+    let refused =
+        run(&source, &directory.path().join("d"), &ConvertOptions { alignment: 100, ..target("mapped-ram") });
+    assert!(refused.unwrap_err().to_string().contains("multiple"));
+}
+
+/// An output that has no room.
+struct Full(usize);
+
+impl std::io::Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0 < bytes.len() {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.0 -= bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn convert_to_an_output_without_room_blames_the_output() {
+    let directory = tempfile::tempdir().unwrap();
+    for (source, format) in
+        [("file-legacy", "legacy"), ("file-legacy", "legacy-zstd"), ("file-mapped-ram", "legacy")]
+    {
+        let from = Input::File(put(directory.path(), source, &vector(source)));
+        let failed = convert(from, Output::Pipe(Box::new(Full(1000))), &target(format)).unwrap_err();
+
+        assert!(!failed.is_image_at_fault(), "{source}, {format}: {failed}");
+        assert!(failed.to_string().starts_with("standard output: write failed"), "{format}: {failed}");
+    }
+}
+
+#[test]
+fn convert_of_a_background_snapshot_without_bitmaps_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut shape = machine();
+    shape.has_end = false;
+    shape.between.clear();
+    let source = directory.path().join("a");
+    let writer = MappedWriter::create(&source, &shape, MappedOptions::default()).unwrap();
+    // Pages at their places, and no bit: as QEMU leaves it.
+    writer.file().write_at(writer.pages_offset(0), &[IoPart::Bytes(&[7; 4096])]).unwrap();
+    writer.complete(&shape).unwrap();
+    for form in ["mapped-ram", "legacy", "legacy-zstd"] {
+        let refused = run(&source, &directory.path().join("b"), &target(form)).unwrap_err();
+
+        assert!(matches!(refused, ImageError::NoBitmaps { .. }), "{form}: {refused}");
+        assert!(refused.is_image_at_fault() && refused.to_string().contains("sterna repair"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{form}");
+    }
+}

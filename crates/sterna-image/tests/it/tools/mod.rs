@@ -1,0 +1,15 @@
+//! The tools on images: whole ones, and damaged in every way that specs/mapped-ram.md §6.5 names.
+
+#![allow(clippy::print_stdout)] // seeds of random tests
+
+mod sample;
+
+mod cores;
+mod differences;
+mod ends;
+mod hostile;
+mod inspection;
+mod repairs;
+mod verdicts;
+mod verdicts_of_containers;
+mod verdicts_of_content;

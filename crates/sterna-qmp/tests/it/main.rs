@@ -1,0 +1,8 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-qmp --test it SUBJECT::` runs those of one subject.
+
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+
+mod drive;
+mod monitor;

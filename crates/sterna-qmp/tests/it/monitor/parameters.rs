@@ -1,0 +1,238 @@
+//! Every parameter's range, at its edges; all or nothing; what freezes.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use sterna::{Compression, Status, ZeroPageDetection};
+use sterna_qmp::migration::{PARAMETERS, ParameterSet, Range};
+
+use super::support::{ClientExt, Monitor};
+
+/// Name, values taken, values refused.
+fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
+    let range = |name, least: u64, greatest: u64| {
+        let mut refused = vec![json!(-1), json!("1"), json!(1.5), Value::Null, json!(true)];
+        if least > 0 {
+            refused.push(json!(least - 1));
+        }
+        if greatest < u64::MAX {
+            refused.push(json!(greatest + 1));
+        }
+        (name, vec![json!(least), json!(greatest)], refused)
+    };
+    let words = |name, taken: &[&str]| {
+        let taken = taken.iter().map(|word| json!(word)).collect();
+        (name, taken, vec![json!("bogus"), json!(""), json!(1), Value::Null])
+    };
+    vec![
+        range("announce-initial", 0, 100_000),
+        range("announce-max", 0, 100_000),
+        range("announce-rounds", 0, 1000),
+        range("announce-step", 1, 10_000),
+        range("throttle-trigger-threshold", 1, 100),
+        range("cpu-throttle-initial", 1, 99),
+        range("cpu-throttle-increment", 1, 99),
+        ("cpu-throttle-tailslow", vec![json!(true), json!(false)], vec![json!(1), json!("on")]),
+        // Its lower edge is cpu-throttle-initial's value, 20.
+        range("max-cpu-throttle", 20, 99),
+        ("tls-creds", vec![json!(""), json!("tls0"), Value::Null], vec![json!("x".repeat(256)), json!(1)]),
+        ("tls-hostname", vec![json!(""), json!("host"), Value::Null], vec![json!("a\nb"), json!(1)]),
+        ("tls-authz", vec![json!(""), json!("authz"), Value::Null], vec![json!("a\u{0}"), json!(false)]),
+        range("max-bandwidth", 0, u64::MAX),
+        range("avail-switchover-bandwidth", 0, u64::MAX),
+        range("downtime-limit", 0, 2_000_000),
+        range("x-checkpoint-delay", 0, u64::from(u32::MAX)),
+        range("multifd-channels", 1, 255),
+        words("multifd-compression", &["none", "zlib", "zstd"]),
+        range("multifd-zlib-level", 0, 9),
+        range("multifd-qatzip-level", 1, 9),
+        range("multifd-zstd-level", 0, 20),
+        ("xbzrle-cache-size", vec![json!(4096), json!(1 << 30)], vec![json!(2048), json!(4097), json!(0)]),
+        range("max-postcopy-bandwidth", 0, u64::MAX),
+        range("x-vcpu-dirty-limit-period", 1, 1000),
+        range("vcpu-dirty-limit", 1, u64::MAX),
+        ("mode", vec![json!("normal")], vec![json!("cpr-reboot"), json!("cpr-exec"), json!("x"), json!(0)]),
+        words("zero-page-detection", &["none", "legacy", "multifd"]),
+        ("direct-io", vec![json!(false), json!(true)], vec![json!("off"), json!(1)]),
+        (
+            "x-rdma-chunk-size",
+            vec![json!(1 << 20), json!(1 << 21), json!(1 << 30)],
+            vec![
+                json!(1 << 19),
+                json!((1 << 20) + 1),
+                json!(3 << 20),
+                json!(1u64 << 31),
+                json!(0),
+                json!(-1),
+            ],
+        ),
+        words("x-sterna-non-convergence", &["keep-going", "fail"]),
+        ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
+        range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
+        range("x-sterna-setup-limit", 100, 3_600_000),
+        range("x-sterna-stall-limit", 100, 3_600_000),
+        range("x-sterna-prepare-limit", 100, 3_600_000),
+        range("x-sterna-acknowledge-limit", 100, 3_600_000),
+    ]
+}
+
+fn one(name: &str, value: &Value) -> Map<String, Value> {
+    Map::from_iter([(name.to_owned(), value.clone())])
+}
+
+#[test]
+fn every_parameter_at_its_edges_is_taken_and_beyond_is_refused() {
+    let edges = edges();
+    let names: Vec<_> = edges.iter().map(|(name, ..)| *name).collect();
+    assert_eq!(names, PARAMETERS.iter().map(|spec| spec.name).collect::<Vec<_>>(), "every row has its edges");
+    for (name, taken, refused) in edges {
+        for value in taken {
+            let mut set = ParameterSet::default();
+            set.set(&one(name, &value), false).unwrap_or_else(|error| panic!("{name} = {value}: {error}"));
+            let expected = if value.is_null() { json!("") } else { value };
+            assert_eq!(set.get(name), Some(&expected));
+        }
+        for value in refused {
+            let mut set = ParameterSet::default();
+            let error = set.set(&one(name, &value), false).expect_err(&format!("{name} = {value}"));
+            assert!(error.desc.contains(name), "{error} names {name}");
+            assert_eq!(set, ParameterSet::default(), "{name} = {value} changed something");
+        }
+    }
+}
+
+#[test]
+fn defaults_are_those_of_qemu_11() {
+    let mut client = Monitor::running().client_of();
+    let shown = client.1.ok("query-migrate-parameters", Value::Null);
+    let expected = json!({
+        "announce-initial": 50, "announce-max": 550, "announce-rounds": 5, "announce-step": 100,
+        "throttle-trigger-threshold": 50, "cpu-throttle-initial": 20, "cpu-throttle-increment": 10,
+        "cpu-throttle-tailslow": false, "max-cpu-throttle": 99, "tls-creds": "", "tls-hostname": "",
+        "tls-authz": "", "max-bandwidth": 134_217_728, "avail-switchover-bandwidth": 0,
+        "downtime-limit": 300, "x-checkpoint-delay": 20_000, "multifd-channels": 2,
+        "multifd-compression": "none", "multifd-zlib-level": 1, "multifd-qatzip-level": 1,
+        "multifd-zstd-level": 1, "xbzrle-cache-size": 67_108_864, "max-postcopy-bandwidth": 0,
+        "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
+        "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
+        "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
+        "x-sterna-device-queue-size": 64 << 20, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
+        "x-sterna-acknowledge-limit": 30_000,
+    });
+    assert_eq!(shown, expected);
+    assert_eq!(ParameterSet::default().to_engine(), sterna::Parameters::default());
+}
+
+impl Monitor {
+    /// Keeps the monitor alive beside a client of it.
+    pub fn client_of(self) -> (Self, sterna_qmp::Client) {
+        let client = self.client();
+        (self, client)
+    }
+}
+
+#[test]
+fn set_with_one_bad_value_changes_nothing() {
+    let (_monitor, mut client) = Monitor::running().client_of();
+    let before = client.ok("query-migrate-parameters", Value::Null);
+    for bad in [
+        json!({"downtime-limit": 500, "multifd-channels": 0}),
+        json!({"downtime-limit": 500, "no-such": 1}),
+        json!({"cpu-throttle-initial": 50, "max-cpu-throttle": 40}),
+    ] {
+        client.refused("migrate-set-parameters", bad);
+        assert_eq!(client.ok("query-migrate-parameters", Value::Null), before);
+    }
+}
+
+#[test]
+fn unknown_parameter_is_unexpected() {
+    let (_monitor, mut client) = Monitor::running().client_of();
+    assert_eq!(
+        client.set("compress-level", json!(1)).unwrap_err(),
+        "Parameter 'compress-level' is unexpected"
+    );
+}
+
+#[test]
+fn every_parameter_reaches_the_engine() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    client.ok(
+        "migrate-set-parameters",
+        json!({
+            "max-bandwidth": 7, "downtime-limit": 8, "avail-switchover-bandwidth": 9, "multifd-channels": 10,
+            "multifd-compression": "zstd", "multifd-zlib-level": 3, "multifd-zstd-level": 4,
+            "zero-page-detection": "legacy", "x-rdma-chunk-size": 2 << 20, "x-sterna-setup-limit": 101,
+            "x-sterna-stall-limit": 102, "x-sterna-device-queue-size": 104 << 10, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
+            "direct-io": true, "x-sterna-replace-file": true,
+        }),
+    );
+    client.ok("migrate", json!({"uri": "unix:/nowhere"}));
+    let parameters = monitor.engine.outgoing().parameters.lock().unwrap().clone();
+    let expected = sterna::Parameters {
+        tls: None,
+        max_bandwidth_bytes: 7,
+        downtime_limit: Duration::from_millis(8),
+        avail_switchover_bandwidth_bytes: 9,
+        multifd_channels: 10,
+        multifd_compression: Compression::Zstd,
+        multifd_zlib_level: 3,
+        multifd_zstd_level: 4,
+        zero_page_detection: ZeroPageDetection::Legacy,
+        rdma_chunk_size_bytes: 2 << 20,
+        direct_io: sterna::Direct::Wanted,
+        replace_file: true,
+        max_queued_stream_bytes: 104 << 10,
+        limits: sterna::WaitLimits {
+            setup: Duration::from_millis(101),
+            stall: Duration::from_millis(102),
+            switchover: sterna::WaitLimits::default().switchover,
+            prepare: Duration::from_millis(103),
+            acknowledge: Duration::from_millis(104),
+            ..sterna::WaitLimits::default()
+        },
+        ..sterna::Parameters::default()
+    };
+    assert_eq!(parameters, expected);
+}
+
+#[test]
+fn set_while_migrating_takes_live_ones_and_refuses_frozen_ones() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    monitor.engine.outgoing().set(Status::Active);
+    client.set("max-bandwidth", json!(1000)).unwrap();
+    client.set("downtime-limit", json!(1)).unwrap();
+    client.set("avail-switchover-bandwidth", json!(2000)).unwrap();
+    let running = monitor.engine.outgoing().parameters.lock().unwrap().clone();
+    assert_eq!(running.max_bandwidth_bytes, 1000);
+    assert_eq!(running.downtime_limit, Duration::from_millis(1));
+    assert_eq!(running.avail_switchover_bandwidth_bytes, 2000);
+    for (name, value) in [
+        ("multifd-channels", json!(3)),
+        ("multifd-compression", json!("zlib")),
+        ("multifd-zlib-level", json!(2)),
+        ("multifd-zstd-level", json!(2)),
+        ("zero-page-detection", json!("none")),
+        ("x-rdma-chunk-size", json!(2 << 20)),
+    ] {
+        let refusal = client.set(name, value.clone()).unwrap_err();
+        assert!(refusal.contains("migrate_cancel"), "{refusal}");
+        client
+            .set(name, ParameterSet::default().get(name).unwrap().clone())
+            .expect("its own value is no change");
+    }
+    client.ok("migrate_cancel", Value::Null);
+    client.set("x-rdma-chunk-size", json!(2 << 20)).unwrap();
+    client.set("multifd-channels", json!(3)).unwrap();
+}
+
+#[test]
+fn table_ranges_hold_their_own_defaults() {
+    for spec in PARAMETERS {
+        spec.check(&spec.default_value()).unwrap_or_else(|error| panic!("{error}"));
+        if let Range::PowerOfTwo { least, greatest } = spec.range {
+            assert!(least.is_power_of_two() && greatest.is_power_of_two());
+        }
+    }
+}

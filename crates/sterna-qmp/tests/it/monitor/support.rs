@@ -1,0 +1,454 @@
+//! A VM without a guest's substance, an engine that does what the test says, and a monitor over both.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna::ram::{Backing, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
+use sterna::{
+    Address, Capabilities, Device, Event, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
+    Statistics, Status, TargetVm, Throttle, VmError,
+};
+use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
+use sterna_qmp::{Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+
+use super::dirty_rate::Ring;
+
+/// Long enough for a busy machine; no test waits for it to pass.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct FakeVm {
+    ram: GuestRam,
+    log: SoftwareLog,
+    running: Mutex<bool>,
+    has_guest: Mutex<bool>,
+    pub quits: Mutex<u32>,
+    /// Set for a VM with a dirty ring.
+    pub throttle: OnceLock<Ring>,
+    /// Called once at the beginning of the next `cont`.
+    pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl FakeVm {
+    pub fn new(has_guest: bool, running: bool) -> Arc<Self> {
+        let ram = GuestRam::new(vec![RamBlock::new("ram", 1 << 20, Backing::Memfd).unwrap()]).unwrap();
+        let log = SoftwareLog::new(&ram);
+        Arc::new(Self {
+            ram,
+            log,
+            running: Mutex::new(running),
+            has_guest: Mutex::new(has_guest),
+            quits: Mutex::new(0),
+            throttle: OnceLock::new(),
+            at_cont: Mutex::default(),
+        })
+    }
+
+    pub fn set_running(&self, running: bool) {
+        *self.running.lock().unwrap() = running;
+    }
+
+    /// Writes pages, as the guest.
+    pub fn write(&self, first: u64, count: u64) {
+        self.log.mark_range(0, first, count);
+    }
+
+    pub fn set_has_guest(&self) {
+        *self.has_guest.lock().unwrap() = true;
+    }
+}
+
+impl SourceVm for FakeVm {
+    fn machine_type(&self) -> String {
+        "sterna-test".into()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        Some(*b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff")
+    }
+    fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+    fn dirty_source(&self) -> &dyn DirtySource {
+        &self.log
+    }
+    fn throttle(&self) -> Option<&dyn Throttle> {
+        self.throttle.get().map(|ring| ring as _)
+    }
+    fn run_state(&self) -> RunState {
+        if *self.running.lock().unwrap() { RunState::Running } else { RunState::Paused }
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        self.set_running(false);
+        Ok(())
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        self.set_running(true);
+        Ok(())
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+}
+
+impl TargetVm for FakeVm {
+    fn machine_type(&self) -> String {
+        "sterna-test".into()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        SourceVm::uuid(self)
+    }
+    fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+    fn start(&self) -> Result<(), VmError> {
+        self.set_has_guest();
+        self.set_running(true);
+        Ok(())
+    }
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        self.set_has_guest();
+        Ok(())
+    }
+    fn reset(&self) {}
+}
+
+impl MonitoredVm for FakeVm {
+    fn pause(&self) -> Result<(), VmError> {
+        self.set_running(false);
+        Ok(())
+    }
+    fn cont(&self) -> Result<(), VmError> {
+        let first = self.at_cont.lock().unwrap().take();
+        if let Some(first) = first {
+            first();
+        }
+        self.set_running(true);
+        Ok(())
+    }
+    fn quit(&self) {
+        *self.quits.lock().unwrap() += 1;
+    }
+    fn has_guest(&self) -> bool {
+        *self.has_guest.lock().unwrap()
+    }
+    fn name(&self) -> String {
+        "tern".into()
+    }
+    fn vcpu_threads(&self) -> Vec<i32> {
+        vec![101, 102]
+    }
+}
+
+/// Keeps what it was started with, and its one migration of each direction.
+#[derive(Default)]
+pub struct FakeEngine {
+    pub outgoing: Mutex<Option<Arc<FakeMigration>>>,
+    pub incoming: Mutex<Option<Arc<FakeMigration>>>,
+    /// Starts nothing, of either direction.
+    pub refuses: Mutex<bool>,
+}
+
+pub struct FakeMigration {
+    pub address: Address,
+    pub parameters: Mutex<Parameters>,
+    pub capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+    vm: Option<Arc<dyn TargetVm>>,
+    status: Mutex<Status>,
+    pub error: Mutex<Option<String>>,
+    pub decided: Mutex<Option<GuestAt>>,
+    pub autostart: Mutex<bool>,
+    /// The guest could not be brought back after a failure.
+    pub held: Mutex<bool>,
+}
+
+impl FakeEngine {
+    pub fn outgoing(&self) -> Arc<FakeMigration> {
+        self.outgoing.lock().unwrap().clone().expect("an outgoing migration was started")
+    }
+
+    pub fn incoming(&self) -> Arc<FakeMigration> {
+        self.incoming.lock().unwrap().clone().expect("an incoming migration was started")
+    }
+}
+
+impl FakeMigration {
+    /// Puts it into `status` and tells the observer, as the engine does.
+    pub fn set(&self, status: Status) {
+        *self.status.lock().unwrap() = status;
+        self.tell(&Event::Status(status));
+    }
+
+    pub fn tell(&self, event: &Event) {
+        self.observer.event(event);
+    }
+
+    fn is_guest_free(&self, status: Status) -> bool {
+        let moving = matches!(status, Status::PreSwitchover | Status::Device | Status::Undecided);
+        !moving && status != Status::Completed && !*self.held.lock().unwrap()
+    }
+}
+
+fn migration(
+    vm: Option<Arc<dyn TargetVm>>,
+    address: &Address,
+    parameters: Parameters,
+    capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+) -> Arc<FakeMigration> {
+    Arc::new(FakeMigration {
+        address: address.clone(),
+        parameters: Mutex::new(parameters),
+        capabilities,
+        observer,
+        vm,
+        status: Mutex::new(Status::Setup),
+        error: Mutex::default(),
+        decided: Mutex::default(),
+        autostart: Mutex::new(true),
+        held: Mutex::default(),
+    })
+}
+
+impl Engine for FakeEngine {
+    fn start_outgoing(
+        &self,
+        _: Arc<dyn SourceVm>,
+        to: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, String> {
+        if *self.refuses.lock().unwrap() {
+            return Err("told to refuse".into());
+        }
+        let migration = migration(None, to, parameters, capabilities, observer);
+        *self.outgoing.lock().unwrap() = Some(migration.clone());
+        Ok(migration)
+    }
+
+    fn start_incoming(
+        &self,
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Receiving>, String> {
+        if *self.refuses.lock().unwrap() {
+            return Err("told to refuse".into());
+        }
+        let migration = migration(Some(vm), at, parameters, capabilities, observer);
+        *self.incoming.lock().unwrap() = Some(migration.clone());
+        Ok(migration)
+    }
+}
+
+impl Outgoing for FakeMigration {
+    fn status(&self) -> Status {
+        *self.status.lock().unwrap()
+    }
+    fn statistics(&self) -> Statistics {
+        Statistics {
+            status: *self.status.lock().unwrap(),
+            error: self.error.lock().unwrap().clone(),
+            total_time: Duration::from_millis(1234),
+            setup_time: Duration::from_millis(5),
+            downtime: Some(Duration::from_millis(42)),
+            expected_downtime: Duration::from_millis(66),
+            switchover: vec![(sterna::SwitchoverStep::Stop, Duration::from_millis(1))],
+            ram_total_bytes: 1 << 20,
+            ram_remaining_bytes: 8192,
+            transferred_bytes: 500_000,
+            multifd_bytes: 400_000,
+            precopy_bytes: 490_000,
+            downtime_bytes: 10_000,
+            zero_pages: 100,
+            normal_pages: 122,
+            absent_pages: 50,
+            bandwidth_bytes: 1_000_000,
+            drain_bytes: 1_000_000,
+            dirty_pages_per_second: 77,
+            pages_per_second: 244,
+            rounds_begun: 3,
+            rounds: Vec::new(),
+            samples: Vec::new(),
+            channels: 2,
+            peer_is_sterna: Some(true),
+            cpu_throttle_percent: 0,
+            streams: Vec::new(),
+            is_dirty_limited: false,
+            dirty_limit_times: Some(sterna::DirtyLimitTimes {
+                throttled_per_round: Duration::from_micros(1500),
+                ring_full: Duration::from_millis(20),
+            }),
+        }
+    }
+    fn cancel(&self) -> Result<(), String> {
+        if *self.status.lock().unwrap() == Status::Undecided {
+            return Err("the handover is committed".into());
+        }
+        self.set(Status::Cancelling);
+        self.set(Status::Cancelled);
+        Ok(())
+    }
+    fn continue_switchover(&self) -> Result<(), String> {
+        self.set(Status::Device);
+        Ok(())
+    }
+    fn set_live(&self, parameters: &Parameters) {
+        *self.parameters.lock().unwrap() = parameters.clone();
+    }
+    fn may_guest_run(&self) -> bool {
+        self.is_guest_free(*self.status.lock().unwrap())
+    }
+    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool {
+        let status = self.status.lock().unwrap();
+        let free = self.is_guest_free(*status);
+        if free {
+            act();
+        }
+        free
+    }
+    fn retry(&self) -> Result<(), String> {
+        *self.held.lock().unwrap() = false;
+        self.tell(&Event::Resumed);
+        Ok(())
+    }
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+        *self.decided.lock().unwrap() = Some(guest_at);
+        self.set(Status::Completed);
+        Ok(())
+    }
+}
+
+impl Receiving for FakeMigration {
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+    fn status(&self) -> Status {
+        *self.status.lock().unwrap()
+    }
+    fn statistics(&self) -> IncomingStatistics {
+        IncomingStatistics {
+            status: *self.status.lock().unwrap(),
+            error: self.error.lock().unwrap().clone(),
+            received_bytes: 500_000,
+            normal_pages: 122,
+            zero_pages: 100,
+            cleared_pages: 0,
+            streams: Vec::new(),
+        }
+    }
+    fn cancel(&self) -> Result<(), String> {
+        self.set(Status::Cancelled);
+        Ok(())
+    }
+    fn set_autostart(&self, on: bool) -> bool {
+        *self.autostart.lock().unwrap() = on;
+        true
+    }
+    fn release(&self) -> Result<(), String> {
+        self.vm.as_ref().unwrap().start().map_err(|error| error.to_string())?;
+        self.set(Status::Completed);
+        self.tell(&Event::Resumed);
+        Ok(())
+    }
+}
+
+/// A VM with a monitor on a Unix socket.
+pub struct Monitor {
+    pub vm: Arc<FakeVm>,
+    pub engine: Arc<FakeEngine>,
+    pub bus: EventBus,
+    pub control: Arc<MigrationControl>,
+    pub server: Server,
+    pub path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Monitor {
+    /// A VM whose guest runs.
+    pub fn running() -> Self {
+        Self::of(FakeVm::new(true, true), true)
+    }
+
+    /// A VM that waits for a guest (`-incoming defer`).
+    pub fn waiting(autostart: bool) -> Self {
+        Self::of(FakeVm::new(false, false), autostart)
+    }
+
+    /// Over Sterna's own engine.
+    pub fn over_the_real_engine(vm: Arc<FakeVm>, autostart: bool) -> Self {
+        Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, autostart))
+    }
+
+    pub fn of(vm: Arc<FakeVm>, autostart: bool) -> Self {
+        Self::build(vm, |vm, engine, bus| MigrationControl::with_engine(vm, engine, bus, autostart))
+    }
+
+    fn build(
+        vm: Arc<FakeVm>,
+        control: impl FnOnce(Arc<FakeVm>, Arc<FakeEngine>, EventBus) -> Arc<MigrationControl>,
+    ) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp.sock");
+        let (bus, engine) = (EventBus::new(), Arc::new(FakeEngine::default()));
+        let control = control(vm.clone(), engine.clone(), bus.clone());
+        let server = Server::bind(&Endpoint::Unix(path.clone()), control.clone(), bus.clone()).unwrap();
+        Self { vm, engine, bus, control, server, path, _directory: directory }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(self.server.endpoint(), LIMIT).unwrap()
+    }
+}
+
+/// What tests say most.
+pub trait ClientExt {
+    fn ok(&mut self, command: &str, arguments: Value) -> Value;
+    fn refused(&mut self, command: &str, arguments: Value) -> String;
+    fn event(&mut self, name: &str) -> Value;
+    fn set(&mut self, name: &str, value: Value) -> Result<(), String>;
+    fn capability(&mut self, name: &str, state: bool) -> Result<(), String>;
+}
+
+impl ClientExt for Client {
+    fn ok(&mut self, command: &str, arguments: Value) -> Value {
+        self.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    fn refused(&mut self, command: &str, arguments: Value) -> String {
+        match self.execute(command, arguments.clone()) {
+            Err(ClientError::Refused { desc, .. }) => desc,
+            other => panic!("{command} {arguments} should be refused, got {other:?}"),
+        }
+    }
+
+    fn event(&mut self, name: &str) -> Value {
+        let event = self.next_event(LIMIT).unwrap().unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(event.name, name);
+        event.data
+    }
+
+    fn set(&mut self, name: &str, value: Value) -> Result<(), String> {
+        match self.execute("migrate-set-parameters", json!({ name: value })) {
+            Ok(_) => Ok(()),
+            Err(ClientError::Refused { desc, .. }) => Err(desc),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn capability(&mut self, name: &str, state: bool) -> Result<(), String> {
+        let change = json!({"capabilities": [{"capability": name, "state": state}]});
+        match self.execute("migrate-set-capabilities", change) {
+            Ok(_) => Ok(()),
+            Err(ClientError::Refused { desc, .. }) => Err(desc),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}

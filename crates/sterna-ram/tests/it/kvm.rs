@@ -1,0 +1,245 @@
+//! KVM's dirty log under a real guest: a few integer instructions in real mode.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::support::skipped;
+use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use sterna_ram::dirty::{KvmDirtyLog, KvmLogMode, KvmSlot};
+use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Where the code lies: the guest's page 1, before all pages that it writes.
+const CODE: u64 = 0x1000;
+
+/// Writes CX pages, each 1 << 8 paragraphs (4 KiB) behind the last, from segment BX on; then halts.
+/// Writes the counter into the page's first word.
+const GUEST: &[u8] = &[
+    0x8e, 0xdb, // mov ds, bx
+    0x89, 0x0e, 0x00, 0x00, // mov [0], cx
+    0x81, 0xc3, 0x00, 0x01, // add bx, 0x100
+    0x49, // dec cx
+    0x75, 0xf3, // jnz to the start
+    0xf4, // hlt
+];
+
+struct Machine {
+    ram: GuestRam,
+    vcpu: VcpuFd,
+    vm: VmFd,
+    slots: Vec<KvmSlot>,
+}
+
+/// Slots at crooked places of the blocks: 150 pages from page 5 of block 0 at the guest's 0; 70 pages from
+/// page 155 of block 0 behind them; 100 pages of block 1 (of 100) behind those.
+fn machine(test: &str) -> Option<Machine> {
+    let kvm = match Kvm::new() {
+        Ok(kvm) => kvm,
+        Err(error) => {
+            skipped(test, format!("/dev/kvm: {error}"));
+            return None;
+        }
+    };
+    let block = |name: &str, pages| RamBlock::new(name, pages * PAGE, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(vec![block("a", 230), block("b", 100)]).unwrap();
+    let slot = |slot, guest_page: u64, block, first_page, pages| KvmSlot {
+        slot,
+        flags: 0,
+        guest_address: guest_page * PAGE,
+        block,
+        first_page,
+        pages,
+    };
+    let slots = vec![slot(0, 0, 0, 5, 150), slot(1, 150, 0, 155, 70), slot(7, 220, 1, 0, 100)];
+    let vm = kvm.create_vm().unwrap();
+    for slot in &slots {
+        let host = ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE;
+        let region = kvm_userspace_memory_region {
+            slot: slot.slot,
+            flags: 0,
+            guest_phys_addr: slot.guest_address,
+            memory_size: slot.pages * PAGE,
+            userspace_addr: host,
+        };
+        // SAFETY: the RAM lives as long as the machine, which drops it last.
+        unsafe { vm.set_user_memory_region(region) }.unwrap();
+    }
+    ram.block(0).write(5 * PAGE + CODE, GUEST).unwrap();
+    let vcpu = vm.create_vcpu(0).unwrap();
+    let mut sregs = vcpu.get_sregs().unwrap();
+    sregs.cs.base = 0;
+    sregs.cs.selector = 0;
+    vcpu.set_sregs(&sregs).unwrap();
+    Some(Machine { ram, vcpu, vm, slots })
+}
+
+impl Machine {
+    fn log(&self, mode: KvmLogMode) -> KvmDirtyLog {
+        // SAFETY: borrowed for the duplication only.
+        let vm: OwnedFd =
+            unsafe { BorrowedFd::borrow_raw(self.vm.as_raw_fd()) }.try_clone_to_owned().unwrap();
+        KvmDirtyLog::new(vm, self.slots.clone(), self.ram.clone()).unwrap().with_mode(mode)
+    }
+
+    /// Lets the guest write its pages `[first, first + count)`.
+    fn write(&mut self, first: u64, count: u64) {
+        let regs = kvm_regs { rip: CODE, rflags: 2, rbx: first << 8, rcx: count, ..Default::default() };
+        self.vcpu.set_regs(&regs).unwrap();
+        match self.vcpu.run().unwrap() {
+            VcpuExit::Hlt => {}
+            other => panic!("the guest stopped with {other:?}"),
+        }
+    }
+
+    fn harvest(&self, log: &KvmDirtyLog) -> [Vec<u64>; 2] {
+        let mut found = DirtyBitmaps::new(&self.ram);
+        assert_eq!(log.harvest(&mut found).unwrap().newly_dirty, found.count());
+        [set(found.block(0)), set(found.block(1))]
+    }
+
+    fn rearm_all(&self, log: &KvmDirtyLog) {
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            let all = PageBitmap::new(block.pages());
+            all.set_all();
+            log.rearm(index, 0, block.pages(), &all).unwrap();
+        }
+    }
+}
+
+fn set(bitmap: &PageBitmap) -> Vec<u64> {
+    (0..bitmap.pages()).filter(|page| bitmap.get(*page)).collect()
+}
+
+fn pages(range: std::ops::Range<u64>) -> Vec<u64> {
+    range.collect()
+}
+
+/// A log in this mode, or none if the kernel has only a lesser one. It begins with nothing reported.
+fn started(machine: &Machine, mode: KvmLogMode, test: &str) -> Option<KvmDirtyLog> {
+    let log = machine.log(mode);
+    log.start().unwrap();
+    if log.mode() != Some(mode) {
+        skipped(test, format!("the kernel has only {:?}", log.mode()));
+        return None;
+    }
+    assert_eq!(log.initially_set(), mode == KvmLogMode::InitiallySet);
+    if log.initially_set() {
+        assert_eq!(machine.harvest(&log), [pages(5..225), pages(0..100)], "all is reported at first");
+        machine.rearm_all(&log);
+    }
+    assert_eq!(machine.harvest(&log), [vec![], vec![]]);
+    Some(log)
+}
+
+#[test]
+fn kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots() {
+    let test = "kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots";
+    for mode in [KvmLogMode::InitiallySet, KvmLogMode::Manual, KvmLogMode::Automatic] {
+        let Some(mut machine) = machine(test) else { return };
+        let Some(log) = started(&machine, mode, test) else { continue };
+
+        // Over the borders of all three slots: guest pages 140 to 229.
+        machine.write(140, 90);
+
+        let expected = [pages(145..225), pages(0..10)];
+        assert_eq!(machine.harvest(&log), expected, "{mode:?}");
+        machine.ram.block(0).read_u64(145 * PAGE).unwrap();
+        assert_eq!(machine.ram.block(0).read_u64(145 * PAGE).unwrap() & 0xffff, 90, "the guest did write");
+        if mode == KvmLogMode::Automatic {
+            assert_eq!(machine.harvest(&log), [vec![], vec![]], "harvesting re-armed");
+        } else {
+            assert_eq!(machine.harvest(&log), expected, "reported until re-armed");
+            machine.rearm_all(&log);
+            assert_eq!(machine.harvest(&log), [vec![], vec![]], "re-armed");
+        }
+        machine.write(150, 1);
+        assert_eq!(machine.harvest(&log), [vec![155], vec![]], "the next write is seen again");
+    }
+}
+
+#[test]
+fn kvm_log_rearms_what_was_harvested_in_the_range_and_nothing_else() {
+    let test = "kvm_log_rearms_what_was_harvested_in_the_range_and_nothing_else";
+    for mode in [KvmLogMode::InitiallySet, KvmLogMode::Manual] {
+        let Some(mut machine) = machine(test) else { return };
+        let Some(log) = started(&machine, mode, test) else { continue };
+        machine.write(20, 200); // block 0's pages 25 to 224
+        let harvested = PageBitmap::new(230);
+        harvested.set_range(0, 230);
+        harvested.clear_range(100, 10); // as if these had been written after the harvest
+        // Block pages 64..128: neither border lies at a word of the slot's bitmap.
+        log.rearm(0, 64, 64, &harvested).unwrap();
+
+        let left = machine.harvest(&log);
+
+        let expected: Vec<u64> =
+            (25..225).filter(|page| !(64..128).contains(page) || (100..110).contains(page)).collect();
+        assert_eq!(left, [expected, vec![]], "{mode:?}");
+        // The last range, which ends with the block, and the border of two slots.
+        log.rearm(0, 128, 102, &harvested).unwrap();
+        assert!(machine.harvest(&log)[0].iter().all(|page| *page < 110));
+    }
+}
+
+#[test]
+fn kvm_log_stopped_leaves_the_vm_as_it_was() {
+    let test = "kvm_log_stopped_leaves_the_vm_as_it_was";
+    let Some(mut machine) = machine(test) else { return };
+    let Some(log) = started(&machine, KvmLogMode::Manual, test) else { return };
+    machine.write(10, 5);
+    log.stop().unwrap();
+    log.stop().unwrap();
+    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "the slot logs no more");
+    machine.write(10, 5);
+
+    // A log that the VMM keeps for itself works as before: GET clears.
+    let plain = machine.log(KvmLogMode::Automatic);
+    plain.start().unwrap();
+    machine.write(30, 2);
+    assert_eq!(machine.harvest(&plain), [vec![35, 36], vec![]]);
+    assert_eq!(machine.harvest(&plain), [vec![], vec![]], "manual protection is off again");
+    drop(plain);
+    assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "dropping stops it");
+
+    log.start().unwrap();
+    machine.write(40, 1);
+    assert_eq!(machine.harvest(&log), [vec![45], vec![]], "it can start again");
+}
+
+#[test]
+fn kvm_log_failing_start_leaves_no_slot_logging() {
+    let Some(machine) = machine("kvm_log_failing_start_leaves_no_slot_logging") else { return };
+    let mut slots = machine.slots.clone();
+    slots[2].guest_address = 0; // lies over slot 0: KVM refuses
+    // SAFETY: borrowed for the duplication only.
+    let vm = unsafe { BorrowedFd::borrow_raw(machine.vm.as_raw_fd()) }.try_clone_to_owned().unwrap();
+    let log = KvmDirtyLog::new(vm, slots, machine.ram.clone()).unwrap();
+    match log.start() {
+        Err(DirtyError::System { call: "KVM_SET_USER_MEMORY_REGION", index: 7, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err());
+    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+}
+
+#[test]
+fn kvm_log_slots_that_do_not_fit_are_refused() {
+    let block = RamBlock::new("a", 10 * PAGE, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(vec![block]).unwrap();
+    let good = KvmSlot { slot: 3, flags: 0, guest_address: 0, block: 0, first_page: 0, pages: 10 };
+    let new = |slot| {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        KvmDirtyLog::new(fd, vec![slot], ram.clone()).map(|_| ())
+    };
+    assert!(new(good).is_ok());
+    for bad in [
+        KvmSlot { block: 1, ..good },
+        KvmSlot { first_page: 1, ..good },
+        KvmSlot { first_page: u64::MAX, ..good },
+        KvmSlot { pages: 0, ..good },
+        KvmSlot { flags: 1, ..good },
+    ] {
+        assert!(matches!(new(bad), Err(DirtyError::Slot { slot: 3, .. })), "{bad:?}");
+    }
+}

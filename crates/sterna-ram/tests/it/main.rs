@@ -1,0 +1,15 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-ram --test it SUBJECT::` runs those of one subject.
+//! `loom` is built with another configuration, so it is a program of its own.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bitmap;
+mod block;
+mod dirty;
+mod kvm;
+mod merge;
+mod ring;
+mod vhost;
+mod zero;

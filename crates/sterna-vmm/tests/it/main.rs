@@ -1,0 +1,24 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-vmm --test it SUBJECT::` runs those of one subject.
+
+#[path = "../../../sterna-devices/tests/support/back_end.rs"]
+mod back_end;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../../sterna-devices/tests/support/model.rs"]
+mod model;
+#[path = "../../../sterna-devices/tests/support/virtqueue.rs"]
+mod virtqueue;
+
+mod hostile;
+mod machine;
+mod moving;
+mod ring;
+mod vfio_user;
+mod vhost_user_machine;
+
+/// Not a test by itself: the other tests call this program again to be their back end.
+#[test]
+fn back_end_runs_for_another_test() {
+    back_end::run_if_asked();
+}

@@ -1,0 +1,11 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-wire --test it SUBJECT::` runs those of one subject.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod decoder_rules;
+mod golden;
+mod hostile;
+mod packet_rules;
+mod properties;

@@ -1,0 +1,199 @@
+//! Connections that end or stand still at any byte: every wait ends, one side has the guest, nothing stays.
+
+use crate::common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support;
+use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way, at_byte, at_pattern};
+use crate::support::{TestVm, assert_next_works, assert_reset, case, eventually, vm, vms};
+use sterna::{Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, Status, WaitLimits};
+
+fn settings(channels: u8) -> (Parameters, Capabilities) {
+    let (mut params, mut capabilities) = common::multifd(channels.max(1));
+    capabilities.multifd = channels > 0;
+    params.limits = support::SHORT;
+    (params, capabilities)
+}
+
+/// Migrates through a proxy that harms once; what was lost is asked for over good connections.
+/// Says whether the guest went over.
+fn survives(channels: u8, filter: Filter) -> bool {
+    let (source, target) = vms();
+    let (params, capabilities) = settings(channels);
+    let incoming = vm::listen(&target, &params, capabilities);
+    let proxy = Proxy::new(&incoming.address(), filter);
+    let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::new(()));
+    let went = settle(&source, &target, &migration, &incoming);
+    drop(proxy);
+    went
+}
+
+fn settle(source: &Arc<TestVm>, target: &Arc<TestVm>, migration: &Migration, incoming: &Incoming) -> bool {
+    eventually("the source's end", || migration.outcome().is_some());
+    let outcome = migration.wait();
+    if matches!(outcome, Outcome::Completed) {
+        let arrival = incoming.wait();
+        assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+        common::assert_lives_on(&target.guest);
+        assert_eq!(*source.resumes.lock().unwrap(), 0);
+        return true;
+    }
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    assert!(!error.to_string().contains("internal"), "{error}");
+    // A destination that no whole channel has reached still waits for one.
+    if incoming.status() == Status::Setup {
+        std::thread::sleep(support::SHORT.setup);
+        let _ = incoming.cancel();
+    }
+    eventually("the destination's end", || incoming.status().is_terminal());
+    let Arrival::Failed(why) = incoming.wait() else { panic!("both have it") };
+    assert!(!why.to_string().contains("internal"), "{why}");
+    common::assert_lives_on(&source.guest);
+    assert_reset(target);
+    assert_eq!(*target.starts.lock().unwrap(), 0);
+    assert_next_works(source, target);
+    false
+}
+
+#[test]
+fn main_channel_cut_at_any_byte_leaves_the_guest_at_the_source() {
+    for at in [1, 4, 8, 9, 12, 20, 33, 60, 140, 160, 300, 700, 5_000, 100_000, 1_000_000] {
+        let filter = at_byte(Line::Main, Way::Forward, at, Verdict::Cut);
+        assert!(!case(&format!("main cut at {at}"), || survives(0, filter)), "{at}: cut, and yet completed");
+    }
+}
+
+#[test]
+fn multifd_channel_cut_at_any_byte_leaves_the_guest_at_the_source() {
+    for at in [1, 24, 63, 64, 65, 64 + 1343, 64 + 1344, 64 + 1350, 64 + 2 * 1344, 5_000, 200_000] {
+        for lane in [0, 1] {
+            let filter = at_byte(Line::Lane(lane), Way::Forward, at, Verdict::Cut);
+            case(&format!("lane {lane} cut at {at}"), || survives(2, filter));
+        }
+    }
+}
+
+#[test]
+fn return_path_cut_at_any_byte_leaves_one_guest() {
+    // PONG of 1, extension, features, fence, compatibility, prepare; then SHUT.
+    for at in 1..=56 {
+        let filter = at_byte(Line::Main, Way::Back, at, Verdict::Cut);
+        let went = case(&format!("return path cut at {at}"), || survives(1, filter));
+        if at < 48 {
+            assert!(!went, "cut at byte {at}, before the commit, and yet completed");
+        }
+        if at >= 48 + 7 {
+            assert!(went, "cut at byte {at}, after the guest was started");
+        }
+    }
+}
+
+#[test]
+fn cut_around_the_commit_leaves_one_guest() {
+    let prepare: &[u8] = &[8, 0, 2, 0, 4, 0x53, 0x54, 0x4e, 3];
+    let switchover: &[u8] = &[8, 0, 11, 0, 0];
+    for (pattern, including, goes) in [
+        (switchover, false, Some(false)),
+        (switchover, true, Some(false)),
+        (prepare, false, Some(false)),
+        (prepare, true, Some(false)),
+        // The description follows EOF: with one the other came, or half of it.
+        (b"{\"configuration\"", true, Some(true)),
+        (b"vmsd_name", false, Some(true)),
+    ] {
+        for verdict in [Verdict::Cut, Verdict::Hold] {
+            let filter = at_pattern(Line::Main, Way::Forward, pattern, including, verdict);
+            let name = format!("{verdict:?} at {:?}", String::from_utf8_lossy(pattern));
+            let went = case(&name, || survives(2, filter));
+            assert!(goes.is_none_or(|goes| goes == went), "{name}: {went}");
+        }
+    }
+}
+
+#[test]
+fn cut_at_random_bytes_leaves_one_guest() {
+    let mut random = support::Random::new("cut_at_random_bytes_leaves_one_guest");
+    for _ in 0..25 {
+        let line = match random.below(3) {
+            0 => Line::Main,
+            lane => Line::Lane(lane as u8 - 1),
+        };
+        let way = if line == Line::Main && random.below(3) == 0 { Way::Back } else { Way::Forward };
+        let bytes = if way == Way::Back { 56 } else { 1 << (4 + random.below(18)) };
+        let at = 1 + random.below(bytes);
+        let verdict = if random.below(4) == 0 { Verdict::Hold } else { Verdict::Cut };
+        let filter = at_byte(line, way, at, verdict);
+        case(&format!("{verdict:?} {line:?} {way:?} at {at}"), || survives(2, filter));
+    }
+}
+
+#[test]
+fn peer_that_stands_still_at_any_byte_is_given_up() {
+    let stalls = [
+        (Line::Main, Way::Forward, vec![1, 5, 30, 100, 300]),
+        (Line::Main, Way::Back, vec![1, 8, 24, 32, 40, 47]),
+        (Line::Lane(1), Way::Forward, vec![1, 64, 70, 64 + 1344, 100_000]),
+    ];
+    for (line, way, places) in stalls {
+        for at in places {
+            let filter = at_byte(line, way, at, Verdict::Hold);
+            case(&format!("{line:?} {way:?} stands at {at}"), || survives(2, filter));
+        }
+    }
+    for at in [5_000, 500_000] {
+        let filter = at_byte(Line::Main, Way::Forward, at, Verdict::Hold);
+        assert!(!case("main stands", || survives(0, filter)));
+    }
+}
+
+#[test]
+fn acknowledgement_that_stands_still_is_asked_for() {
+    for at in [48, 51, 55] {
+        let filter = at_byte(Line::Main, Way::Back, at, Verdict::Hold);
+        assert!(case(&format!("SHUT stands at {at}"), || survives(2, filter)));
+    }
+}
+
+#[test]
+fn address_where_nobody_listens_fails_and_the_guest_runs_on() {
+    case("refused", || {
+        let (source, target) = vms();
+        let (params, capabilities) = settings(2);
+        let incoming = vm::listen(&target, &params, capabilities);
+        let to = incoming.address();
+        drop(incoming);
+        let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        let outcome = migration.wait();
+        let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+        assert!(error.to_string().contains(&to.to_string()), "{error}");
+        common::assert_lives_on(&source.guest);
+        assert_next_works(&source, &target);
+    });
+}
+
+#[test]
+fn destination_prepared_and_forgotten_gives_the_guest_up() {
+    case("prepared", || {
+        let (source, target) = vms();
+        let (mut params, capabilities) = settings(1);
+        // Only the limit of the prepared state can end this.
+        params.limits = WaitLimits { stall: Duration::from_secs(120), ..support::SHORT };
+        let incoming = vm::listen(&target, &params, capabilities);
+        let prepare: &[u8] = &[8, 0, 2, 0, 4, 0x53, 0x54, 0x4e, 3];
+        let proxy = Proxy::new(
+            &incoming.address(),
+            at_pattern(Line::Main, Way::Forward, prepare, true, Verdict::Hold),
+        );
+        let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::new(()));
+        eventually("the destination's end", || incoming.status().is_terminal());
+        let Arrival::Failed(why) = incoming.wait() else { panic!("nobody committed") };
+        assert!(why.to_string().contains("Prepared"), "{why}");
+        assert_reset(&target);
+        // EOF went into the void: the destination says never when it is asked.
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}

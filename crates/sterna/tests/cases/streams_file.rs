@@ -1,0 +1,57 @@
+//! A device's stream out of a file is never held whole. The memory of the whole process is measured: a case is
+//! alone in it.
+
+use std::sync::Arc;
+
+use crate::common::{self, multifd};
+use crate::support::bank::{Bank, Calls};
+use crate::support::{TestVm, case, small, vm};
+use sterna::{Address, Arrival, Capabilities, Incoming, Outcome};
+
+const STATE: u64 = 192 << 20;
+const CEILING: u64 = 4 << 20;
+
+#[test]
+fn stream_in_a_file_of_either_form_is_loaded_in_bounded_memory() {
+    case("stream in a file", || {
+        let directory = tempfile::tempdir().unwrap();
+        for mapped_ram in [false, true] {
+            let (saves, loads) = (Calls::default(), Calls::default());
+            let bank = Arc::new(Bank::new(0, 5, STATE, 0, &saves));
+            let (source, target) = common::pair(&small());
+            let target = TestVm::with_banks(target, vec![Arc::new(bank.waiting(&loads))]);
+            let source = TestVm::with_banks(source, vec![bank]);
+            let to = Address::File { path: directory.path().join(format!("image-{mapped_ram}")), offset: 0 };
+            let (mut params, _) = multifd(1);
+            params.max_queued_stream_bytes = CEILING;
+            let capabilities = Capabilities { mapped_ram, ..Capabilities::default() };
+            let outcome = vm::start(&source, &to, &params, capabilities, Arc::new(())).wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            let before = forget_peak();
+
+            let place = Arc::clone(&target) as Arc<dyn sterna::TargetVm>;
+            let incoming = Incoming::listen(place, &to, params, capabilities, Arc::new(())).unwrap();
+            let arrival = incoming.wait();
+
+            assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+            assert!(target.banks.iter().all(|bank| bank.runs()));
+            let received = incoming.statistics().received_bytes;
+            assert!((STATE..STATE + STATE / 2).contains(&received), "{received} bytes");
+            let held = peak() - before;
+            assert!(held < STATE / 4, "mapped-ram {mapped_ram}: {held} bytes more than before");
+        }
+    });
+}
+
+/// The most that this process had resident, in bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")).unwrap();
+    kib.trim().parse::<u64>().unwrap() * 1024
+}
+
+/// As [`peak`], from now on: see `clear_refs` in proc(5).
+fn forget_peak() -> u64 {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    peak()
+}

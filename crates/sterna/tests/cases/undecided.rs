@@ -1,0 +1,288 @@
+//! The acknowledgement is lost: nobody runs the guest twice, and the truth is asked for.
+
+use crate::common;
+
+use std::sync::Arc;
+
+use crate::support;
+use crate::support::destination::{HandMade, Reply, Seen, sterna as like_sterna};
+use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
+use crate::support::{TestVm, assert_failed, assert_next_works, assert_reset, case, until_status, vm, vms};
+use sterna::{Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status};
+
+/// SHUT of any value.
+const SHUT: &[u8] = &[0, 1, 0, 4, 0, 0, 0];
+
+fn settings() -> (Parameters, Capabilities) {
+    common::multifd(2)
+}
+
+/// A migration whose acknowledgement never passes the proxy; the connection is cut instead.
+fn lose_acknowledgement(
+    source: &Arc<TestVm>,
+    target: &Arc<TestVm>,
+    log: &Arc<common::Log>,
+) -> (Incoming, Proxy, Migration) {
+    let (params, capabilities) = settings();
+    let incoming = vm::listen(target, &params, capabilities);
+    let proxy = Proxy::new(&incoming.address(), at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+    proxy.refuse(false);
+    let migration = vm::start(source, &proxy.address(), &params, capabilities, Arc::clone(log) as _);
+    (incoming, proxy, migration)
+}
+
+#[test]
+fn lost_acknowledgement_is_asked_for_and_completes() {
+    case("lost", || {
+        let (source, target) = vms();
+        let log = Arc::default();
+        let (incoming, _proxy, migration) = lose_acknowledgement(&source, &target, &log);
+        let outcome = migration.wait();
+        common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
+        assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+        assert_eq!(migration.status(), Status::Completed);
+        assert_eq!(migration.statistics().error, None, "it succeeded");
+        assert!(!migration.may_guest_run());
+        assert_eq!(*source.resumes.lock().unwrap(), 0);
+    });
+}
+
+#[test]
+fn lost_refusal_is_asked_for_and_the_source_resumes() {
+    case("lost refusal", || {
+        let (source, target) = vms();
+        vm::order(&target.fail_start, true);
+        let log = Arc::default();
+        let (incoming, _proxy, migration) = lose_acknowledgement(&source, &target, &log);
+        let outcome = migration.wait();
+        assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+        assert_failed(&outcome, &incoming.wait(), &source, &target);
+        vm::order(&target.fail_start, false);
+        assert_next_works(&source, &target);
+    });
+}
+
+#[test]
+fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+    case("question over fd", || {
+        let (source, target) = vms();
+        let (params, capabilities) = (common::parameters(), Capabilities::default());
+        let incoming = vm::listen(&target, &params, capabilities);
+        let filter = at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut);
+        let proxy = Proxy::new(&incoming.address(), filter);
+        let socket = std::net::TcpStream::connect(("127.0.0.1", support::port(&proxy.address()))).unwrap();
+        let number = socket.into_raw_fd();
+        let to = sterna::Address::Fd(number.to_string());
+        let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        // The first number that is free comes to one of these once the migration has let go of it, unless
+        // a thread of the engine was faster; then this run proves less.
+        let mut others = Vec::new();
+        for _ in 0..100 {
+            let pair = std::os::unix::net::UnixStream::pair().unwrap();
+            let found = pair.0.as_raw_fd() == number || pair.1.as_raw_fd() == number;
+            others.push(pair);
+            if found {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        until_status(&migration, Status::Undecided);
+        std::thread::sleep(params.limits.ask_interval * 4);
+        for (mut one, mut other) in others.drain(..) {
+            one.write_all(b"?").expect("a stranger's connection was closed");
+            other.read_exact(&mut [0]).expect("a stranger's connection was closed");
+        }
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::DestinationRuns).expect("undecided");
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    });
+}
+
+#[test]
+fn multifd_over_one_inherited_descriptor_is_refused_at_the_start() {
+    let (source, _) = vms();
+    let (params, capabilities) = settings();
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let to = sterna::Address::Fd(std::os::fd::AsRawFd::as_raw_fd(&ours).to_string());
+    let refused = Migration::start(source, &to, params, capabilities, Arc::new(())).err();
+    assert!(refused.is_some_and(|why| why.to_string().contains("multifd")), "one descriptor, two channels");
+    assert!(ours.peer_addr().is_ok(), "left to its owner");
+}
+
+/// Undecided for good: the destination cannot be reached any more.
+fn unreachable(decision: Option<Decision>) {
+    let (source, target) = vms();
+    let log = Arc::new(common::Log::default());
+    let (params, capabilities) = settings();
+    let incoming = vm::listen(&target, &params, capabilities);
+    let to = incoming.address();
+    let proxy = Proxy::new(&to, at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+    let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
+    // Every channel is through by then; questions are not.
+    support::eventually("commit", || {
+        if log.events().contains(&Event::Status(Status::Active)) {
+            proxy.refuse(true);
+        }
+        migration.status() == Status::Undecided
+    });
+    assert!(matches!(incoming.wait(), Arrival::Completed(_)));
+    std::thread::sleep(params.limits.ask_interval * 4);
+    assert_eq!(migration.status(), Status::Undecided);
+    assert!(migration.outcome().is_none());
+    assert!(!migration.may_guest_run());
+    assert_eq!(sterna::SourceVm::run_state(source.as_ref()), sterna::RunState::Paused);
+    let refusal = migration.cancel().expect_err("it may run there").to_string();
+    assert!(refusal.contains("decide"), "{refusal}");
+    let warned = support::warnings(&log.events());
+    assert!(warned.iter().any(|text| text.contains("undecided")), "{warned:?}");
+    match decision {
+        Some(Decision::DestinationRuns) => {
+            migration.decide(Decision::DestinationRuns).expect("undecided");
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            common::assert_lives_on(&target.guest);
+            assert_eq!(*source.resumes.lock().unwrap(), 0);
+        }
+        Some(Decision::SourceRuns) => {
+            // The operator makes sure of it first.
+            target.guest.quit();
+            migration.decide(Decision::SourceRuns).expect("undecided");
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+            common::assert_lives_on(&source.guest);
+        }
+        None => {
+            // The network comes back, and with it the answer.
+            proxy.refuse(false);
+            let outcome = migration.wait();
+            assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+            common::assert_lives_on(&target.guest);
+        }
+    }
+    migration.decide(Decision::SourceRuns).expect_err("nothing to decide");
+    migration.cancel().expect_err("over");
+}
+
+#[test]
+fn unreachable_destination_leaves_it_undecided_until_it_answers() {
+    case("comes back", || unreachable(None));
+}
+
+#[test]
+fn operator_decides_for_the_destination() {
+    case("destination runs", || unreachable(Some(Decision::DestinationRuns)));
+}
+
+#[test]
+fn operator_decides_for_the_source() {
+    case("source runs", || unreachable(Some(Decision::SourceRuns)));
+}
+
+#[test]
+fn pending_and_unknown_are_no_answers() {
+    case("pending", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        let (params, capabilities) = settings();
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
+        until_status(&migration, Status::Undecided);
+        for answer in [None, Some(3), Some(4), Some(77)] {
+            peer.answers(answer);
+            let before = peer.questions();
+            support::eventually("questions", || peer.questions() > before + 2);
+            assert_eq!(migration.status(), Status::Undecided, "{answer:?}");
+        }
+        peer.answers(Some(2));
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn silent_qemu_after_the_commit_leaves_it_to_the_operator() {
+    case("silent", || {
+        let (source, _) = vms();
+        let peer = HandMade::except(|seen| (seen == Seen::Description).then_some(Reply::Nothing));
+        let (_, capabilities) = settings();
+        let migration = vm::start(&source, &peer.address(), &support::short(), capabilities, Arc::new(()));
+        until_status(&migration, Status::Undecided);
+        assert_eq!(peer.questions(), 0, "a QEMU cannot be asked");
+        migration.decide(Decision::SourceRuns).expect("undecided");
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn destination_dropped_while_undecided_stays_undecided() {
+    case("dropped", || {
+        let (source, target) = vms();
+        let (params, capabilities) = settings();
+        let incoming = vm::listen(&target, &params, capabilities);
+        let proxy =
+            Proxy::new(&incoming.address(), at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
+        let log = Arc::new(common::Log::default());
+        let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
+        support::eventually("commit", || {
+            proxy.refuse(log.events().contains(&Event::Status(Status::Active)));
+            migration.status() == Status::Undecided
+        });
+        drop(incoming);
+        proxy.refuse(false);
+        std::thread::sleep(params.limits.ask_interval * 4);
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::DestinationRuns).expect("undecided");
+        assert!(matches!(migration.wait(), Outcome::Completed));
+        common::assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn destination_dropped_before_the_commit_fails_it() {
+    case("dropped early", || {
+        let (source, target) = vms();
+        let (mut params, capabilities) = settings();
+        params.max_bandwidth_bytes = 1 << 20;
+        let incoming = vm::listen(&target, &params, capabilities);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        until_status(&migration, Status::Active);
+        drop(incoming);
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+        support::eventually("reset", || {
+            sterna::TargetVm::ram(target.as_ref()).blocks().iter().all(|b| b.resident_bytes().unwrap() == 0)
+        });
+        assert_reset(&target);
+        assert_next_works(&source, &target);
+    });
+}
+
+#[test]
+fn decision_does_not_wait_for_a_question_that_hangs() {
+    case("question hangs", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        peer.hangs();
+        let (mut params, capabilities) = settings();
+        params.limits.acknowledge = std::time::Duration::from_secs(600);
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
+        support::eventually("a question", || peer.questions() > 0);
+        assert_eq!(migration.status(), Status::Undecided);
+        migration.decide(Decision::SourceRuns).expect("undecided");
+        support::eventually("the end", || migration.outcome().is_some());
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}

@@ -1,0 +1,23 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna --test it SUBJECT::` runs those of one subject.
+//! Tests that count what the process holds are in `cases`, those that measure its memory in `sparse`.
+
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../plain/mod.rs"]
+mod plain;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod delay;
+
+mod dirty_rate;
+mod foreign;
+mod migrate;
+mod order;
+mod page_order;
+mod pages;
+mod save;
+mod tls;

@@ -1,0 +1,100 @@
+//! A guest that writes its memory arrives whole, whatever carries it.
+
+use crate::common::*;
+use sterna::{Capabilities, Compression, Parameters, SourceVm, Status, ZeroPageDetection};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
+
+fn arrives(config: &ProcessConfig, params: &Parameters, capabilities: Capabilities) {
+    let (source, target) = pair(config);
+    let (migration, outcome, arrival) = migrate(&source, &target, params, capabilities);
+    assert_arrived(&outcome, &arrival, &target);
+    assert_eq!(migration.status(), Status::Completed);
+    assert!(!migration.may_guest_run());
+}
+
+#[test]
+fn main_channel_alone_carries_a_writing_guest() {
+    arrives(&config(), &parameters(), Capabilities::default());
+}
+
+#[test]
+fn multifd_carries_a_writing_guest_with_any_number_of_channels() {
+    for channels in [1, 2, 5, 16] {
+        let (params, capabilities) = multifd(channels);
+        arrives(&config(), &params, capabilities);
+    }
+}
+
+#[test]
+fn compression_carries_a_writing_guest() {
+    for compression in [Compression::Zlib, Compression::Zstd] {
+        let (mut params, capabilities) = multifd(2);
+        params.multifd_compression = compression;
+        // Where processors are scarce a compressed stream may be slower than the guest.
+        params.downtime_limit = std::time::Duration::from_secs(10);
+        arrives(&config(), &params, capabilities);
+    }
+}
+
+#[test]
+fn zero_page_detection_in_every_form_carries_a_writing_guest() {
+    for detection in [ZeroPageDetection::None, ZeroPageDetection::Legacy, ZeroPageDetection::Multifd] {
+        for on in [false, true] {
+            let (mut params, mut capabilities) = multifd(2);
+            params.zero_page_detection = detection;
+            capabilities.multifd = on;
+            arrives(&config(), &params, capabilities);
+        }
+    }
+}
+
+#[test]
+fn userfaultfd_tracking_carries_a_writing_guest() {
+    let config = ProcessConfig { tracking: Tracking::Automatic, ..config() };
+    let (params, capabilities) = multifd(2);
+    arrives(&config, &params, capabilities);
+}
+
+#[test]
+fn paused_guest_arrives_paused() {
+    let (source, target) = pair(&config());
+    source.pause().unwrap();
+    let (params, capabilities) = multifd(2);
+    let (_, outcome, arrival) = migrate(&source, &target, &params, capabilities);
+    assert!(matches!(outcome, sterna::Outcome::Completed), "{outcome:?}");
+    assert!(matches!(arrival, sterna::Arrival::Completed(sterna::RunState::Paused)), "{arrival:?}");
+    assert!(target.check().unwrap().is_consistent());
+    target.cont().unwrap();
+    assert_lives_on(&target);
+}
+
+#[test]
+fn guest_goes_there_and_back_many_times() {
+    let (mut here, mut there) = pair(&config());
+    let (params, capabilities) = multifd(2);
+    for _ in 0..5 {
+        let (_, outcome, arrival) = migrate(&here, &there, &params, capabilities);
+        assert_arrived(&outcome, &arrival, &there);
+        here = there;
+        there = ProcessGuest::waiting(config()).unwrap();
+    }
+}
+
+#[test]
+fn statistics_of_a_finished_migration_add_up() {
+    let (source, target) = pair(&config());
+    let (params, capabilities) = multifd(2);
+    let (migration, outcome, arrival) = migrate(&source, &target, &params, capabilities);
+    assert_arrived(&outcome, &arrival, &target);
+    let stats = migration.statistics();
+    assert_eq!(stats.ram_total_bytes, source.ram().total_bytes());
+    assert_eq!(stats.ram_remaining_bytes, 0);
+    assert_eq!(stats.transferred_bytes, stats.precopy_bytes + stats.downtime_bytes);
+    assert_eq!(stats.rounds.len() as u64, stats.rounds_begun);
+    assert!(stats.rounds.last().unwrap().stopped);
+    assert!(stats.normal_pages + stats.zero_pages >= stats.ram_total_bytes / 4096);
+    assert_eq!(stats.peer_is_sterna, Some(true));
+    assert!(stats.downtime.is_some());
+    let parts: std::time::Duration = stats.switchover.iter().map(|(_, took)| *took).sum();
+    assert!(parts <= stats.downtime.unwrap() * 11 / 10, "{parts:?} of {:?}", stats.downtime);
+}

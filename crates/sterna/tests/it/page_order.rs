@@ -1,0 +1,194 @@
+//! Each clause of the page order is there for a reason: an engine that violates it hands over memory that
+//! the guest's checker refuses, under settings with which the sound engine never does.
+//!
+//! The guests report writes as KVM does with manual protection (bits stay until re-armed), write pages at
+//! random, seldom enough that a lost write is rarely followed by another one to the same page, and the
+//! links are slow, so that what the clauses forbid has time to happen.
+#![allow(clippy::print_stdout, reason = "says how often a violation was noticed")]
+
+use crate::delay;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::*;
+use sterna::order::Clause;
+use sterna::{
+    Address, Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, SourceVm,
+    TargetVm,
+};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
+use sterna_guests::{Fill, Pattern};
+
+/// Migrations with a violation until one must have been noticed. Most are in the first.
+const MOST_TRIES: u32 = 12;
+
+/// Migrations without it, at least; as many as with it, if they were more.
+const SOUND: u32 = 4;
+
+/// Under which circumstances a clause matters.
+struct Circumstances {
+    guest: ProcessConfig,
+    params: Parameters,
+    /// Of the main channel and the lanes.
+    delays: Vec<Duration>,
+    /// The downtime limit is 0 for that long, so that there are many rounds.
+    rounds_for: Duration,
+}
+
+fn circumstances(clause: Clause) -> Circumstances {
+    let ms = Duration::from_millis;
+    let (mut params, _) = multifd(2);
+    let mut guest = ProcessConfig {
+        blocks: vec![("ram.low".into(), 24 << 20), ("ram.high".into(), 8 << 20)],
+        tracking: Tracking::Software,
+        pattern: Pattern::Random,
+        fill: Fill::Random(7),
+        workers: 2,
+        rate: 10_000,
+        ..ProcessConfig::default()
+    };
+    let mut delays = Vec::new();
+    let mut rounds_for = Duration::ZERO;
+    match clause {
+        // Few pages, often written: short rounds, of which a later one overtakes an earlier one.
+        Clause::OncePerPass => {
+            guest.blocks = vec![("ram".into(), 8 << 20)];
+            guest.rate = 5_000;
+            params.multifd_channels = 3;
+            delays = vec![ms(0), ms(0), ms(40), ms(80)];
+            rounds_for = ms(400);
+        }
+        // What comes behind the last SYNC comes after the guest runs.
+        Clause::SyncAfterLastPage => delays = vec![ms(0), ms(40), ms(40)],
+        // What was written behind the sender's back and dropped from the last harvest is never sent.
+        Clause::DropOnlyUnsent => params.max_bandwidth_bytes = 100 << 20,
+        // Time between reading a page and re-arming it, or between harvest and re-arming.
+        Clause::RearmBeforeRead | Clause::WholeSliceFirst => params.max_bandwidth_bytes = 100 << 20,
+        Clause::RearmOnlyHarvested => {
+            guest.rate = 5_000;
+            params.max_bandwidth_bytes = 60 << 20;
+            rounds_for = ms(1200);
+        }
+    }
+    Circumstances { guest, params, delays, rounds_for }
+}
+
+/// What came of a migration.
+#[derive(Debug, PartialEq)]
+enum Came {
+    /// The memory of the guest that arrived is whole.
+    Consistent,
+    /// The checker refused it.
+    Corrupt(String),
+    /// The engine noticed, and the source's guest runs on.
+    Refused(String),
+}
+
+fn once(clause: Clause, violated: bool, trusting: bool) -> Came {
+    let Circumstances { guest, mut params, delays, rounds_for } = circumstances(clause);
+    let (source, target) = pair(&guest);
+    let capabilities = Capabilities { multifd: true, ..Capabilities::default() };
+    if !rounds_for.is_zero() {
+        params.downtime_limit = Duration::ZERO;
+    }
+    let incoming = receive(&target, &params, capabilities, trusting);
+    let mut to = incoming.address();
+    if !delays.is_empty() {
+        to = delay::network(&to, delays);
+    }
+    let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
+    let migration = if violated {
+        Migration::start_violating(clause, vm, &to, params, capabilities, Arc::new(()))
+    } else {
+        Migration::start(vm, &to, params, capabilities, Arc::new(()))
+    }
+    .expect("started");
+    if !rounds_for.is_zero() {
+        std::thread::sleep(rounds_for);
+        migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
+    }
+    match (migration.wait(), incoming.wait()) {
+        (Outcome::Completed, Arrival::Completed(_)) => {
+            target.pause().expect("pausing");
+            let verdict = target.check().expect("checking");
+            if verdict.is_consistent() { Came::Consistent } else { Came::Corrupt(verdict.to_string()) }
+        }
+        (Outcome::Failed { .. }, Arrival::Failed(error @ MigrationError::PeerMisbehaved { .. })) => {
+            assert_lives_on(&source);
+            Came::Refused(error.to_string())
+        }
+        (outcome, arrival) => panic!("{clause:?}: {outcome:?}, {arrival:?}"),
+    }
+}
+
+fn receive(
+    target: &Arc<ProcessGuest>,
+    params: &Parameters,
+    capabilities: Capabilities,
+    trusting: bool,
+) -> Incoming {
+    if !trusting {
+        return listen(target, params, capabilities);
+    }
+    let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
+    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    Incoming::listen_trusting(vm, &address, params.clone(), capabilities, Arc::new(())).expect("listening")
+}
+
+fn violation_is_noticed_and_the_sound_engine_passes(clause: Clause) {
+    let tries = (1..=MOST_TRIES).find_map(|tries| match once(clause, true, true) {
+        Came::Corrupt(why) => Some((tries, why)),
+        _ => None,
+    });
+    let Some((tries, why)) = tries else {
+        panic!("{clause:?} was violated in {MOST_TRIES} migrations and nobody noticed");
+    };
+    println!("{clause:?} violated: noticed in migration {tries}; {}", first_lines(&why));
+    for _ in 0..tries.max(SOUND) {
+        assert_eq!(once(clause, false, false), Came::Consistent, "{clause:?} held");
+    }
+}
+
+fn first_lines(text: &str) -> String {
+    text.lines().take(2).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn page_twice_in_a_pass_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::OncePerPass);
+}
+
+#[test]
+fn rearming_after_reading_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::RearmBeforeRead);
+}
+
+#[test]
+fn rearming_what_was_not_harvested_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::RearmOnlyHarvested);
+}
+
+#[test]
+fn reading_before_the_whole_slice_is_rearmed_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::WholeSliceFirst);
+}
+
+#[test]
+fn sync_before_the_last_pages_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::SyncAfterLastPage);
+}
+
+#[test]
+fn dropping_reports_of_pages_that_were_sent_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::DropOnlyUnsent);
+}
+
+/// Our own destination does not let it come to that.
+#[test]
+fn page_twice_in_a_pass_is_refused_by_our_destination() {
+    let Came::Refused(why) = once(Clause::OncePerPass, true, false) else {
+        panic!("pages came twice between two flushes and were taken");
+    };
+    assert!(why.contains("came twice between two flushes"), "{why}");
+}

@@ -1,0 +1,253 @@
+//! Other ends of a lane than sockets and guest RAM: a digest that takes pages, a file that carries them.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::plain::Plain;
+use sterna::MigrationError;
+use sterna::order::{LaneCursor, Pass, SliceSize};
+use sterna::pages::{DigestSink, FileWriter, MappedFile, PageSink, PageWriter, digest_of};
+use sterna::ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
+use sterna_transport::{CreateOptions, Direct, PageFile, TransportError};
+use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, holds_page};
+
+const LANES: usize = 3;
+
+/// Two blocks. Of the first, pages hold bytes, hold zeros, or were never there.
+fn guest() -> Arc<Plain> {
+    let block = |name: &str, pages: u64| {
+        RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("a block")
+    };
+    let vm = Plain::new(GuestRam::new(vec![block("low", 3000), block("high", 700)]).unwrap());
+    for page in (0..3000).filter(|page| page % 7 < 3) {
+        vm.write(page, if page % 7 == 0 { 0 } else { (page % 250) as u8 + 1 });
+    }
+    vm.ram.block(1).write(699 * PAGE_SIZE as u64 + 5, b"the last page").unwrap();
+    vm
+}
+
+/// Hands every page of `vm` to `LANES` lanes at once; each calls `lane` for its runs.
+fn over_lanes<F>(vm: &Plain, lane: F)
+where
+    F: Fn(usize) -> Box<dyn FnMut(sterna::order::Taken) -> Result<(), MigrationError>> + Sync,
+{
+    vm.log.start().unwrap();
+    let all = DirtyBitmaps::new(&vm.ram);
+    all.set_all();
+    let pass = Pass::new(1, &vm.ram, SliceSize::default(), all, true, None);
+    std::thread::scope(|scope| {
+        for index in 0..LANES {
+            let (pass, lane) = (&pass, &lane);
+            scope.spawn(move || {
+                let mut act = lane(index);
+                let mut at = LaneCursor::default();
+                while let Some(taken) = pass.take(&mut at, 128, &vm.ram, &vm.log).unwrap() {
+                    act(taken).unwrap();
+                }
+            });
+        }
+    });
+    vm.log.stop().unwrap();
+}
+
+#[test]
+fn digest_of_pages_that_came_over_many_lanes_is_that_of_the_ram() {
+    let vm = guest();
+    let sink = Arc::new(DigestSink::new(&vm.ram, LANES).unwrap());
+    over_lanes(&vm, |_| {
+        let (sink, ram) = (Arc::clone(&sink), vm.ram.clone());
+        Box::new(move |taken| {
+            if taken.absent {
+                return sink.zero(taken.run);
+            }
+            let from = ram
+                .block(taken.run.block)
+                .slice(taken.run.first * PAGE_SIZE as u64, taken.run.count as usize * PAGE_SIZE)?;
+            let mut bytes = vec![0; from.len()];
+            from.copy_to(&mut bytes);
+            sink.prepare(taken.run)?.copy_from(&bytes);
+            sink.commit(taken.run)
+        })
+    });
+
+    assert_eq!(sink.digest(), digest_of(&vm.ram).unwrap());
+    assert_eq!(sink.received(0).count() + sink.received(1).count(), 3700);
+    // One byte elsewhere, and it is another one.
+    let digest = sink.digest();
+    vm.ram.block(1).write(0, &[1]).unwrap();
+    assert_ne!(digest, digest_of(&vm.ram).unwrap());
+}
+
+#[test]
+fn digest_page_that_becomes_zero_counts_as_zero() {
+    let vm = guest();
+    let sink = DigestSink::new(&vm.ram, 1).unwrap();
+    let empty = sink.digest();
+    let run = sterna::order::PageRun { block: 0, first: 5, count: 2 };
+    sink.prepare(run).unwrap().copy_from(&[3; 2 * PAGE_SIZE]);
+    sink.commit(run).unwrap();
+    assert_ne!(sink.digest(), empty);
+
+    sink.zero(run).unwrap();
+
+    assert_eq!(sink.digest(), empty);
+}
+
+/// A lane into `image` that looks for zero pages as the engine's lanes do.
+fn file_lane(
+    image: &Arc<MappedFile>,
+    ram: &GuestRam,
+) -> Box<dyn FnMut(sterna::order::Taken) -> Result<(), MigrationError>> {
+    let (mut writer, ram) = (FileWriter::new(Arc::clone(image), ram), ram.clone());
+    Box::new(move |taken| {
+        if taken.absent {
+            return writer.absent_run(taken.run);
+        }
+        for page in taken.run.first..taken.run.end() {
+            let run = sterna::order::PageRun { first: page, count: 1, ..taken.run };
+            let zero = ram.block(run.block).page(page)?.is_zero();
+            if zero { writer.zero_run(run)? } else { writer.write_run(run)? }
+        }
+        writer.barrier()
+    })
+}
+
+/// Pages of `ram` in a file at `path`, with nothing around them but room for the bitmaps.
+fn image_of(path: &Path, ram: &GuestRam) -> Result<(Arc<MappedFile>, Vec<MappedHeader>), TransportError> {
+    let file = PageFile::create(path, CreateOptions { direct: Direct::Wanted, ..Default::default() })?;
+    let mut at = 0;
+    let place = |block: &RamBlock| {
+        let header = MappedHeader::place(at, block.len_bytes()).unwrap();
+        at = header.end_of_pages(block.len_bytes());
+        header
+    };
+    let headers: Vec<_> = ram.blocks().iter().map(place).collect();
+    Ok((Arc::new(MappedFile::new(Arc::new(file), headers.clone(), ram)), headers))
+}
+
+#[test]
+fn image_written_over_many_lanes_holds_every_page_and_holes_for_the_rest() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("guest.img");
+    let vm = guest();
+    let (image, headers) = image_of(&path, &vm.ram).unwrap();
+    over_lanes(&vm, |_| file_lane(&image, &vm.ram));
+    image.write_bitmaps().unwrap();
+    assert!(!path.exists(), "it is there before it is complete");
+    let held = image.held_pages();
+    image.file().complete().unwrap();
+
+    let file = std::fs::read(&path).unwrap();
+    let mut marked = 0;
+    for (index, header) in headers.iter().enumerate() {
+        let block = vm.ram.block(index);
+        let bitmap = &file[header.bitmap_offset as usize..][..bitmap_bytes(block.len_bytes()) as usize];
+        let mut content = [0; PAGE_SIZE];
+        for page in 0..block.pages() {
+            block.read(page * PAGE_SIZE as u64, &mut content).unwrap();
+            let holds = holds_page(bitmap, page);
+            assert!(holds || content == [0; PAGE_SIZE], "block {index} page {page}");
+            let place = header.page_offset(page) as usize;
+            let stands: &[u8] = file.get(place..place + PAGE_SIZE).unwrap_or(&[0; PAGE_SIZE]);
+            assert!(stands == content, "block {index} page {page}");
+            marked += u64::from(holds);
+        }
+    }
+    assert_eq!(marked, held);
+    // What is not held takes no room on the disk: bitmaps are all that is there besides.
+    let on_disk = std::fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(on_disk <= held * PAGE_SIZE as u64 + (64 << 10), "{on_disk} bytes for {held} pages");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn image_page_that_became_zero_leaves_neither_a_bit_nor_its_bytes() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("guest.img");
+    let vm = guest();
+    let (image, headers) = image_of(&path, &vm.ram).unwrap();
+    let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
+    let run = |first, count| sterna::order::PageRun { block: 0, first, count };
+    for page in 0..100 {
+        vm.write(page, 7);
+    }
+    writer.write_run(run(0, 100)).unwrap();
+    writer.barrier().unwrap();
+    // A few between others are written as they are; many, and those at an end, are not.
+    for page in (10..12).chain(40..70).chain(98..100) {
+        vm.write(page, 0);
+    }
+    writer.write_run(run(8, 2)).unwrap();
+    writer.zero_run(run(10, 2)).unwrap();
+    writer.write_run(run(12, 1)).unwrap();
+    writer.zero_run(run(40, 30)).unwrap();
+    writer.write_run(run(97, 1)).unwrap();
+    writer.zero_run(run(98, 2)).unwrap();
+    writer.barrier().unwrap();
+    image.write_bitmaps().unwrap();
+    image.file().complete().unwrap();
+
+    let file = std::fs::read(&path).unwrap();
+    let bitmap = &file[headers[0].bitmap_offset as usize..headers[0].pages_offset as usize];
+    for page in 0..100 {
+        let is_zero = (10..12).contains(&page) || (40..70).contains(&page) || page >= 98;
+        assert_eq!(holds_page(bitmap, page), !is_zero || page < 12, "page {page}");
+        let place = headers[0].page_offset(page) as usize;
+        let stands: &[u8] = file.get(place..place + PAGE_SIZE).unwrap_or(&[0; PAGE_SIZE]);
+        assert!(stands.iter().all(|byte| *byte == if is_zero { 0 } else { 7 }), "page {page}");
+    }
+}
+
+#[test]
+fn image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing() {
+    // A disk that is always full, in a place where a file can be created: /dev/full cannot be renamed
+    // over, so a file system of 256 KiB is needed, which only root can mount.
+    let Some(small) = SmallDisk::mount("256k") else { return };
+    let path = small.path().join("guest.img");
+    let vm = guest();
+    let (image, _) = image_of(&path, &vm.ram).unwrap();
+    let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
+    let run = |first| sterna::order::PageRun { block: 0, first, count: 128 };
+    let written = (0..20).try_for_each(|n| writer.write_run(run(n * 128)));
+    let error = written.and_then(|()| writer.barrier()).expect_err("a full disk");
+    assert!(matches!(error, MigrationError::System(_)), "{error:?}");
+    assert_eq!(error.fault(), Some(sterna::Fault::Local));
+    writer.abort();
+    drop((writer, image));
+    let error = error.to_string();
+    assert!(error.contains("guest.img") && error.contains("No space left"), "{error}");
+    assert_eq!(std::fs::read_dir(small.path()).unwrap().count(), 0);
+}
+
+/// A file system of its own, gone when it is dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = std::process::Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(directory.path());
+        let mounted = command.stderr(std::process::Stdio::null()).status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self(directory));
+        }
+        #[allow(clippy::print_stderr, reason = "says that it was skipped")]
+        {
+            eprintln!(
+                "SKIPPED image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing: no right to mount"
+            );
+        }
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
+    }
+}

@@ -1,0 +1,344 @@
+//! Migrations over TLS, and the ways in which credentials do not fit.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::certificates::{Authority, Wanted, directory_of, good_directory};
+use crate::common::{self, Log, assert_arrived, assert_lives_on, config, multifd, pair, parameters};
+use crate::support;
+use crate::support::proxy::{Proxy, Verdict, Way};
+use crate::support::{eventually, vm, vms, warnings};
+use sterna::{
+    Authorization, Capabilities, Event, Fault, Incoming, Observer, Outcome, Parameters, Status, Tls,
+    TlsCredentials, TlsEndpoint,
+};
+
+fn tls(directory: &Path, endpoint: TlsEndpoint) -> Tls {
+    Tls::new(Arc::new(TlsCredentials::from_directory(directory, endpoint, true).expect("credentials")))
+}
+
+fn with(params: &Parameters, tls: Tls) -> Parameters {
+    Parameters { tls: Some(tls), ..params.clone() }
+}
+
+/// A guest arrives with these settings, TLS on both sides.
+fn arrives(params: &Parameters, capabilities: Capabilities) {
+    let directory = good_directory();
+    let here = with(params, tls(directory.path(), TlsEndpoint::Client));
+    let there = with(params, tls(directory.path(), TlsEndpoint::Server));
+    arrives_between(&here, &there, capabilities);
+}
+
+fn arrives_between(here: &Parameters, there: &Parameters, capabilities: Capabilities) {
+    let (source, target) = pair(&config());
+    let incoming = common::listen(&target, there, capabilities);
+    let migration = common::start(&source, &incoming.address(), here, capabilities, Arc::new(()));
+    assert_arrived(&migration.wait(), &incoming.wait(), &target);
+}
+
+#[test]
+fn tls_main_channel_alone_carries_a_writing_guest() {
+    arrives(&parameters(), Capabilities::default());
+}
+
+#[test]
+fn tls_multifd_carries_a_writing_guest_with_any_number_of_channels() {
+    for channels in [1, 2, 8] {
+        let (params, capabilities) = multifd(channels);
+        arrives(&params, capabilities);
+    }
+}
+
+#[test]
+fn tls_without_return_path_carries_a_writing_guest() {
+    let (params, capabilities) = multifd(2);
+    arrives(&params, Capabilities { return_path: false, ..capabilities });
+}
+
+#[test]
+fn tls_compressed_multifd_carries_a_writing_guest() {
+    let (mut params, capabilities) = multifd(2);
+    params.multifd_compression = sterna::Compression::Zstd;
+    params.downtime_limit = std::time::Duration::from_secs(10);
+    arrives(&params, capabilities);
+}
+
+/// The source must fail and say `words`, with this fault; the destination waits on and says `theirs` as a
+/// warning.
+fn refused(here: Option<Tls>, there: Option<Tls>, fault: Option<Fault>, words: &[&str], theirs: &str) {
+    let (source, target) = vms();
+    let (params, capabilities) = multifd(2);
+    let waiting = Parameters { tls: there, ..params.clone() };
+    let leaving = Parameters { tls: here, ..params };
+    let events = Arc::new(Log::default());
+    let at = "tcp:127.0.0.1:0".parse().unwrap();
+    let incoming = Incoming::listen(target, &at, waiting, capabilities, events.clone()).expect("listening");
+
+    let migration = vm::start(&source, &incoming.address(), &leaving, capabilities, Arc::new(()));
+    let outcome = migration.wait();
+
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(error.fault(), fault, "{error}");
+    for word in words {
+        assert!(error.to_string().contains(word), "{word:?} in {error}");
+    }
+    let told = || warnings(&events.events()).iter().any(|text| text.contains(theirs));
+    eventually(&format!("{theirs:?} in {:?}", warnings(&events.events())), told);
+    assert_lives_on(&source.guest);
+    assert_eq!(incoming.status(), Status::Setup, "the next one may come");
+}
+
+#[test]
+fn wrong_authority_is_named_on_both_sides_and_the_guest_runs_on() {
+    // Another authority may bear the same name.
+    for name in ["Test authority", "Other authority"] {
+        let (one, other) = (good_directory(), directory_of(name));
+        refused(
+            Some(tls(one.path(), TlsEndpoint::Client)),
+            Some(tls(other.path(), TlsEndpoint::Server)),
+            Some(Fault::PeerIncompatible),
+            &["tcp:", "the peer's certificate is refused", "not issued by an authority in ca-cert.pem"],
+            "the peer refused this side's certificate",
+        );
+    }
+}
+
+#[test]
+fn wrong_name_is_refused_with_the_names_that_would_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("Test authority");
+    authority.write(directory.path());
+    authority.issue(directory.path(), &Wanted { hosts: &["other.example"], ..Wanted::default() });
+    refused(
+        Some(tls(directory.path(), TlsEndpoint::Client)),
+        Some(tls(directory.path(), TlsEndpoint::Server)),
+        Some(Fault::PeerIncompatible),
+        &["it is for other.example", "127.0.0.1", "tls-hostname"],
+        "the peer refused this side's certificate",
+    );
+}
+
+#[test]
+fn tls_hostname_makes_another_name_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("Test authority");
+    authority.write(directory.path());
+    authority.issue(directory.path(), &Wanted { hosts: &["other.example"], ..Wanted::default() });
+    authority.issue(directory.path(), &Wanted { is_server: false, ..Wanted::default() });
+    let client = tls(directory.path(), TlsEndpoint::Client);
+    let here = with(&parameters(), Tls { hostname: Some("other.example".to_owned()), ..client });
+    let there = with(&parameters(), tls(directory.path(), TlsEndpoint::Server));
+
+    arrives_between(&here, &there, Capabilities::default());
+}
+
+#[test]
+fn certificate_without_alternative_name_is_refused_with_the_cure() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("Test authority");
+    authority.write(directory.path());
+    authority.issue(directory.path(), &Wanted { hosts: &[], name: "127.0.0.1", ..Wanted::default() });
+    refused(
+        Some(tls(directory.path(), TlsEndpoint::Client)),
+        Some(tls(directory.path(), TlsEndpoint::Server)),
+        Some(Fault::PeerIncompatible),
+        &["bears no subjectAltName", "ip_address"],
+        "the peer refused this side's certificate",
+    );
+}
+
+#[test]
+fn client_without_certificate_is_refused_by_a_server_that_verifies() {
+    let directory = good_directory();
+    let bare = tempfile::tempdir().unwrap();
+    std::fs::copy(directory.path().join("ca-cert.pem"), bare.path().join("ca-cert.pem")).unwrap();
+    refused(
+        Some(tls(bare.path(), TlsEndpoint::Client)),
+        Some(tls(directory.path(), TlsEndpoint::Server)),
+        Some(Fault::PeerIncompatible),
+        &["client-cert.pem"],
+        "sent no certificate",
+    );
+}
+
+#[test]
+fn client_that_is_not_authorised_is_refused_by_name() {
+    let directory = good_directory();
+    let server = Tls {
+        authorization: Some(Authorization::only("CN=somebody else")),
+        ..tls(directory.path(), TlsEndpoint::Server)
+    };
+    refused(
+        Some(tls(directory.path(), TlsEndpoint::Client)),
+        Some(server),
+        None,
+        &["log"],
+        "C=GB,O=Example,CN=client",
+    );
+}
+
+#[test]
+fn revoked_client_is_refused() {
+    let authority = Authority::new("Test authority");
+    let own = tempfile::tempdir().unwrap();
+    authority.write(own.path());
+    authority.issue(own.path(), &Wanted { is_server: false, serial: 77, ..Wanted::default() });
+    authority.issue(own.path(), &Wanted::default());
+    let revoked = tls(own.path(), TlsEndpoint::Client);
+    authority.revoke(own.path(), 77);
+    refused(
+        Some(revoked),
+        Some(tls(own.path(), TlsEndpoint::Server)),
+        Some(Fault::PeerIncompatible),
+        &["revoked"],
+        "revoked by ca-crl.pem",
+    );
+}
+
+#[test]
+fn client_of_a_revoked_intermediate_authority_is_refused() {
+    let authority = Authority::new("Test authority");
+    let own = tempfile::tempdir().unwrap();
+    authority.write(own.path());
+    authority.issue(own.path(), &Wanted::default());
+    let between = authority.intermediate("Intermediate authority", 78);
+    between.issue(own.path(), &Wanted { is_server: false, ..Wanted::default() });
+    let client = tls(own.path(), TlsEndpoint::Client);
+    let server = tls(own.path(), TlsEndpoint::Server);
+    arrives_between(
+        &with(&parameters(), client.clone()),
+        &with(&parameters(), server),
+        Capabilities::default(),
+    );
+
+    authority.revoke(own.path(), 78);
+    let server = tls(own.path(), TlsEndpoint::Server);
+
+    refused(Some(client), Some(server), Some(Fault::PeerIncompatible), &["revoked"], "revoked by ca-crl.pem");
+}
+
+#[test]
+fn plain_source_to_a_tls_destination_is_told_apart() {
+    let directory = good_directory();
+    refused(None, Some(tls(directory.path(), TlsEndpoint::Server)), None, &[], "speaks without TLS");
+}
+
+#[test]
+fn tls_source_to_a_plain_destination_is_told_apart() {
+    let directory = good_directory();
+    refused(
+        Some(tls(directory.path(), TlsEndpoint::Client)),
+        None,
+        None,
+        &["closed during the TLS handshake", "no tls-creds"],
+        "it speaks TLS and this side has no tls-creds",
+    );
+}
+
+#[test]
+fn silent_peer_ends_the_handshake_at_the_setup_limit() {
+    let directory = good_directory();
+    let (source, _) = vms();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("tcp:{}", silent.local_addr().unwrap()).parse().unwrap();
+    let params = with(&support::short(), tls(directory.path(), TlsEndpoint::Client));
+
+    let migration = vm::start(&source, &to, &params, Capabilities::default(), Arc::new(()));
+    let outcome = migration.wait();
+
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    assert!(error.to_string().contains("TLS handshake with tcp:127.0.0.1"), "{error}");
+    assert_lives_on(&source.guest);
+}
+
+#[test]
+fn cancel_ends_a_handshake_with_a_silent_peer() {
+    let directory = good_directory();
+    let (source, _) = vms();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("tcp:{}", silent.local_addr().unwrap()).parse().unwrap();
+    let params = with(&parameters(), tls(directory.path(), TlsEndpoint::Client));
+
+    let migration = vm::start(&source, &to, &params, Capabilities::default(), Arc::new(()));
+    let hello = silent.accept().unwrap();
+    migration.cancel().unwrap();
+    let outcome = migration.wait();
+
+    assert!(matches!(outcome, Outcome::Cancelled), "{outcome:?}");
+    assert_lives_on(&source.guest);
+    drop(hello);
+}
+
+/// Notes when the source has committed.
+#[derive(Default)]
+struct Commit(AtomicBool);
+
+impl Observer for Commit {
+    fn event(&self, event: &Event) {
+        if *event == Event::Committed {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn undecided_source_asks_over_tls() {
+    let directory = good_directory();
+    let (source, target) = vms();
+    let (params, capabilities) = multifd(2);
+    let there = with(&params, tls(directory.path(), TlsEndpoint::Server));
+    let here = with(&params, tls(directory.path(), TlsEndpoint::Client));
+    let incoming = vm::listen(&target, &there, capabilities);
+    let commit = Arc::new(Commit::default());
+    // What comes back behind the commit is the acknowledgement, whatever it looks like in TLS.
+    let committed = Arc::clone(&commit);
+    let mut lost = false;
+    let lose = move |_, way, _, piece: &mut Vec<u8>| {
+        if way == Way::Forward || lost || !committed.0.load(Ordering::SeqCst) {
+            return Verdict::Pass;
+        }
+        lost = true;
+        piece.clear();
+        Verdict::Cut
+    };
+    let proxy = Proxy::new(&incoming.address(), Box::new(lose));
+    let log = Arc::new(Log::default());
+    let both = Arc::new(Both(Arc::clone(&commit), Arc::clone(&log)));
+
+    let migration = vm::start(&source, &proxy.address(), &here, capabilities, both);
+    let outcome = migration.wait();
+
+    assert_arrived(&outcome, &incoming.wait(), &target.guest);
+    assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+}
+
+struct Both(Arc<Commit>, Arc<Log>);
+
+impl Observer for Both {
+    fn event(&self, event: &Event) {
+        self.0.event(event);
+        self.1.event(event);
+    }
+}
+
+#[test]
+fn credentials_for_the_other_end_are_refused_before_anything_starts() {
+    let directory = good_directory();
+    let (source, target) = pair(&config());
+    let server = with(&parameters(), tls(directory.path(), TlsEndpoint::Server));
+    let client = with(&parameters(), tls(directory.path(), TlsEndpoint::Client));
+    let to = "tcp:127.0.0.1:1".parse().unwrap();
+
+    let leaving = sterna::Migration::start(source, &to, server, Capabilities::default(), Arc::new(()));
+    let coming = sterna::Incoming::listen(
+        target,
+        &"tcp:127.0.0.1:0".parse().unwrap(),
+        client,
+        Capabilities::default(),
+        Arc::new(()),
+    );
+
+    assert!(leaving.err().is_some_and(|error| error.to_string().contains("client")));
+    assert!(coming.err().is_some_and(|error| error.to_string().contains("server")));
+}

@@ -1,0 +1,359 @@
+//! The checker proved: what is right passes, and every single page that is dropped, duplicated, reordered,
+//! torn or damaged makes it fail.
+//!
+//! The guest here is the model and nothing else: it writes word by word what [`sterna_guests::model`]
+//! says, so every earlier content of every page is known and can be put back.
+
+use crate::common::Random;
+use sterna_guests::Verdict;
+use sterna_guests::checker::{CheckError, Cut, Damage, InFlight, Violation, Witness, WorkerCut, check};
+use sterna_guests::model::words::{overlay, word};
+use sterna_guests::model::{
+    Fill, History, PageId, PageWords, Pattern, Segment, Share, WORDS_PER_PAGE, WordPlan,
+};
+use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
+
+const SHARE_PAGES: u64 = 30;
+
+/// A guest of two workers in two blocks; worker 0's share lies in both.
+struct Model {
+    ram: GuestRam,
+    cut: Cut,
+}
+
+impl Model {
+    fn new(plan: WordPlan, fill: Fill, pattern: Pattern, working_set: u64) -> Self {
+        let block =
+            |name: &str, pages: u64| RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).unwrap();
+        let ram = GuestRam::new(vec![block("low", 24), block("high", 40)]).unwrap();
+        let segment = |block, first_page, pages| Segment { block, first_page, pages };
+        let shares = [
+            Share::new(vec![segment(0, 2, 22), segment(1, 0, 8)]),
+            Share::new(vec![segment(1, 8, SHARE_PAGES)]),
+        ];
+        let workers = shares.into_iter().enumerate().map(|(index, share)| WorkerCut {
+            share,
+            steps: 0,
+            in_flight: InFlight::Words(0),
+            history: History::new(pattern, working_set),
+            seed: 77 + index as u64,
+            witness: None,
+        });
+        let model = Self { ram, cut: Cut { plan, fill, workers: workers.collect() } };
+        for worker in 0..2 {
+            for page in 0..SHARE_PAGES {
+                let mut words = [0; WORDS_PER_PAGE];
+                fill.put(PageId::new(worker, page), &mut words);
+                if !fill.is_zero(PageId::new(worker, page)) {
+                    model.put(worker, page, &words);
+                }
+            }
+        }
+        model
+    }
+
+    fn run(&mut self, worker: usize, steps: u64) {
+        for _ in 0..steps {
+            self.write_next(worker, self.cut.plan.count());
+            self.cut.workers[worker].steps += 1;
+        }
+    }
+
+    /// Writes the first `count` words of the next step.
+    fn write_next(&mut self, worker: usize, count: usize) {
+        let at = &self.cut.workers[worker];
+        let step = at.steps + 1;
+        let Some(page) = at.history.page(at.seed, step) else { return };
+        let id = PageId::new(worker, page);
+        let (block, block_page) = at.share.locate(page).unwrap();
+        for slot in self.cut.plan.slots().take(count) {
+            let offset = block_page * PAGE_SIZE as u64 + slot as u64 * 8;
+            self.ram.blocks()[block].write_u64(offset, word(step, id, slot)).unwrap();
+        }
+    }
+
+    fn get(&self, worker: usize, page: u64) -> PageWords {
+        let (block, block_page) = self.cut.workers[worker].share.locate(page).unwrap();
+        std::array::from_fn(|slot| {
+            self.ram.blocks()[block].read_u64(block_page * PAGE_SIZE as u64 + slot as u64 * 8).unwrap()
+        })
+    }
+
+    fn put(&self, worker: usize, page: u64, words: &PageWords) {
+        let (block, block_page) = self.cut.workers[worker].share.locate(page).unwrap();
+        for (slot, word) in words.iter().enumerate() {
+            self.ram.blocks()[block]
+                .write_u64(block_page * PAGE_SIZE as u64 + slot as u64 * 8, *word)
+                .unwrap();
+        }
+    }
+
+    /// The page as `step` left it (0: as filled).
+    fn version(&self, worker: usize, page: u64, step: u64) -> PageWords {
+        let id = PageId::new(worker, page);
+        let mut words = [0; WORDS_PER_PAGE];
+        self.cut.fill.put(id, &mut words);
+        if step > 0 {
+            overlay(&mut words, step, id, self.cut.plan, self.cut.plan.count());
+        }
+        words
+    }
+
+    /// Steps that wrote the page, newest first, and 0.
+    fn versions(&self, worker: usize, page: u64) -> Vec<u64> {
+        let at = &self.cut.workers[worker];
+        (1..=at.steps).rev().filter(|&s| at.history.page(at.seed, s) == Some(page)).chain([0]).collect()
+    }
+
+    fn next_page(&self, worker: usize) -> Option<u64> {
+        let at = &self.cut.workers[worker];
+        at.history.page(at.seed, at.steps + 1)
+    }
+
+    fn verdict(&self) -> Verdict {
+        check(&self.ram, &self.cut).unwrap()
+    }
+
+    /// Puts `words` in place of the page, checks, and puts the page back.
+    fn damaged(&self, worker: usize, page: u64, words: &PageWords) -> Verdict {
+        let good = self.get(worker, page);
+        self.put(worker, page, words);
+        let verdict = self.verdict();
+        self.put(worker, page, &good);
+        verdict
+    }
+}
+
+/// The damage, if it is the only one and where it must be.
+fn only_damage(verdict: &Verdict, worker: usize, page: u64) -> Damage {
+    match verdict.violations() {
+        [Violation::Page { place, damage, .. }] if (place.worker, place.page) == (worker, page) => {
+            damage.clone()
+        }
+        _ => panic!("worker {worker} page {page} was damaged, the checker says: {verdict}"),
+    }
+}
+
+/// Every kind of guest, with some words of a next step in flight.
+fn all_models(random: &mut Random) -> Vec<Model> {
+    let mut models = Vec::new();
+    for plan in [WordPlan::FULL, WordPlan::TIDE, WordPlan::new(2).unwrap()] {
+        for fill in [Fill::Zero, Fill::Random(5), Fill::Half(6)] {
+            for pattern in Pattern::ALL {
+                let mut model = Model::new(plan, fill, pattern, 1 + random.below(SHARE_PAGES));
+                for worker in 0..2 {
+                    let steps = random.below(200);
+                    model.run(worker, steps);
+                    let words = random.below(plan.count() as u64) as usize;
+                    model.write_next(worker, words);
+                    model.cut.workers[worker].in_flight =
+                        if random.below(2) == 0 { InFlight::Unknown } else { InFlight::Words(words) };
+                }
+                models.push(model);
+            }
+        }
+    }
+    models
+}
+
+/// Runs `damage` on every page of every model; it gives the content to put there, if it can be had.
+fn damage_every_page(
+    test: &str,
+    mut damage: impl FnMut(&mut Random, &Model, usize, u64) -> Option<PageWords>,
+) {
+    let mut random = Random::from_environment(test);
+    let mut done = 0;
+    for model in all_models(&mut random) {
+        assert!(model.verdict().is_consistent(), "{}", model.verdict());
+        for worker in 0..2 {
+            for page in 0..SHARE_PAGES {
+                let Some(words) = damage(&mut random, &model, worker, page) else { continue };
+                if words == model.get(worker, page) || allowed_in_flight(&model, worker, page, &words) {
+                    continue;
+                }
+                only_damage(&model.damaged(worker, page, &words), worker, page);
+                done += 1;
+            }
+        }
+        assert!(model.verdict().is_consistent());
+    }
+    assert!(done > 400, "only {done} pages could be damaged");
+}
+
+/// Whether the page is the one in flight and the content is one that a stop can leave there.
+fn allowed_in_flight(model: &Model, worker: usize, page: u64, words: &PageWords) -> bool {
+    let at = &model.cut.workers[worker];
+    at.in_flight == InFlight::Unknown
+        && model.next_page(worker) == Some(page)
+        && (0..=model.cut.plan.count()).any(|count| {
+            let mut could_be = model.version(worker, page, model.versions(worker, page)[0]);
+            overlay(&mut could_be, at.steps + 1, PageId::new(worker, page), model.cut.plan, count);
+            could_be == *words
+        })
+}
+
+#[test]
+fn correct_copy_of_every_kind_passes() {
+    let mut random = Random::from_environment("correct_copy_of_every_kind_passes");
+    for model in all_models(&mut random) {
+        let verdict = model.verdict();
+        assert!(verdict.is_consistent(), "{verdict}");
+        assert_eq!(verdict.pages(), 2 * SHARE_PAGES);
+    }
+}
+
+#[test]
+fn dropped_page_fails() {
+    // A page that was never sent: as it was at the start, or zero.
+    damage_every_page("dropped_page_fails", |random, model, worker, page| {
+        Some(if random.below(2) == 0 { model.version(worker, page, 0) } else { [0; WORDS_PER_PAGE] })
+    });
+}
+
+#[test]
+fn reordered_page_fails() {
+    // An older version that came after the newer one.
+    damage_every_page("reordered_page_fails", |random, model, worker, page| {
+        let versions = model.versions(worker, page);
+        Some(model.version(worker, page, *random.pick(&versions)))
+    });
+}
+
+#[test]
+fn page_from_the_future_fails() {
+    // A version that was written after the cut.
+    damage_every_page("page_from_the_future_fails", |random, model, worker, page| {
+        Some(model.version(worker, page, model.cut.workers[worker].steps + 1 + random.below(1000)))
+    });
+}
+
+#[test]
+fn duplicated_page_fails() {
+    damage_every_page("duplicated_page_fails", |random, model, _, _| {
+        Some(model.get(random.below(2) as usize, random.below(SHARE_PAGES)))
+    });
+}
+
+#[test]
+fn torn_page_fails() {
+    // First words of one version before last words of another, at any word.
+    damage_every_page("torn_page_fails", |random, model, worker, page| {
+        let mut versions = model.versions(worker, page);
+        versions.push(model.cut.workers[worker].steps + 1 + random.below(50));
+        let (first, second) = (*random.pick(&versions), *random.pick(&versions));
+        let (mut words, rest) = (model.version(worker, page, first), model.version(worker, page, second));
+        let at = 1 + random.below(WORDS_PER_PAGE as u64 - 1) as usize;
+        words[at..].copy_from_slice(&rest[at..]);
+        Some(words)
+    });
+}
+
+#[test]
+fn page_with_one_changed_bit_fails() {
+    damage_every_page("page_with_one_changed_bit_fails", |random, model, worker, page| {
+        let mut words = model.get(worker, page);
+        let any = random.below(WORDS_PER_PAGE as u64) as usize;
+        let slot = *random.pick(&[0, 1, 73, 255, 510, 511, any]);
+        words[slot] ^= 1 << random.below(64);
+        Some(words)
+    });
+}
+
+#[test]
+fn diagnosis_names_what_happened() {
+    for plan in [WordPlan::FULL, WordPlan::TIDE] {
+        let mut model = Model::new(plan, Fill::Random(3), Pattern::Sequential, SHARE_PAGES);
+        model.run(0, 100);
+        model.run(1, 45);
+        // Of worker 0's page 9 the steps are 9, 39, 69, 99; worker 1's page 20 was written by step 20 alone.
+        let damage =
+            |worker, page, words: PageWords| only_damage(&model.damaged(worker, page, &words), worker, page);
+        assert_eq!(damage(0, 9, model.version(0, 9, 39)), Damage::Stale { found_step: 39 });
+        assert_eq!(damage(1, 20, model.version(1, 20, 0)), Damage::Stale { found_step: 0 });
+        assert_eq!(damage(0, 9, model.version(0, 9, 129)), Damage::FromFuture { found_step: 129 });
+        assert_eq!(damage(0, 9, [0; WORDS_PER_PAGE]), Damage::Zeroed);
+        assert_eq!(
+            damage(0, 9, model.get(1, 20)),
+            Damage::Duplicate { of_worker: 1, of_page: 20, found_step: 20 }
+        );
+        assert_eq!(
+            damage(1, 3, model.version(0, 22, 0)),
+            Damage::Duplicate { of_worker: 0, of_page: 22, found_step: 0 }
+        );
+        let mut torn = model.version(0, 9, 69);
+        torn[511] = model.version(0, 9, 99)[511];
+        assert_eq!(damage(0, 9, torn), Damage::Torn { first_step: 69, other_step: 99, at: 4088 });
+        let mut flipped = model.get(0, 9);
+        flipped[73] ^= 1;
+        let expected = model.get(0, 9)[73];
+        assert_eq!(damage(0, 9, flipped), Damage::Garbage { at: 584, expected, found: expected ^ 1 });
+    }
+}
+
+#[test]
+fn page_in_flight_may_hold_exactly_the_words_that_are_said() {
+    let plan = WordPlan::TIDE;
+    for said in 0..plan.count() {
+        for written in 0..plan.count() {
+            let mut model = Model::new(plan, Fill::Zero, Pattern::Random, SHARE_PAGES);
+            model.run(0, 60);
+            model.write_next(0, written);
+            model.cut.workers[0].in_flight = InFlight::Words(said);
+            assert_eq!(model.verdict().is_consistent(), said == written, "{said} {written}");
+            model.cut.workers[0].in_flight = InFlight::Unknown;
+            assert!(model.verdict().is_consistent());
+        }
+    }
+}
+
+#[test]
+fn counter_of_another_instant_fails() {
+    let mut model = Model::new(WordPlan::TIDE, Fill::Zero, Pattern::Sequential, SHARE_PAGES);
+    model.run(0, 75);
+    for steps in [0, 1, 45, 73, 76, 77, 105, 1 << 40] {
+        model.cut.workers[0].steps = steps;
+        assert!(!model.verdict().is_consistent(), "{steps}");
+    }
+}
+
+#[test]
+fn memory_of_workers_from_two_instants_fails() {
+    let mut model = Model::new(WordPlan::TIDE, Fill::Zero, Pattern::Sequential, SHARE_PAGES);
+    model.run(0, 10);
+    model.run(1, 20);
+    model.cut.workers[0].witness = Some(Witness { worker: 1, steps: 20 });
+    assert!(model.verdict().is_consistent());
+    model.cut.workers[0].witness = Some(Witness { worker: 1, steps: 21 });
+    let expected = Violation::Order { worker: 0, other: 1, saw: 21, counted: 20 };
+    assert_eq!(model.verdict().violations(), &[expected]);
+}
+
+#[test]
+fn many_violations_are_counted_and_the_first_listed() {
+    let mut model = Model::new(WordPlan::TIDE, Fill::Zero, Pattern::Sequential, SHARE_PAGES);
+    model.run(0, 30);
+    model.run(1, 30);
+    model.ram.blocks().iter().for_each(|block| block.discard_all().unwrap());
+    let Verdict::Corrupt { total, violations, .. } = model.verdict() else { panic!("lost RAM passed") };
+    assert_eq!((total, violations.len()), (60, 32));
+    let text = model.verdict().to_string();
+    assert!(text.contains("60 violations") && text.contains("and 28 more"), "{text}");
+}
+
+#[test]
+fn check_of_a_sparse_guest_leaves_it_sparse() {
+    let mut model = Model::new(WordPlan::TIDE, Fill::Zero, Pattern::Sequential, 3);
+    model.run(0, 3);
+    let resident =
+        |model: &Model| model.ram.blocks().iter().map(|b| b.resident_bytes().unwrap()).sum::<u64>();
+    let before = resident(&model);
+    assert!(model.verdict().is_consistent());
+    assert_eq!(resident(&model), before);
+}
+
+#[test]
+fn share_outside_of_ram_is_an_error() {
+    let mut model = Model::new(WordPlan::TIDE, Fill::Zero, Pattern::Sequential, 3);
+    model.cut.workers[1].share = Share::new(vec![Segment { block: 1, first_page: 39, pages: 2 }]);
+    assert!(matches!(check(&model.ram, &model.cut), Err(CheckError::Control { worker: 1, .. })));
+}

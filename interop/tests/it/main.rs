@@ -1,0 +1,23 @@
+//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
+//! `cargo test -p sterna-interop --test it SUBJECT::` runs those of one subject.
+
+#[path = "../../../crates/sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+#[path = "../../../crates/sterna-devices/tests/support/virtqueue.rs"]
+mod virtqueue;
+
+mod host;
+mod library;
+mod libvirt_baseline;
+mod libvirt_images;
+mod qemu_baseline;
+mod qemu_convert;
+mod qemu_image_tools;
+mod qemu_images;
+mod qemu_migrate;
+mod qemu_plan;
+mod qemu_save;
+mod qemu_streams;
+mod qemu_tls;
+mod qemu_tls_streams;
+mod vhost_user;
