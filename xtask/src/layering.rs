@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna"],
     &["sterna-qmp"],
     &["sterna-devices"],
-    &["sterna-vmm", "sterna-guests"],
+    &["sterna-vmm", "sterna-guests", "sterna-fuzz"],
     &["sterna-cli", "minimal-vmm"],
     &["sterna-interop", "sterna-soak"],
     &["sterna-benches"],

@@ -12,7 +12,7 @@ pub fn check() -> Result<Outcome> {
     let text = std::fs::read_to_string(root().join("deny.toml")).map_err(|e| format!("deny.toml: {e}"))?;
     let allow = allow_list(&text)?;
     let mut count = check_workspace(None, &allow)?;
-    let fuzz = root().join("fuzz/Cargo.toml");
+    let fuzz = root().join("fuzz/libfuzzer/Cargo.toml");
     if fuzz.is_file() {
         count += check_workspace(Some(&fuzz), &allow)?;
     }

@@ -31,7 +31,10 @@ usage: cargo xtask COMMAND
 
   test [PART…]                  everything that must pass; --list names the parts
   check                         formatting, lints, licences, layers, rules for sources
-  fuzz [TARGET…] [--seconds N]  each fuzz target (or those named) for N seconds (default 60)
+  fuzz [TARGET…] [--seconds N] [--jobs N]   explore with each fuzz target (or those named) for N seconds (default 60),
+                                N targets at once (default 1); what is found goes into the stored inputs
+  fuzz --merge [TARGET…]        put what earlier runs found into the stored inputs
+  fuzz --status                 how long each target has run in all
   soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|sync|e2e] [-- ARGS]   the benches (default: all three)
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)

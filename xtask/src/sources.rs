@@ -21,6 +21,8 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-qmp/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/main.rs", &["#![forbid(unsafe_code)]"]),
+    ("fuzz/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("fuzz/src/main.rs", &["#![forbid(unsafe_code)]"]),
     ("soak/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("soak/src/main.rs", &["#![forbid(unsafe_code)]"]),
     ("xtask/src/main.rs", &["#![forbid(unsafe_code)]"]),

@@ -1,5 +1,4 @@
 //! A whole image, looked at by every tool: what verify calls sound must open, and the rest must not panic.
-#![no_main]
 
 use std::sync::Arc;
 
@@ -10,7 +9,8 @@ use sterna_image::tools::state::State;
 use sterna_image::tools::verify::{VerifyOptions, verify_source};
 use sterna_image::{Form, Image};
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let options = VerifyOptions { threads: 1, digest: true };
     let verdict = verify_source(Arc::new(data.to_vec()), "fuzz", &options);
     let image = Image::open_source(Arc::new(data.to_vec()), "fuzz");
@@ -34,4 +34,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     for pair in map.regions.windows(2) {
         assert!(pair[0].address + pair[0].length_bytes <= pair[1].address);
     }
-});
+}

@@ -1,9 +1,9 @@
 //! Deltas: the input is a delta; what it makes of a page, encoded again, makes the same.
-#![no_main]
 
 use sterna_wire::{PAGE_SIZE, xbzrle};
 
-libfuzzer_sys::fuzz_target!(|delta: &[u8]| {
+/// Takes one input.
+pub fn target(delta: &[u8]) {
     let old = [0x5a; PAGE_SIZE];
     let mut new = old;
     let applied = xbzrle::apply(delta, &mut new);
@@ -18,4 +18,4 @@ libfuzzer_sys::fuzz_target!(|delta: &[u8]| {
         xbzrle::apply(&again, &mut third).unwrap();
         assert_eq!(new, third);
     }
-});
+}

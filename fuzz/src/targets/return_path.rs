@@ -1,9 +1,9 @@
 //! Messages of the return path, one after the other.
-#![no_main]
 
 use sterna_wire::return_path::ReturnMessage;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((message, used))) = ReturnMessage::decode(rest) {
         assert!(used <= ReturnMessage::MAX_BYTES);
@@ -12,4 +12,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         assert_eq!(again, rest[..used]);
         rest = &rest[used..];
     }
-});
+}

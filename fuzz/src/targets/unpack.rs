@@ -1,5 +1,4 @@
 //! Unpackers: one byte chooses the format; then a packed stream, and the same bytes packed and unpacked.
-#![no_main]
 
 use std::io::{Cursor, Read, Write};
 
@@ -9,7 +8,8 @@ use sterna_image::pack::{Packer, unpack};
 /// What is unpacked at most: a few bytes can become very many.
 const MOST_BYTES: u64 = 8 << 20;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let all = [Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd];
     let packing = all[usize::from(*choice) % all.len()];
@@ -22,4 +22,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut again = Vec::new();
     unpack(packing, Cursor::new(packed)).unwrap().read_to_end(&mut again).unwrap();
     assert!(again == data);
-});
+}

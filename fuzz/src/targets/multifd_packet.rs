@@ -1,5 +1,4 @@
 //! Packets of a multifd channel: first byte the method, then a packet.
-#![no_main]
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::{
@@ -7,7 +6,8 @@ use sterna_wire::multifd::{
     RamPacketEncoder, RamPacketView,
 };
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let [choice, bytes @ ..] = data else { return };
     let method = [Method::None, Method::Zlib, Method::Zstd][usize::from(*choice % 3)];
     let _ = PacketHeader::peek(bytes);
@@ -37,11 +37,11 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some(block) = view.block() else { return };
     encoder.begin(table.name(block)).unwrap();
     for offset in view.normal() {
-        assert!(offset % PAGE_SIZE as u64 == 0 && offset < table.length_bytes(block));
+        assert!(offset.is_multiple_of(PAGE_SIZE as u64) && offset < table.length_bytes(block));
         assert!(encoder.push_normal(offset));
     }
     for offset in view.zero() {
-        assert!(offset % PAGE_SIZE as u64 == 0 && offset < table.length_bytes(block));
+        assert!(offset.is_multiple_of(PAGE_SIZE as u64) && offset < table.length_bytes(block));
         assert!(encoder.push_zero(offset));
     }
     let pages: usize = view.normal_runs().chain(view.zero_runs()).map(|run| run.pages).sum();
@@ -50,4 +50,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let second = RamPacketView::decode(&again, &table, method).unwrap();
     assert!(second.normal().eq(view.normal()) && second.zero().eq(view.zero()));
     assert_eq!(second.block(), view.block());
-});
+}

@@ -1,9 +1,9 @@
 //! The header of a block in a mapped-ram file: eight bytes its place, eight the block's length, then the header.
-#![no_main]
 
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let Some((place, rest)) = data.split_first_chunk::<8>() else { return };
     let Some((length, bytes)) = rest.split_first_chunk::<8>() else { return };
     let place = u64::from_be_bytes(*place);
@@ -21,4 +21,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         assert!(header.bitmap_offset + bitmap_bytes(length) <= header.pages_offset);
         assert!(header.end_of_pages(length) <= i64::MAX as u64);
     }
-});
+}

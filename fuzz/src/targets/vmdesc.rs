@@ -1,11 +1,12 @@
 //! The description after the stream.
-#![no_main]
 
 use sterna_wire::vmdesc;
 
-libfuzzer_sys::fuzz_target!(|text: &str| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(lengths) = vmdesc::section_lengths(text) {
         assert!(vmdesc::parse(text).is_ok());
         assert!(lengths.len() <= text.len());
     }
-});
+}

@@ -1,5 +1,4 @@
 //! A whole image in memory: opened, its pages visited and read at random, written as a legacy stream and read again.
-#![no_main]
 
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ impl Ram {
 
 impl PageVisitor for Ram {
     fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError> {
-        assert!(!content.is_empty() && content.len() % PAGE_SIZE == 0);
+        assert!(!content.is_empty() && content.len().is_multiple_of(PAGE_SIZE));
         self.0[block][first as usize * PAGE_SIZE..][..content.len()].copy_from_slice(content);
         Ok(())
     }
@@ -41,7 +40,8 @@ fn give(ram: &Ram, to: &mut dyn PageVisitor) {
     }
 }
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let image = match Image::open_source(Arc::new(data.to_vec()), "fuzz") {
         Ok(image) => image,
         Err(error) => {
@@ -80,4 +80,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         again.visit_pages(&mut same).unwrap();
         assert!(same == ram);
     }
-});
+}

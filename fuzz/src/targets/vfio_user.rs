@@ -1,6 +1,5 @@
 //! vfio-user: messages one after the other, each taken apart by what its command says; what is decoded must encode
 //! to something that decodes to the same.
-#![no_main]
 
 use sterna_devices::vfio_user::wire::{
     Command, DeviceInfo, DeviceState, DmaLogReport, DmaLogStart, DmaMap, DmaUnmap, FeatureRequest,
@@ -10,7 +9,8 @@ use sterna_devices::vfio_user::wire::{
 
 const MOST_BYTES: u32 = 4096;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let mut rest = data;
     while let Some((head, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
         let Ok(header) = Header::decode(head, message_limit(MOST_BYTES)) else { return };
@@ -22,7 +22,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         }
         rest = next;
     }
-});
+}
 
 /// Decodes, and decodes again what the result encodes to.
 macro_rules! again {

@@ -1,9 +1,9 @@
 //! The header of a libvirt save image: what is read is written the same.
-#![no_main]
 
 use sterna_wire::libvirt::{SaveHeader, VERSION};
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let Ok(Some((header, used))) = SaveHeader::decode(data) else { return };
     assert_eq!(used, SaveHeader::BYTES);
     assert!(header.version <= VERSION && header.format <= 6 && header.data_length > 0);
@@ -13,4 +13,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     header.encode(&mut again);
     // The unused words may hold anything, and are written as 0.
     assert_eq!(again[..36], data[..36]);
-});
+}

@@ -1,10 +1,10 @@
 //! Small messages: Sterna's own, and the body of `globalstate`.
-#![no_main]
 
 use sterna_wire::extension::{Features, Handover, StatusAnswer, StatusQuestion};
 use sterna_wire::global_state::GlobalState;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Takes one input.
+pub fn target(data: &[u8]) {
     let mut again = Vec::new();
     if let Ok(Some((question, used))) = StatusQuestion::decode(data) {
         question.encode(&mut again);
@@ -27,4 +27,4 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             assert_eq!(features.to_pong(), value);
         }
     }
-});
+}

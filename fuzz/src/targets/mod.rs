@@ -1,0 +1,72 @@
+//! What is fuzzed: one module for each decoder, with a function that takes one input.
+
+pub mod configuration;
+pub mod extension;
+pub mod image;
+pub mod image_tools;
+pub mod libvirt_header;
+pub mod main_channel;
+pub mod mapped_ram;
+pub mod multifd_packet;
+pub mod return_path;
+mod stream;
+pub mod unpack;
+pub mod vfio_user;
+pub mod vmdesc;
+pub mod xbzrle;
+
+/// A decoder under test.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// The module's name, and that of the libFuzzer binary.
+    pub name: &'static str,
+    /// Takes one input; panics if it finds a bug.
+    pub run: fn(&[u8]),
+    /// No input is longer, in bytes.
+    pub longest: usize,
+    /// Mutated inputs in a run of [`check`](crate::check), about two seconds of one core.
+    pub inputs: u64,
+}
+
+/// Longest message or stream without pages.
+const MESSAGE: usize = 16 << 10;
+/// Longest image: it holds pages.
+const IMAGE: usize = 64 << 10;
+
+/// Every target, by name.
+pub const TARGETS: [Target; 13] = [
+    Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "image", run: image::target, longest: IMAGE, inputs: 10_000 },
+    Target { name: "image_tools", run: image_tools::target, longest: IMAGE, inputs: 5_000 },
+    Target { name: "libvirt_header", run: libvirt_header::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "main_channel", run: main_channel::target, longest: MESSAGE, inputs: 200_000 },
+    Target { name: "mapped_ram", run: mapped_ram::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 3_000 },
+    Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "vmdesc", run: vmdesc::target, longest: MESSAGE, inputs: 200_000 },
+    Target { name: "xbzrle", run: xbzrle::target, longest: MESSAGE, inputs: 300_000 },
+];
+
+/// Fails on purpose: for the tests of the runner.
+const SELF_TEST: Target = Target { name: "self_test", run: self_test, longest: 64, inputs: 0 };
+
+/// The target of that name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().chain([&SELF_TEST]).find(|target| target.name == name)
+}
+
+fn self_test(data: &[u8]) {
+    match data {
+        b"panic" => panic!("told to"),
+        b"thread" => drop(std::thread::spawn(|| panic!("told to")).join()),
+        b"hang" => loop {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        },
+        b"memory" => drop(std::hint::black_box(vec![1u8; 2 << 30])),
+        b"seed input" => {}
+        changed => assert!(!changed.starts_with(b"seed"), "changed"),
+    }
+}
