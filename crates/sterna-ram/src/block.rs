@@ -11,6 +11,15 @@ use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError};
 /// From this many pages on, making a range zero gives its memory back instead of storing zeros.
 const DISCARD_PAGES: u64 = 256;
 
+/// How a block became all zero.
+#[derive(Debug)]
+pub enum Emptied {
+    /// Its memory was given back.
+    Freed,
+    /// The kernel did not take the memory back, for this reason; zeros were stored.
+    Zeroed(RamError),
+}
+
 /// A named piece of guest RAM. Owns its mapping and unmaps it when dropped.
 ///
 /// The guest may write it at any time; all access is volatile, atomic, or the kernel's.
@@ -160,9 +169,10 @@ impl RamBlock {
             return self.store_zeros(first, count);
         }
         self.store_zeros(first, inner_first - first)?;
-        self.mapping
-            .discard(inner_first * PAGE_BYTES, (inner_end - inner_first) * PAGE_BYTES)
-            .map_err(|(call, source)| self.system(call, source))?;
+        if self.discard(inner_first, inner_end - inner_first).is_err() {
+            // Then the memory stays, but what it holds must not.
+            self.store_zeros(inner_first, inner_end - inner_first)?;
+        }
         self.store_zeros(inner_end, first + count - inner_end)
     }
 
@@ -215,9 +225,24 @@ impl RamBlock {
     /// Gives all memory back: the block is as fresh as when it was made.
     ///
     /// # Errors
-    /// [`RamError::System`].
+    /// [`RamError::System`]; the bytes are then anything. [`RamBlock::empty`] does not depend on the kernel's leave.
     pub fn discard_all(&self) -> Result<(), RamError> {
-        self.mapping.discard(0, self.mapping.len() as u64).map_err(|(call, source)| self.system(call, source))
+        self.discard(0, self.mapping.len() as u64 >> PAGE_SHIFT)
+    }
+
+    /// Makes all bytes zero: gives the memory back, or where the kernel refuses that (locked memory before Linux
+    /// 5.18, a sandbox) stores zeros.
+    ///
+    /// # Errors
+    /// [`RamError`], if zeros cannot be stored either; the bytes are then anything.
+    pub fn empty(&self) -> Result<Emptied, RamError> {
+        match self.discard_all() {
+            Ok(()) => Ok(Emptied::Freed),
+            Err(why) => {
+                self.store_zeros(0, self.mapping.len() as u64 >> PAGE_SHIFT)?;
+                Ok(Emptied::Zeroed(why))
+            }
+        }
     }
 
     /// Bytes of memory that the block occupies (for a memfd in whichever process they were written).
@@ -264,8 +289,10 @@ impl RamBlock {
             return Ok(());
         }
         let mut holes = Vec::new();
-        absent::holes(self, first, count, &mut |first, count| holes.push((first, count)))
-            .map_err(|(call, source)| self.system(call, source))?;
+        if absent::holes(self, first, count, &mut |first, count| holes.push((first, count))).is_err() {
+            // Nobody knows what is there, so every page is looked at.
+            holes.clear();
+        }
         holes.push((first + count, 0));
         let mut next = first;
         for (hole, hole_count) in holes {
@@ -278,6 +305,12 @@ impl RamBlock {
             next = hole + hole_count;
         }
         Ok(())
+    }
+
+    fn discard(&self, first: u64, count: u64) -> Result<(), RamError> {
+        self.mapping
+            .discard(first * PAGE_BYTES, count * PAGE_BYTES)
+            .map_err(|(call, source)| self.system(call, source))
     }
 
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, RamError> {

@@ -29,7 +29,7 @@ mod sys;
 pub mod zero;
 
 pub use bitmap::{PageBitmap, Run};
-pub use block::RamBlock;
+pub use block::{Emptied, RamBlock};
 pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
 pub use error::{DirtyError, RamError};
 pub use guest::{GuestRam, TrackingClaim};

@@ -99,12 +99,16 @@ impl Mapping {
     }
 
     /// Gives the memory of bytes `[offset, offset + len)` back; they read as zero afterwards.
-    /// On failure says which call failed.
+    /// On failure says which call failed; the bytes are then anything.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
         let Some(file) = self.file() else {
-            return self
-                .advise(offset, len, libc::MADV_DONTNEED)
-                .map_err(|error| ("madvise(MADV_DONTNEED)", error));
+            return match self.advise(offset, len, libc::MADV_DONTNEED) {
+                // What a locked mapping says. Linux 5.18 has an advice of its own for those.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self
+                    .advise(offset, len, libc::MADV_DONTNEED_LOCKED)
+                    .map_err(|_| ("madvise(MADV_DONTNEED)", error)),
+                done => done.map_err(|error| ("madvise(MADV_DONTNEED)", error)),
+            };
         };
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         loop {

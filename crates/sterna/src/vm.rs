@@ -86,8 +86,9 @@ pub trait TargetVm: Send + Sync {
     }
     /// Must have the source's blocks: same names, same lengths.
     fn ram(&self) -> &GuestRam;
-    /// Whether block `block` (index in [`GuestRam`]) may hold bytes that are not zero: ROMs, preloaded or
-    /// recycled memory. In a fresh block a zero page that was never received is left alone.
+    /// Whether the VMM has put bytes into block `block` (index in [`GuestRam`]) that are to stay where the source
+    /// sends no page: ROMs, preloaded memory. In all other blocks a page that is in memory when the first page comes,
+    /// whatever left it there, reads as zero in the end unless the source sends it.
     fn may_hold_bytes(&self, block: usize) -> bool {
         let _ = block;
         false

@@ -1,7 +1,7 @@
 //! Blocks of guest RAM: access, populating, absence, zeroing.
 
 use crate::support::{Random, skipped};
-use sterna_ram::{Backing, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError};
+use sterna_ram::{Backing, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const SMALL: [Backing; 2] = [Backing::Memfd, Backing::Anonymous];
@@ -231,4 +231,60 @@ fn block_dropped_leaves_no_descriptor_and_no_mapping() {
     assert!(seen());
     drop(block);
     assert!(!seen());
+}
+
+/// Lets this thread call neither `fallocate` nor `madvise` to give memory back, as a sandbox may.
+fn forbid_discards() -> std::io::Result<()> {
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let load = |offset| libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: offset };
+    let equal =
+        |value: u32, then, otherwise| libc::sock_filter { code: 0x15, jt: then, jf: otherwise, k: value };
+    let answer = |value| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: value };
+    // Offsets in `seccomp_data`: the call's number at 0, its third argument at 32.
+    let mut filter = [
+        load(0),
+        equal(libc::SYS_fallocate as u32, 5, 0),
+        equal(libc::SYS_madvise as u32, 0, 3),
+        load(32),
+        equal(libc::MADV_DONTNEED as u32, 2, 0),
+        equal(libc::MADV_DONTNEED_LOCKED as u32, 1, 0),
+        answer(ALLOW),
+        answer(REFUSE),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: numbers alone; then a program that outlives the call, which copies it.
+    let refused = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+    };
+    if refused { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[test]
+fn block_whose_memory_cannot_be_given_back_is_made_zero_all_the_same() {
+    let checked = std::thread::spawn(|| {
+        let blocks = SMALL.map(|backing| RamBlock::new("ram", 1024 * PAGE, backing).unwrap());
+        if let Err(error) = forbid_discards() {
+            return skipped("block_whose_memory_cannot_be_given_back_is_made_zero_all_the_same", error);
+        }
+        for block in blocks {
+            let fill = || (0..1024).for_each(|page| block.write(page * PAGE, &[7; 4096]).unwrap());
+            let is_zero = |page: u64| block.page(page).unwrap().is_zero();
+            fill();
+            assert!(block.discard_all().is_err(), "{:?}", block.backing());
+
+            block.zero_pages(10, 900).unwrap();
+            assert!(
+                (0..1024).all(|page| is_zero(page) == (10..910).contains(&page)),
+                "{:?}",
+                block.backing()
+            );
+
+            fill();
+            assert!(matches!(block.empty(), Ok(Emptied::Zeroed(_))));
+            assert!((0..1024).all(is_zero), "{:?}", block.backing());
+        }
+    });
+    checked.join().unwrap();
 }

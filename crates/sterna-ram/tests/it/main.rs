@@ -8,6 +8,7 @@ mod support;
 mod bitmap;
 mod block;
 mod dirty;
+mod fork;
 mod kvm;
 mod merge;
 mod ring;

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use sterna_ram::Emptied;
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
@@ -157,6 +158,7 @@ impl Target for KnownVm {
             });
         }
         all_came(self.vm.as_ref(), &loaded.devices)?;
+        self.sink.finish()?;
         // A source without a global state (none of QEMU 11's machine types) runs its guest.
         Ok(loaded.run.unwrap_or(true))
     }
@@ -180,8 +182,17 @@ impl Target for KnownVm {
     fn reset(&self) -> Vec<String> {
         self.vm.reset();
         let left = self.vm.ram().blocks().iter().filter_map(|block| {
-            let error = block.discard_all().err()?;
-            Some(format!("memory of {:?} was not freed: {error}", block.name()))
+            let name = block.name();
+            match block.empty() {
+                Ok(Emptied::Freed) => None,
+                Ok(Emptied::Zeroed(why)) => {
+                    Some(format!("memory of {name:?} was filled with zeros and not freed: {why}"))
+                }
+                Err(error) => Some(format!(
+                    "memory of {name:?} still holds pages of this migration ({error}); the next one looks at each \
+                     page before it takes it for zero"
+                )),
+            }
         });
         left.collect()
     }

@@ -20,4 +20,5 @@ mod order;
 mod page_order;
 mod pages;
 mod save;
+mod stale;
 mod tls;

@@ -1,13 +1,11 @@
 //! A process that forks (a VMM that daemonises) sees its own page tables afterwards, not its parent's.
 
-mod support;
-
 use std::process::Command;
 
 use sterna_ram::dirty::UffdDirtyLog;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
-use support::{say, skipped};
+use crate::support::{say, skipped};
 
 const PAGES: u64 = 1024;
 const ALONE: &str = "STERNA_TEST_FORKS_ALONE";
