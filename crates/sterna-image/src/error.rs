@@ -64,6 +64,15 @@ pub enum ImageError {
         /// The image.
         file: String,
     },
+    /// A repair in place was broken off: some bitmaps are written, others are not.
+    #[error(
+        "a repair of {file} in place was broken off, and pages may be missing: repeat `sterna repair --in-place` \
+         (specs/mapped-ram.md §7.5)"
+    )]
+    HalfRepaired {
+        /// The image.
+        file: String,
+    },
     /// More opaque bytes than are kept in memory.
     #[error("{file}: {what} takes more than {limit_bytes} bytes, which is more than Sterna keeps in memory")]
     TooLarge {
@@ -137,6 +146,7 @@ impl ImageError {
                 | Self::Unsupported { .. }
                 | Self::Unfinished { .. }
                 | Self::NoBitmaps { .. }
+                | Self::HalfRepaired { .. }
                 | Self::TooLarge { .. }
                 | Self::Packing { .. }
         )

@@ -15,6 +15,7 @@ use super::{libvirt, sniff, tail};
 use crate::ImageError;
 use crate::model::{Container, Form, ImageKind, Packing, Shape};
 use crate::pack::unpack;
+use crate::tools::repair::in_place;
 
 /// An image whose head has been read.
 pub(crate) struct Begun {
@@ -32,6 +33,11 @@ impl Begun {
         name: &str,
         tee: Option<Tee>,
     ) -> Result<Self, ImageError> {
+        let half_repaired =
+            in_place::broken_off(&**source).map_err(|error| ImageError::io(name, "read", error))?;
+        if half_repaired.is_some() {
+            return Err(ImageError::HalfRepaired { file: name.to_owned() });
+        }
         let (kind, stream_offset) = kind(&**source, name)?;
         // The description lies at the end, which only a stream that is not packed lets see beforehand.
         let lengths = || match kind.packing {

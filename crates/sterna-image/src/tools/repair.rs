@@ -4,15 +4,22 @@
 //! all pages, a whole tail, and no bit is set (specs/mapped-ram.md §4.9). The bitmaps can be written afterwards, since
 //! such a snapshot writes each page at most once: what is not zero in the file is the page. For any other save that
 //! would bring back stale pages, so nothing else is touched (§7.5).
+//!
+//! A repair in place that is broken off leaves an image that nobody reads, until the next repair finishes it
+//! ([`in_place`]).
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
+use sterna_wire::main::FileHeader;
+
+pub(crate) mod in_place;
+
+pub use in_place::Medium;
 
 use super::finding::Severity;
 use super::verify::{self, VerifyOptions};
@@ -30,7 +37,7 @@ pub enum RepairTo {
         /// Whether one that is there is replaced.
         replace: bool,
     },
-    /// Into the image itself. If that is broken off, it can be repaired again.
+    /// Into the image itself. If that is broken off, the image is refused until it is repaired again.
     Itself,
 }
 
@@ -48,11 +55,45 @@ pub struct Repaired {
 /// # Errors
 /// [`ImageError::Request`] if it is none, or something else is wrong with it: then nothing is written.
 pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Repaired, ImageError> {
+    let (opened, bitmaps, repaired) = examine(image, options)?;
+    match to {
+        RepairTo::Itself => write_into(&opened, &bitmaps)?,
+        RepairTo::File { path, replace } => write_copy(&opened, path, *replace, &bitmaps)?,
+    }
+    Ok(repaired)
+}
+
+/// As [`repair`] with [`RepairTo::Itself`], and writes to `medium` what belongs into the image's file: for whoever
+/// wants to know what is written when.
+///
+/// # Errors
+/// As [`repair`]; those of `medium`.
+pub fn repair_onto(
+    image: &Path,
+    medium: &dyn Medium,
+    options: &VerifyOptions,
+) -> Result<Repaired, ImageError> {
+    let (opened, bitmaps, repaired) = examine(image, options)?;
+    in_place::write(medium, opened.stream_offset(), &bitmaps)
+        .map_err(|error| ImageError::io(opened.path_name(), "write", error))?;
+    Ok(repaired)
+}
+
+/// Bitmaps with their offsets in the file.
+type Bitmaps = Vec<(u64, Vec<u8>)>;
+
+/// Looks at the image and works out its bitmaps.
+fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Repaired), ImageError> {
     // One file from here on, whatever comes to lie at its path.
-    let source = open_file(image)?;
-    let verdict = verify::verify_source(Arc::clone(&source), &image.display().to_string(), options)?;
+    let mut source = open_file(image)?;
+    let name = image.display().to_string();
+    let broken_off = in_place::broken_off(&*source).map_err(|error| ImageError::io(&name, "read", error))?;
+    if let Some(offset) = broken_off {
+        source = Arc::new(in_place::WithMagic::new(source, offset));
+    }
+    let verdict = verify::verify_source(Arc::clone(&source), &name, options)?;
     let name = &verdict.file;
-    if verdict.is_sound() {
+    if verdict.is_sound() && broken_off.is_none() {
         return Err(ImageError::Request(format!("{name} is sound: there is nothing to repair")));
     }
     // That the bitmaps are lost says less than whatever else is wrong.
@@ -79,11 +120,7 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
         bitmaps.push((block.bitmap_offset, bytes));
     }
     opened.check_unchanged()?;
-    match to {
-        RepairTo::Itself => write_into(&opened, &bitmaps)?,
-        RepairTo::File { path, replace } => write_copy(&opened, path, *replace, &bitmaps)?,
-    }
-    Ok(repaired)
+    Ok((opened, bitmaps, repaired))
 }
 
 /// The bitmap of `block` with the pages of `data`, as it stands in a file.
@@ -110,10 +147,7 @@ fn write_into(image: &Image, bitmaps: &[(u64, Vec<u8>)]) -> Result<(), ImageErro
     // The file that was looked at, by its descriptor.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let file = OpenOptions::new().write(true).open(path).map_err(io("open"))?;
-    for (offset, bytes) in bitmaps {
-        file.write_all_at(bytes, *offset).map_err(io("write"))?;
-    }
-    file.sync_all().map_err(io("fsync"))
+    in_place::write(&file, image.stream_offset(), bitmaps).map_err(io("write"))
 }
 
 /// Copies the image with its holes, sharing what can be shared, and writes the bitmaps into the copy.
@@ -143,6 +177,8 @@ fn write_copy(
     for (offset, bytes) in bitmaps {
         to.write_at(*offset, &[IoPart::Bytes(bytes)])?;
     }
+    // A repair that was broken off has taken it away.
+    to.write_at(image.stream_offset(), &[IoPart::Bytes(&FileHeader::MAGIC)])?;
     image.check_unchanged()?;
     Ok(to.complete()?)
 }

@@ -49,6 +49,8 @@ impl FileHeader {
     pub const BYTES: usize = 8;
     /// The first four: what tells the main channel from others.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
+    /// What stands there while `sterna repair` writes into an image, so that nobody reads it: specs/mapped-ram.md §7.5.
+    pub const REPAIR_MAGIC: [u8; 4] = *b"QEVR";
 
     /// Appends the bytes on the wire.
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -66,7 +68,12 @@ impl FileHeader {
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Stop> {
         let spec = "specs/stream.md §1.1";
-        if r.u32()? != MAGIC {
+        let magic = r.u32()?;
+        if magic.to_be_bytes() == Self::REPAIR_MAGIC {
+            let rule = "a repair of this image in place was broken off: repeat `sterna repair --in-place`";
+            return Err(r.bad("specs/mapped-ram.md §7.5", rule));
+        }
+        if magic != MAGIC {
             return Err(r.bad(spec, "the magic is not 51 45 56 4d (\"QEVM\")"));
         }
         match r.u32()? {

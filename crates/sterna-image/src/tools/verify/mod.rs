@@ -31,6 +31,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::finding::{Finding, Place, Severity};
+use super::repair::in_place;
 use crate::ImageError;
 use crate::model::{Form, Packing};
 use crate::read::image::open_file;
@@ -114,9 +115,23 @@ pub fn verify_source(
     name: &str,
     options: &VerifyOptions,
 ) -> Result<Verdict, ImageError> {
+    let half_repaired =
+        in_place::broken_off(&*source).map_err(|error| ImageError::io(name, "read", error))?;
+    let source = match half_repaired {
+        Some(offset) => Arc::new(in_place::WithMagic::new(source, offset)),
+        None => source,
+    };
     let window = Window::new(&*source, name)?;
     let stamp = window.stamp()?;
     let mut report = Report::new(name, window.length);
+    if let Some(offset) = half_repaired {
+        let what = "a repair in place was broken off: the magic is QEVR, and bitmaps may be missing";
+        report.add(
+            Finding::error("half-repaired", "specs/mapped-ram.md §7.5", Place::byte(offset), what)
+                .effect("Nobody reads it")
+                .remedy("`sterna repair --in-place` finishes it"),
+        );
+    }
     let front = container::examine(&window, &mut report)?;
     let form = match front.packing {
         Packing::None => head::form(&window, front.stream_offset),

@@ -4,6 +4,7 @@
 
 mod sample;
 
+mod broken_off;
 mod cores;
 mod differences;
 mod ends;
