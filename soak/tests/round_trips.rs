@@ -9,5 +9,6 @@ fn guest_at_full_speed_is_whole_after_each_of_many_migrations() {
     let figures = sterna_soak::round_trips::run(10, seed, |_, _| {}).unwrap();
 
     assert_eq!(figures.migrations, 10);
-    assert!(figures.rounds >= 30, "{figures:?}");
+    // How many rounds a migration takes hangs on the machine; that its guest wrote beside it does not.
+    assert!(figures.rounds > figures.migrations && figures.steps > 0, "{figures:?}");
 }

@@ -7,27 +7,32 @@ use serde_json::Value;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
+use crate::suite;
 use crate::workspace::target_directory;
 
-/// `cargo xtask demo-loop N [-- ARGS]`; ARGS go to `sterna demo`.
+/// `cargo xtask demo-loop N [--built] [-- ARGS]`; ARGS go to `sterna demo`. `--built`: the program of the tests, as it is.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = split_at_dashes(arguments);
-    let [count] = ours else { return Err(Failure::Usage("demo-loop takes one number".into())) };
+    let (count, built) = match ours {
+        [count] => (count, false),
+        [count, option] if option == "--built" => (count, true),
+        _ => return Err(Failure::Usage("demo-loop takes one number, and `--built`".into())),
+    };
     let count = count.parse().map_err(|_| Failure::Usage(format!("`{count}` is no count")))?;
     let mut parts = Parts::default();
-    parts.part("demo", || run(count, theirs, true));
+    parts.part("demo", || run(count, theirs, built));
     parts.finish()
 }
 
 /// Runs the demo `count` times. Each must end well and say that its guest was checked.
-pub fn run(count: u64, arguments: &[String], release: bool) -> Result<Outcome> {
-    let program = if release {
+fn run(count: u64, arguments: &[String], built: bool) -> Result<Outcome> {
+    let program = if built {
+        suite::built_program("sterna")
+    } else {
         let mut build = process::cargo();
         build.args(["build", "--quiet", "--release", "--package", "sterna-cli", "--bin", "sterna"]);
         process::run(&mut build)?;
         target_directory().join("release").join("sterna")
-    } else {
-        process::program("sterna")?.get_program().into()
     };
     let began = Instant::now();
     let (mut downtimes, mut machine) = (Vec::new(), String::new());

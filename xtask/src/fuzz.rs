@@ -13,7 +13,8 @@ use std::process::Command;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
-use crate::workspace::{root, target_directory};
+use crate::suite::built_program;
+use crate::workspace::root;
 
 /// Programs that make the first inputs, most of them out of the golden vectors; they are examples of these packages.
 const SEEDS: [(&str, &str); 3] =
@@ -26,10 +27,10 @@ struct Request {
     jobs: usize,
 }
 
-/// `cargo xtask fuzz [TARGET…] [--seconds N] [--jobs N] [--merge | --status]`.
+/// `cargo xtask fuzz [TARGET…] [--seconds N] [--jobs N] [--merge | --status | --check]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let mut request = Request { only: Vec::new(), seconds: 60, jobs: 1 };
-    let (mut merge, mut status) = (false, false);
+    let (mut merge, mut status, mut checks) = (false, false, false);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut number = || {
@@ -41,6 +42,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
             "--jobs" => request.jobs = number()? as usize,
             "--merge" => merge = true,
             "--status" => status = true,
+            "--check" => checks = true,
             option if option.starts_with('-') => {
                 return Err(Failure::Usage(format!("fuzz has no option `{option}`")));
             }
@@ -52,7 +54,9 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         return Ok(());
     }
     let mut parts = Parts::default();
-    if merge {
+    if checks {
+        parts.part("fuzz", check);
+    } else if merge {
         parts.part("merge", || explore::merge(&request));
     } else {
         parts.part("fuzz", || explore::explore(&request));
@@ -60,15 +64,14 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Runs the stored inputs of each target and a fixed number of mutated ones.
-pub fn check() -> Result<Outcome> {
-    let mut runner = process::program("sterna-fuzz")?;
+/// Runs the stored inputs of each target and a fixed number of mutated ones, with the programs that the tests' build made.
+fn check() -> Result<Outcome> {
     let directory = root().join("fuzz/seeds");
     for (example, _) in SEEDS {
-        // The build of everything, which brought the runner, brought it too.
-        let program = target_directory().join("debug/examples").join(example);
+        let program = built_program("examples").join(example);
         process::run(Command::new(program).arg(&directory))?;
     }
+    let mut runner = Command::new(built_program("sterna-fuzz"));
     process::run(runner.arg("check").arg("--seeds").arg(directory)).map(|()| Outcome::Passed)
 }
 

@@ -3,10 +3,9 @@
 //! The tests live in `interop/` (crate sterna-interop) and find the roots by themselves; a test that cannot
 //! run here says `SKIPPED name: reason`, and is named in the closing lines.
 
-use crate::parts::{Outcome, Parts};
-use crate::process::{self, Failure, Result};
-use crate::roots;
-use crate::workspace::target_directory;
+use crate::parts::Parts;
+use crate::process::{Failure, Result};
+use crate::suite::{Binary, Build, Job, Runner};
 
 /// The crate of the tests.
 pub const PACKAGE: &str = "sterna-interop";
@@ -19,32 +18,19 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         )));
     }
     let mut parts = Parts::default();
-    let mut notes = Vec::new();
-    parts.part("roots", || roots::in_background().finish(&mut notes));
-    parts.part("interop", || play(arguments, &mut notes));
-    notes.into_iter().for_each(|note| parts.note(note));
+    let mut runner = Runner::new()?;
+    runner.add(Job::of_ours("roots", &["roots"]));
+    let report = runner.run(Some(Build::new()?), |binary| wanted(binary, arguments))?;
+    report.close(&mut parts);
     parts.finish()
 }
 
-/// Runs all of the tests; `notes` gets the line of each that was skipped.
-pub fn run(notes: &mut Vec<String>) -> Result<Outcome> {
-    play(&[], notes)
-}
-
-fn play(subjects: &[String], notes: &mut Vec<String>) -> Result<Outcome> {
-    let mut command = process::cargo();
-    command.args(["test", "--package", PACKAGE, "--test", "it", "--"]);
-    command.args(subjects.iter().map(|subject| format!("{subject}::")));
-    let roots = target_directory().join("roots");
-    command.env("STERNA_ROOTS", &roots);
-    let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");
-    let skipped = found.len();
-    notes.extend(found);
-    done?;
-    let has_roots = std::fs::read_dir(&roots).is_ok_and(|mut there| there.next().is_some());
-    Ok(match skipped {
-        0 => Outcome::Passed,
-        _ if has_roots => Outcome::Partly(format!("{skipped} tests skipped")),
-        _ => Outcome::Skipped(format!("there are no roots: {skipped} tests skipped")),
-    })
+fn wanted(binary: &Binary, subjects: &[String]) -> Result<Vec<Job>> {
+    if binary.package != PACKAGE {
+        return Ok(Vec::new());
+    }
+    let mut jobs = binary.jobs()?;
+    let named = |job: &Job| subjects.iter().any(|subject| job.name.ends_with(&format!(" {subject}")));
+    jobs.retain(|job| subjects.is_empty() || named(job));
+    Ok(jobs)
 }

@@ -2,10 +2,12 @@
 //!
 //! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
 
-use crate::parts::{Outcome, Parts};
-use crate::process::{self, Failure, Result};
+use std::process::Command;
+
+use crate::parts::Parts;
+use crate::process::{Failure, Result};
 use crate::setup::{self, Tool};
-use crate::workspace::Metadata;
+use crate::suite::{Build, Job, Runner, built_program};
 
 /// What the recipe calls. Debian's kernel itself is downloaded and unpacked by the recipe, not installed.
 pub const TOOLS: &[Tool] = &[
@@ -24,36 +26,16 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         return Err(Failure::Usage(format!("lab takes no `{extra}`")));
     }
     let mut parts = Parts::default();
-    parts.part("lab", run);
+    let mut runner = Runner::new()?;
+    runner.add(job()?.after(&["build"]));
+    let report = runner.run(Some(Build::new()?), |_| Ok(Vec::new()))?;
+    report.close(&mut parts);
     parts.finish()
 }
 
-/// Runs the lab's tests if there are any and the machine has what they need.
-pub fn run() -> Result<Outcome> {
-    let metadata = Metadata::of_members(None)?;
-    if !metadata.has_package("sterna-interop") {
-        return Ok(Outcome::Skipped("there is no crate sterna-interop".into()));
-    }
-    let Some(target) = metadata.target("lab") else {
-        return Ok(Outcome::Skipped("sterna-interop has no target called `lab`".into()));
-    };
-    if let Err(why) = setup::ensure(TOOLS) {
-        return Ok(Outcome::Skipped(why));
-    }
+/// The built program, or the reason for which it cannot run here.
+pub fn job() -> Result<Job> {
+    setup::ensure(TOOLS)?;
     setup::package_lists(KERNEL)?;
-    let mut command = process::cargo();
-    match target.kind.as_str() {
-        "test" => command.args(["test", "--package", &target.package, "--test", "lab", "--", "--nocapture"]),
-        "bin" => {
-            command = process::program("lab")?;
-            &mut command
-        }
-        other => return Err(format!("`lab` is a {other}, not a test or a program")),
-    };
-    // A program that cannot do it here says so, and why, and ends well.
-    let (done, skipped) = process::run_and_watch(&mut command, "SKIPPED lab: ");
-    done.map(|()| match skipped.first() {
-        Some(line) => Outcome::Skipped(line.trim_start_matches("SKIPPED lab: ").to_owned()),
-        None => Outcome::Passed,
-    })
+    Ok(Job::new("lab", "lab", Command::new(built_program("lab"))))
 }

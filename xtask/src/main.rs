@@ -16,11 +16,13 @@ mod layering;
 mod licences;
 mod parts;
 mod process;
+mod quick;
 mod roots;
 mod setup;
 mod soak;
 mod sources;
 mod spdx;
+mod suite;
 mod test;
 mod workspace;
 
@@ -30,11 +32,13 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test [PART…]                  everything that must pass; --list names the parts
+  test --quick                  format, rules, lints, and the tests that need no VM
   check                         formatting, lints, licences, layers, rules for sources
   fuzz [TARGET…] [--seconds N] [--jobs N]   explore with each fuzz target (or those named) for N seconds (default 60),
                                 N targets at once (default 1); what is found goes into the stored inputs
   fuzz --merge [TARGET…]        put what earlier runs found into the stored inputs
   fuzz --status                 how long each target has run in all
+  fuzz --check                  the fixed inputs, as the tests run them, with the programs that these have built
   soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|sync|e2e] [-- ARGS]   the benches (default: all three)
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)

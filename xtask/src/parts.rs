@@ -16,11 +16,17 @@ pub enum Outcome {
 }
 
 /// The parts that ran so far.
-#[derive(Default)]
 pub struct Parts {
+    began: Instant,
     only: Vec<String>,
     done: Vec<(String, Duration, Result<Outcome>)>,
     notes: Vec<String>,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self { began: Instant::now(), only: Vec::new(), done: Vec::new(), notes: Vec::new() }
+    }
 }
 
 impl Parts {
@@ -47,6 +53,11 @@ impl Parts {
         self.done.push((name.to_owned(), took, result));
     }
 
+    /// A part that ran elsewhere has ended; its jobs had lines of their own.
+    pub fn ended(&mut self, name: &str, took: Duration, result: Result<Outcome>) {
+        self.done.push((name.to_owned(), took, result));
+    }
+
     /// Adds a line to the closing words: a single test that was skipped, say.
     pub fn note(&mut self, text: String) {
         self.notes.push(text);
@@ -61,7 +72,7 @@ impl Parts {
         for note in &self.notes {
             println!("    {note}");
         }
-        let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
+        let total = self.began.elapsed();
         let failed: Vec<&str> =
             self.done.iter().filter(|(_, _, r)| r.is_err()).map(|(name, _, _)| name.as_str()).collect();
         if failed.is_empty() {

@@ -1,7 +1,6 @@
 //! Running other programs: inherited output, one clear sentence when one fails.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -32,42 +31,10 @@ pub fn cargo() -> Command {
     command
 }
 
-/// A program of the workspace as the tests build it. Built with all targets at once: a package alone would
-/// be built with other features, and everything below it a second time.
-pub fn program(name: &str) -> Result<Command> {
-    run(cargo().args(["build", "--quiet", "--workspace", "--all-targets"]))?;
-    Ok(Command::new(crate::workspace::target_directory().join("debug").join(name)))
-}
-
 /// Runs `command` with our own standard output and error; an exit status other than 0 is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|error| format!("cannot start {}: {error}", name(command)))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` ended with {status}", line(command))) }
-}
-
-/// Runs `command`, shows its standard error as it comes and gives back the lines of it that begin with
-/// `prefix`. Tests say `SKIPPED name: reason` there.
-pub fn run_and_watch(command: &mut Command, prefix: &str) -> (Result<()>, Vec<String>) {
-    let mut child = match command.stderr(Stdio::piped()).spawn() {
-        Ok(child) => child,
-        Err(error) => return (Err(format!("cannot start {}: {error}", name(command))), Vec::new()),
-    };
-    let mut found = Vec::new();
-    let stderr = child.stderr.take().expect("asked for above");
-    for bytes in BufReader::new(stderr).split(b'\n').map_while(std::result::Result::ok) {
-        let text = String::from_utf8_lossy(&bytes);
-        let _ = writeln!(std::io::stderr(), "{text}");
-        // A test's line may follow libtest's own unfinished one.
-        if let Some(at) = text.find(prefix) {
-            found.push(text[at..].trim_end().to_owned());
-        }
-    }
-    let done = match child.wait() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("`{}` ended with {status}", line(command))),
-        Err(error) => Err(format!("cannot wait for {}: {error}", name(command))),
-    };
-    (done, found)
 }
 
 /// Runs `command` and gives back its standard output.
@@ -122,15 +89,5 @@ mod tests {
         let error = run(Command::new("sh").args(["-c", "exit 7"])).unwrap_err();
 
         assert!(error.contains("sh -c exit 7") && error.contains('7'), "{error}");
-    }
-
-    #[test]
-    fn run_and_watch_finds_marked_lines_even_behind_others() {
-        let script = "echo 'MARKED a: no b' >&2; echo 'test x ... MARKED c: d' >&2; echo other >&2";
-
-        let (done, found) = run_and_watch(Command::new("sh").args(["-c", script]), "MARKED ");
-
-        assert_eq!(done, Ok(()));
-        assert_eq!(found, ["MARKED a: no b", "MARKED c: d"]);
     }
 }

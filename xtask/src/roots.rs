@@ -10,7 +10,6 @@ mod mirror;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread::JoinHandle;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
@@ -75,28 +74,6 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         notes.into_iter().for_each(|note| parts.note(note));
     }
     parts.finish()
-}
-
-/// Roots that are being built while something else is done.
-pub struct Building(JoinHandle<Vec<(&'static Plan, Result<Root>)>>);
-
-/// Begins to build every root that is not there; the parts that compile need not wait for it. One after
-/// the other, since they would share mirror, disk and cores with the compiler.
-pub fn in_background() -> Building {
-    Building(std::thread::spawn(|| ALL.into_iter().map(|plan| (plan, build(plan))).collect()))
-}
-
-impl Building {
-    /// Waits for them. Each that is not there is a reason to skip; what came is noted.
-    pub fn finish(self, notes: &mut Vec<String>) -> Result<Outcome> {
-        let mut missing = Vec::new();
-        for (plan, built) in self.0.join().map_err(|_| "the thread that builds the roots panicked")? {
-            if let Outcome::Skipped(why) = outcome(built, notes) {
-                missing.push(format!("{}: {why}", plan.name));
-            }
-        }
-        Ok(if missing.is_empty() { Outcome::Passed } else { Outcome::Skipped(missing.join("; ")) })
-    }
 }
 
 /// A root that is there.

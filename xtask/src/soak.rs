@@ -26,25 +26,15 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         }
     }
     let mut parts = Parts::default();
-    parts.part("soak", || run(count, seed, true));
-    parts.part("silence", || play(&["--silence".to_owned()], seed, true));
+    parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
+    parts.part("silence", || play(&["--silence".to_owned()], seed));
     parts.finish()
 }
 
-/// Runs `count` disturbed migrations, in the profile of the tests unless `release`.
-pub fn run(count: u64, seed: Option<u64>, release: bool) -> Result<Outcome> {
-    play(&["--count".to_owned(), count.to_string()], seed, release)
-}
-
-fn play(arguments: &[String], seed: Option<u64>, release: bool) -> Result<Outcome> {
+fn play(arguments: &[String], seed: Option<u64>) -> Result<Outcome> {
     let Some(target) = Metadata::of_members(None)?.target("soak") else {
         return Ok(Outcome::Skipped("no target is called `soak`".into()));
     };
-    if !release {
-        let mut command = process::program("soak")?;
-        add(&mut command, arguments, seed);
-        return process::run(&mut command).map(|()| Outcome::Passed);
-    }
     let mut command = process::cargo();
     let kind = if target.kind == "example" { "--example" } else { "--bin" };
     if !matches!(target.kind.as_str(), "bin" | "example") {

@@ -1,6 +1,7 @@
 //! Rules for sources that no lint knows: where unsafe may stand, what may not do I/O, how long a file is.
 
 mod unsafety;
+mod untested;
 
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,7 @@ pub fn check() -> Result<Outcome> {
         }
     }
     wrong.extend(unsafety::wrong(&unsafety)?);
+    wrong.extend(untested::wrong()?);
     println!("{} files of Rust, {} of them with unsafe outside of tests", files.len(), unsafety.files());
     if wrong.is_empty() { Ok(Outcome::Passed) } else { Err(wrong.join("; ")) }
 }

@@ -1,48 +1,79 @@
-//! `cargo xtask test`: everything that must pass, in the order in which a mistake shows soonest.
+//! `cargo xtask test`: everything that must pass.
 //!
-//! One profile serves all parts that build the workspace (`dev`, which is optimised and keeps every check),
-//! so that one build is enough.
+//! What takes seconds comes first, one after the other. The rest is handed to the scheduler: one build of all
+//! programs, in one profile (`dev`, which is optimised and keeps every check), each of which runs as soon as it is
+//! there; lints and doctests while tests wait.
+
+use std::process::Command;
 
 use crate::parts::{Outcome, Parts};
-use crate::process::{self, Failure, Result};
-use crate::{demo, fuzz, interop, lab, layering, licences, roots, setup, soak, sources};
+use crate::process::{self, Failure};
+use crate::suite::{Binary, Build, Job, Runner, built_program};
+use crate::{interop, lab, layering, licences, quick, setup, sources};
 
-const PARTS: [&str; 13] = [
-    "setup", "format", "licences", "layers", "sources", "lints", "tests", "roots", "interop", "soak", "demo",
-    "fuzz", "lab",
+const PARTS: [&str; 15] = [
+    "setup", "format", "licences", "layers", "sources", "build", "tests", "doctests", "lints", "roots",
+    "interop", "soak", "demo", "fuzz", "lab",
 ];
 
 /// How much of what takes hours elsewhere is taken as a sample here.
-const SOAK_SAMPLE: u64 = 60;
-const DEMO_SAMPLE: u64 = 2;
+const SOAK_SAMPLE: &str = "60";
+const DEMO_SAMPLE: &str = "2";
 
-/// `cargo xtask test [PART…]`.
+/// Parts that run programs of the build.
+const BUILT: [&str; 6] = ["tests", "interop", "soak", "demo", "fuzz", "lab"];
+
+/// `cargo xtask test [--quick | PART…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    if arguments.first().is_some_and(|first| first == "--list") {
-        println!("{}", PARTS.join("\n"));
-        return Ok(());
+    match arguments.first().map(String::as_str) {
+        Some("--list") => {
+            println!("{}", PARTS.join("\n"));
+            return Ok(());
+        }
+        Some("--quick") if arguments.len() == 1 => return quick::command(),
+        _ => {}
     }
     if let Some(unknown) = arguments.iter().find(|name| !PARTS.contains(&name.as_str())) {
         return Err(Failure::Usage(format!("there is no part `{unknown}`; there are {}", PARTS.join(", "))));
     }
     let mut parts = Parts::only(arguments);
     parts.part("setup", setup::everything);
-    // They come over the network while the compiler works.
-    let building = (parts.wants("roots") || parts.wants("interop")).then(roots::in_background);
-    quick(&mut parts);
-    let (mut skipped, mut versions) = (Vec::new(), Vec::new());
-    parts.part("tests", || tests(&mut skipped));
-    if let Some(building) = building {
-        parts.part("roots", || building.finish(&mut versions));
+    rules(&mut parts);
+    let mut runner = Runner::new()?;
+    let builds = BUILT.iter().any(|part| parts.wants(part)) || parts.wants("build");
+    if parts.wants("doctests") {
+        runner.add(doctests());
     }
-    parts.part("interop", || interop::run(&mut skipped));
-    parts.part("soak", || soak::run(SOAK_SAMPLE, None, false));
-    parts.part("demo", || demo::run(DEMO_SAMPLE, &[], false));
-    parts.part("fuzz", fuzz::check);
-    parts.part("lab", lab::run);
-    for line in versions.into_iter().chain(skipped) {
-        parts.note(line);
+    if parts.wants("lints") {
+        runner.add(lints());
     }
+    if parts.wants("roots") || parts.wants("interop") {
+        runner.add(Job::of_ours("roots", &["roots"]));
+    }
+    if parts.wants("soak") {
+        let mut soak = Command::new(built_program("soak"));
+        soak.args(["--count", SOAK_SAMPLE]);
+        runner.add(Job::new("soak", "soak", soak).after(&["build"]));
+    }
+    if parts.wants("demo") {
+        runner.add(Job::of_ours("demo", &["demo-loop", DEMO_SAMPLE, "--built"]).after(&["build"]));
+    }
+    if parts.wants("fuzz") {
+        runner.add(Job::of_ours("fuzz", &["fuzz", "--check"]).after(&["build"]));
+    }
+    if parts.wants("lab") {
+        match lab::job() {
+            Ok(job) => runner.add(job.after(&["build"])),
+            Err(why) => parts.part("lab", || Ok(Outcome::Skipped(why))),
+        }
+    }
+    let wanted = |binary: &Binary| {
+        let part = if binary.package == interop::PACKAGE { "interop" } else { "tests" };
+        if parts.wants(part) { binary.jobs() } else { Ok(Vec::new()) }
+    };
+    println!();
+    let report = runner.run(if builds { Some(Build::new()?) } else { None }, wanted)?;
+    report.close(&mut parts);
     parts.finish()
 }
 
@@ -52,33 +83,34 @@ pub fn check_command(arguments: &[String]) -> std::result::Result<(), Failure> {
         return Err(Failure::Usage(format!("check takes no `{extra}`")));
     }
     let mut parts = Parts::default();
-    quick(&mut parts);
+    rules(&mut parts);
+    parts.part("lints", || process::run(&mut clippy()).map(|()| Outcome::Passed));
     parts.finish()
 }
 
-fn quick(parts: &mut Parts) {
+/// What is judged by reading: seconds in all.
+pub fn rules(parts: &mut Parts) {
     parts.part("format", || {
         process::run(process::cargo().args(["fmt", "--all", "--check"])).map(|()| Outcome::Passed)
     });
     parts.part("licences", licences::check);
     parts.part("layers", layering::check);
     parts.part("sources", sources::check);
-    parts.part("lints", lints);
 }
 
-fn lints() -> Result<Outcome> {
+/// Clippy over everything, warnings forbidden.
+pub fn lints() -> Job {
+    Job::new("lints", "lints", clippy()).calls_cargo()
+}
+
+fn clippy() -> Command {
     let mut command = process::cargo();
     command.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-    process::run(&mut command).map(|()| Outcome::Passed)
+    command
 }
 
-fn tests(skipped: &mut Vec<String>) -> Result<Outcome> {
+fn doctests() -> Job {
     let mut command = process::cargo();
-    command.args(["test", "--workspace", "--exclude", interop::PACKAGE, "--no-fail-fast"]);
-    let (done, found) = process::run_and_watch(&mut command, "SKIPPED ");
-    let count = found.len();
-    skipped.extend(found);
-    done.map(
-        |()| if count == 0 { Outcome::Passed } else { Outcome::Partly(format!("{count} tests skipped")) },
-    )
+    command.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
+    Job::new("doctests", "doctests", command).calls_cargo()
 }

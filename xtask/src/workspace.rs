@@ -79,11 +79,6 @@ impl Metadata {
             .filter(|target| target.name == name && rank(&target.kind).is_some())
             .min_by_key(|target| rank(&target.kind))
     }
-
-    /// Whether the workspace has that package.
-    pub fn has_package(&self, name: &str) -> bool {
-        self.packages().any(|package| package["name"] == name)
-    }
 }
 
 fn text(value: &Value) -> String {

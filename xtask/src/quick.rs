@@ -1,0 +1,34 @@
+//! `cargo xtask test --quick`: what says within a minute or so whether a change is sound: format, rules, lints, and the
+//! tests that need neither a VM nor a program of others.
+
+use crate::parts::Parts;
+use crate::process::{Failure, Result};
+use crate::suite::{Binary, Build, Job, Runner};
+use crate::test;
+
+/// Crates of which the integration tests run too: formats, the protocol's machines and the engine.
+const WITH_INTEGRATION: [&str; 6] =
+    ["sterna-wire", "sterna-proto", "sterna-ram", "sterna-transport", "sterna-image", "sterna"];
+/// Their jobs that need a VM or most of a minute.
+const NOT: [&str; 1] = ["sterna-ram it kvm"];
+
+/// The command.
+pub fn command() -> std::result::Result<(), Failure> {
+    let mut parts = Parts::default();
+    test::rules(&mut parts);
+    let mut runner = Runner::new()?;
+    runner.add(test::lints());
+    println!();
+    let report = runner.run(Some(Build::new()?), wanted)?;
+    report.close(&mut parts);
+    parts.finish()
+}
+
+fn wanted(binary: &Binary) -> Result<Vec<Job>> {
+    if binary.kind == "test" && !WITH_INTEGRATION.contains(&binary.package.as_str()) {
+        return Ok(Vec::new());
+    }
+    let mut jobs = binary.jobs()?;
+    jobs.retain(|job| !NOT.contains(&job.name.as_str()));
+    Ok(jobs)
+}

@@ -1,0 +1,117 @@
+//! What the kernel tells of cores and processes.
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::process;
+
+/// Over how long the idle time is taken.
+const WINDOW: Duration = Duration::from_millis(400);
+
+/// How much of the cores was idle of late.
+#[derive(Debug)]
+pub struct Load {
+    taken: Instant,
+    ticks: (u64, u64),
+    idle: f64,
+}
+
+impl Load {
+    pub fn new() -> Self {
+        Self { taken: Instant::now(), ticks: ticks(), idle: 0.0 }
+    }
+
+    /// The idle part of all cores' time in the last whole window, 0 to 1.
+    pub fn idle(&mut self) -> f64 {
+        if self.taken.elapsed() >= WINDOW {
+            let (idle, all) = ticks();
+            let passed = all.saturating_sub(self.ticks.1).max(1);
+            self.idle = idle.saturating_sub(self.ticks.0) as f64 / passed as f64;
+            (self.taken, self.ticks) = (Instant::now(), (idle, all));
+        }
+        self.idle
+    }
+
+    /// A program was started: what was idle before says nothing until a window has passed.
+    pub fn forget(&mut self) {
+        (self.taken, self.ticks, self.idle) = (Instant::now(), ticks(), 0.0);
+    }
+}
+
+/// Idle ticks of all cores, and all ticks (proc_stat(5)).
+fn ticks() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = text.lines().next().unwrap_or_default();
+    let numbers: Vec<u64> = first.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
+    let idle = numbers.iter().skip(3).take(2).sum();
+    // Guests' time is counted in the first two already.
+    (idle, numbers.iter().take(8).sum())
+}
+
+/// Processor seconds of a process and of its children that it has waited for.
+pub fn cpu_of(pid: u32) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may hold anything but ends at the last parenthesis: state, then numbers (proc_pid_stat(5)).
+    let rest = text.rsplit_once(") ")?.1;
+    let ticks: u64 = rest.split(' ').skip(11).take(4).filter_map(|n| n.parse::<u64>().ok()).sum();
+    Some(Duration::from_millis(ticks * 10))
+}
+
+/// Ends a process and everything that it has started.
+pub fn kill_tree(pid: u32) {
+    let parents = parents();
+    let mut tree = vec![pid];
+    let mut at = 0;
+    while at < tree.len() {
+        let parent = tree[at];
+        tree.extend(parents.iter().filter(|(_, p)| **p == parent).map(|(child, _)| *child));
+        at += 1;
+    }
+    let pids: Vec<String> = tree.iter().map(u32::to_string).collect();
+    process::succeeds(Command::new("sh").arg("-c").arg(format!("kill -KILL {}", pids.join(" "))));
+}
+
+/// Each process with its parent.
+fn parents() -> HashMap<u32, u32> {
+    let of = |pid: u32| -> Option<u32> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, of(pid)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kill_tree_ends_children_too() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 600 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut line = String::new();
+        let out = shell.stdout.take().expect("asked for");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a number");
+        let child: u32 = line.trim().parse().expect("a pid");
+
+        kill_tree(shell.id());
+
+        assert!(!shell.wait().expect("its end").success());
+        // Nobody may be there to wait for it.
+        let stat = || std::fs::read_to_string(format!("/proc/{child}/stat"));
+        while stat().is_ok_and(|text| !text.contains(") Z ")) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn cpu_of_this_process_is_known() {
+        assert!(cpu_of(std::process::id()).is_some());
+        assert!(cpu_of(0).is_none());
+    }
+}

@@ -1,0 +1,80 @@
+//! Reading what libtest prints.
+
+/// What a test program's output says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub passed: u64,
+    pub failed: u64,
+    /// Not run: marked `#[ignore]`, or said to be `SKIPPED`.
+    pub skipped: u64,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// The sums of all `test result:` lines; `skips` tests said that they could not run, and libtest takes these as passed.
+pub fn counts(log: &str, skips: u64) -> Counts {
+    let mut counts = Counts::default();
+    // The line may follow what a test printed without an end of line.
+    for (_, line) in log.lines().filter_map(|line| line.split_once("test result: ")) {
+        let number = |word: &str| -> u64 {
+            let before = line.split(';').find_map(|part| part.trim().strip_suffix(word)).unwrap_or_default();
+            before.trim().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        counts.add(&Counts {
+            passed: number(" passed"),
+            failed: number(" failed"),
+            skipped: number(" ignored"),
+        });
+    }
+    let skips = skips.min(counts.passed);
+    Counts { passed: counts.passed - skips, skipped: counts.skipped + skips, ..counts }
+}
+
+/// `SKIPPED name: reason`, as tests say it; it may follow libtest's own unfinished line.
+pub fn skips(log: &str) -> Vec<String> {
+    log.lines().filter_map(|line| Some(line[line.find("SKIPPED ")?..].trim_end().to_owned())).collect()
+}
+
+/// The tests that were running when the output ended: libtest begins them in the order of `tests`, `threads` at once.
+pub fn running<'a>(log: &str, tests: &'a [String], threads: usize) -> Vec<&'a str> {
+    let ended = |name: &str| {
+        let begun = format!("test {name} ... ");
+        let result = |rest: &str| ["ok", "FAILED", "ignored"].iter().any(|word| rest.starts_with(word));
+        log.lines().any(|line| line.strip_prefix(begun.as_str()).is_some_and(result))
+    };
+    let open: Vec<&str> = tests.iter().map(String::as_str).filter(|name| !ended(name)).collect();
+    open.into_iter().take(threads).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "running 4 tests\ntest a ... ok\ntest c ... FAILED\nSKIPPED a: no KVM\n\
+        test result: FAILED. 7 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.0s\n";
+
+    #[test]
+    fn counts_take_skipped_tests_out_of_those_that_passed() {
+        assert_eq!(counts(LOG, 1), Counts { passed: 6, failed: 1, skipped: 3 });
+        assert_eq!(counts(&LOG.repeat(2), 0), Counts { passed: 14, failed: 2, skipped: 4 });
+        assert_eq!(counts("no test", 3), Counts::default());
+    }
+
+    #[test]
+    fn skips_are_found_behind_an_unfinished_line() {
+        assert_eq!(skips("test a ... SKIPPED a: no KVM\nok"), ["SKIPPED a: no KVM"]);
+    }
+
+    #[test]
+    fn running_names_the_first_tests_that_have_not_ended() {
+        let tests: Vec<String> = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
+
+        assert_eq!(running(LOG, &tests, 2), ["b", "d"]);
+    }
+}

@@ -1,0 +1,232 @@
+//! Running jobs side by side.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::history::History;
+use super::load::{self, Load};
+use super::{Beside, Binary, Build, Done, Job, Report, directory, log, rules};
+use crate::process::Result;
+
+/// How often the scheduler looks.
+const TICK: Duration = Duration::from_millis(50);
+/// Another program begins while this part of the cores' time is idle…
+const IDLE: f64 = 0.15;
+/// …up to so many for each core.
+const MOST_FOR_EACH_CORE: usize = 4;
+
+/// The scheduler.
+#[derive(Debug)]
+pub struct Runner {
+    began: Instant,
+    cores: usize,
+    load: Load,
+    history: History,
+    waiting: Vec<Job>,
+    running: Vec<Running>,
+    report: Report,
+    logs: PathBuf,
+}
+
+#[derive(Debug)]
+struct Running {
+    job: Job,
+    child: Child,
+    log: PathBuf,
+    began: Instant,
+    cpu: Duration,
+}
+
+impl Runner {
+    pub fn new() -> Result<Self> {
+        Self::in_directory(&directory())
+    }
+
+    fn in_directory(directory: &Path) -> Result<Self> {
+        let logs = directory.join("logs");
+        std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (waiting, running, report) = (Vec::new(), Vec::new(), Report::default());
+        let (began, load, history) = (Instant::now(), Load::new(), History::read(directory));
+        Ok(Self { began, cores, load, history, waiting, running, report, logs })
+    }
+
+    pub fn add(&mut self, job: Job) {
+        self.waiting.push(job);
+    }
+
+    /// Runs everything that was added, and the tests of `build` that `wanted` makes jobs of.
+    pub fn run(
+        mut self,
+        mut build: Option<Build>,
+        wanted: impl Fn(&Binary) -> Result<Vec<Job>>,
+    ) -> Result<Report> {
+        if let Some(build) = &build {
+            self.waiting.insert(0, build.job());
+        }
+        loop {
+            // Asked before cargo is: what it printed last has come when it has ended.
+            let builds = self.holds("build");
+            if let Some(coming) = &mut build {
+                for binary in coming.come()? {
+                    self.waiting.extend(wanted(&binary)?);
+                }
+            }
+            if !builds {
+                build = None;
+            }
+            self.reap();
+            while let Some(next) = self.next() {
+                let job = self.waiting.remove(next);
+                self.start(job);
+            }
+            if self.running.is_empty() && self.waiting.is_empty() && build.is_none() {
+                self.history.write();
+                return Ok(self.report);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Whether a job of that part has not ended yet.
+    fn holds(&self, part: &str) -> bool {
+        let running = self.running.iter().map(|running| &running.job);
+        running.chain(&self.waiting).any(|job| job.part == part)
+    }
+
+    /// The waiting job that may begin now: the longest of those that may.
+    fn next(&mut self) -> Option<usize> {
+        let beside = |job: &Job, beside: Beside| job.beside == beside;
+        if self.running.iter().any(|running| beside(&running.job, Beside::Nothing)) {
+            return None;
+        }
+        let builds = self.running.iter().any(|running| beside(&running.job, Beside::NoCargo));
+        let others = self.running.iter().filter(|running| beside(&running.job, Beside::Others)).count();
+        let room = others < self.cores || others < self.cores * MOST_FOR_EACH_CORE && self.load.idle() > IDLE;
+        let may = |job: &Job| {
+            !job.after.iter().any(|part| self.holds(part))
+                && match job.beside {
+                    Beside::Others => room,
+                    Beside::NoCargo => !builds,
+                    Beside::Nothing => self.running.is_empty() && self.only_alone_are_left(),
+                }
+        };
+        let ready = self.waiting.iter().enumerate().filter(|(_, job)| may(job));
+        // Cargo's jobs in the order in which they were added: each finds what the one before has built.
+        let rank = |job: &Job| match job.beside {
+            Beside::NoCargo => f64::INFINITY,
+            _ => self.history.expected(&job.name),
+        };
+        ready
+            .map(|(at, job)| (at, rank(job)))
+            .fold(None, |best: Option<(usize, f64)>, (at, rank)| match best {
+                Some((_, highest)) if highest >= rank => best,
+                _ => Some((at, rank)),
+            })
+            .map(|(at, _)| at)
+    }
+
+    fn only_alone_are_left(&self) -> bool {
+        self.waiting.iter().all(|job| job.beside == Beside::Nothing)
+    }
+
+    fn start(&mut self, mut job: Job) {
+        let log = self.logs.join(format!("{}.log", job.name.replace([' ', '/'], "-")));
+        match spawn(&mut job, &log) {
+            Ok(child) => {
+                let (began, cpu) = (Instant::now(), Duration::ZERO);
+                self.running.push(Running { job, child, log, began, cpu });
+                self.load.forget();
+            }
+            Err(why) => self.ended(&job, Instant::now(), Duration::ZERO, "", Err(why)),
+        }
+    }
+
+    fn reap(&mut self) {
+        for at in (0..self.running.len()).rev() {
+            let running = &mut self.running[at];
+            if let Some(cpu) = load::cpu_of(running.child.id()) {
+                running.cpu = cpu;
+            }
+            let result = match running.child.try_wait() {
+                Ok(None) if running.began.elapsed() < running.job.limit => continue,
+                Ok(None) => {
+                    load::kill_tree(running.child.id());
+                    let _ = running.child.wait();
+                    None
+                }
+                Ok(Some(status)) if status.success() => Some(Ok(())),
+                Ok(Some(status)) => Some(Err(format!("ended with {status}"))),
+                Err(error) => Some(Err(format!("cannot be waited for: {error}"))),
+            };
+            let running = self.running.remove(at);
+            let text = std::fs::read(&running.log).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let result = result.unwrap_or_else(|| Err(hung(&running.job, &text)));
+            if result.is_ok() {
+                self.history.note(&running.job.name, running.began.elapsed());
+            }
+            self.ended(&running.job, running.began, running.cpu, &text, result);
+        }
+    }
+
+    fn ended(&mut self, job: &Job, began: Instant, cpu: Duration, text: &str, result: Result<()>) {
+        if result.is_err() {
+            println!("\n==> {}\n{}\n", job.name, text.trim_end());
+        }
+        let mut notes = log::skips(text);
+        let counts = log::counts(text, notes.len() as u64);
+        if job.notes {
+            notes.extend(text.lines().filter_map(|line| line.strip_prefix("    ")).map(str::to_owned));
+        }
+        notes.sort();
+        notes.dedup();
+        let at = |instant: Instant| instant.saturating_duration_since(self.began);
+        let (name, part) = (job.name.clone(), job.part);
+        let done =
+            Done { part, name, began: at(began), ended: at(Instant::now()), cpu, counts, notes, result };
+        println!("{}", done.line());
+        let failed = done.result.is_err();
+        self.report.add(done);
+        if failed {
+            self.give_up_what_needs(part);
+        }
+    }
+
+    /// What a failed build was to make may be there from before, and would be judged in its place.
+    fn give_up_what_needs(&mut self, part: &'static str) {
+        if part != "build" {
+            return;
+        }
+        let (lost, waiting) = self.waiting.drain(..).partition(|job: &Job| job.after.contains(&part));
+        self.waiting = waiting;
+        for job in lost {
+            self.ended(&job, Instant::now(), Duration::ZERO, "", Err(format!("not run: {part} failed")));
+        }
+    }
+}
+
+fn hung(job: &Job, text: &str) -> String {
+    let running = log::running(text, &job.tests, rules::THREADS);
+    let at = if running.is_empty() { String::new() } else { format!(" in {}", running.join(", ")) };
+    format!("did not end within {} s{at}", job.limit.as_secs())
+}
+
+fn spawn(job: &mut Job, log: &PathBuf) -> Result<Child> {
+    let create = |path: &PathBuf| File::create(path).map_err(|error| format!("{}: {error}", path.display()));
+    let file = create(log)?;
+    let again = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
+    let stdout = match &job.messages {
+        Some(path) => create(path)?,
+        None => again,
+    };
+    job.command.stdin(Stdio::null()).stdout(stdout).stderr(file);
+    job.command
+        .spawn()
+        .map_err(|error| format!("cannot start {}: {error}", job.command.get_program().to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::*;
+
+/// A runner with a directory of its own.
+fn runner() -> (Runner, Aside) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("xtask-runner-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let aside = Aside(std::env::temp_dir().join(name));
+    (Runner::in_directory(&aside.0).expect("a directory"), aside)
+}
+
+struct Aside(PathBuf);
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn shell(name: &str, script: &str) -> Job {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    Job::new("tests", name, command)
+}
+
+fn run(runner: Runner) -> Vec<Done> {
+    runner.run(None, |_| Ok(Vec::new())).expect("a report").into_jobs()
+}
+
+fn named<'a>(done: &'a [Done], name: &str) -> &'a Done {
+    done.iter().find(|done| done.name == name).expect("it ran")
+}
+
+#[test]
+fn job_that_hangs_ends_with_the_names_of_the_tests_that_ran() {
+    let (mut runner, _aside) = runner();
+    let script = "echo 'test a ... ok'; sleep 600 & wait";
+    let tests = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
+    runner.add(Job { tests, limit: Duration::from_millis(300), ..shell("hangs", script) });
+
+    let done = run(runner);
+
+    let why = done[0].result.as_ref().expect_err("a failure");
+    assert!(why.contains("did not end within") && why.contains("b, c"), "{why}");
+    assert!(!why.contains("c, d"), "{why}");
+}
+
+#[test]
+fn job_that_must_be_alone_meets_no_other() {
+    let (mut runner, aside) = runner();
+    let running = aside.0.join("running");
+    let claims = format!("mkdir {0} || exit 9; sleep 0.2; rmdir {0}", running.display());
+    let looks = format!("sleep 0.1; test ! -e {}", running.display());
+    runner.add(Job { beside: Beside::Nothing, ..shell("alone", &claims) });
+    runner.add(Job { beside: Beside::Nothing, ..shell("alone too", &claims) });
+    (0..4).for_each(|n| runner.add(shell(&format!("other {n}"), &looks)));
+
+    let done = run(runner);
+
+    assert_eq!(done.len(), 6);
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+}
+
+#[test]
+fn job_waits_for_the_parts_that_it_comes_after() {
+    let (mut runner, aside) = runner();
+    let file = aside.0.join("made").display().to_string();
+    runner.add(shell("later", &format!("cat {file}")).after(&["roots"]));
+    runner.add(Job { part: "roots", ..shell("first", &format!("sleep 0.2; echo 'SKIPPED x: y' > {file}")) });
+
+    let done = run(runner);
+
+    assert_eq!(named(&done, "later").result, Ok(()));
+    assert_eq!(named(&done, "later").notes, ["SKIPPED x: y"]);
+}
+
+#[test]
+fn jobs_that_need_a_build_that_failed_are_not_run() {
+    let (mut runner, _aside) = runner();
+    runner.add(Job { part: "build", ..shell("build", "exit 1") });
+    runner.add(shell("needs it", "exit 0").after(&["build"]));
+
+    let done = run(runner);
+
+    assert_eq!(named(&done, "needs it").result, Err("not run: build failed".into()));
+}
+
+#[test]
+fn program_that_is_not_there_is_a_failure() {
+    let (mut runner, _aside) = runner();
+    runner.add(Job::new("tests", "gone", Command::new("/nowhere/at/all")));
+
+    assert!(run(runner)[0].result.as_ref().is_err_and(|why| why.contains("cannot start")));
+}
