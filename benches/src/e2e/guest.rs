@@ -60,6 +60,10 @@ impl Pair {
         if args.dirty > 0 {
             source.cont()?;
         }
+        // It has left before, as far as the engine knows: each migration begins with a new one.
+        if let Err(custody) = SourceVm::ram(source.as_ref()).has_new_guest() {
+            return Err(format!("the guest is {custody:?}").into());
+        }
         let vm: Arc<dyn SourceVm> = Arc::clone(source) as _;
         let mut statistics = None;
         let sample = time(self.there.total_bytes(), || -> Result<(), Failure> {

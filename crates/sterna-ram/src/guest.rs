@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::custody::Slot;
 use crate::{RamBlock, RamError};
 
 /// The RAM of one guest: blocks in the order in which the migration stream lists them. Cloning shares it.
@@ -11,6 +12,7 @@ use crate::{RamBlock, RamError};
 pub struct GuestRam {
     blocks: Arc<[RamBlock]>,
     is_tracked: Arc<AtomicBool>,
+    pub(crate) custody: Arc<Slot>,
 }
 
 /// The right to track the writes of a guest, which only one may have: whoever harvests takes bits that
@@ -38,7 +40,7 @@ impl GuestRam {
                 return Err(RamError::DuplicateName { name: block.name().to_owned() });
             }
         }
-        Ok(GuestRam { blocks: blocks.into(), is_tracked: Arc::default() })
+        Ok(GuestRam { blocks: blocks.into(), is_tracked: Arc::default(), custody: Arc::default() })
     }
 
     /// The right to track this guest's writes; `None` while somebody has it.

@@ -19,6 +19,7 @@
 mod absent;
 mod bitmap;
 mod block;
+mod custody;
 pub mod dirty;
 mod error;
 mod guest;
@@ -30,6 +31,7 @@ pub mod zero;
 
 pub use bitmap::{PageBitmap, Run};
 pub use block::{Emptied, RamBlock};
+pub use custody::{Custody, CustodyClaim};
 pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
 pub use error::{DirtyError, RamError};
 pub use guest::{GuestRam, TrackingClaim};

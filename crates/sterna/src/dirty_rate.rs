@@ -78,15 +78,10 @@ impl DirtyRateMeasurement {
     /// Begins to measure over `interval`. Returns at once.
     ///
     /// # Errors
-    /// [`StartError::Settings`] while a migration or another measurement tracks the guest's writes.
+    /// [`StartError::Tracked`] while a migration or another measurement tracks the guest's writes, and while a guest is
+    /// held.
     pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
-        let Some(claim) = vm.ram().claim_tracking() else {
-            return Err(StartError::Settings(
-                "this guest's writes are tracked already, by a migration or by another measurement of its dirty \
-                 rate: wait for its end"
-                    .to_owned(),
-            ));
-        };
+        let claim = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;
         let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false };
         let shared = Arc::new(Shared { progress: Mutex::new(progress), changed: Condvar::new() });
         let its = Arc::clone(&shared);

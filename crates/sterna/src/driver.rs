@@ -33,7 +33,11 @@ struct Inner<M: Machine> {
     actions: VecDeque<M::Action>,
     /// States passed through and not yet told to the observer.
     passed: VecDeque<M::State>,
+    watch: Watch<M>,
 }
+
+/// Called after every event that the machine took, before anybody else can feed or look.
+type Watch<M> = Box<dyn Fn(&M) + Send>;
 
 /// Why a wait ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,9 +51,11 @@ pub(crate) enum Waited<T> {
 }
 
 impl<M: Machine> Driver<M> {
-    /// Drives `machine`, whose time zero is now.
-    pub fn new(machine: M) -> Self {
-        let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new() };
+    /// Drives `machine`, whose time zero is now. `watch` sees it after every event that it took, before anybody else
+    /// can feed or look.
+    pub fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
+        let watch: Watch<M> = Box::new(watch);
+        let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new(), watch };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), began: Instant::now() }
     }
 
@@ -149,6 +155,7 @@ impl<M: Machine> Inner<M> {
         if after != before {
             self.passed.push_back(after);
         }
+        (self.watch)(&self.machine);
         Ok(())
     }
 

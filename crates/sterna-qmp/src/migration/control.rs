@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value, json};
+use sterna::ram::Custody;
 use sterna::throttle::Throttle;
 use sterna::{Address, Parameters, RunState, SourceVm, Status, TargetVm, TlsEndpoint};
 
@@ -98,7 +99,7 @@ impl MigrationControl {
     /// As [`MigrationControl::migrate`], over `fd` if there is one.
     pub(super) fn migrate_with(&self, to: &Address, fd: Option<OwnedFd>) -> Result<(), QmpError> {
         let mut state = lock(&self.state);
-        state.may_migrate(self.vm.has_guest(), to)?;
+        state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
@@ -323,6 +324,7 @@ impl MigrationControl {
     /// `query-status`'s word for what the VM does.
     pub fn run_state(&self) -> &'static str {
         let (outgoing, incoming) = self.handles();
+        let custody = self.custody();
         let held = incoming.as_ref().is_some_and(|incoming| incoming.status() == Status::Held);
         if held {
             return "paused";
@@ -333,10 +335,10 @@ impl MigrationControl {
         if self.vm.run_state() == RunState::Running {
             return "running";
         }
-        // A guest that was saved and let run again is nobody's but the operator's.
-        let outgoing = outgoing.filter(|it| it.status() != Status::Completed || !it.may_guest_run());
+        if matches!(custody, Custody::Saved | Custody::Gone) {
+            return "postmigrate";
+        }
         match outgoing.map_or(Status::None, |outgoing| outgoing.status()) {
-            Status::Completed => "postmigrate",
             Status::PreSwitchover | Status::Device | Status::Undecided => "finish-migrate",
             _ if lock(&self.state).is_prelaunch() => "prelaunch",
             _ => "paused",
@@ -349,7 +351,7 @@ impl MigrationControl {
             self.relay.start_when_held.store(false, Ordering::SeqCst);
             return self.start_on_arrival(false);
         }
-        if self.outgoing().is_some_and(|outgoing| outgoing.is_saved()) {
+        if self.custody() == Custody::Saved {
             return Ok(());
         }
         self.while_guest_is_free(|_| {
@@ -375,15 +377,14 @@ impl MigrationControl {
         if !self.vm.has_guest() {
             return self.start_on_arrival(true);
         }
-        if let Some(outgoing) =
-            self.outgoing().filter(|held| held.status() == Status::Failed && !held.may_guest_run())
-        {
-            return outgoing.retry().map_err(QmpError::generic);
-        }
-        if let Some(outgoing) = self.outgoing().filter(|outgoing| outgoing.is_saved()) {
-            outgoing.resume_saved().map_err(QmpError::generic)?;
-            self.relay.bus.emit("RESUME", None);
-            return Ok(());
+        match (self.custody(), self.outgoing()) {
+            (Custody::Held, Some(outgoing)) => return outgoing.retry().map_err(QmpError::generic),
+            (Custody::Saved, Some(outgoing)) => {
+                outgoing.resume_saved().map_err(QmpError::generic)?;
+                self.relay.bus.emit("RESUME", None);
+                return Ok(());
+            }
+            _ => {}
         }
         self.while_guest_is_free(|state| {
             let ran = self.vm.run_state() == RunState::Running;
@@ -417,19 +418,18 @@ impl MigrationControl {
     }
 
     /// Runs `act` wholly before or wholly after a migration's switchover; refuses it during and behind one.
-    /// The state stays locked, so that no migration begins meanwhile that nobody asked.
     fn while_guest_is_free(
         &self,
-        mut act: impl FnMut(&mut State) -> Result<(), QmpError>,
+        act: impl FnOnce(&mut State) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
         let mut state = lock(&self.state);
-        let Some(outgoing) = state.outgoing.clone() else { return act(&mut state) };
-        let mut result = Ok(());
-        if outgoing.while_guest_is_free(&mut || result = act(&mut state)) {
-            result
-        } else {
-            Err(in_switchover(&*outgoing))
-        }
+        let done = SourceVm::ram(&*self.vm).while_free(|| act(&mut state));
+        done.unwrap_or_else(|custody| Err(not_free(custody, state.outgoing.as_deref())))
+    }
+
+    /// Who has the guest, as the engine knows.
+    fn custody(&self) -> Custody {
+        SourceVm::ram(&*self.vm).custody()
     }
 
     fn handles(&self) -> Handles {
@@ -470,24 +470,15 @@ impl State {
         self.prelaunch && !self.began_without_guest
     }
 
-    fn may_migrate(&self, has_guest: bool, to: &Address) -> Result<(), QmpError> {
+    /// What the engine would refuse is said in QMP's words.
+    fn may_migrate(&self, has_guest: bool, custody: Custody, to: &Address) -> Result<(), QmpError> {
         let refusal = if !has_guest {
-            "Guest is waiting for an incoming migration; migrate it once it runs here"
-        } else if self.is_migrating() {
-            "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
+            NO_GUEST
+        } else if let Some(refusal) = cannot_leave(custody) {
+            refusal
         } else if self.is_measuring() {
             "The dirty rate is being measured, and the dirty log has one owner; migrate when 'query-dirty-rate' shows \
              'measured'"
-        } else if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_saved()) {
-            "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
-             lets it run on here"
-        } else if self
-            .outgoing
-            .as_ref()
-            .is_some_and(|outgoing| outgoing.status() == Status::Completed && !outgoing.may_guest_run())
-        {
-            "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
-             migrate it from there"
         } else if self.is_listening() {
             "The guest that came here is not started yet; start it with 'cont' first"
         } else if matches!(to, Address::Fd(_)) && self.capabilities.get("multifd") {
@@ -512,16 +503,49 @@ impl State {
     }
 }
 
+const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it once it runs here";
+
+/// Why a guest cannot be migrated whom somebody has.
+fn cannot_leave(custody: Custody) -> Option<&'static str> {
+    Some(match custody {
+        Custody::Free => return None,
+        Custody::Leaving { .. } => {
+            "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
+        }
+        Custody::Undecided => {
+            "There's a migration process in progress: the guest may run at its destination; find out and say so with \
+             'x-sterna-decide'"
+        }
+        Custody::Held => {
+            "Can't migrate the vm that was paused due to previous migration: the guest could not be brought back, as \
+             'query-migrate' says; 'cont' tries again"
+        }
+        Custody::Saved => {
+            "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
+             lets it run on here"
+        }
+        Custody::Gone => {
+            "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
+             migrate it from there"
+        }
+        Custody::Arriving { .. } => "The guest that came here is not started yet; start it with 'cont' first",
+        Custody::NoGuest => NO_GUEST,
+    })
+}
+
 /// The guest belongs to a migration from the stop for its switchover on.
-fn in_switchover(outgoing: &dyn Outgoing) -> QmpError {
-    let what_to_do = match outgoing.status() {
-        Status::PreSwitchover => "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here",
-        Status::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
-        Status::Completed => {
+fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
+    let what_to_do = match custody {
+        Custody::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
+        Custody::Gone => {
             "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
              guest back from there"
         }
-        Status::Failed => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
+        Custody::Held => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
+        Custody::NoGuest => "the migration that was to bring it has failed; wait for another one",
+        _ if outgoing.is_some_and(|outgoing| outgoing.status() == Status::PreSwitchover) => {
+            "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here"
+        }
         _ => "wait until 'query-migrate' shows its end",
     };
     QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}"))

@@ -16,7 +16,8 @@ pub enum GuestAt {
     Destination,
 }
 
-/// Starts migrations. Errors are sentences for the operator.
+/// Starts migrations. Errors are sentences for the operator. Who has the guest meanwhile and afterwards it says through
+/// the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
 pub trait Engine: Send + Sync {
     /// Starts an outgoing migration and returns at once.
     fn start_outgoing(
@@ -51,17 +52,8 @@ pub trait Outgoing: Send + Sync {
     fn continue_switchover(&self) -> Result<(), String>;
     /// Takes over the live ones of `parameters`.
     fn set_live(&self, parameters: &Parameters);
-    /// Whether the guest here may run or stop at an operator's wish: not in the switchover, not once it left.
-    fn may_guest_run(&self) -> bool;
-    /// Runs `act` if [`Outgoing::may_guest_run`], and keeps the switchover from taking the guest until it
-    /// has returned; false, without running it, if not.
-    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool;
     /// Brings back a guest that is held stopped since bringing it back had failed.
     fn retry(&self) -> Result<(), String>;
-    /// Whether the guest was saved to a file and stands here.
-    fn is_saved(&self) -> bool {
-        false
-    }
     /// Lets a guest run again that was saved to a file.
     fn resume_saved(&self) -> Result<(), String> {
         Err("the guest was not saved to a file".to_owned())

@@ -61,20 +61,8 @@ impl Outgoing for Migration {
         Migration::set_live(self, |running| *running = parameters.clone());
     }
 
-    fn may_guest_run(&self) -> bool {
-        Migration::may_guest_run(self)
-    }
-
-    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool {
-        Migration::while_guest_is_free(self, act).is_some()
-    }
-
     fn retry(&self) -> Result<(), String> {
         Migration::retry(self).map_err(sentence)
-    }
-
-    fn is_saved(&self) -> bool {
-        Migration::is_saved(self)
     }
 
     fn resume_saved(&self) -> Result<(), String> {

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, Outcome, State};
+use sterna_ram::Custody;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
@@ -63,6 +64,8 @@ impl Control {
             self.start_loading(driver);
             let Some(action) = driver.next_action(PATIENCE) else {
                 if self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held {
+                    // It stays loaded, for the VMM to start.
+                    self.shared.guest_is(Custody::Free);
                     return;
                 }
                 continue;
@@ -235,6 +238,7 @@ impl Control {
         if let Err(error) = self.shared.target.take_over_paused() {
             self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
         }
+        self.shared.guest_is(Custody::Arriving { is_free: true });
     }
 
     fn announce(&mut self) {
@@ -376,6 +380,10 @@ impl Control {
                 Arrival::Failed(error)
             }
         };
+        self.shared.guest_is(match &arrival {
+            Arrival::Completed(_) => Custody::Free,
+            Arrival::Failed(_) => Custody::NoGuest,
+        });
         self.shared.end(arrival);
         let status = self.shared.status();
         self.shared.tell_status(status, &mut self.last_status);

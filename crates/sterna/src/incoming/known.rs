@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use sterna_ram::Emptied;
+use sterna_ram::{Emptied, GuestRam};
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
@@ -72,6 +72,10 @@ impl KnownVm {
 impl Target for KnownVm {
     fn is_in_memory(&self) -> bool {
         true
+    }
+
+    fn guest(&self) -> Option<&GuestRam> {
+        Some(self.vm.ram())
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::thread::{JoinHandle, current};
 
 use sterna_proto::destination::{Event as Fed, State};
+use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, Listener, TlsEndpoint};
 
 pub use sterna_proto::destination::Refusal;
@@ -66,7 +67,8 @@ impl Incoming {
     /// Waits at `at` for a guest. The address is bound when this returns.
     ///
     /// # Errors
-    /// [`StartError`] when the address cannot be bound or the settings make no sense.
+    /// [`StartError`] when the address cannot be bound or the settings make no sense, and [`StartError::Guest`] while
+    /// another migration has to do with the VM's guest.
     pub fn listen(
         vm: Arc<dyn TargetVm>,
         at: &Address,
@@ -94,12 +96,14 @@ impl Incoming {
                     .to_owned(),
             ));
         }
-        if let Some(file) = file::open(at, &params, &capabilities)? {
-            return Self::load(target, at, file, params, capabilities, observer);
+        let file = file::open(at, &params, &capabilities)?;
+        let custody = claim(target.as_ref())?;
+        if let Some(file) = file {
+            return Self::load((target, custody), at, file, params, capabilities, observer);
         }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();
-        let shared = Shared::new(target, address, params, capabilities, observer)
+        let shared = Shared::new((target, custody), address, params, capabilities, observer)
             .map_err(|error| StartError::Settings(error.to_string()))?;
         let shared = Arc::new(shared);
         // Before the threads: if only one of them starts, it ends that one.
@@ -114,7 +118,7 @@ impl Incoming {
     /// Takes a guest out of a file, at once. Without [`Capabilities::unmanaged`] it arrives paused: there is no source
     /// whose end somebody could wait for.
     fn load(
-        target: Arc<dyn Target>,
+        (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
         at: &Address,
         file: LoadFile,
         params: Parameters,
@@ -124,7 +128,7 @@ impl Incoming {
         if !target.is_in_memory() {
             return Err(StartError::Settings("an image goes into another file by converting it".to_owned()));
         }
-        let mut shared = Shared::new(target, at.clone(), params, capabilities, observer)
+        let mut shared = Shared::new((target, custody), at.clone(), params, capabilities, observer)
             .map_err(|error| StartError::Settings(error.to_string()))?;
         shared.file = Some(file);
         let shared = Arc::new(shared);
@@ -206,6 +210,13 @@ impl Incoming {
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
     }
+}
+
+/// Claims the VM's guest, or the place for one.
+fn claim(target: &dyn Target) -> Result<Option<CustodyClaim>, StartError> {
+    let arriving = Custody::Arriving { is_free: false };
+    let claim = target.guest().map(|ram| ram.claim_custody(arriving, Custody::may_arrive));
+    claim.transpose().map_err(StartError::Guest)
 }
 
 /// Ends the threads with the last handle.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
+use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::file::LoadFile;
@@ -32,6 +33,8 @@ pub(super) struct Shared {
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
+    /// What this migration says of who has the VM's guest; none where no VM takes it.
+    custody: Option<Arc<CustodyClaim>>,
     /// Made when the first channel comes: until then there is no migration.
     driver: OnceLock<Driver<Destination>>,
     /// Once RAM's blocks are known.
@@ -111,7 +114,7 @@ impl Channels {
 
 impl Shared {
     pub fn new(
-        target: Arc<dyn Target>,
+        (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
         address: Address,
         params: Parameters,
         capabilities: Capabilities,
@@ -122,6 +125,7 @@ impl Shared {
         let lanes = if has_channels { usize::from(params.multifd_channels) } else { 0 };
         let channels = Channels { multifd: vec![None; lanes], ..Channels::default() };
         let shared = Self {
+            custody: custody.map(Arc::new),
             layout: OnceLock::new(),
             file: None,
             rounds: Rounds::new(lanes),
@@ -184,7 +188,13 @@ impl Shared {
                 managed: !self.capabilities.unmanaged && self.file.is_none(),
                 limits: machine_limits(&self.params.limits),
             };
-            Driver::new(Destination::new(config, Duration::ZERO))
+            let custody = self.custody.clone();
+            Driver::new(Destination::new(config, Duration::ZERO), move |machine| {
+                // A guest that is taken over paused is free when the VM has taken it: see `guest_is`.
+                if let Some(custody) = custody.as_ref().filter(|_| machine.state() != State::Paused) {
+                    custody.set(Custody::Arriving { is_free: machine.may_guest_run() });
+                }
+            })
         });
         drop(arrival);
         self.changed.notify_all();
@@ -197,11 +207,23 @@ impl Shared {
         if self.driver.get().is_some() {
             return false;
         }
-        arrival.get_or_insert(Arrival::Failed(MigrationError::Cancelled));
+        if arrival.is_none() {
+            *arrival = Some(Arrival::Failed(MigrationError::Cancelled));
+            if let Some(custody) = &self.custody {
+                custody.give_back();
+            }
+        }
         drop(arrival);
         self.note_error(MigrationError::Cancelled);
         self.changed.notify_all();
         true
+    }
+
+    /// Says who has the guest, where the machine alone does not tell.
+    pub fn guest_is(&self, custody: Custody) {
+        if let Some(claim) = &self.custody {
+            claim.set(custody);
+        }
     }
 
     pub fn driver(&self) -> Option<&Driver<Destination>> {

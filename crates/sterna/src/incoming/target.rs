@@ -25,6 +25,10 @@ pub(crate) trait Target: Send + Sync {
     fn is_in_memory(&self) -> bool {
         false
     }
+    /// The RAM of the VM that the guest comes into; `None` where it lies elsewhere.
+    fn guest(&self) -> Option<&GuestRam> {
+        None
+    }
     /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.
     fn uuid(&self) -> Option<[u8; 16]>;
     /// What the main channel has to agree with.

@@ -372,7 +372,9 @@ impl Control {
                 Outcome::Failed { error, held }
             }
         };
-        *lock(&self.shared.claim) = None;
+        if !held {
+            *lock(&self.shared.tracking) = None;
+        }
         self.shared.end(ended);
     }
 

@@ -26,9 +26,9 @@ mod streams;
 mod switchover;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
+use sterna_ram::Custody;
 use sterna_transport::{Address, TlsEndpoint};
 
 pub use sterna_proto::source::{Decision, Refusal};
@@ -67,7 +67,17 @@ pub enum Outcome {
 
 /// Why a migration cannot start. Nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
 pub enum StartError {
+    /// The guest is not free to be migrated: another migration has to do with it, or it is not here.
+    #[error("{}", not_free(*.0))]
+    Guest(Custody),
+    /// The guest's writes are tracked by somebody else.
+    #[error(
+        "this guest's writes are tracked already, by a migration or by a measurement of its dirty rate: wait for its \
+         end, or cancel it"
+    )]
+    Tracked,
     /// A parameter or capability makes no sense, or does not go with another.
     #[error("{0}")]
     Settings(String),
@@ -82,8 +92,9 @@ impl Migration {
     /// The guest runs on until the switchover, and runs on for good if anything fails before the commit.
     ///
     /// # Errors
-    /// [`StartError::Settings`] for parameters that do not go together, or with `to`. A descriptor that `to`
-    /// names is left to its owner then; else the migration takes it over.
+    /// [`StartError::Settings`] for parameters that do not go together, or with `to`; [`StartError::Guest`] unless
+    /// the guest is here and no other migration has to do with it ([`Custody`]), with what to do first. A descriptor
+    /// that `to` names is left to its owner then; else the migration takes it over.
     pub fn start(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -186,8 +197,11 @@ impl Migration {
 
     /// Whether the VMM may let the guest run at its operator's wish: not between the stop for the
     /// switchover and its undoing, and not once the destination has the guest.
+    ///
+    /// This is about the guest, not about this migration alone: where another migration has followed, the answer is
+    /// what that one made of it ([`GuestRam::custody`](sterna_ram::GuestRam::custody)).
     pub fn may_guest_run(&self) -> bool {
-        self.shared.runs_again.load(Ordering::Acquire) || self.shared.driver.look(Source::may_guest_run)
+        self.shared.vm.ram().custody().may_run()
     }
 
     /// Runs `act`, an operator's `cont` or `stop`, if the guest is free to run or stop at an operator's
@@ -196,11 +210,10 @@ impl Migration {
     /// The two cannot be torn apart: the switchover asks for the guest only after `act` has returned, and
     /// no `act` begins once it has asked, until the guest is the operator's again. A VMM that looks first
     /// and acts then could let the guest run while the destination runs it too. The migration makes no
-    /// progress meanwhile; `act` must be short and must not call back into this migration.
+    /// progress meanwhile; `act` must be short and must not call back into this migration. It is
+    /// [`GuestRam::while_free`](sterna_ram::GuestRam::while_free), which works without a migration, too.
     pub fn while_guest_is_free<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
-        // Under the machine's lock: it can ask for the guest (`StopGuest`) before or behind, not meanwhile.
-        let runs_again = self.shared.runs_again.load(Ordering::Acquire);
-        self.shared.driver.look(|machine| (runs_again || machine.may_guest_run()).then(act))
+        self.shared.vm.ram().while_free(act).ok()
     }
 
     /// Whether the guest was saved to a file, and stands here.
@@ -249,11 +262,9 @@ impl Migration {
         }
         let vm = origin.vm();
         check_throttle(vm.as_ref(), &capabilities)?;
-        let Some(claim) = vm.ram().claim_tracking() else {
-            return Err(StartError::Settings(
-                "this VM is being migrated already: cancel that migration, or wait for its end".to_owned(),
-            ));
-        };
+        let leaving = Custody::Leaving { is_free: true };
+        let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
+        let tracking = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;
         let config = Config {
             return_path: capabilities.return_path,
             compatibility: vm.compatibility().is_some(),
@@ -264,12 +275,42 @@ impl Migration {
                 ..machine_limits(&params.limits)
             },
         };
-        let source = Source::new(config, std::time::Duration::ZERO);
+        let source = (Source::new(config, std::time::Duration::ZERO), custody, tracking);
         let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source, violated);
-        *lock(&shared.claim) = Some(claim);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;
         Ok(Self { shared })
+    }
+}
+
+/// Why a guest cannot be migrated (or another taken in), and what to do first.
+fn not_free(custody: Custody) -> &'static str {
+    match custody {
+        Custody::Free => "no migration has to do with this VM's guest",
+        Custody::Leaving { .. } => {
+            "this VM is being migrated already: cancel that migration, or wait for its end"
+        }
+        Custody::Undecided => {
+            "this VM's guest was handed over and nobody knows yet whether the destination runs it: wait for its answer, \
+             or end that migration with Migration::decide"
+        }
+        Custody::Held => {
+            "this VM's guest is held stopped, since its last migration could not give it back: mend what that one \
+             names, then bring the guest back with Migration::retry"
+        }
+        Custody::Saved => {
+            "this VM's guest was saved to a file: let it run on here with Migration::resume_saved first, or load the \
+             file elsewhere"
+        }
+        Custody::Gone => "this VM's guest has moved to its destination: migrate it from there",
+        Custody::Arriving { .. } => {
+            "a migration brings a guest into this VM: wait for its end (a guest that is held is started with \
+             Incoming::release)"
+        }
+        Custody::NoGuest => {
+            "this VM has no guest, since the migration that was to bring it has failed: wait for another; a VMM that has \
+             booted a new one says so with GuestRam::has_new_guest"
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! What the threads of one outgoing migration share.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
-use sterna_ram::TrackingClaim;
+use sterna_ram::{Custody, CustodyClaim, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::ask::Asking;
@@ -39,10 +38,10 @@ pub(super) struct Shared {
     pub migration_id: [u8; 16],
     pub violated: Option<Clause>,
     pub connecting: CancelFlag,
-    /// The guest was saved to a file and let run again.
-    pub runs_again: AtomicBool,
+    /// What this migration says of who has the guest.
+    pub custody: Arc<CustodyClaim>,
     /// Held as long as this migration may touch the dirty log.
-    pub claim: Mutex<Option<TrackingClaim>>,
+    pub tracking: Arc<Mutex<Option<TrackingClaim>>>,
     /// Hooks that are released, in that order.
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
@@ -62,22 +61,34 @@ impl Shared {
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-        source: Source,
+        (source, custody, tracking): (Source, CustodyClaim, TrackingClaim),
         violated: Option<Clause>,
     ) -> Self {
         let vm = Arc::clone(origin.vm());
+        let (custody, tracking) = (Arc::new(custody), Arc::new(Mutex::new(Some(tracking))));
+        let watch = {
+            let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
+            let is_file = matches!(to, Address::File { .. });
+            move |machine: &Source| {
+                if matches!(machine.state(), State::Cancelled | State::Failed) {
+                    // All is undone: whoever hears of it may begin another migration at once.
+                    *lock(&tracking) = None;
+                }
+                custody.set(custody_of(machine, is_file));
+            }
+        };
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
         Self {
             figures: Mutex::new(Figures::new(vm.ram().total_bytes(), lanes as u32)),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
             params: Mutex::new(params),
-            driver: Driver::new(source),
+            driver: Driver::new(source, watch),
             counters: Arc::default(),
             lanes: Lanes::new(lanes),
             migration_id: random_id(),
             connecting: CancelFlag::new(),
-            runs_again: AtomicBool::new(false),
-            claim: Mutex::default(),
+            custody,
+            tracking,
             released: Mutex::default(),
             asking: Mutex::default(),
             streams: Mutex::default(),
@@ -186,10 +197,6 @@ impl Shared {
                 self.tell(&Event::Prepared);
                 self.tell(&Event::Committed);
             }
-            if matches!(state, State::Cancelled | State::Failed) {
-                // All is undone: whoever hears of it may begin another migration at once.
-                *lock(&self.claim) = None;
-            }
             let status = status_of(state);
             if lock(&self.figures).set_status(status, self.counters.now()) {
                 self.tell(&Event::Status(status));
@@ -219,6 +226,18 @@ impl Shared {
             }
             outcome = self.ended.wait(outcome).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Who has the guest when the machine stands so.
+fn custody_of(machine: &Source, is_file: bool) -> Custody {
+    match machine.state() {
+        State::Completed if is_file => Custody::Saved,
+        State::Completed => Custody::Gone,
+        State::Undecided => Custody::Undecided,
+        State::Held => Custody::Held,
+        State::Cancelled | State::Failed => Custody::Free,
+        _ => Custody::Leaving { is_free: machine.may_guest_run() },
     }
 }
 

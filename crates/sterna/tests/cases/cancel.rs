@@ -101,7 +101,7 @@ fn second_migration_of_a_guest_is_refused_until_the_first_has_ended() {
         let vm: Arc<dyn sterna::SourceVm> = Arc::clone(&source) as _;
         let again =
             Migration::start(vm, &incoming.address(), params.clone(), capabilities, Arc::new(())).map(drop);
-        assert!(matches!(again, Err(sterna::StartError::Settings(_))), "{again:?}");
+        assert!(matches!(again, Err(sterna::StartError::Guest(_))), "{again:?}");
         migration.cancel().expect("cancelling");
         migration.wait();
         incoming.wait();

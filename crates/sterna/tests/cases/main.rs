@@ -11,6 +11,7 @@ mod support;
 
 mod cancel;
 mod convergence;
+mod custody;
 mod endings;
 mod hooks;
 mod machines;

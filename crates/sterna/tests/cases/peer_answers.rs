@@ -186,6 +186,7 @@ fn qemu_gets_nothing_beyond_its_format_but_pings() {
         // The same guest twice: it stands still, so it is the same to a byte.
         let (source, _) = vms();
         let plain = bytes_to(&HandMade::like_qemu().without_multifd(), &source, false);
+        sterna::SourceVm::ram(source.as_ref()).has_new_guest().expect("it has left");
         let probed = bytes_to(&HandMade::like_qemu().without_multifd(), &source, true);
 
         let mut expected = plain;

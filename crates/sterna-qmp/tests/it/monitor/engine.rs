@@ -1,8 +1,11 @@
 //! Sterna's own engine behind the monitor: RAM really moves, driven over two sockets alone.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::{Value, json};
-use sterna::{RunState, SourceVm};
-use sterna_qmp::Client;
+use sterna::{Hook, RunState, SourceVm, VmError};
+use sterna_qmp::{Client, MonitoredVm as _};
 
 use super::support::{ClientExt, FakeVm, LIMIT, Monitor};
 
@@ -158,6 +161,77 @@ fn operators_last_word_before_the_guest_comes_counts() {
         dst.ok("cont", Value::Null);
         assert_eq!(destination.vm.run_state(), RunState::Running);
     }
+}
+
+/// A lock on a disk that cannot be had at some sides.
+struct Lock {
+    fails: AtomicBool,
+    is_held: AtomicBool,
+}
+
+impl Lock {
+    fn of(vm: &FakeVm, fails: bool) -> Arc<Self> {
+        let lock = Arc::new(Self { fails: AtomicBool::new(fails), is_held: AtomicBool::new(vm.has_guest()) });
+        vm.hooks.lock().unwrap().push(lock.clone());
+        lock
+    }
+
+    fn take(&self) -> Result<(), VmError> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(VmError::new("lock", "told to fail"));
+        }
+        self.is_held.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Hook for Lock {
+    fn name(&self) -> String {
+        "lock".into()
+    }
+    fn release(&self) -> Result<(), VmError> {
+        self.is_held.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+    fn take_back(&self) -> Result<(), VmError> {
+        self.take()
+    }
+    fn acquire(&self) -> Result<(), VmError> {
+        self.take()
+    }
+}
+
+#[test]
+fn held_guest_stays_held_whatever_is_tried_until_it_has_its_lock_again() {
+    let ((source, mut src), (destination, mut dst), uri) = pair(false);
+    let (ours, theirs) = (Lock::of(&source.vm, true), Lock::of(&destination.vm, true));
+    src.set("x-sterna-prepare-limit", json!(100)).unwrap();
+    src.ok("migrate", json!({"uri": uri}));
+    assert_eq!(end_of(&mut src), "failed");
+    assert_eq!(end_of(&mut dst), "failed");
+    assert!(!ours.is_held.load(Ordering::SeqCst), "nobody holds the lock");
+    // Fails again, and the guest is still held.
+    src.ok("cont", Value::Null);
+    assert_eq!(end_of(&mut src), "failed");
+
+    let refusal = src.refused("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    assert!(refusal.contains("'cont'"), "{refusal}");
+    assert!(src.refused("stop", Value::Null).contains("'cont' tries again"));
+    src.refused("calc-dirty-rate", json!({"calc-time": 1}));
+    assert_eq!(source.vm.run_state(), RunState::Paused, "it runs without its lock");
+
+    ours.fails.store(false, Ordering::SeqCst);
+    src.ok("cont", Value::Null);
+    assert_eq!(end_of(&mut src), "failed");
+    assert!(ours.is_held.load(Ordering::SeqCst));
+    assert_eq!(source.vm.run_state(), RunState::Running);
+    src.ok("stop", Value::Null);
+    src.ok("cont", Value::Null);
+    theirs.fails.store(false, Ordering::SeqCst);
+    dst.ok("migrate-incoming", json!({"uri": uri}));
+    src.ok("migrate", json!({"uri": uri}));
+    assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+    assert!(theirs.is_held.load(Ordering::SeqCst) && !ours.is_held.load(Ordering::SeqCst));
 }
 
 pub trait ReadAll {

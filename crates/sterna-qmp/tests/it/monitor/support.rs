@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::ram::{Backing, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
+use sterna::ram::{Backing, Custody, CustodyClaim, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
 use sterna::{
-    Address, Capabilities, Device, Event, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
+    Address, Capabilities, Device, Event, Hook, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
     Statistics, Status, TargetVm, Throttle, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
@@ -28,6 +28,8 @@ pub struct FakeVm {
     pub throttle: OnceLock<Ring>,
     /// Called once at the beginning of the next `cont`.
     pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Disks and locks.
+    pub hooks: Mutex<Vec<Arc<dyn Hook>>>,
 }
 
 impl FakeVm {
@@ -42,6 +44,7 @@ impl FakeVm {
             quits: Mutex::new(0),
             throttle: OnceLock::new(),
             at_cont: Mutex::default(),
+            hooks: Mutex::default(),
         })
     }
 
@@ -89,6 +92,9 @@ impl SourceVm for FakeVm {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         Vec::new()
     }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap().clone()
+    }
 }
 
 impl TargetVm for FakeVm {
@@ -103,6 +109,9 @@ impl TargetVm for FakeVm {
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         Vec::new()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap().clone()
     }
     fn start(&self) -> Result<(), VmError> {
         self.set_has_guest();
@@ -164,6 +173,8 @@ pub struct FakeMigration {
     pub autostart: Mutex<bool>,
     /// The guest could not be brought back after a failure.
     pub held: Mutex<bool>,
+    /// What an outgoing one says of who has the guest.
+    custody: Option<CustodyClaim>,
 }
 
 impl FakeEngine {
@@ -179,6 +190,9 @@ impl FakeEngine {
 impl FakeMigration {
     /// Puts it into `status` and tells the observer, as the engine does.
     pub fn set(&self, status: Status) {
+        if let Some(custody) = &self.custody {
+            custody.set(self.custody_in(status));
+        }
         *self.status.lock().unwrap() = status;
         self.tell(&Event::Status(status));
     }
@@ -187,14 +201,20 @@ impl FakeMigration {
         self.observer.event(event);
     }
 
-    fn is_guest_free(&self, status: Status) -> bool {
-        let moving = matches!(status, Status::PreSwitchover | Status::Device | Status::Undecided);
-        !moving && status != Status::Completed && !*self.held.lock().unwrap()
+    fn custody_in(&self, status: Status) -> Custody {
+        match status {
+            Status::Completed => Custody::Gone,
+            Status::Undecided => Custody::Undecided,
+            Status::Failed if *self.held.lock().unwrap() => Custody::Held,
+            Status::Failed | Status::Cancelled => Custody::Free,
+            Status::PreSwitchover | Status::Device => Custody::Leaving { is_free: false },
+            _ => Custody::Leaving { is_free: true },
+        }
     }
 }
 
 fn migration(
-    vm: Option<Arc<dyn TargetVm>>,
+    (vm, custody): (Option<Arc<dyn TargetVm>>, Option<CustodyClaim>),
     address: &Address,
     parameters: Parameters,
     capabilities: Capabilities,
@@ -211,13 +231,14 @@ fn migration(
         decided: Mutex::default(),
         autostart: Mutex::new(true),
         held: Mutex::default(),
+        custody,
     })
 }
 
 impl Engine for FakeEngine {
     fn start_outgoing(
         &self,
-        _: Arc<dyn SourceVm>,
+        vm: Arc<dyn SourceVm>,
         to: &Address,
         parameters: Parameters,
         capabilities: Capabilities,
@@ -226,7 +247,10 @@ impl Engine for FakeEngine {
         if *self.refuses.lock().unwrap() {
             return Err("told to refuse".into());
         }
-        let migration = migration(None, to, parameters, capabilities, observer);
+        let leaving = Custody::Leaving { is_free: true };
+        let custody =
+            vm.ram().claim_custody(leaving, Custody::may_leave).map_err(|had| format!("{had:?}"))?;
+        let migration = migration((None, Some(custody)), to, parameters, capabilities, observer);
         *self.outgoing.lock().unwrap() = Some(migration.clone());
         Ok(migration)
     }
@@ -242,7 +266,7 @@ impl Engine for FakeEngine {
         if *self.refuses.lock().unwrap() {
             return Err("told to refuse".into());
         }
-        let migration = migration(Some(vm), at, parameters, capabilities, observer);
+        let migration = migration((Some(vm), None), at, parameters, capabilities, observer);
         *self.incoming.lock().unwrap() = Some(migration.clone());
         Ok(migration)
     }
@@ -303,19 +327,9 @@ impl Outgoing for FakeMigration {
     fn set_live(&self, parameters: &Parameters) {
         *self.parameters.lock().unwrap() = parameters.clone();
     }
-    fn may_guest_run(&self) -> bool {
-        self.is_guest_free(*self.status.lock().unwrap())
-    }
-    fn while_guest_is_free(&self, act: &mut dyn FnMut()) -> bool {
-        let status = self.status.lock().unwrap();
-        let free = self.is_guest_free(*status);
-        if free {
-            act();
-        }
-        free
-    }
     fn retry(&self) -> Result<(), String> {
         *self.held.lock().unwrap() = false;
+        self.set(Status::Failed);
         self.tell(&Event::Resumed);
         Ok(())
     }

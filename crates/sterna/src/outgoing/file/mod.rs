@@ -17,10 +17,10 @@
 
 mod stream;
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use sterna_proto::source::{Event as Fed, State};
+use sterna_proto::source::Event as Fed;
+use sterna_ram::Custody;
 use sterna_transport::{Address, CreateOptions, Direct, PageFile, TransportError};
 use sterna_wire::extension;
 use sterna_wire::main::SectionHeader;
@@ -198,18 +198,27 @@ pub(super) fn publish(control: &Control) {
 
 /// Whether the guest was saved to a file, and stands here.
 pub(super) fn is_saved(shared: &Shared) -> bool {
-    matches!(shared.to, Address::File { .. })
-        && shared.driver.look(|machine| machine.state() == State::Completed)
-        && !shared.runs_again.load(Ordering::Acquire)
+    shared.custody.now() == Some(Custody::Saved)
 }
 
 /// Lets a guest run again that was saved: takes its hooks back first.
 pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
-    if !is_saved(shared) {
-        return Err(VmError::new("resuming a saved guest", "it is not saved to a file"));
+    let resuming = Custody::Leaving { is_free: false };
+    if !shared.custody.exchange(Custody::Saved, resuming) {
+        return Err(VmError::new(
+            "resuming a saved guest",
+            "this migration has not saved it to a file, or it is another's by now",
+        ));
     }
     // The control thread may still have to stop the tracking of writes.
     shared.wait();
+    let resumed = take_back_and_run(shared);
+    let now = if resumed.is_ok() { Custody::Free } else { Custody::Saved };
+    shared.custody.exchange(resuming, now);
+    resumed
+}
+
+fn take_back_and_run(shared: &Shared) -> Result<(), VmError> {
     let mut released = lock(&shared.released);
     while let Some(hook) = released.last() {
         hook.take_back()?;
@@ -217,9 +226,7 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     }
     drop(released);
     shared.run_devices();
-    shared.vm.resume()?;
-    shared.runs_again.store(true, Ordering::Release);
-    Ok(())
+    shared.vm.resume()
 }
 
 /// One lane's writer, with what the whole migration counts and limits.
