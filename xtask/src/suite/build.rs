@@ -31,7 +31,18 @@ impl Build {
         let programs = Metadata::of_members(None)?.targets();
         let programs = programs.into_iter().filter(|target| target.kind == "bin");
         let missing = programs.map(|target| (target.package, target.name)).collect();
-        Ok(Self { messages: directory().join("messages.json"), read: 0, missing, held: Vec::new() })
+        let messages = directory().join("messages.json");
+        Self::reading(messages, missing)
+    }
+
+    /// Reads that file, of which what an earlier run has left is removed: its programs are of old.
+    fn reading(messages: PathBuf, missing: Vec<(String, String)>) -> Result<Self> {
+        match std::fs::remove_file(&messages) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(format!("{}: {error}", messages.display()))
+            }
+            _ => Ok(Self { messages, read: 0, missing, held: Vec::new() }),
+        }
     }
 
     /// Cargo, in the form that builds each dependency once: all packages, with the features of all.
@@ -112,7 +123,8 @@ mod tests {
     fn build(name: &str, missing: &[(&str, &str)]) -> (Build, PathBuf) {
         let path = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
         let missing = missing.iter().map(|(package, name)| ((*package).into(), (*name).into())).collect();
-        (Build { messages: path.clone(), read: 0, missing, held: Vec::new() }, path)
+        std::fs::write(&path, format!("{}\n", message("lib", true))).expect("what an earlier run left");
+        (Build::reading(path.clone(), missing).expect("a build"), path)
     }
 
     fn message(kind: &str, test: bool) -> Value {

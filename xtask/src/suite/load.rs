@@ -49,6 +49,13 @@ fn ticks() -> (u64, u64) {
     (idle, numbers.iter().take(8).sum())
 }
 
+/// Memory that can be had without swapping (proc_meminfo(5)).
+pub fn free_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
 /// Processor seconds of a process and of its children that it has waited for.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -107,6 +114,11 @@ mod tests {
         while stat().is_ok_and(|text| !text.contains(") Z ")) {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn free_memory_is_known() {
+        assert!(free_kib() > 0);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::process::Result;
 const TICK: Duration = Duration::from_millis(50);
 /// Another program begins while this part of the cores' time is idle…
 const IDLE: f64 = 0.15;
-/// …up to so many for each core.
+/// …and this much memory is free, up to so many for each core.
+const FREE_KIB: u64 = 2 << 20;
 const MOST_FOR_EACH_CORE: usize = 4;
 
 /// The scheduler.
@@ -104,7 +105,8 @@ impl Runner {
         }
         let builds = self.running.iter().any(|running| beside(&running.job, Beside::NoCargo));
         let others = self.running.iter().filter(|running| beside(&running.job, Beside::Others)).count();
-        let room = others < self.cores || others < self.cores * MOST_FOR_EACH_CORE && self.load.idle() > IDLE;
+        let more = others < self.cores * MOST_FOR_EACH_CORE;
+        let room = others < self.cores || more && self.load.idle() > IDLE && load::free_kib() > FREE_KIB;
         let may = |job: &Job| {
             !job.after.iter().any(|part| self.holds(part))
                 && match job.beside {
