@@ -31,6 +31,19 @@ pub enum ImageError {
         /// What is not whole.
         what: &'static str,
     },
+    /// The image can be read, and is damaged: devices, texts, or what describes them. `sterna verify` says all of it.
+    #[error(
+        "{file} is damaged, and was left alone: {first}{}. `sterna verify` says more; `--force-damaged` takes it as it is",
+        more_findings(*.more)
+    )]
+    Damaged {
+        /// The image.
+        file: String,
+        /// The worst of it, with its place.
+        first: String,
+        /// How much more there is.
+        more: usize,
+    },
     /// The file is no image that Sterna knows.
     #[error("{file} is no image of a virtual machine: it starts with {magic}")]
     Unknown {
@@ -105,7 +118,9 @@ pub enum ImageError {
     #[error("{0}")]
     Request(String),
     /// A compressed stream is damaged, or a packer failed.
-    #[error("{file}: {packing}: {reason}")]
+    #[error(
+        "{file}: {packing}: {reason}, in or before byte {packed} of the file ({unpacked} bytes were unpacked by then)"
+    )]
     Packing {
         /// The image.
         file: String,
@@ -113,6 +128,10 @@ pub enum ImageError {
         packing: &'static str,
         /// What the codec says.
         reason: String,
+        /// Bytes of the stream that were unpacked before.
+        unpacked: u64,
+        /// Byte of the file up to which the codec had read: the damage is in the block that holds it, or ends there.
+        packed: u64,
     },
     /// The system refused a call on a file.
     #[error("{file}: {call} failed: {source}")]
@@ -135,6 +154,10 @@ pub enum ImageError {
     Ram(#[from] RamError),
 }
 
+fn more_findings(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(" (and {more} more)") }
+}
+
 impl ImageError {
     /// Whether the image itself is damaged or no image; else this side, or the request, is at fault.
     pub fn is_image_at_fault(&self) -> bool {
@@ -142,6 +165,7 @@ impl ImageError {
             self,
             Self::Broken { .. }
                 | Self::Torn { .. }
+                | Self::Damaged { .. }
                 | Self::Unknown { .. }
                 | Self::Unsupported { .. }
                 | Self::Unfinished { .. }

@@ -21,7 +21,8 @@ use crate::{terminal, units};
 Formats: mapped-ram, legacy, legacy-gzip, legacy-bzip2, legacy-xz, legacy-lzop, legacy-zstd, libvirt-raw, \
 libvirt-gzip, libvirt-bzip2, libvirt-xz, libvirt-lzop, libvirt-zstd, libvirt-sparse (mapped-ram).
 
-The source is not changed. The target is written aside, put on the disk and renamed into its place: it is there \
+The source is not changed. It is checked as it passes: a damaged one is refused unless --force-damaged is given. \
+The target is written aside, put on the disk and renamed into its place: it is there \
 whole, or it is not there.")]
 pub struct Arguments {
     /// Image to read; - for a legacy stream, packed or not, on standard input
@@ -45,6 +46,9 @@ pub struct Arguments {
     /// Replace the target if it is there
     #[arg(long)]
     pub force: bool,
+    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named
+    #[arg(long)]
+    pub force_damaged: bool,
     /// Threads that copy, pack and write [default: one for each CPU]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
@@ -69,6 +73,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let converted = convert(input(&arguments.from)?, output(&arguments.to), &options).map_err(stop)?;
     let seconds = started.elapsed().as_secs_f64();
+    for finding in &converted.damage {
+        terminal::note(&format!("sterna: warning: left as it is: {finding}"));
+    }
     match arguments.json {
         // Standard output is the stream's.
         true if is_pipe(&arguments.to) => terminal::note(&json(arguments, &converted, seconds)?),
@@ -88,6 +95,7 @@ impl Arguments {
             direct: if self.no_direct_io { Direct::Off } else { Direct::Wanted },
             threads: self.threads,
             alignment: self.alignment,
+            force_damaged: self.force_damaged,
         })
     }
 
@@ -186,6 +194,7 @@ fn json(arguments: &Arguments, converted: &Converted, seconds: f64) -> Result<St
         "data_bytes": converted.data_pages * PAGE_BYTES,
         "zero_bytes": converted.zero_pages * PAGE_BYTES,
         "shared_bytes": converted.shared_bytes,
+        "damage": converted.damage,
         "seconds": seconds,
     });
     serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))

@@ -7,7 +7,7 @@ use sterna_image::Image;
 use sterna_image::tools::diff::{BlockDifference, DiffOptions, Difference, SectionDifference, diff};
 use sterna_image::tools::spool;
 
-use super::verify::stop;
+use super::verify::{stop, warn_of_damage};
 use crate::exit::{Done, Status, Stop};
 use crate::{terminal, units};
 
@@ -35,6 +35,8 @@ pub struct Arguments {
 pub fn execute(arguments: &Arguments) -> Done {
     let a = Image::open(&arguments.a).map_err(stop)?;
     let b = Image::open(&arguments.b).map_err(stop)?;
+    warn_of_damage(&a)?;
+    warn_of_damage(&b)?;
     let directory = arguments.spool.clone().unwrap_or_else(spool::default_directory);
     let options = DiffOptions { ranges: arguments.ranges, ..DiffOptions::default() };
     let difference = diff(&a, &b, &directory, &options).map_err(stop)?;

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use sterna_image::Image;
+use sterna_image::tools::architecture::Architecture;
 use sterna_image::tools::extract::{ExtractOptions, Extracted, Part, extract};
 
-use super::verify::stop;
+use super::verify::{stop, warn_of_damage};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
@@ -38,6 +39,9 @@ pub struct Arguments {
     /// Physical address of a block that the image does not place, such as a DIMM
     #[arg(long = "at", value_name = "BLOCK=ADDRESS", value_parser = placed)]
     pub placed: Vec<(String, u64)>,
+    /// What processors the machine has, where the image does not tell: x86-64, aarch64, ppc64, ppc64le, s390x, riscv64
+    #[arg(long, conflicts_with_all = ["block", "range"])]
+    pub arch: Option<Architecture>,
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,
@@ -52,6 +56,7 @@ pub struct Arguments {
 /// Takes it out.
 pub fn execute(arguments: &Arguments) -> Done {
     let image = Image::open(&arguments.image).map_err(stop)?;
+    warn_of_damage(&image)?;
     let part = match (&arguments.block, arguments.range) {
         (Some(name), _) => Part::Block(name.clone()),
         (None, Some((start, length_bytes))) => Part::Range { start, length_bytes },
@@ -60,6 +65,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let options = ExtractOptions {
         replace: arguments.force,
         placed: arguments.placed.clone(),
+        architecture: arguments.arch,
         threads: arguments.threads.map_or(0, usize::from),
     };
     Interrupts::remove_files()?;
@@ -88,6 +94,7 @@ fn sentence(arguments: &Arguments, extracted: &Extracted) -> String {
     if extracted.segments > 0 {
         text +=
             &format!("; {} segments, registers of {} processors", extracted.segments, extracted.processors);
+        text += &format!(" ({})", extracted.architecture);
     }
     for note in &extracted.notes {
         text += &format!("\nnote: {note}");

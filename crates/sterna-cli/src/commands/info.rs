@@ -115,6 +115,32 @@ impl Info {
         if let Some(error) = progress.error {
             text += &format!("\n{error}\n");
         }
+        text += &how_to_go_on(&self.status, &progress.status);
         text
+    }
+}
+
+/// A save that was killed leaves its guest stopped: nobody is left to start it again.
+fn how_to_go_on(guest: &str, migration: &str) -> String {
+    if guest != "paused" || !matches!(migration, "failed" | "cancelled") {
+        return String::new();
+    }
+    format!(
+        "\nThe guest is paused, and its last migration or save ended as `{migration}`: unless somebody paused it on \
+         purpose, `cont` lets it run on. What a save that was killed left beside its image, `.….partial`, can be deleted.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_to_go_on_is_said_of_a_guest_that_a_broken_save_left_paused() {
+        assert!(how_to_go_on("paused", "failed").contains("`cont`"));
+        assert!(how_to_go_on("paused", "cancelled").contains("`cont`"));
+        for (guest, migration) in [("running", "failed"), ("paused", "completed"), ("paused", "none")] {
+            assert_eq!(how_to_go_on(guest, migration), "", "{guest}, {migration}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::inspect::{Inspection, inspect};
 use sterna_image::tools::picture::picture;
 
-use super::verify::stop;
+use super::verify::{stop, warn_of_damage};
 use crate::exit::{Done, Status, Stop};
 use crate::record::write_whole;
 use crate::{terminal, units};
@@ -28,6 +28,7 @@ pub struct Arguments {
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
     let image = Image::open(&arguments.image).map_err(stop)?;
+    warn_of_damage(&image)?;
     if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {
         return Err(Stop::usage(format!(
             "{} is the image itself; draw it into another file",
@@ -81,6 +82,9 @@ fn text(it: &Inspection) -> String {
     text += &blocks(it);
     text += "\n";
     text += &devices(it);
+    if !it.is_told_apart {
+        text += "The devices could not all be told apart: the list ends there. `sterna verify` says where.\n";
+    }
     let description = match it.description_bytes {
         Some(bytes) => format!("a description of {}", units::bytes(bytes)),
         None => "no description".into(),
@@ -129,10 +133,11 @@ fn devices(it: &Inspection) -> String {
     let head = ["device".into(), "instance".into(), "version".into(), "bytes".into(), String::new()];
     let mut rows = vec![head];
     for device in &it.devices {
-        let remark = match (device.is_early, device.is_described) {
-            (true, _) => "before RAM",
-            (_, true) => "",
-            (_, false) => "not described",
+        let remark = match (device.is_live, device.is_early, device.is_described) {
+            (true, ..) => "beside RAM",
+            (_, true, _) => "before RAM",
+            (.., true) => "",
+            (.., false) => "not described",
         };
         rows.push([
             device.name.clone(),

@@ -7,7 +7,7 @@ use serde_json::json;
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Settings;
 use sterna_qmp::drive::save::{Domain, Format, SaveRequest, Saved, newest_libvirt_format, save};
-use sterna_transport::Direct;
+use sterna_transport::{Direct, PageFile};
 
 use crate::commands::peer::{self, Listening, Wire};
 use crate::exit::{Done, Status, Stop};
@@ -90,6 +90,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     let endpoint: Endpoint =
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
     let mut monitor = Monitor::connect(&endpoint)?;
+    let state = monitor.run_state()?;
+    for left in PageFile::left_behind(&arguments.image) {
+        terminal::note(&broken_off(&left, &endpoint.to_string(), &state));
+    }
     let format = format(arguments, &mut monitor, domain.is_some())?;
     let request = SaveRequest {
         path: arguments.image.clone(),
@@ -108,6 +112,25 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     terminal::print(&if arguments.json { to_json(&request, &saved) } else { table(&request, &saved) });
     Ok(Status::Done)
+}
+
+/// What to do about a file that a save which was killed left behind, in front of the VM that it may have stopped.
+fn broken_off(left: &Path, vm: &str, state: &str) -> String {
+    let changed = std::fs::metadata(left).and_then(|metadata| metadata.modified()).ok();
+    let ago = changed.and_then(|changed| changed.elapsed().ok());
+    let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));
+    let mut text = format!(
+        "sterna: warning: a save into this place was broken off{ago}: {} holds a part of the guest's memory and can be \
+         deleted",
+        left.display()
+    );
+    if state == "paused" {
+        text += &format!(
+            "; the guest at {vm} is paused: if that save stopped it, `cont` lets it run on (until then it is saved as \
+             one that stays paused)"
+        );
+    }
+    text
 }
 
 /// `--direct-io`, `--no-direct-io`, or neither.
@@ -211,4 +234,23 @@ fn to_json(request: &SaveRequest, saved: &Saved) -> String {
         "warning": saved.warning,
     });
     format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_off_names_the_file_and_says_how_a_paused_guest_goes_on() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+
+        let paused = broken_off(file.path(), "unix:/vm", "paused");
+        let running = broken_off(file.path(), "unix:/vm", "running");
+
+        for text in [&paused, &running] {
+            assert!(text.contains(&file.path().display().to_string()) && text.contains("deleted"), "{text}");
+        }
+        assert!(paused.contains("`cont`") && paused.contains("unix:/vm"), "{paused}");
+        assert!(!running.contains("`cont`"), "{running}");
+    }
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::json;
-use sterna_image::ImageError;
 use sterna_image::tools::finding::Severity;
-use sterna_image::tools::verify::{Verdict, VerifyOptions, verify};
+use sterna_image::tools::verify::{Verdict, VerifyOptions, structure, verify};
+use sterna_image::{Image, ImageError};
 
 use crate::exit::{Done, Status, Stop};
 use crate::{terminal, units};
@@ -50,6 +50,15 @@ pub fn execute(arguments: &Arguments) -> Done {
 /// An image that cannot be read at all is a wrong file on the command line.
 pub fn stop(error: ImageError) -> Stop {
     Stop::usage(error.to_string())
+}
+
+/// Says what is damaged in an image that is used for something else, as far as that is told without reading all of it.
+pub fn warn_of_damage(image: &Image) -> Result<(), Stop> {
+    let findings = structure(image).map_err(stop)?;
+    for finding in findings.iter().filter(|finding| finding.severity == Severity::Error) {
+        terminal::note(&format!("sterna: warning: {} is damaged: {finding}", image.path_name()));
+    }
+    Ok(())
 }
 
 fn json(verdict: &Verdict, seconds: f64) -> Result<String, Stop> {

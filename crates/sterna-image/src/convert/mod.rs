@@ -9,6 +9,10 @@
 //!
 //! The machine is never touched: devices and other opaque bytes go over as they are; only the list of
 //! capabilities and what the description says of it follow the form (`specs/mapped-ram.md §7`).
+//!
+//! What goes over is checked as it passes, by the rules of [`verify`](crate::tools::verify): a damaged image is refused
+//! ([`ImageError::Damaged`]) unless [`ConvertOptions::force_damaged`] says otherwise, and then [`Converted::damage`] says what
+//! was left as it is. Nothing is read twice for that but bitmaps and heads; see [`structure`] for what it cannot see.
 
 mod out;
 mod relayout;
@@ -31,6 +35,8 @@ use crate::read::begun::{Begun, Tee};
 use crate::read::body::{End, RecordSink};
 use crate::read::image::{check_unchanged, open_file};
 use crate::read::{Image, PageVisitor};
+use crate::tools::finding::{Finding, Severity};
+use crate::tools::verify::{structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
 use out::{Out, Shared};
 pub use target::Target;
@@ -68,6 +74,8 @@ pub struct ConvertOptions {
     pub threads: usize,
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
+    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is.
+    pub force_damaged: bool,
 }
 
 impl Default for ConvertOptions {
@@ -80,6 +88,7 @@ impl Default for ConvertOptions {
             direct: Direct::Wanted,
             threads: 0,
             alignment: PAGES_ALIGNMENT,
+            force_damaged: false,
         }
     }
 }
@@ -101,6 +110,8 @@ pub struct Converted {
     pub shared_bytes: u64,
     /// Length of the result in bytes; 0 for a pipe.
     pub target_bytes: u64,
+    /// What is damaged in the source, and went over as it is ([`ConvertOptions::force_damaged`]).
+    pub damage: Vec<Finding>,
 }
 
 /// Converts.
@@ -130,15 +141,18 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
     let envelope = envelope(&kind, target, options)?;
     let counts = Counts::default();
     let job = Job { to, name, target, envelope, options, counts: &counts };
-    let shape = match (kind.form, source) {
+    let (shape, damage) = match (kind.form, source) {
         (Form::Mapped, Some((source, stamp, _))) => {
             tee.off();
             let image = Image::finish(begun, source, stamp)?;
-            job.take_mapped(&image)?;
-            image.shape().clone()
+            let damage = job.take_mapped(&image)?;
+            (image.shape().clone(), damage)
         }
         (_, Some((source, stamp, file))) => {
-            let check = || check_unchanged(&*source, stamp, &file);
+            let check = |shape: &Shape, end: End| {
+                check_unchanged(&*source, stamp, &file)?;
+                structure_of_stream(Some(&*source), &file, &kind, shape, end)
+            };
             // Which blocks are left out is only known at the end of the stream, and needed at the start.
             let skipped = begun.head.shape.has_capability(IGNORE_SHARED) && target.form() == Form::Mapped;
             let known = if skipped { Some(Image::open_source(source.clone(), &file)?) } else { None };
@@ -149,7 +163,11 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
                         which blocks it leaves out is known at its end, and needed at the start";
             return Err(ImageError::Request(text.to_owned()));
         }
-        (_, None) => job.take_legacy(begun, &tee, None, &|| Ok(()))?,
+        (_, None) => {
+            let file = begun.file_name().to_owned();
+            let check = |shape: &Shape, end: End| structure_of_stream(None, &file, &kind, shape, end);
+            job.take_legacy(begun, &tee, None, &check)?
+        }
     };
     Ok(Converted {
         from: kind.name(),
@@ -159,6 +177,7 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         zero_pages: counts.zero.load(Ordering::Relaxed),
         shared_bytes: counts.shared.load(Ordering::Relaxed),
         target_bytes: counts.target_bytes.load(Ordering::Relaxed),
+        damage,
     })
 }
 
@@ -182,21 +201,37 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn take_mapped(mut self, image: &Image) -> Result<(), ImageError> {
+    fn take_mapped(mut self, image: &Image) -> Result<Vec<Finding>, ImageError> {
         check_whole(image.shape(), image.path_name(), image.end())?;
         image.check_bitmaps()?;
+        let damage = self.damage(image.path_name(), structure(image)?)?;
         if self.target.form() == Form::Mapped {
             let writer = self.mapped_writer(image.shape())?;
             relayout::copy(image, &writer, self.options, self.counts)?;
             image.check_unchanged()?;
-            return self.complete_mapped(&writer, image.shape());
+            self.complete_mapped(&writer, image.shape())?;
+            return Ok(damage);
         }
         let (counts, name) = (self.counts, self.name.clone());
         let shape = image.shape();
         let mut writer = LegacyWriter::new(self.out()?, name.as_str(), shape)?;
         relayout::visit(image, self.options.direct, &mut Counted { to: &mut writer, counts })?;
         image.check_unchanged()?;
-        self.complete_out(writer.finish(shape)?, shape)
+        self.complete_out(writer.finish(shape)?, shape)?;
+        Ok(damage)
+    }
+
+    /// Those of `findings` that are damage; refused unless that was forced.
+    fn damage(&self, file: &str, mut findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
+        findings.retain(|finding| finding.severity == Severity::Error);
+        match findings.first() {
+            Some(first) if !self.options.force_damaged => Err(ImageError::Damaged {
+                file: file.to_owned(),
+                first: first.to_string(),
+                more: findings.len() - 1,
+            }),
+            _ => Ok(findings),
+        }
     }
 
     /// `known` is the shape if it had to be known beforehand.
@@ -205,8 +240,8 @@ impl Job<'_> {
         begun: Begun,
         tee: &Tee,
         known: Option<&Shape>,
-        check: &dyn Fn() -> Result<(), ImageError>,
-    ) -> Result<Shape, ImageError> {
+        check: &dyn Fn(&Shape, End) -> Result<Vec<Finding>, ImageError>,
+    ) -> Result<(Shape, Vec<Finding>), ImageError> {
         let file = begun.file_name().to_owned();
         if self.target.form() == Form::Legacy {
             let out = Shared::new(self.out()?, &self.name);
@@ -214,19 +249,19 @@ impl Job<'_> {
             let (shape, end) = begun.finish(&mut Counting(self.counts))?;
             tee.off();
             check_whole(&shape, &file, end)?;
-            check()?;
+            let damage = self.damage(&file, check(&shape, end)?)?;
             self.complete_out(out.into_inner()?, &shape)?;
-            return Ok(shape);
+            return Ok((shape, damage));
         }
         tee.off();
         let head = known.unwrap_or(&begun.head.shape).clone();
         let writer = self.mapped_writer(&head)?;
         let (mut shape, end) = spread::spread(begun, &writer, self.options.threads, self.counts)?;
         check_whole(&shape, &file, end)?;
-        check()?;
+        let damage = self.damage(&file, check(&shape, end)?)?;
         shape.ram.blocks = head.ram.blocks;
         self.complete_mapped(&writer, &shape)?;
-        Ok(shape)
+        Ok((shape, damage))
     }
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {

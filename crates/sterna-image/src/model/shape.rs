@@ -16,12 +16,16 @@ pub struct Shape {
     pub early: Vec<u8>,
     /// The RAM section.
     pub ram: RamShape,
-    /// What lies between RAM's sections, verbatim: commands (number 11 where the machine type has it), sections
+    /// The START and FULL sections right behind START of `ram`, verbatim: of other live devices, and of those that
+    /// QEMU 10.0 loads before RAM's pages (`specs/mapped-ram.md §1.4`).
+    pub setup: Vec<u8>,
+    /// What else lies between RAM's sections, verbatim: commands (number 11 where the machine type has it), sections
     /// of other live devices.
     pub between: Vec<u8>,
     /// Whether RAM's END section was there; background snapshots lack it.
     pub has_end: bool,
-    /// From the first section behind RAM up to EOF (exclusive), verbatim.
+    /// From the first section behind RAM's END up to EOF (exclusive), verbatim; without an END, from the first FULL
+    /// section on that nothing of RAM follows.
     pub devices: Vec<u8>,
     /// Whether the EOF byte was there. Without it the image is torn.
     pub has_eof: bool,
@@ -68,6 +72,7 @@ impl Shape {
             has_configuration: false,
             early: Vec::new(),
             ram: RamShape::default(),
+            setup: Vec::new(),
             between: Vec::new(),
             has_end: false,
             devices: Vec::new(),
@@ -101,6 +106,12 @@ impl Shape {
     /// Whether the guest was running when it was saved.
     pub fn was_running(&self) -> bool {
         matches!(self.run_state().as_deref(), Some("running" | "suspended"))
+    }
+
+    /// Whether only a PART of RAM tells where [`setup`](Self::setup) ends and [`between`](Self::between) begins.
+    pub(crate) fn begins_between_anew(&self) -> bool {
+        // START, FULL
+        matches!(self.between.first(), Some(1 | 4))
     }
 
     /// Sum of the used lengths of all blocks in bytes.

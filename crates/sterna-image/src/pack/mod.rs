@@ -12,5 +12,5 @@ mod unpacker;
 mod zstd_frames;
 
 pub use packer::Packer;
-pub(crate) use unpacker::Damaged;
 pub use unpacker::unpack;
+pub(crate) use unpacker::{Damaged, Places, unpack_with};

@@ -14,7 +14,7 @@ use super::source::{Input, Piped, ReadAt, Sequential};
 use super::{libvirt, sniff, tail};
 use crate::ImageError;
 use crate::model::{Container, Form, ImageKind, Packing, Shape};
-use crate::pack::unpack;
+use crate::pack::{Places, unpack_with};
 use crate::tools::repair::in_place;
 
 /// An image whose head has been read.
@@ -24,6 +24,9 @@ pub(crate) struct Begun {
     pub(crate) head: Head,
     pub(super) file: Arc<str>,
     cursor: Cursor,
+    lengths: Lengths,
+    /// Where the unpacked stream's bytes stand in the file.
+    places: Places,
 }
 
 impl Begun {
@@ -40,19 +43,23 @@ impl Begun {
         }
         let (kind, stream_offset) = kind(&**source, name)?;
         // The description lies at the end, which only a stream that is not packed lets see beforehand.
-        let lengths = || match kind.packing {
-            Packing::None => section_lengths(&**source).unwrap_or_default(),
-            _ => Vec::new(),
+        let lengths = match kind.packing {
+            Packing::None => {
+                let source = Arc::clone(source);
+                Lengths::new(move || section_lengths(&*source).unwrap_or_default())
+            }
+            _ => Lengths::unknown(),
         };
         let sequential = Sequential::new(Arc::clone(source), stream_offset);
+        let places = Places::default();
         let input: Box<dyn Input> = match kind.packing {
             Packing::None => Box::new(sequential),
             packing => {
-                let unpacked = unpack(packing, sequential);
+                let unpacked = unpack_with(packing, sequential, &places);
                 Box::new(Piped(unpacked.map_err(|error| ImageError::io(name, "unpack", error))?))
             }
         };
-        Self::of_input(input, kind.clone(), stream_offset, name, tee, &lengths)
+        Self::of_input(input, kind.clone(), stream_offset, name, tee, (lengths, places))
     }
 
     /// Begins to read a pipe: a bare legacy stream, packed or not.
@@ -73,9 +80,11 @@ impl Begun {
             None => return Err(unknown(&magic, name)),
         };
         let whole = io::Cursor::new(magic).chain(pipe);
-        let unpacked = unpack(packing, whole).map_err(|error| ImageError::io(name, "unpack", error))?;
+        let places = Places::default();
+        let unpacked =
+            unpack_with(packing, whole, &places).map_err(|error| ImageError::io(name, "unpack", error))?;
         let kind = ImageKind { container: Container::Bare, packing, form: Form::Legacy };
-        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee, &Vec::new)
+        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee, (Lengths::unknown(), places))
     }
 
     fn of_input(
@@ -84,7 +93,7 @@ impl Begun {
         stream_offset: u64,
         name: &str,
         tee: Option<Tee>,
-        lengths: Lengths<'_>,
+        (mut lengths, places): (Lengths, Places),
     ) -> Result<Self, ImageError> {
         let file: Arc<str> = name.into();
         let position = if kind.packing == Packing::None { stream_offset } else { 0 };
@@ -93,10 +102,11 @@ impl Begun {
             None => input,
         };
         let mut cursor = Cursor::new(input, Arc::clone(&file), position);
-        let head = head::read(&mut cursor, lengths)?;
+        let in_file = |error| in_packed(error, &kind, stream_offset, &places);
+        let head = head::read(&mut cursor, &mut lengths).map_err(in_file)?;
         let kind = ImageKind { form: head.shape.form(), ..kind };
         check_format(&kind, name)?;
-        Ok(Self { kind, stream_offset, head, file, cursor })
+        Ok(Self { kind, stream_offset, head, file, cursor, lengths, places })
     }
 
     /// The name of the file, for errors.
@@ -106,8 +116,27 @@ impl Begun {
 
     /// Reads on to the end; page records go to `sink`.
     pub(crate) fn finish(mut self, sink: &mut dyn RecordSink) -> Result<(Shape, End), ImageError> {
-        let end = body::read(&mut self.cursor, &mut self.head.shape, sink)?;
+        let read = body::read(&mut self.cursor, &mut self.head, &mut self.lengths, sink);
+        let end = read.map_err(|error| in_packed(error, &self.kind, self.stream_offset, &self.places))?;
         Ok((self.head.shape, end))
+    }
+}
+
+/// An error in a packed image, with its place in the file besides that in the unpacked stream.
+fn in_packed(error: ImageError, kind: &ImageKind, stream_offset: u64, places: &Places) -> ImageError {
+    match error {
+        ImageError::Broken { file, offset, rule, paragraph } if kind.packing != Packing::None => {
+            let place = places.packed(offset).map_or(String::new(), |(from, to)| {
+                let (from, to) = (stream_offset + from, stream_offset + to);
+                format!(", which comes out of bytes {from} to {to} of the file")
+            });
+            let rule = format!("{rule} (a byte of the unpacked stream{place})");
+            ImageError::Broken { file, offset, rule, paragraph }
+        }
+        ImageError::Packing { file, packing, reason, unpacked, packed } => {
+            ImageError::Packing { file, packing, reason, unpacked, packed: stream_offset + packed }
+        }
+        error => error,
     }
 }
 
@@ -119,7 +148,7 @@ fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
     let mut bytes = vec![0; (end - start) as usize];
     read_exact(source, "", start, &mut bytes, "the description").ok()?;
     let description = tail::split(&bytes, true).description?;
-    vmdesc::section_lengths(std::str::from_utf8(&bytes[description]).ok()?).ok()
+    vmdesc::section_lengths(&bytes[description]).ok()
 }
 
 /// The container and the packing of `source`, and where its stream starts. The form is not known yet.

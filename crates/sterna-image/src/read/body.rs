@@ -1,11 +1,11 @@
-//! From RAM's first PART to the end of the stream.
+//! From the end of RAM's START to the end of the stream.
 
 use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 use sterna_wire::ram::{SECTION_NAME, flags};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
 use super::cursor::Cursor;
-use super::head;
+use super::head::{self, Head, Lengths};
 use super::opaque::{self, COMMAND, END, EOF, FULL, HEADER_BYTES, PART, START};
 use super::tail;
 use crate::ImageError;
@@ -38,45 +38,105 @@ pub(crate) struct End {
     pub(crate) is_end_unsure: bool,
 }
 
-/// Reads everything behind START into `shape`; page records go to `sink`.
+/// Reads everything behind START into the head's shape; page records go to `sink`. RAM ends at its END; in a background
+/// snapshot, which has none, at the first FULL section that nothing of RAM follows (§1.4).
 pub(crate) fn read(
     cursor: &mut Cursor,
-    shape: &mut Shape,
+    head: &mut Head,
+    lengths: &mut Lengths,
     sink: &mut dyn RecordSink,
 ) -> Result<End, ImageError> {
-    let mut records = Records { last: None, is_mapped: shape.form() == Form::Mapped };
-    // A START of another live section may have come before RAM's.
-    let mut live = starts(&shape.early);
-    let ram = shape.ram.section_id;
+    let mut records = Records { last: None, is_mapped: head.shape.form() == Form::Mapped };
+    let mut beside = Beside::default();
+    let ram = head.shape.ram.section_id;
+    let live = &mut head.live;
     live.push(ram);
+    let shape = &mut head.shape;
     while !shape.has_end {
         let bytes = cursor.peek(HEADER_BYTES)?;
         let id = bytes.get(1..5).map(|id| u32::from_be_bytes([id[0], id[1], id[2], id[3]]));
         let have = bytes.len();
-        match (bytes.first(), id) {
+        let taken = match (bytes.first(), id) {
             (Some(&kind @ (PART | END)), Some(id)) if id == ram => {
+                beside.ram_goes_on();
                 cursor.consume(5);
                 records.read(cursor, shape, sink)?;
                 head::footer(cursor, ram, Some(shape.ram.footers))?;
                 shape.has_end = kind == END;
+                Ok(())
             }
             (Some(&(PART | END)), Some(id)) if live.contains(&id) => {
-                opaque::take_section(cursor, id, 5, &live, &mut shape.between)?;
+                opaque::take_section(cursor, id, 5, live, beside.part(shape))
             }
-            (Some(&START), _) => {
-                let Some(header) = opaque::header(bytes).filter(|header| header.name != SECTION_NAME) else {
-                    return Err(no_element(cursor, have));
-                };
-                live.push(header.id);
-                opaque::take_section(cursor, header.id, header.bytes, &live, &mut shape.between)?;
+            (Some(&COMMAND), _) => opaque::take_command(cursor, beside.part(shape)),
+            // Sections without footers cannot be told apart.
+            (Some(&FULL), _) if !shape.ram.footers => break,
+            (Some(&kind @ (START | FULL)), _) => {
+                match opaque::header(bytes).filter(|header| kind == FULL || header.name != SECTION_NAME) {
+                    Some(header) => {
+                        let out = beside.section(shape, kind == FULL, cursor.position());
+                        head::new_section(cursor, kind, &header, lengths, live, out)
+                    }
+                    None => Err(no_element(cursor, have)),
+                }
             }
-            (Some(&COMMAND), _) => opaque::take_command(cursor, &mut shape.between)?,
-            // Background snapshots have no END (§1.4).
-            (Some(&(FULL | EOF)), _) => break,
-            _ => return Err(no_element(cursor, have)),
+            (Some(&EOF), _) => break,
+            _ => Err(no_element(cursor, have)),
+        };
+        // Behind a FULL section that RAM did not follow these are devices, however they end.
+        if let Err(error) = taken {
+            match error {
+                ImageError::Torn { .. } | ImageError::Broken { .. } if beside.may_be_devices() => break,
+                error => return Err(error),
+            }
         }
     }
-    rest(cursor, shape)
+    let (start, devices) = beside.devices(shape).unwrap_or((cursor.position(), Vec::new()));
+    rest(cursor, shape, start, devices)
+}
+
+/// What stands beside RAM before its END, and goes into [`Shape::setup`] and [`Shape::between`].
+#[derive(Default)]
+struct Beside {
+    /// Something else than START and FULL sections has come behind RAM's START.
+    is_behind_setup: bool,
+    /// Where the first FULL section stands since RAM's last section, and how much was in setup and between by then.
+    /// Only when RAM goes on it is known that it and what follows it are not the devices behind RAM.
+    held: Option<(u64, usize, usize)>,
+}
+
+impl Beside {
+    /// A section of RAM comes.
+    fn ram_goes_on(&mut self) {
+        self.is_behind_setup = true;
+        self.held = None;
+    }
+
+    /// Where a command, or a PART or END of another device, belongs.
+    fn part<'a>(&mut self, shape: &'a mut Shape) -> &'a mut Vec<u8> {
+        self.is_behind_setup = true;
+        &mut shape.between
+    }
+
+    /// Where a START or FULL section belongs that begins at `position`.
+    fn section<'a>(&mut self, shape: &'a mut Shape, is_full: bool, position: u64) -> &'a mut Vec<u8> {
+        if is_full && self.held.is_none() {
+            self.held = Some((position, shape.setup.len(), shape.between.len()));
+        }
+        if self.is_behind_setup { &mut shape.between } else { &mut shape.setup }
+    }
+
+    fn may_be_devices(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// RAM does not go on: what was held are devices. Where they begin, and their bytes so far.
+    fn devices(self, shape: &mut Shape) -> Option<(u64, Vec<u8>)> {
+        let (start, setup, between) = self.held?;
+        let mut devices = shape.setup.split_off(setup);
+        devices.append(&mut shape.between.split_off(between));
+        Some((start, devices))
+    }
 }
 
 fn no_element(cursor: &Cursor, have: usize) -> ImageError {
@@ -84,13 +144,6 @@ fn no_element(cursor: &Cursor, have: usize) -> ImageError {
         return cursor.torn(have, "RAM");
     }
     cursor.broken(0, "specs/mapped-ram.md §1.4", "this is no element that can follow a section of RAM")
-}
-
-/// Numbers of the sections that start in `early`. Its bodies are opaque, so only its first header is sure; that is enough
-/// for the one device that sends one (§1.4).
-fn starts(early: &[u8]) -> Vec<u32> {
-    let first = early.first() == Some(&START);
-    first.then(|| opaque::header(early)).flatten().map(|header| header.id).into_iter().collect()
 }
 
 /// The list of records of one section.
@@ -218,10 +271,8 @@ impl Records {
 
 use crate::model::BlockShape;
 
-/// Everything behind RAM.
-fn rest(cursor: &mut Cursor, shape: &mut Shape) -> Result<End, ImageError> {
-    let start = cursor.position();
-    let mut bytes = Vec::new();
+/// Everything behind RAM, which begins at `start` with `bytes`.
+fn rest(cursor: &mut Cursor, shape: &mut Shape, start: u64, mut bytes: Vec<u8>) -> Result<End, ImageError> {
     loop {
         let some = cursor.some()?;
         let count = some.len();

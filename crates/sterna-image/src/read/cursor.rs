@@ -137,8 +137,8 @@ impl Cursor {
 /// What an error of the input means: that of a codec, of somebody who takes a copy of the stream, or the system's.
 fn explain(error: io::Error, file: &str) -> ImageError {
     let error = match error.downcast::<Damaged>() {
-        Ok(Damaged { packing, reason }) => {
-            return ImageError::Packing { file: file.to_owned(), packing, reason };
+        Ok(Damaged { packing, reason, unpacked, packed }) => {
+            return ImageError::Packing { file: file.to_owned(), packing, reason, unpacked, packed };
         }
         Err(error) => error,
     };

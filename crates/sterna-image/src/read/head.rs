@@ -24,13 +24,40 @@ pub(crate) struct Head {
     pub(crate) placed: Vec<MappedHeader>,
     /// Parts of the file that the head itself takes.
     pub(crate) regions: Vec<(u64, u64)>,
+    /// Numbers of the sections of other devices that started before RAM and live on.
+    pub(crate) live: Vec<u32>,
 }
 
-/// Lengths of the FULL sections' bodies, in stream order, if the description can be had beforehand.
-pub(crate) type Lengths<'a> = &'a dyn Fn() -> Vec<SectionLength>;
+/// Lengths of the FULL sections' bodies, in stream order, where the description can be had beforehand.
+pub(crate) struct Lengths {
+    load: Option<Box<dyn FnOnce() -> Vec<SectionLength>>>,
+    left: std::vec::IntoIter<SectionLength>,
+}
+
+impl Lengths {
+    /// Those that `load` gives; it is called when the first FULL section comes.
+    pub(crate) fn new(load: impl FnOnce() -> Vec<SectionLength> + 'static) -> Self {
+        Self { load: Some(Box::new(load)), left: Vec::new().into_iter() }
+    }
+
+    /// None are known.
+    pub(crate) fn unknown() -> Self {
+        Self { load: None, left: Vec::new().into_iter() }
+    }
+
+    /// The length of the next FULL section's body, if it is the one that the description has there.
+    fn of(&mut self, header: &opaque::Header) -> Option<usize> {
+        if let Some(load) = self.load.take() {
+            self.left = load().into_iter();
+        }
+        let known = self.left.next()?;
+        let fits = (&known.name, known.instance) == (&header.name, header.instance);
+        usize::try_from(known.length_bytes).ok().filter(|_| fits)
+    }
+}
 
 /// Reads the head; the cursor then stands behind START.
-pub(crate) fn read(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Head, ImageError> {
+pub(crate) fn read(cursor: &mut Cursor, lengths: &mut Lengths) -> Result<Head, ImageError> {
     let start = cursor.position();
     let header = cursor.need(FileHeader::BYTES, "the header")?.to_vec();
     FileHeader::decode(&header).map_err(|error| wire(cursor, error))?;
@@ -46,18 +73,16 @@ pub(crate) fn read(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Head, Im
         cursor.consume(used);
         shape.configuration = configuration;
     }
-    shape.early = early(cursor, lengths)?;
-    let mut head = Head { shape, placed: Vec::new(), regions: Vec::new() };
+    let mut live = Vec::new();
+    shape.early = early(cursor, lengths, &mut live)?;
+    let mut head = Head { shape, placed: Vec::new(), regions: Vec::new(), live };
     ram_start(cursor, &mut head, start)?;
     Ok(head)
 }
 
-/// Sections and commands before RAM (§1.5): by the lengths that the description gives where they lead to a footer, else
-/// up to the first footer that can be one.
-fn early(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Vec<u8>, ImageError> {
+/// Sections and commands before RAM (§1.5). Puts the numbers of those that live on into `live`.
+fn early(cursor: &mut Cursor, lengths: &mut Lengths, live: &mut Vec<u32>) -> Result<Vec<u8>, ImageError> {
     let mut early = Vec::new();
-    let mut live = Vec::new();
-    let mut known = None;
     loop {
         let bytes = cursor.peek(HEADER_BYTES)?;
         let have = bytes.len();
@@ -74,22 +99,7 @@ fn early(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Vec<u8>, ImageErro
                 if kind == START && header.name == ram::SECTION_NAME {
                     return Ok(early);
                 }
-                if kind == START {
-                    live.push(header.id);
-                }
-                if kind == FULL {
-                    let known = known.get_or_insert_with(|| lengths().into_iter());
-                    let length = known
-                        .next()
-                        .filter(|known| (&known.name, known.instance) == (&header.name, header.instance))
-                        .and_then(|known| usize::try_from(known.length_bytes).ok());
-                    if let Some(length) = length
-                        && opaque::take_known(cursor, &header, length, &live, &mut early)?
-                    {
-                        continue;
-                    }
-                }
-                opaque::take_section(cursor, header.id, header.bytes, &live, &mut early)?;
+                new_section(cursor, kind, &header, lengths, live, &mut early)?;
             }
             Some(0) => {
                 return Err(cursor.broken(0, "specs/mapped-ram.md §1.4", "the stream ends without RAM"));
@@ -100,6 +110,26 @@ fn early(cursor: &mut Cursor, lengths: Lengths<'_>) -> Result<Vec<u8>, ImageErro
             }
         }
     }
+}
+
+/// Takes the START or FULL section whose header is at hand into `out`: a FULL one by the length that the description
+/// gives where that leads to a footer, else up to the first footer that can be one.
+pub(super) fn new_section(
+    cursor: &mut Cursor,
+    kind: u8,
+    header: &opaque::Header,
+    lengths: &mut Lengths,
+    live: &mut Vec<u32>,
+    out: &mut Vec<u8>,
+) -> Result<(), ImageError> {
+    if kind == START {
+        live.push(header.id);
+    } else if let Some(length) = lengths.of(header)
+        && opaque::take_known(cursor, header, length, live, out)?
+    {
+        return Ok(());
+    }
+    opaque::take_section(cursor, header.id, header.bytes, live, out)
 }
 
 fn ram_start(cursor: &mut Cursor, head: &mut Head, start: u64) -> Result<(), ImageError> {

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use sterna_wire::limits::VM_DESCRIPTION_BYTES;
+
 use super::opaque::{DESCRIPTION, FOOTER, FOOTER_BYTES};
 
 /// EOF, type, length, and the description's first byte.
@@ -45,6 +47,10 @@ fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
     for at in candidates(bytes, footers) {
         let start = at + HEAD - 1;
         let length = length_at(bytes, at)?;
+        // Longer than any reader or writer takes (specs/stream.md §9).
+        if length > VM_DESCRIPTION_BYTES {
+            continue;
+        }
         let Some(end) = start.checked_add(length).filter(|end| *end <= bytes.len()) else { continue };
         let tail = Tail {
             devices: at,
@@ -111,9 +117,7 @@ fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 fn is_description(bytes: &[u8]) -> bool {
-    bytes.last() == Some(&b'}')
-        && !bytes.contains(&0)
-        && std::str::from_utf8(bytes).is_ok_and(|text| sterna_wire::vmdesc::parse(text).is_ok())
+    bytes.last() == Some(&b'}') && !bytes.contains(&0) && sterna_wire::vmdesc::parse(bytes).is_ok()
 }
 
 #[cfg(test)]

@@ -130,7 +130,8 @@ pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Re
         opaque("sections before RAM (they cannot be told apart)", &a.early, &b.early, &mut difference);
         opaque("devices (they cannot be told apart)", &a.devices, &b.devices, &mut difference);
     }
-    opaque("what lies between RAM's sections", &a.shape().between, &b.shape().between, &mut difference);
+    opaque("what lies between RAM's sections", &beside(a.shape()), &beside(b.shape()), &mut difference);
+    live(&state_a, &state_b, &mut difference);
     difference.description = described(a.shape()) != described(b.shape());
     let spools = [
         spool::for_random_access(a, directory.to_owned())?,
@@ -143,6 +144,28 @@ pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Re
     a.check_unchanged()?;
     b.check_unchanged()?;
     Ok(difference)
+}
+
+fn beside(shape: &Shape) -> Vec<u8> {
+    [&shape.setup[..], &shape.between].concat()
+}
+
+/// What devices sent beside RAM, bit by bit: compared as a whole, for nobody here knows it.
+fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
+    let found = |state: &State<'_>, name: &str, instance: u32| {
+        let mut all = state.live.iter();
+        let live = all.find(|live| live.header.name == name && live.header.instance == instance);
+        live.map_or_else(Vec::new, |live| live.bodies.concat())
+    };
+    let mut seen = Vec::new();
+    for live in a.live.iter().chain(&b.live) {
+        let key = (live.header.name.as_str(), live.header.instance);
+        if !seen.contains(&key) {
+            seen.push(key);
+            let what = format!("{} instance {} (beside RAM)", key.0, key.1);
+            opaque(&what, &found(a, key.0, key.1), &found(b, key.0, key.1), difference);
+        }
+    }
 }
 
 /// Bytes that nobody here can tell apart.
@@ -199,8 +222,7 @@ fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
 
 /// The devices of the description, as text that compares.
 fn described(shape: &Shape) -> Option<serde_json::Value> {
-    let text = std::str::from_utf8(shape.description.as_deref()?).ok()?;
-    serde_json::from_str::<serde_json::Value>(text).ok()?.get("devices").cloned()
+    sterna_wire::vmdesc::parse(shape.description.as_deref()?).ok()?.get("devices").cloned()
 }
 
 fn sections(a: &State<'_>, b: &State<'_>) -> Vec<SectionDifference> {

@@ -5,12 +5,14 @@
 //! processor, then one `QEMU` note per processor with the segment and control registers, from which `crash`
 //! finds the page tables and where a relocated kernel lies. Unlike QEMU's, segments start at multiples of the
 //! page size, so that file systems can share blocks, and the file is sparse.
+//!
+//! Of processors other than x86 there are no registers here: the note segment is empty then.
 
+use super::architecture::Architecture;
 use super::registers::{Registers, Segment};
 
 const CORE: u16 = 4;
 const I386: u16 = 3;
-const X86_64: u16 = 62;
 const LOAD: u32 = 1;
 const NOTE: u32 = 4;
 const HEADER_BYTES: usize = 64;
@@ -33,48 +35,78 @@ pub struct Load {
 }
 
 /// The head: everything before the first segment's bytes, padded to a whole number of pages. Its length is what
-/// the loads' offsets are relative to.
-pub fn head(loads: &[Load], processors: &[Registers]) -> Vec<u8> {
+/// the loads' offsets are relative to. `processors` are those of x86.
+pub fn head(architecture: Architecture, loads: &[Load], processors: &[Registers]) -> Vec<u8> {
     let is_long = processors.is_empty() || processors.iter().any(Registers::is_long_mode);
+    let machine = if is_long { architecture.elf_machine() } else { I386 };
     let notes = notes(processors, is_long);
     let programs = loads.len() + 1;
     let sections = if programs >= MANY { 1 } else { 0 };
     let notes_at = HEADER_BYTES + sections * SECTION_BYTES + programs * PROGRAM_BYTES;
     let data_at = (notes_at + notes.len()).next_multiple_of(sterna_wire::PAGE_SIZE);
 
-    let mut out = Vec::with_capacity(data_at);
-    out.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
-    out.extend([0; 8]);
-    put16(&mut out, &[CORE, if is_long { X86_64 } else { I386 }]);
-    put32(&mut out, &[1]);
+    let is_big = architecture.is_big_endian();
+    let mut out = Numbers { bytes: Vec::with_capacity(data_at), is_big };
+    out.bytes.extend([0x7f, b'E', b'L', b'F', 2, if is_big { 2 } else { 1 }, 1, 0]);
+    out.bytes.extend([0; 8]);
+    out.put16(&[CORE, machine]);
+    out.put32(&[1]);
     let sections_at = if sections > 0 { HEADER_BYTES } else { 0 };
-    put64(&mut out, &[0, (HEADER_BYTES + sections * SECTION_BYTES) as u64, sections_at as u64]);
-    put32(&mut out, &[0]);
+    out.put64(&[0, (HEADER_BYTES + sections * SECTION_BYTES) as u64, sections_at as u64]);
+    out.put32(&[0]);
     let section_bytes = if sections > 0 { SECTION_BYTES as u16 } else { 0 };
-    put16(&mut out, &[HEADER_BYTES as u16, PROGRAM_BYTES as u16, programs.min(MANY) as u16]);
-    put16(&mut out, &[section_bytes, sections as u16, 0]);
+    out.put16(&[HEADER_BYTES as u16, PROGRAM_BYTES as u16, programs.min(MANY) as u16]);
+    out.put16(&[section_bytes, sections as u16, 0]);
     if sections > 0 {
         // The first section header's `info` holds the number of program headers.
-        put32(&mut out, &[0, 0]);
-        put64(&mut out, &[0, 0, 0, 0]);
-        put32(&mut out, &[0, programs as u32]);
-        put64(&mut out, &[0, 0]);
+        out.put32(&[0, 0]);
+        out.put64(&[0, 0, 0, 0]);
+        out.put32(&[0, programs as u32]);
+        out.put64(&[0, 0]);
     }
-    program(&mut out, NOTE, notes_at as u64, 0, 0, notes.len() as u64);
+    out.program(NOTE, notes_at as u64, 0, 0, notes.len() as u64);
     for load in loads {
         let offset = data_at as u64 + load.data_offset;
-        program(&mut out, LOAD, offset, load.virtual_address, load.physical_address, load.length_bytes);
+        out.program(LOAD, offset, load.virtual_address, load.physical_address, load.length_bytes);
     }
+    let mut out = out.bytes;
     out.extend(notes);
     out.resize(data_at, 0);
     out
 }
 
-fn program(out: &mut Vec<u8>, kind: u32, offset: u64, virtual_address: u64, physical: u64, bytes: u64) {
-    put32(out, &[kind, if kind == LOAD { 7 } else { 0 }]);
-    put64(out, &[offset, virtual_address, physical, bytes, bytes, 0]);
+/// Numbers in the guest's byte order.
+struct Numbers {
+    bytes: Vec<u8>,
+    is_big: bool,
 }
 
+impl Numbers {
+    fn put16(&mut self, values: &[u16]) {
+        for value in values {
+            self.bytes.extend(if self.is_big { value.to_be_bytes() } else { value.to_le_bytes() });
+        }
+    }
+
+    fn put32(&mut self, values: &[u32]) {
+        for value in values {
+            self.bytes.extend(if self.is_big { value.to_be_bytes() } else { value.to_le_bytes() });
+        }
+    }
+
+    fn put64(&mut self, values: &[u64]) {
+        for value in values {
+            self.bytes.extend(if self.is_big { value.to_be_bytes() } else { value.to_le_bytes() });
+        }
+    }
+
+    fn program(&mut self, kind: u32, offset: u64, virtual_address: u64, physical: u64, bytes: u64) {
+        self.put32(&[kind, if kind == LOAD { 7 } else { 0 }]);
+        self.put64(&[offset, virtual_address, physical, bytes, bytes, 0]);
+    }
+}
+
+/// The notes of x86.
 fn notes(processors: &[Registers], is_long: bool) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, registers) in processors.iter().enumerate() {
@@ -140,10 +172,6 @@ fn qemu_state(r: &Registers) -> Vec<u8> {
     put64(&mut out, &r.control);
     put64(&mut out, &[r.kernel_gs_base]);
     out
-}
-
-fn put16(out: &mut Vec<u8>, values: &[u16]) {
-    values.iter().for_each(|value| out.extend(value.to_le_bytes()));
 }
 
 fn put32(out: &mut Vec<u8>, values: &[u32]) {

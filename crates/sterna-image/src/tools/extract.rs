@@ -11,6 +11,7 @@ use serde::Serialize;
 use sterna_transport::{CreateOptions, Direct, PageFile, PageQueue, QueueOptions};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
+use super::architecture::{Architecture, Unknown};
 use super::elf::{self, Load};
 use super::memory_map::{MemoryMap, Region};
 use super::paging::{self, Mapping};
@@ -49,6 +50,8 @@ pub struct ExtractOptions {
     pub replace: bool,
     /// Physical addresses of blocks, by name, where the user knows them.
     pub placed: Vec<(String, u64)>,
+    /// What processors the machine has, where the user knows it better than the image tells.
+    pub architecture: Option<Architecture>,
     /// Threads that copy; 0 for one per processor.
     pub threads: usize,
 }
@@ -66,6 +69,8 @@ pub struct Extracted {
     pub segments: usize,
     /// Processors with registers in a core.
     pub processors: usize,
+    /// What processors a core is of; empty for anything else.
+    pub architecture: &'static str,
     /// What a user should know.
     pub notes: Vec<String>,
 }
@@ -103,6 +108,7 @@ pub fn extract(
     file.complete()?;
     extracted.segments = plan.loads.len();
     extracted.processors = plan.processors.len();
+    extracted.architecture = plan.architecture.map_or("", Architecture::name);
     extracted.notes = plan.notes;
     Ok(extracted)
 }
@@ -125,6 +131,7 @@ struct Plan {
     is_core: bool,
     is_virtual: bool,
     loads: Vec<Load>,
+    architecture: Option<Architecture>,
     processors: Vec<Registers>,
     map: MemoryMap,
     notes: Vec<String>,
@@ -176,7 +183,7 @@ impl Planner<'_> {
             Ok((block, *at))
         };
         let placed: Result<Vec<_>, ImageError> = self.options.placed.iter().map(place).collect();
-        Ok(state.memory_map(&placed?))
+        Ok(state.memory_map(&placed?, self.options.architecture))
     }
 
     fn range(&self, start: u64, length: u64) -> Result<Plan, ImageError> {
@@ -211,6 +218,12 @@ impl Planner<'_> {
 
     fn core(&self, is_virtual: bool) -> Result<Plan, ImageError> {
         let state = State::of(self.image);
+        let architecture = self.architecture(&state)?;
+        if is_virtual && architecture != Architecture::X86 {
+            return Err(ImageError::Request(format!(
+                "page tables are followed for x86-64 only, and this machine is of {architecture}: leave --virtual out"
+            )));
+        }
         let map = self.map(&state)?;
         if map.regions.is_empty() {
             return Err(ImageError::Request(
@@ -218,7 +231,8 @@ impl Planner<'_> {
                     .into(),
             ));
         }
-        let mut plan = Plan { is_core: true, is_virtual, ..Plan::default() };
+        let architecture = Some(architecture);
+        let mut plan = Plan { is_core: true, is_virtual, architecture, ..Plan::default() };
         for region in &map.regions {
             let to = plan.length;
             let (block, from, length) = (region.block, region.block_offset, region.length_bytes);
@@ -232,12 +246,37 @@ impl Planner<'_> {
             plan.length += length;
         }
         match state.registers() {
+            _ if architecture != Some(Architecture::X86) => {
+                plan.notes.push("no registers: those of x86 are known alone".into());
+            }
             Ok(processors) => plan.processors = processors,
             Err(why) => plan.notes.push(format!("no registers: {why}")),
         }
         self.notes(&map, &mut plan);
         plan.map = map;
         Ok(plan)
+    }
+
+    /// What the machine's processors are.
+    fn architecture(&self, state: &State<'_>) -> Result<Architecture, ImageError> {
+        if let Some(known) = self.options.architecture {
+            return Ok(known);
+        }
+        let machine = &self.image.shape().configuration.machine_type;
+        Architecture::of(machine, state.registers().is_ok()).map_err(|why| {
+            let text = match why {
+                Unknown::Machine => format!(
+                    "the image does not say what processors the machine {machine:?} has, and a core must: give --arch \
+                     ({})",
+                    Architecture::names()
+                ),
+                Unknown::ByteOrder => format!(
+                    "the guest of a {machine} may have either byte order, and the image does not say which: give --arch \
+                     ppc64 or --arch ppc64le"
+                ),
+            };
+            ImageError::Request(text)
+        })
     }
 
     /// What is left out, and how sure the addresses are.
@@ -370,7 +409,10 @@ fn write(
     plan: &Plan,
     options: &ExtractOptions,
 ) -> Result<Extracted, ImageError> {
-    let head = if plan.is_core { elf::head(&plan.loads, &plan.processors) } else { Vec::new() };
+    let head = match plan.architecture {
+        Some(architecture) if plan.is_core => elf::head(architecture, &plan.loads, &plan.processors),
+        _ => Vec::new(),
+    };
     let base = head.len() as u64;
     file.set_len(base + plan.length)?;
     let from = image.page_file(Direct::Off)?;

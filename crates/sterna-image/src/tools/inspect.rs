@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::coverage::Coverage;
 use super::memory_map::Split;
-use super::sections;
 use super::state::State;
 use crate::ImageError;
 use crate::model::{Container, Form, LibvirtHeader, Packing};
@@ -53,6 +52,8 @@ pub struct Inspection {
     pub blocks: Vec<BlockPart>,
     /// Devices in stream order.
     pub devices: Vec<DevicePart>,
+    /// Whether all bytes of the devices could be told apart; else the list of devices ends where they could not.
+    pub is_told_apart: bool,
     /// Length of the devices' sections in bytes.
     pub devices_bytes: u64,
     /// Length of the description in bytes; none if there is none.
@@ -143,6 +144,8 @@ pub struct DevicePart {
     pub is_described: bool,
     /// Whether it is loaded before RAM.
     pub is_early: bool,
+    /// Whether it sends its state bit by bit beside RAM (START, PARTs, END).
+    pub is_live: bool,
 }
 
 /// Looks at `image`; `coverage` is what [`Coverage::of`] gave for it.
@@ -154,7 +157,6 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
     let state = State::of(image);
     let file_bytes =
         image.source().len_bytes().map_err(|error| ImageError::io(image.path_name(), "fstat", error))?;
-    let walk = sections::walk(&shape.between, None, 0, &[]);
     Ok(Inspection {
         schema: "sterna-image",
         version: 1,
@@ -176,14 +178,15 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         ram_bytes: shape.ram_bytes(),
         blocks: blocks(image, coverage),
         devices: devices(&state),
+        is_told_apart: state.is_whole,
         devices_bytes: shape.devices.len() as u64,
         description_bytes: shape.description.as_ref().map(|text| text.len() as u64),
-        commands: walk.commands,
+        commands: state.commands.clone(),
         has_end: shape.has_end,
         has_eof: shape.has_eof,
         is_end_unsure: image.is_end_unsure(),
         trailing_bytes: image.trailing_bytes(),
-        split: state.memory_map(&[]).split,
+        split: state.memory_map(&[], None).split,
         processors: state.registers().map_or(0, |registers| registers.len()),
         was_streamed: kind.form == Form::Legacy,
     })
@@ -225,8 +228,19 @@ fn devices(state: &State<'_>) -> Vec<DevicePart> {
         bytes: section.body.len() as u64,
         is_described: section.header.described.is_some(),
         is_early: section.is_early,
+        is_live: false,
     };
-    state.sections.iter().map(part).collect()
+    let live = |live: &super::state::Live<'_>| DevicePart {
+        name: live.header.name.clone(),
+        instance: live.header.instance,
+        version: live.header.version,
+        section: live.header.id,
+        bytes: live.bytes(),
+        is_described: false,
+        is_early: false,
+        is_live: true,
+    };
+    state.sections.iter().map(part).chain(state.live.iter().map(live)).collect()
 }
 
 fn libvirt(header: &LibvirtHeader, kind: String) -> LibvirtPart {

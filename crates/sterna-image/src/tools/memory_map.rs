@@ -12,7 +12,10 @@
 //! | `microvm` | above 3 GiB | 3 GiB |
 //!
 //! The firmware (`pc.bios`) ends at 4 GiB. A virtio-mem device states its address in its early section. What
+//! Other processors' machines have their RAM in one piece ([`Architecture::ram_base`]). What
 //! has no known address (DIMMs, the backends of several NUMA nodes, video memory) is left out, and named.
+
+use super::architecture::Architecture;
 
 /// Start of RAM that does not fit below the hole.
 const HIGH: u64 = 4 << 30;
@@ -62,6 +65,8 @@ pub struct Split {
 /// What is known about a machine.
 #[derive(Debug, Clone, Default)]
 pub struct MapHints<'a> {
+    /// Its processors, if they are known; only those of x86 have the hole below 4 GiB.
+    pub architecture: Option<Architecture>,
     /// Machine type, such as `pc-q35-11.1`.
     pub machine_type: &'a str,
     /// CMOS memory of the real-time clock.
@@ -80,7 +85,13 @@ impl MemoryMap {
             }
         }
         let is_placed = |block| hints.placed.iter().any(|placed| placed.0 == block);
-        if let Some(main) = main_block(blocks, hints).filter(|main| !is_placed(*main)) {
+        let is_pc = hints.architecture.is_none_or(|architecture| architecture == Architecture::X86);
+        let main = main_block(blocks, hints).filter(|main| !is_placed(*main));
+        if let Some((main, architecture)) = main.zip(hints.architecture).filter(|_| !is_pc) {
+            let (address, length_bytes) = (architecture.ram_base(), blocks[main].length_bytes);
+            map.place(Region { address, length_bytes, block: main, block_offset: 0 });
+        }
+        if let Some(main) = main.filter(|_| is_pc) {
             let length = blocks[main].length_bytes;
             let split = split(length, hints);
             map.split = Some(split);
@@ -89,7 +100,7 @@ impl MemoryMap {
             map.place(Region { address: HIGH, length_bytes: length - low, block: main, block_offset: low });
         }
         let bios = blocks.iter().position(|block| block.name == "pc.bios" && block.length_bytes <= HIGH);
-        if let Some(bios) = bios.filter(|bios| !is_placed(*bios)) {
+        if let Some(bios) = bios.filter(|bios| is_pc && !is_placed(*bios)) {
             let length_bytes = blocks[bios].length_bytes;
             map.place(Region { address: HIGH - length_bytes, length_bytes, block: bios, block_offset: 0 });
         }
@@ -130,7 +141,16 @@ impl MemoryMap {
 /// The block that is the machine's RAM: by its usual name, else by the length that CMOS tells, else the longest
 /// that belongs to no device.
 fn main_block(blocks: &[MapBlock], hints: &MapHints<'_>) -> Option<usize> {
-    let usual = ["pc.ram", "microvm.ram", "ram", "ram0"];
+    let usual = [
+        "pc.ram",
+        "microvm.ram",
+        "mach-virt.ram",
+        "ppc_spapr.ram",
+        "s390.ram",
+        "riscv_virt_board.ram",
+        "ram",
+        "ram0",
+    ];
     if let Some(found) = blocks.iter().position(|block| usual.contains(&block.name.as_str())) {
         return Some(found);
     }

@@ -8,11 +8,12 @@
 //! | [`inspect`](mod@inspect), [`coverage`], [`picture`](mod@picture) | what it is; which pages hold data |
 //! | [`state`], [`description`], [`sections`] | a device's opaque bytes by the names of their fields |
 //! | [`extract`](mod@extract) | memory out of an image, raw or as a core file |
-//! | [`memory_map`], [`paging`], [`registers`], [`elf`] | where blocks lie in physical memory, what maps it, core files |
+//! | [`memory_map`], [`paging`], [`registers`], [`elf`], [`architecture`] | where blocks lie in physical memory, what maps it, core files |
 //! | [`diff`](mod@diff) | what two images differ in |
 //! | [`repair`](mod@repair) | bitmaps for a background snapshot |
 //! | [`reading`], [`spool`] | reading much, once; random access to what has none |
 
+pub mod architecture;
 pub mod coverage;
 pub mod description;
 pub mod diff;

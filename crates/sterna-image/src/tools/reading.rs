@@ -57,10 +57,15 @@ impl<'a> Reading<'a> {
     /// Prepares to read the first `length` bytes of `source`.
     pub fn new(source: &'a dyn ReadAt, length: u64) -> Self {
         let file = source.file();
-        let extents = file.and_then(|file| data(file, length)).unwrap_or_else(|| vec![(0, length)]);
+        let extents = Self::extents(source, length);
         let direct =
             file.filter(|file| !is_cached(file, &extents)).and_then(|file| open(file, OFlags::DIRECT));
         Self { source, extents, direct }
+    }
+
+    /// Stretches of the first `length` bytes of `source` that hold data, in order; all of it where nobody can tell.
+    pub fn extents(source: &dyn ReadAt, length: u64) -> Vec<(u64, u64)> {
+        source.file().and_then(|file| data(file, length)).unwrap_or_else(|| vec![(0, length)])
     }
 
     /// Reads `count` bytes from `offset` on; how many came, fewer only at the end of the file. Both should be

@@ -6,8 +6,10 @@
 //! can.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::description::{Described, Description};
+use crate::model::Shape;
 
 const EOF: u8 = 0x00;
 const START: u8 = 0x01;
@@ -18,7 +20,7 @@ const DESCRIPTION: u8 = 0x06;
 const COMMAND: u8 = 0x08;
 const FOOTER: u8 = 0x7e;
 
-/// One section of a device other than RAM.
+/// A START or FULL section of a device other than RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSection {
     /// Its name.
@@ -35,8 +37,15 @@ pub struct DeviceSection {
     pub body_offset: usize,
     /// Length of its body in bytes.
     pub body_bytes: usize,
-    /// Its place in [`Description::devices`], if that describes it.
+    /// Its place in [`Description::devices`], if that describes it; START sections are never described.
     pub described: Option<usize>,
+}
+
+impl DeviceSection {
+    /// Where its body is.
+    pub fn body(&self) -> Range<usize> {
+        self.body_offset..self.body_offset + self.body_bytes
+    }
 }
 
 /// A PART or END of a section that was started.
@@ -50,6 +59,13 @@ pub struct Part {
     pub is_end: bool,
     /// Length of its body in bytes; the body starts 5 bytes behind the type byte.
     pub body_bytes: usize,
+}
+
+impl Part {
+    /// Where its body is.
+    pub fn body(&self) -> Range<usize> {
+        self.offset + 5..self.offset + 5 + self.body_bytes
+    }
 }
 
 /// Something that a stretch must not hold.
@@ -79,6 +95,8 @@ pub enum Stop {
 pub struct Walk {
     /// FULL sections, in stream order.
     pub sections: Vec<DeviceSection>,
+    /// START sections: of devices that live beside RAM, whose PARTs and END follow.
+    pub starts: Vec<DeviceSection>,
     /// PARTs and ENDs, in stream order.
     pub parts: Vec<Part>,
     /// Numbers of the commands, in stream order.
@@ -89,35 +107,67 @@ pub struct Walk {
     pub stop: Stop,
 }
 
-/// Walks `bytes`. `description` is used from device `first` on; ids in `open` belong to sections that live on
-/// from before, such as RAM.
-pub fn walk(bytes: &[u8], description: Option<&Description>, first: usize, open: &[u32]) -> Walk {
-    let mut walker = Walker {
-        bytes,
-        devices: description.map_or(&[], Description::devices),
-        next: first,
-        open: open.iter().copied().collect(),
-        used: open.iter().copied().collect(),
-        walk: Walk {
+impl Walk {
+    fn empty() -> Self {
+        Self {
             sections: Vec::new(),
+            starts: Vec::new(),
             parts: Vec::new(),
             commands: Vec::new(),
             flaws: Vec::new(),
             stop: Stop::Whole,
-        },
-    };
-    let mut at = 0;
-    walker.walk.stop = loop {
-        match walker.element(at) {
-            Ok(Next::At(next)) => at = next,
-            Ok(Next::Stop(stop)) => break stop,
-            Err((offset, what)) => {
-                walker.walk.flaws.push(Flaw { offset, what, in_description: false });
-                break Stop::Lost(at);
-            }
         }
-    };
-    walker.walk
+    }
+}
+
+/// The stretches of a machine's stream in which sections of devices stand, walked one after the other.
+#[derive(Debug, Clone)]
+pub struct ShapeWalk {
+    /// [`Shape::early`].
+    pub early: Walk,
+    /// [`Shape::setup`].
+    pub setup: Walk,
+    /// [`Shape::between`].
+    pub between: Walk,
+    /// [`Shape::devices`].
+    pub devices: Walk,
+}
+
+impl ShapeWalk {
+    /// Walks all of `shape`, whose sections must have footers.
+    pub fn of(shape: &Shape, description: Option<&Description>) -> Self {
+        let mut walker = Walker::new(description);
+        let early = walker.stretch(&shape.early);
+        walker.opens(shape.ram.section_id);
+        let setup = walker.stretch(&shape.setup);
+        let between = walker.stretch(&shape.between);
+        walker.open.remove(&shape.ram.section_id);
+        Self { early, setup, between, devices: walker.stretch(&shape.devices) }
+    }
+
+    /// The walks in stream order, each with its stretch.
+    pub fn stretches<'w, 's>(&'w self, shape: &'s Shape) -> [(&'w Walk, &'s [u8]); 4] {
+        [
+            (&self.early, &shape.early[..]),
+            (&self.setup, &shape.setup),
+            (&self.between, &shape.between),
+            (&self.devices, &shape.devices),
+        ]
+    }
+}
+
+/// Walks `bytes`, a stretch behind [`Shape::early`] that RAM's sections are part of: RAM's number is `ram`. Gives the
+/// walk of `early`, and that of `bytes`.
+pub fn walk_behind(early: &[u8], ram: u32, bytes: &[u8], description: Option<&Description>) -> (Walk, Walk) {
+    let mut walker = Walker::new(description);
+    let early = walker.stretch(early);
+    walker.opens(ram);
+    (early, walker.stretch(bytes))
+}
+
+/// Walks one stretch that nothing comes before.
+pub fn walk(bytes: &[u8], description: Option<&Description>) -> Walk {
+    Walker::new(description).stretch(bytes)
 }
 
 /// What can be said of the end of a tail without footers.
@@ -150,12 +200,14 @@ pub fn bare_end(bytes: &[u8]) -> BareEnd {
     }
 }
 
+/// Walks stretches one after the other: what a stretch opens may go on in the next one.
 struct Walker<'a> {
-    bytes: &'a [u8],
     devices: &'a [Described],
+    /// Of them, the first that was not met yet.
     next: usize,
     open: BTreeSet<u32>,
     used: BTreeSet<u32>,
+    bytes: &'a [u8],
     walk: Walk,
 }
 
@@ -166,7 +218,42 @@ enum Next {
 
 type Step<T> = Result<T, (usize, String)>;
 
-impl Walker<'_> {
+impl<'a> Walker<'a> {
+    fn new(description: Option<&'a Description>) -> Self {
+        Self {
+            devices: description.map_or(&[], Description::devices),
+            next: 0,
+            open: BTreeSet::new(),
+            used: BTreeSet::new(),
+            bytes: &[],
+            walk: Walk::empty(),
+        }
+    }
+
+    /// Section `id` lives from here on, and its START is in no stretch: RAM.
+    fn opens(&mut self, id: u32) {
+        self.open.insert(id);
+        self.used.insert(id);
+    }
+
+    fn stretch(&mut self, bytes: &'a [u8]) -> Walk {
+        self.bytes = bytes;
+        let mut at = 0;
+        let stop = loop {
+            match self.element(at) {
+                Ok(Next::At(next)) => at = next,
+                Ok(Next::Stop(stop)) => break stop,
+                Err((offset, what)) => {
+                    self.walk.flaws.push(Flaw { offset, what, in_description: false });
+                    break Stop::Lost(at);
+                }
+            }
+        };
+        let mut walk = std::mem::replace(&mut self.walk, Walk::empty());
+        walk.stop = stop;
+        walk
+    }
+
     fn element(&mut self, at: usize) -> Step<Next> {
         let Some(&kind) = self.bytes.get(at) else { return Ok(Next::Stop(Stop::Whole)) };
         match kind {
@@ -212,21 +299,17 @@ impl Walker<'_> {
             return Err((at + 1, format!("section {name:?} has the number {id}, which another one has")));
         }
         let body = at + 14 + length;
-        if kind == START {
+        let (described, end) = if kind == START {
             self.open.insert(id);
-            return Ok(self.footer(body, id)? + 5);
-        }
-        let (described, end) = self.full_body(body, &name, instance, version, id)?;
-        self.walk.sections.push(DeviceSection {
-            name,
-            instance,
-            version,
-            id,
-            offset: at,
-            body_offset: body,
-            body_bytes: end - body,
-            described,
-        });
+            (None, self.footer(body, id)?)
+        } else {
+            self.full_body(body, &name, instance, version, id)?
+        };
+        let (offset, body_offset, body_bytes) = (at, body, end - body);
+        let section =
+            DeviceSection { name, instance, version, id, offset, body_offset, body_bytes, described };
+        let list = if kind == START { &mut self.walk.starts } else { &mut self.walk.sections };
+        list.push(section);
         Ok(end + 5)
     }
 
@@ -385,7 +468,7 @@ mod tests {
         let bytes = stream();
         let length = bytes.len() - section(3, "b", &[1, 2, 3]).len() - 1 - 15 - 5;
 
-        let walk = walk(&bytes, Some(&description(&[("a", length), ("b", 3)])), 0, &[]);
+        let walk = walk(&bytes, Some(&description(&[("a", length), ("b", 3)])));
 
         assert_eq!((walk.flaws.len(), walk.stop), (0, Stop::Eof(bytes.len())));
         let found: Vec<_> =
@@ -397,7 +480,7 @@ mod tests {
     fn walk_without_description_follows_footers() {
         let bytes = [section(2, "a", &[FOOTER, 0, 0, 0, 2, 0x55]), section(3, "b", &[]), vec![EOF]].concat();
 
-        let walk = walk(&bytes, None, 0, &[]);
+        let walk = walk(&bytes, None);
 
         let found: Vec<_> = walk.sections.iter().map(|s| (s.name.as_str(), s.body_bytes)).collect();
         assert_eq!(found, [("a", 6), ("b", 0)]);
@@ -410,7 +493,7 @@ mod tests {
 
         for wrong in [&[("a", 9), ("b", 5)][..], &[("z", 1), ("a", 10), ("b", 5)], &[("a", 10)], &[("q", 1)]]
         {
-            let walk = walk(&bytes, Some(&description(wrong)), 0, &[]);
+            let walk = walk(&bytes, Some(&description(wrong)));
 
             assert!(!walk.flaws.is_empty() && walk.flaws.iter().all(|flaw| flaw.in_description), "{wrong:?}");
             assert_eq!((walk.sections.len(), walk.stop), (2, Stop::Eof(bytes.len())), "{wrong:?}");
@@ -422,7 +505,7 @@ mod tests {
         let bytes = [section(2, "a", &[1; 10]), section(3, "b", &[2; 5]), vec![EOF]].concat();
 
         for end in 0..bytes.len() {
-            let walk = walk(&bytes[..end], None, 0, &[]);
+            let walk = walk(&bytes[..end], None);
 
             assert!(!matches!(walk.stop, Stop::Eof(_)), "cut at {end}");
             let whole = walk.stop == Stop::Whole;

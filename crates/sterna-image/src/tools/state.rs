@@ -2,10 +2,12 @@
 
 use sterna_wire::global_state::GlobalState;
 
+use super::architecture::{Architecture, Unknown};
 use super::description::{Described, Description};
 use super::memory_map::{MapBlock, MapHints, MemoryMap};
 use super::registers::Registers;
-use super::sections::{self, DeviceSection, Stop};
+use super::sections::{DeviceSection, ShapeWalk, Stop};
+use crate::model::Shape;
 use crate::read::Image;
 
 /// The devices of an image.
@@ -14,6 +16,10 @@ pub struct State<'a> {
     description: Option<Description>,
     /// FULL sections in stream order, early ones first.
     pub sections: Vec<Section<'a>>,
+    /// Devices that live beside RAM, in the order of their STARTs.
+    pub live: Vec<Live<'a>>,
+    /// Numbers of the commands between RAM's sections.
+    pub commands: Vec<u16>,
     /// Whether all bytes could be told apart.
     pub is_whole: bool,
 }
@@ -29,29 +35,65 @@ pub struct Section<'a> {
     pub is_early: bool,
 }
 
+/// A device that sends its state bit by bit beside RAM: START, PARTs, END.
+#[derive(Debug, Clone)]
+pub struct Live<'a> {
+    /// What the header of its START says.
+    pub header: DeviceSection,
+    /// The bodies of START, PARTs and END, in stream order.
+    pub bodies: Vec<&'a [u8]>,
+    /// Whether its END was there.
+    pub has_end: bool,
+}
+
+impl Live<'_> {
+    /// Bytes of all its bodies.
+    pub fn bytes(&self) -> u64 {
+        self.bodies.iter().map(|body| body.len() as u64).sum()
+    }
+}
+
 impl<'a> State<'a> {
     /// Takes the devices of `image` apart, as far as they can be.
     pub fn of(image: &'a Image) -> Self {
         let shape = image.shape();
-        let text = shape.description.as_deref().and_then(|text| std::str::from_utf8(text).ok());
-        let description = text.and_then(|text| Description::parse(text).ok());
-        let mut state = Self { image, description, sections: Vec::new(), is_whole: shape.has_eof };
-        if !shape.ram.footers {
-            state.is_whole = false;
-            return state;
+        let description = shape.description.as_deref().and_then(|text| Description::parse(text).ok());
+        let mut state = Self {
+            image,
+            description,
+            sections: Vec::new(),
+            live: Vec::new(),
+            commands: Vec::new(),
+            is_whole: shape.has_eof && shape.ram.footers,
+        };
+        if shape.ram.footers {
+            state.take(shape);
         }
-        state.add(&shape.early, true);
-        state.add(&shape.devices, false);
         state
     }
 
-    fn add(&mut self, bytes: &'a [u8], is_early: bool) {
-        let walk = sections::walk(bytes, self.description.as_ref(), self.sections.len(), &[]);
-        self.is_whole &= walk.stop == Stop::Whole && walk.flaws.is_empty();
-        self.sections.extend(walk.sections.into_iter().map(|header| {
-            let body = &bytes[header.body_offset..header.body_offset + header.body_bytes];
-            Section { header, body, is_early }
-        }));
+    fn take(&mut self, shape: &'a Shape) {
+        let walk = ShapeWalk::of(shape, self.description.as_ref());
+        self.commands = walk.between.commands.clone();
+        for (index, (walk, bytes)) in walk.stretches(shape).into_iter().enumerate() {
+            // QEMU 10.0 puts behind RAM's START what it loads before RAM's pages.
+            let is_early = index < 2;
+            self.is_whole &= walk.stop == Stop::Whole && walk.flaws.is_empty();
+            for header in &walk.starts {
+                let bodies = vec![&bytes[header.body()]];
+                self.live.push(Live { header: header.clone(), bodies, has_end: false });
+            }
+            for part in &walk.parts {
+                if let Some(live) = self.live.iter_mut().rev().find(|live| live.header.id == part.id) {
+                    live.bodies.push(&bytes[part.body()]);
+                    live.has_end |= part.is_end;
+                }
+            }
+            self.sections.extend(walk.sections.iter().map(|header| {
+                let body = &bytes[header.body()];
+                Section { header: header.clone(), body, is_early }
+            }));
+        }
     }
 
     /// The description of a section, if it has one that fits.
@@ -95,8 +137,9 @@ impl<'a> State<'a> {
         section.body.get(start..start.checked_add(usize::try_from(place.bytes).ok()?)?)
     }
 
-    /// Where blocks lie in physical memory; `placed` are addresses that the user gives.
-    pub fn memory_map(&self, placed: &[(usize, u64)]) -> MemoryMap {
+    /// Where blocks lie in physical memory; `placed` are addresses, and `architecture` the processors, that the user
+    /// gives.
+    pub fn memory_map(&self, placed: &[(usize, u64)], architecture: Option<Architecture>) -> MemoryMap {
         let shape = self.image.shape();
         let blocks: Vec<_> = shape
             .ram
@@ -114,7 +157,12 @@ impl<'a> State<'a> {
         }
         let machine_type = &shape.configuration.machine_type;
         let cmos = self.field("mc146818rtc", 0, "cmos_data");
-        MemoryMap::of(&blocks, &MapHints { machine_type, cmos, placed })
+        let told = || match Architecture::of(machine_type, self.registers().is_ok()) {
+            Err(Unknown::ByteOrder) => Some(Architecture::Ppc64),
+            told => told.ok(),
+        };
+        let architecture = architecture.or_else(told);
+        MemoryMap::of(&blocks, &MapHints { architecture, machine_type, cmos, placed })
     }
 
     /// The address that the virtio-mem device of this block's path states in its early section.

@@ -50,6 +50,11 @@ pub(super) fn part(shape: &Shape, out: &mut Vec<u8>) {
     encode_section_part(shape.ram.section_id, false, out);
 }
 
+/// What stands behind START and before RAM's pages in a stream that holds them in PARTs.
+pub(super) fn setup(shape: &Shape, out: &mut Vec<u8>) {
+    out.extend_from_slice(&shape.setup);
+}
+
 /// Everything behind the last section with pages.
 pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     out.extend_from_slice(&shape.between);
@@ -62,15 +67,7 @@ pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
         encode_end(out);
     }
     if let Some(description) = &shape.description {
-        match std::str::from_utf8(description) {
-            Ok(text) => vmdesc::encode(text, out)?,
-            // Read so, given back so.
-            Err(_) => {
-                out.push(0x06);
-                out.extend_from_slice(&(description.len() as u32).to_be_bytes());
-                out.extend_from_slice(description);
-            }
-        }
+        vmdesc::encode(description, out)?;
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ impl<W: Write> LegacyWriter<W> {
             encode::block(block, &mut buffer)?;
         }
         encode::end_of_section(&shape, &mut buffer);
+        encode::setup(&shape, &mut buffer);
         encode::part(&shape, &mut buffer);
         let blocks = shape.ram.blocks.into_iter().map(|block| block.name).collect();
         Ok(Self { out, name: name.into(), blocks, records: RamRecordWriter::new(), buffer })

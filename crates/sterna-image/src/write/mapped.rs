@@ -205,6 +205,11 @@ impl MappedWriter {
             inner.write_bitmap(placed)?;
         }
         let mut tail = Vec::new();
+        encode::setup(&shape, &mut tail);
+        if shape.begins_between_anew() {
+            encode::part(&shape, &mut tail);
+            encode::end_of_section(&shape, &mut tail);
+        }
         encode::tail(&shape, &mut tail)?;
         inner.file.write_at(inner.tail_offset, &[IoPart::Bytes(&tail)])?;
         inner.file.sync()?;

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{machine, vector};
+use crate::common::{legacy, machine, vector};
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
+use sterna_image::tools::verify::{VerifyOptions, verify};
 use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter};
 use sterna_transport::IoPart;
 
@@ -52,6 +53,33 @@ fn convert_legacy_through_every_form_and_back_gives_the_same_bytes() {
 
         assert!(fs::read(&back).unwrap() == golden, "legacy, {form}, legacy");
         fs::remove_file(&back).unwrap();
+    }
+}
+
+#[test]
+fn convert_with_a_description_outside_ascii_gives_the_same_bytes() {
+    // The first is JSON in UTF-8. The second is none, and so damaged, but QEMU loads both: they go over as they are.
+    let utf8 = "{\"page_size\": 4096, \"devices\": [], \"ä\": 1}".as_bytes().to_vec();
+    let latin = b"{\"page_size\": 4096, \"devices\": [], \"\xe4\": 1}".to_vec();
+    for (text, is_sound) in [(utf8, true), (latin, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shape = machine();
+        (shape.early, shape.devices) = (Vec::new(), Vec::new());
+        shape.description = Some(text);
+        let source = put(directory.path(), "source", &legacy(&shape));
+        let options = VerifyOptions { threads: 1, digest: false };
+        assert_eq!(verify(&source, &options).unwrap().is_sound(), is_sound);
+        for form in ["mapped-ram", "legacy-zstd", "libvirt-sparse"] {
+            let mut options = ConvertOptions { force_damaged: !is_sound, ..target(form) };
+            options.xml = form.starts_with("libvirt").then(|| XML.to_vec());
+            let (there, back) = (directory.path().join(form), directory.path().join("back"));
+
+            run(&source, &there, &options).unwrap();
+            run(&there, &back, &ConvertOptions { force_damaged: !is_sound, ..target("legacy") }).unwrap();
+
+            assert!(fs::read(&back).unwrap() == fs::read(&source).unwrap(), "legacy, {form}, legacy");
+            fs::remove_file(&back).unwrap();
+        }
     }
 }
 

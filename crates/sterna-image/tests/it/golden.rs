@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::common::vector;
+use crate::common::{Ram, cut_down, stand_in, vector};
+use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
+use sterna_image::tools::coverage::Coverage;
+use sterna_image::tools::diff::{DiffOptions, diff};
+use sterna_image::tools::inspect::inspect;
+use sterna_image::tools::verify::{VerifyOptions, verify_source};
 use sterna_image::{Container, Form, Image, ImageError, Packing, PageVisitor};
 use sterna_wire::PAGE_SIZE;
 
@@ -65,4 +70,78 @@ fn open_legacy_file_of_qemu_gives_shape_and_ram() {
     let mut seen = Flat(vec![0xaa; ram.len()]);
     image.visit_pages(&mut seen).unwrap();
     assert!(seen.0 == ram);
+}
+
+/// Images of real QEMUs with sections beside RAM: name, devices that the description lists, live devices.
+const BESIDE: [(&str, usize, usize); 2] =
+    [("qemu10-virtio-mem-legacy", 33, 0), ("dirty-bitmaps-legacy", 32, 1)];
+
+fn open_cut_down(name: &str) -> Image {
+    Image::open_source(Arc::new(cut_down(name)), name).unwrap()
+}
+
+/// Every page is zero or what stands for its data. Gives how many hold data.
+fn check_ram(image: &Image) -> usize {
+    let ram = Ram::read(image).unwrap();
+    let mut data = 0;
+    for (block, bytes) in image.shape().ram.blocks.iter().zip(&ram.0) {
+        for (page, content) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+            // What is not plugged in never comes from a legacy stream.
+            let is_nothing =
+                content.iter().all(|byte| *byte == 0) || content.iter().all(|byte| *byte == 0xaa);
+            if !is_nothing {
+                assert!(content == stand_in(&block.name, page as u64), "{} page {page}", block.name);
+                data += 1;
+            }
+        }
+    }
+    data
+}
+
+#[test]
+fn ram_ends_at_its_end_whatever_stands_beside_it() {
+    for (name, devices, live) in BESIDE {
+        let image = open_cut_down(name);
+        let shape = image.shape();
+
+        assert!(shape.has_end && shape.has_eof && shape.early.len() < 100, "{name}");
+        assert!(!shape.setup.is_empty(), "{name}");
+        assert!(check_ram(&image) > 50, "{name}: {}", check_ram(&image));
+        let verdict =
+            verify_source(Arc::new(cut_down(name)), name, &VerifyOptions { threads: 1, digest: false })
+                .unwrap();
+        assert!(verdict.is_sound(), "{name}: {:?}", verdict.findings);
+        let inspection = inspect(&image, &Coverage::of(&image).unwrap()).unwrap();
+        assert!(inspection.is_told_apart, "{name}");
+        assert_eq!(inspection.devices.iter().filter(|device| !device.is_live).count(), devices, "{name}");
+        assert_eq!(inspection.devices.iter().filter(|device| device.is_live).count(), live, "{name}");
+        assert!(inspection.devices.iter().all(|device| device.is_described || device.is_live), "{name}");
+    }
+}
+
+#[test]
+fn conversion_of_what_stands_beside_ram_keeps_it_byte_for_byte_and_in_its_place() {
+    for (name, ..) in BESIDE {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("a"), cut_down(name)).unwrap();
+        for (from, to, kind) in [("a", "b", "mapped-ram"), ("b", "c", "legacy"), ("c", "d", "legacy-zstd")] {
+            let options =
+                ConvertOptions { target: Some(kind.parse::<Target>().unwrap()), ..Default::default() };
+            convert(Input::File(path(from)), Output::File(path(to)), &options).unwrap();
+        }
+        let images = ["a", "b", "c", "d"].map(|name| Image::open(&path(name)).unwrap());
+        let data = check_ram(&images[0]);
+        for image in &images[1..] {
+            let (ours, theirs) = (images[0].shape(), image.shape().for_form(Form::Legacy));
+            assert!(ours.setup == theirs.setup && ours.between == theirs.between, "{name}");
+            assert!(ours.devices == theirs.devices && ours.early == theirs.early, "{name}");
+            assert_eq!(check_ram(image), data, "{name}");
+            let difference = diff(&images[0], image, directory.path(), &DiffOptions::default()).unwrap();
+            assert!(difference.is_same(), "{name}: {difference:?}");
+            let source = Arc::clone(image.source());
+            let verdict = verify_source(source, name, &VerifyOptions { threads: 1, digest: false }).unwrap();
+            assert!(verdict.is_sound(), "{name}: {:?}", verdict.findings);
+        }
+    }
 }

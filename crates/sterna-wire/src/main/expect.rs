@@ -65,7 +65,7 @@ pub struct Expectations {
     pub background_snapshot: bool,
     /// Whether the stream ends with EOF (`suppress-vmdesc=on`).
     pub no_description: bool,
-    /// Whether reading ends at the first FULL section (or EOF) behind the START of RAM: the state of devices that
+    /// Whether reading ends at the first FULL section behind the END of RAM, or at EOF: the state of devices that
     /// nobody here knows, which the caller takes as it comes ([`MainItem::Tail`](super::MainItem::Tail)).
     pub opaque_tail: bool,
     /// Most bytes of device bodies in the whole stream.

@@ -104,7 +104,7 @@ pub enum MainItem {
     Tail,
     /// End of the stream, `00`: the source has committed.
     Eof,
-    /// The JSON after it, as text; [`vmdesc::parse`](crate::vmdesc::parse) reads it. Empty when the peer sent
+    /// The description after it, any bytes; [`vmdesc::parse`](crate::vmdesc::parse) reads it. Empty when the peer sent
     /// an empty one.
-    VmDescription(String),
+    VmDescription(Vec<u8>),
 }

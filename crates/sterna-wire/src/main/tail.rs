@@ -150,9 +150,7 @@ impl Tail {
     /// Whether the description behind an EOF at `at` describes what comes before it.
     fn holds(&self, at: usize, end: usize) -> Option<TailEnd> {
         let description = at + DESCRIPTION_HEAD - 1..end;
-        let text =
-            std::str::from_utf8(&self.bytes[description.clone()]).ok().filter(|text| text.is_ascii())?;
-        let lengths = vmdesc::section_lengths(text).ok()?;
+        let lengths = vmdesc::section_lengths(&self.bytes[description.clone()]).ok()?;
         let lengths: Vec<_> = lengths
             .iter()
             .map(|device| (device.name.as_str(), device.instance, device.length_bytes))

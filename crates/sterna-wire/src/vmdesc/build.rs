@@ -103,22 +103,20 @@ fn to_ascii(text: &str) -> String {
     out
 }
 
-/// Appends the element: `06`, a length and the JSON (§1.6). It comes right after EOF.
+/// Appends the element: `06`, a length and the text (§1.6). It comes right after EOF. Any bytes will do: what was read is
+/// given back as it was.
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes, or not ASCII.
-pub fn encode(description: &str, out: &mut Vec<u8>) -> Result<(), WireError> {
-    if let Some(at) = description.bytes().position(|byte| !byte.is_ascii()) {
-        let rule = "the description is not ASCII";
-        return Err(WireError::local("description", 5 + at as u64, "specs/stream.md §1.6", rule));
-    }
+/// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes.
+pub fn encode(description: impl AsRef<[u8]>, out: &mut Vec<u8>) -> Result<(), WireError> {
+    let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {
         let rule = format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len());
         return Err(WireError::local("description", 1, "specs/stream.md §1.6", rule));
     }
     out.push(0x06);
     out.extend_from_slice(&(description.len() as u32).to_be_bytes());
-    out.extend_from_slice(description.as_bytes());
+    out.extend_from_slice(description);
     Ok(())
 }
 

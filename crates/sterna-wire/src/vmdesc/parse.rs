@@ -19,18 +19,20 @@ pub struct SectionLength {
 /// Reads the JSON.
 ///
 /// # Errors
-/// A text that is too long, has too many values, is nested too deep, or is no JSON object.
-pub fn parse(description: &str) -> Result<Value, WireError> {
+/// A text that is too long, is no UTF-8, has too many values, is nested too deep, or is no JSON object.
+pub fn parse(description: impl AsRef<[u8]>) -> Result<Value, WireError> {
+    let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {
         return Err(bad(format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len())));
     }
     // One of these stands before every value but the first (texts may hold more of them, which does no harm).
-    let values = description.bytes().filter(|byte| matches!(byte, b'[' | b'{' | b',' | b':')).count();
+    let values = description.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',' | b':')).count();
     if values > VM_DESCRIPTION_VALUES {
         return Err(bad(format!("{values} values, more than {VM_DESCRIPTION_VALUES}")));
     }
+    let text = std::str::from_utf8(description).map_err(|error| bad(format!("no UTF-8: {error}")))?;
     // serde_json refuses nesting deeper than 128.
-    let value: Value = serde_json::from_str(description).map_err(|error| bad(format!("no JSON: {error}")))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| bad(format!("no JSON: {error}")))?;
     if !value.is_object() {
         return Err(bad("no JSON object"));
     }
@@ -41,7 +43,7 @@ pub fn parse(description: &str) -> Result<Value, WireError> {
 ///
 /// # Errors
 /// As [`parse`], a member that is missing or of another type, a length that does not fit.
-pub fn section_lengths(description: &str) -> Result<Vec<SectionLength>, WireError> {
+pub fn section_lengths(description: impl AsRef<[u8]>) -> Result<Vec<SectionLength>, WireError> {
     let value = parse(description)?;
     array(&value, "devices")?.iter().map(section_length).collect()
 }
@@ -93,6 +95,15 @@ mod tests {
 
         let lengths: Vec<_> = lengths.iter().map(|s| (s.name.as_str(), s.instance, s.length_bytes)).collect();
         assert_eq!(lengths, [("a/b", 3, 10 + 20 + 1 + 1 + 5 + 4 + 2), ("old", 0, 7)]);
+    }
+
+    #[test]
+    fn section_lengths_of_utf8_are_read_and_of_other_bytes_refused() {
+        let text = "{\"devices\": [{\"name\": \"größe\", \"instance_id\": 0, \"fields\": []}]}";
+        let latin: Vec<u8> = text.chars().map(|character| character as u8).collect();
+
+        assert_eq!(section_lengths(text).unwrap()[0].name, "größe");
+        assert!(section_lengths(latin).unwrap_err().rule.contains("UTF-8"));
     }
 
     #[test]

@@ -324,7 +324,7 @@ fn main_stream_encoded_decodes_to_itself_in_any_pieces() {
         expected.push(MainItem::Eof);
         let text = vmdesc::build("sterna", &[]);
         vmdesc::encode(&text, &mut out).unwrap();
-        expected.push(MainItem::VmDescription(text));
+        expected.push(MainItem::VmDescription(text.into_bytes()));
         let expect = Expectations {
             blocks: Some(blocks.iter().map(|(name, length)| ((*name).to_owned(), *length)).collect()),
             multifd: true,

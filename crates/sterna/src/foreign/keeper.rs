@@ -34,8 +34,10 @@ pub(super) struct Keeper {
 struct State {
     /// Shared, so that making it durable holds no lock: that takes as long as the disk.
     shape: Arc<Shape>,
-    /// Names of the FULL sections that came before RAM.
+    /// Names of the FULL sections that came before RAM's END.
     early: Vec<(String, u32)>,
+    /// What stands between RAM's sections and behind its END.
+    beside: Beside,
     /// From the block list on.
     image: Option<Growing>,
     /// The description came after everything else had been made durable.
@@ -95,24 +97,82 @@ impl Keeper {
 
 impl State {
     fn new() -> Self {
-        Self { shape: Arc::new(Shape::empty()), early: Vec::new(), image: None, more_came: false }
+        let (shape, beside) = (Arc::new(Shape::empty()), Beside::default());
+        Self { shape, early: Vec::new(), beside, image: None, more_came: false }
     }
 
     fn shape(&mut self) -> &mut Shape {
         Arc::make_mut(&mut self.shape)
     }
 
-    /// Keeps bytes that stand between sections of RAM, or before them: no more than a reader of the image takes.
-    fn keep(&mut self, parts: &[&[u8]]) -> Result<(), MigrationError> {
-        let is_behind_start = self.image.is_some();
-        let shape = self.shape();
-        let kept = if is_behind_start { &mut shape.between } else { &mut shape.early };
+    /// Keeps bytes that stand before RAM or beside it: no more than a reader of the image takes.
+    fn keep(&mut self, kind: Option<SectionKind>, parts: &[&[u8]]) -> Result<(), MigrationError> {
+        let State { shape, beside, image, .. } = self;
+        let shape = Arc::make_mut(shape);
+        let kept = if image.is_some() { beside.place(shape, kind) } else { &mut shape.early };
         let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
         if bytes > OPAQUE_BYTES.saturating_sub(kept.len()) {
             return Err(too_much(kept.len() + bytes));
         }
         parts.iter().for_each(|part| kept.extend_from_slice(part));
         Ok(())
+    }
+
+    /// Adds to the devices what came before the tail, and `tail`.
+    fn add_devices(&mut self, tail: &[u8]) -> Result<(), MigrationError> {
+        let State { shape, beside, .. } = self;
+        let shape = Arc::make_mut(shape);
+        let came = beside.devices(shape);
+        let bytes = shape.devices.len() + came.len() + tail.len();
+        if bytes > OPAQUE_BYTES {
+            return Err(too_much(bytes));
+        }
+        shape.devices.extend_from_slice(&came);
+        shape.devices.extend_from_slice(tail);
+        Ok(())
+    }
+}
+
+/// What comes behind RAM's START and is not RAM, put where a reader of the image puts it: setup, between, devices.
+#[derive(Default)]
+struct Beside {
+    /// Something else than START and FULL sections has come.
+    is_behind_setup: bool,
+    /// How much was in setup and between when the first FULL section came since RAM's last section: what follows are
+    /// devices unless RAM goes on.
+    held: Option<(usize, usize)>,
+    /// What came behind RAM's END before the tail: last sections of other live devices.
+    behind: Vec<u8>,
+}
+
+impl Beside {
+    /// Where an element belongs; `kind` is that of a section.
+    fn place<'a>(&'a mut self, shape: &'a mut Shape, kind: Option<SectionKind>) -> &'a mut Vec<u8> {
+        if shape.has_end {
+            return &mut self.behind;
+        }
+        if kind == Some(SectionKind::Full) && self.held.is_none() {
+            self.held = Some((shape.setup.len(), shape.between.len()));
+        }
+        self.is_behind_setup |= !matches!(kind, Some(SectionKind::Start | SectionKind::Full));
+        if self.is_behind_setup { &mut shape.between } else { &mut shape.setup }
+    }
+
+    /// A section of RAM ended: what was held before it stands beside RAM.
+    fn ram_went_on(&mut self, kind: SectionKind) {
+        self.held = None;
+        self.is_behind_setup |= kind != SectionKind::Start;
+    }
+
+    /// RAM is over: the devices that came so far.
+    fn devices(&mut self, shape: &mut Shape) -> Vec<u8> {
+        let mut devices = Vec::new();
+        if let Some((setup, between)) = self.held.take() {
+            devices = shape.setup.split_off(setup);
+            devices.append(&mut shape.between.split_off(between));
+        }
+        devices.append(&mut self.behind);
+        devices
     }
 }
 
@@ -163,7 +223,7 @@ impl Target for Keeper {
     }
 
     fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
-        self.lock().keep(&[bytes])
+        self.lock().keep(None, &[bytes])
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
@@ -192,7 +252,9 @@ impl Target for Keeper {
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
-        self.lock().shape().has_end |= kind == SectionKind::End;
+        let mut state = self.lock();
+        state.beside.ram_went_on(kind);
+        state.shape().has_end |= kind == SectionKind::End;
     }
 
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
@@ -210,7 +272,7 @@ impl Target for Keeper {
         .map_err(MigrationError::wire(CHANNEL))?;
         encode_footer(id, &mut foot);
         let mut state = self.lock();
-        state.keep(&[&head, body, &foot])?;
+        state.keep(Some(kind), &[&head, body, &foot])?;
         if kind == SectionKind::Full {
             state.early.push((name.to_owned(), instance));
         }
@@ -222,12 +284,9 @@ impl Target for Keeper {
     }
 
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
-        if end.devices_bytes > OPAQUE_BYTES {
-            return Err(too_much(end.devices_bytes));
-        }
         let mut state = self.lock();
+        state.add_devices(&tail.bytes()[..end.devices_bytes])?;
         let shape = state.shape();
-        shape.devices = tail.bytes()[..end.devices_bytes].to_vec();
         shape.has_eof = end.has_eof;
         shape.description = end.description.clone().map(|range| tail.bytes()[range].to_vec());
         Ok(())
@@ -242,6 +301,8 @@ impl Target for Keeper {
     fn finish_loading(&self) -> Result<bool, MigrationError> {
         let (image, shape) = {
             let mut state = self.lock();
+            // A source that asks to prepare before the tail has sent all of its devices.
+            state.add_devices(&[])?;
             // A Sterna source commits behind this: the image must need nothing but its description then.
             state.shape().has_eof = true;
             (state.image.clone(), Arc::clone(&state.shape))

@@ -166,6 +166,8 @@ impl ImagePlan {
         let Some(aside) = writer.file().aside_path() else {
             return Err(MigrationError::Internal("what is to be converted has left its place".to_owned()));
         };
+        // What the source sent is kept as it came: to refuse it now would leave nothing.
+        let options = &ConvertOptions { force_damaged: true, ..options.clone() };
         convert(Input::File(aside), Output::File(self.path.clone()), options)?;
         Ok(())
     }

@@ -88,6 +88,10 @@ impl Origin for StoredMachine {
         send(stream, &self.shape.early)
     }
 
+    fn send_setup(&self, stream: &mut MainStream) -> Result<(), MigrationError> {
+        send(stream, &self.shape.setup)
+    }
+
     fn send_switchover_start(&self, stream: &mut MainStream) -> Result<bool, MigrationError> {
         send(stream, &self.shape.between)?;
         Ok(self.shape.has_end)
@@ -102,7 +106,6 @@ impl Origin for StoredMachine {
     fn send_end(&self, stream: &mut MainStream) -> Result<(), MigrationError> {
         // A receiver waits for a description, and QEMU does not look into it.
         let text = self.shape.description.as_deref().unwrap_or_default();
-        let text = std::str::from_utf8(text).unwrap_or_default();
         stream.send(|out| {
             encode_end(out);
             vmdesc::encode(text, out)

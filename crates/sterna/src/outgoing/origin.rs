@@ -41,6 +41,10 @@ pub(crate) trait Origin: Send + Sync {
     fn knows_absent(&self) -> bool;
     /// Sections that stand before RAM.
     fn send_early(&self, stream: &mut MainStream) -> Result<(), MigrationError>;
+    /// What stands between RAM's START and its pages: in a stream that carries no pages in START.
+    fn send_setup(&self, _: &mut MainStream) -> Result<(), MigrationError> {
+        Ok(())
+    }
     /// What stands between RAM's last PART and its END. False: there is no END.
     fn send_switchover_start(&self, stream: &mut MainStream) -> Result<bool, MigrationError>;
     /// Devices; `run_state`: the guest's before it was stopped.

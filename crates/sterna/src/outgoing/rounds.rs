@@ -131,7 +131,10 @@ impl Control {
         if shared.capabilities.mapped_ram {
             return file::start_ram(self, &blocks);
         }
-        self.with_main(|stream| stream.ram_start(&blocks, shared.capabilities.multifd))
+        self.with_main(|stream| {
+            stream.ram_start(&blocks, shared.capabilities.multifd)?;
+            shared.origin.send_setup(stream)
+        })
     }
 
     /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).

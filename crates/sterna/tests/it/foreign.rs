@@ -123,8 +123,7 @@ fn image_goes_into_an_image_bit_for_bit() {
     // Of the description the configuration is written anew, as QEMU writes it.
     let (mut one, mut other) = (first.shape.clone(), second.shape.clone());
     let described = [&mut one, &mut other].map(|shape| shape.description.take().expect("described"));
-    let listed =
-        described.map(|text| sterna_wire::vmdesc::section_lengths(std::str::from_utf8(&text).unwrap()));
+    let listed = described.map(|text| sterna_wire::vmdesc::section_lengths(&text));
     assert_eq!(listed[0].as_ref().unwrap(), listed[1].as_ref().unwrap());
     assert_eq!(one, other);
     let (first, second) = (Image::open(&first.path).unwrap(), Image::open(&second.path).unwrap());
@@ -161,7 +160,8 @@ fn assert_stored(name: &str, stream: &mut Stream) {
     let shape = image.shape();
     assert_eq!(shape.configuration.machine_type, "pc-i440fx-11.1");
     assert_eq!(shape.early, stream.early);
-    assert_eq!(shape.between, stream.between);
+    assert_eq!(shape.setup, stream.setup, "{name}");
+    assert_eq!(shape.between, stream.between, "{name}");
     assert_eq!(shape.devices, stream.devices);
     assert_eq!(shape.has_end, stream.has_end);
     assert_eq!(shape.description.is_some(), stream.described);

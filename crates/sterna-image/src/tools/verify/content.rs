@@ -29,6 +29,11 @@ pub(super) struct Content {
 }
 
 impl Content {
+    /// Only where the file has holes; its pages are not looked at.
+    pub(super) fn holes_of(window: &Window<'_>) -> Self {
+        Self { data: Vec::new(), extents: Reading::extents(window.source, window.length) }
+    }
+
     /// Whether a byte of `[start, end)` is in no hole.
     pub(super) fn is_stored(&self, start: u64, end: u64) -> bool {
         let index = self.extents.partition_point(|extent| extent.1 <= start);

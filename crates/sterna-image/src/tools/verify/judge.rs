@@ -64,6 +64,38 @@ pub(super) fn judge(
     }
 }
 
+/// Whether bitmaps and holes alone say that the pages have to be looked at: no bit anywhere, no END of RAM (a background
+/// snapshot, whose bitmaps may be written in part), or set bits over holes. What this does not see, and [`judge`] does: stale
+/// data, which is no damage, and bitmaps in the other byte order in a file without holes.
+pub(super) fn is_suspect(window: &Window<'_>, list: &BlockList, bitmaps: &[Bits], tail: &Tail) -> bool {
+    let held = || {
+        let pairs = list.blocks.iter().zip(bitmaps);
+        pairs.filter(|(block, _)| block.is_usable && !block.is_skipped && block.length_bytes > 0)
+    };
+    if held().next().is_none() {
+        return false;
+    }
+    if !tail.has_end || held().all(|(_, bits)| bits.set == 0) {
+        return true;
+    }
+    let content = Content::holes_of(window);
+    held().any(|(block, bits)| {
+        let all_set = bits.set == block.length_bytes >> PAGE_SHIFT;
+        !all_set
+            && set_pages(bits).any(|page| {
+                let start = block.pages + bytes(page);
+                !content.is_stored(start, start + bytes(1))
+            })
+    })
+}
+
+/// The pages whose bits are set.
+fn set_pages(bits: &Bits) -> impl Iterator<Item = u64> {
+    bits.words.iter().enumerate().flat_map(|(index, word)| {
+        (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index as u64 * 64 + bit)
+    })
+}
+
 fn background(what: String) -> Finding {
     Finding::error("background-snapshot", UNFINISHED, Place::default(), what)
         .effect("QEMU reports such a save as completed, and cannot load it: RAM stays zero")

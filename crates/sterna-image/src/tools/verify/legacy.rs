@@ -11,10 +11,11 @@ use super::window::Window;
 use super::{Finding, Place, Report, VerifyOptions};
 use crate::ImageError;
 use crate::model::{IGNORE_SHARED, Packing, Shape};
+use crate::read::body::End;
 use crate::read::{Image, ReadAt};
 use crate::tools::coverage::Coverage;
 use crate::tools::description::Description;
-use crate::tools::sections::{self, Stop};
+use crate::tools::sections::{ShapeWalk, Stop};
 use crate::tools::spool;
 
 const STREAM: &str = "specs/mapped-ram.md §3";
@@ -61,7 +62,7 @@ pub(super) fn examine(
     report.verdict.machine_type = image.shape().configuration.machine_type.clone();
     report.verdict.ram_bytes = image.shape().ram_bytes();
     report.verdict.read_bytes = window.length;
-    tail(&image, front, report);
+    tail(&Stream { shape: image.shape(), end: image.end(), packing: front.packing }, report);
     pages(&image, front, report)?;
     if options.digest && report.is_sound() {
         report.verdict.digest = Some(digest(&image, options)?);
@@ -123,27 +124,33 @@ fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageE
     Ok(())
 }
 
-/// Whether the block is a virtio-mem device's: its early section has the same path.
+/// Whether the block is a virtio-mem device's: its early section has the same path. QEMU 10.0 puts it behind START.
 fn is_virtio_mem(shape: &Shape, block: &str) -> bool {
     let Some((path, _)) = block.rsplit_once('/') else { return false };
     let name = format!("{path}/virtio-mem-device-early");
-    shape.early.windows(name.len()).any(|window| window == name.as_bytes())
+    let holds = |bytes: &[u8]| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+    holds(&shape.early) || holds(&shape.setup)
+}
+
+/// A legacy stream that was read to its end.
+pub(super) struct Stream<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) end: End,
+    pub(super) packing: Packing,
 }
 
 /// The end of the stream: devices, EOF, description.
-fn tail(image: &Image, front: &Front, report: &mut Report) {
-    let shape = image.shape();
-    let place = |byte: u64| Place {
-        byte: Some(byte),
-        is_unpacked: front.packing != Packing::None,
-        ..Place::default()
-    };
-    let text = shape.description.as_deref().and_then(|text| std::str::from_utf8(text).ok());
-    let description = text.and_then(|text| Description::parse(text).ok());
-    let end = image.stream_end();
+pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
+    let Stream { shape, end: told, packing } = stream;
+    let place =
+        |byte: u64| Place { byte: Some(byte), is_unpacked: *packing != Packing::None, ..Place::default() };
+    let parsed = shape.description.as_deref().map(Description::parse);
+    let unusable = parsed.as_ref().and_then(|parsed| parsed.as_ref().err()).map(|error| error.rule.clone());
+    let description = parsed.and_then(Result::ok);
+    let end = told.stream_end;
     let described = shape.description.as_ref().map_or(0, |text| text.len() as u64 + 5);
     let devices_at = end.saturating_sub(described + u64::from(shape.has_eof) + shape.devices.len() as u64);
-    if image.is_end_unsure() {
+    if told.is_end_unsure {
         report.add(end_unknown(place(end)));
     } else if !shape.has_eof {
         report.add(
@@ -156,7 +163,7 @@ fn tail(image: &Image, front: &Front, report: &mut Report) {
             .effect("QEMU stops when it loads this")
             .remedy("Take a whole copy of the file, or save again"),
         );
-    } else if image.is_description_torn() {
+    } else if told.is_description_torn {
         report.add(
             Finding::error(
                 "description-cut",
@@ -165,18 +172,21 @@ fn tail(image: &Image, front: &Front, report: &mut Report) {
                 "the stream ends inside the description",
             )
             .effect("QEMU loads it without a word: RAM and devices are whole")
-            .remedy("Take a whole copy of the file, or `sterna convert` it"),
+            .remedy("Take a whole copy of the file, or `sterna convert --force-damaged` it, which leaves the rest out"),
         );
     } else if shape.description.is_none() {
         let what = "the stream ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
                     file was cut exactly here";
         report.add(Finding::warning("no-description", DESCRIPTION, place(end), what).effect("QEMU loads it"));
-    } else if description.is_none() {
-        let what = "the description cannot be read";
-        report.add(Finding::error("description", DESCRIPTION, place(end), what));
+    } else if let Some(why) = unusable {
+        let what = format!("it cannot be read: {why}");
+        report.add(
+            Finding::error("description", DESCRIPTION, place(end - described + 5), what)
+                .effect("QEMU does not look into it; tools that read images do"),
+        );
     }
-    if image.trailing_bytes() > 0 {
-        let what = format!("{} bytes follow the end of the stream", image.trailing_bytes());
+    if told.trailing_bytes > 0 {
+        let what = format!("{} bytes follow the end of the stream", told.trailing_bytes);
         report.add(Finding::warning("trailing", DESCRIPTION, place(end), what).effect("QEMU ignores them"));
     }
     if !shape.has_end {
@@ -187,16 +197,21 @@ fn tail(image: &Image, front: &Front, report: &mut Report) {
         );
     }
     if shape.ram.footers && shape.has_eof {
-        let early = sections::walk(&shape.early, description.as_ref(), 0, &[]);
-        let walk = sections::walk(&shape.devices, description.as_ref(), early.sections.len(), &[]);
-        for flaw in early.flaws.iter().chain(&walk.flaws) {
-            let place = place(devices_at + flaw.offset as u64);
-            let code = if flaw.in_description { "description-disagrees" } else { "devices" };
-            report.add(Finding::error(code, DESCRIPTION, place, flaw.what.clone()));
+        let walk = ShapeWalk::of(shape, description.as_ref());
+        let mut found = 0;
+        for (walk, bytes) in walk.stretches(shape) {
+            found += walk.sections.len();
+            for flaw in &walk.flaws {
+                // Only of the devices it is known where they stand: they end the stream.
+                let is_devices = std::ptr::eq(bytes, &raw const shape.devices[..]);
+                let place =
+                    if is_devices { place(devices_at + flaw.offset as u64) } else { Place::default() };
+                let code = if flaw.in_description { "description-disagrees" } else { "devices" };
+                report.add(Finding::error(code, DESCRIPTION, place, flaw.what.clone()));
+            }
         }
-        let found = early.sections.len() + walk.sections.len();
         let listed = description.as_ref().map_or(found, |description| description.devices().len());
-        if walk.stop == Stop::Whole && listed > found {
+        if walk.devices.stop == Stop::Whole && listed > found {
             let what = format!("{} devices that it lists are not in the stream", listed - found);
             report.add(Finding::error("description-disagrees", DESCRIPTION, place(end), what));
         }
@@ -216,9 +231,12 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
                 .effect("QEMU stops when it loads this")
                 .remedy("Take a whole copy of the file, or save again")
         }
-        ImageError::Packing { packing, reason, .. } => {
-            let what = format!("{packing} cannot unpack it: {reason}");
-            Finding::error("packing", "specs/libvirt-save.md §2", Place::default(), what)
+        ImageError::Packing { packing, reason, unpacked, packed, .. } => {
+            let what = format!(
+                "{packing} cannot unpack it: {reason}; the damage is in the block that holds this byte or ends there; \
+                 {unpacked} bytes were unpacked by then"
+            );
+            Finding::error("packing", "specs/libvirt-save.md §2", Place::byte(packed), what)
                 .effect("libvirt's restore fails in the middle")
                 .remedy("Take a good copy of the file, or save again")
         }

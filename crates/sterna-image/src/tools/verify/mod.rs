@@ -22,11 +22,15 @@ mod head;
 mod judge;
 mod legacy;
 mod places;
+mod structure;
 mod tail;
 mod window;
 
 use std::path::Path;
 use std::sync::Arc;
+
+pub use structure::structure;
+pub(crate) use structure::structure_of_stream;
 
 use serde::Serialize;
 
@@ -138,7 +142,7 @@ pub fn verify_source(
         _ => Form::Legacy,
     };
     let examined = match form {
-        Form::Mapped => examine_mapped(&window, &front, options, &mut report),
+        Form::Mapped => examine_mapped(&window, &front, options, Depth::All, &mut report),
         Form::Legacy => legacy::examine(&source, &window, &front, options, &mut report),
     };
     examined?;
@@ -162,15 +166,25 @@ pub fn verify_source(
     Ok(report.finish())
 }
 
+/// What of a mapped-ram image is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Every byte of data.
+    All,
+    /// Everything but the pages, unless bitmaps and holes say that something is wrong there.
+    Structure,
+}
+
 fn examine_mapped(
     window: &Window<'_>,
     front: &container::Front,
     options: &VerifyOptions,
+    depth: Depth,
     report: &mut Report,
 ) -> Result<(), ImageError> {
     report.verdict.kind = if front.is_libvirt { "libvirt-sparse" } else { "mapped-ram" }.into();
     let Some(head) = head::examine(window, front.stream_offset, report)? else {
-        return content::read_all(window, options, report);
+        return if depth == Depth::All { content::read_all(window, options, report) } else { Ok(()) };
     };
     report.verdict.machine_type = head.machine_type.clone();
     let mut list = blocks::examine(window, &head, report)?;
@@ -179,6 +193,9 @@ fn examine_mapped(
     places::examine(window, &head, &mut list, report);
     let tail = tail::examine(window, &head, &list, report)?;
     let bitmaps = places::bitmaps(window, &list, report)?;
+    if depth == Depth::Structure && !judge::is_suspect(window, &list, &bitmaps, &tail) {
+        return Ok(());
+    }
     let content = content::examine(window, &list, options, report)?;
     judge::judge(window, &list, &bitmaps, &content, &tail, report);
     if options.digest && report.is_sound() {

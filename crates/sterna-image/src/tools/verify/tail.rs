@@ -94,20 +94,19 @@ struct Examiner<'a, 'r> {
 
 impl Examiner<'_, '_> {
     fn examine(mut self) -> Tail {
-        let open = [self.list.section_id];
+        let ram = self.list.section_id;
+        let (head, bytes) = (self.head, self.bytes);
+        let walk =
+            |description: Option<&Description>| sections::walk_behind(&head.early, ram, bytes, description);
         // Twice: footers alone lead to EOF, behind which the description is; with it the lengths are sure.
-        let blind = sections::walk(self.bytes, None, 0, &open);
-        let text = match blind.stop {
+        let blind = walk(None);
+        let text = match blind.1.stop {
             Stop::Eof(eof) => self.text_behind(eof),
             _ => self.text_at_the_end(),
         };
         let description = text.as_ref().and_then(|text| self.description(text));
-        let early = sections::walk(&self.head.early, description.as_ref(), 0, &[]);
+        let (early, walk) = if description.is_some() { walk(description.as_ref()) } else { blind };
         let first = early.sections.len();
-        let walk = match &description {
-            Some(description) => sections::walk(self.bytes, Some(description), first, &open),
-            None => blind,
-        };
         self.flaws(&early, self.head.early_offset);
         self.flaws(&walk, self.start);
         let has_end = self.ram_parts(&walk);
@@ -131,7 +130,11 @@ impl Examiner<'_, '_> {
             }
             Stop::Lost(_) => false,
         };
-        Tail { has_end, is_there: true, has_devices: !walk.sections.is_empty(), has_eof }
+        // What QEMU 10.0 puts between RAM's START and its first PART is none of those behind RAM.
+        let behind =
+            walk.parts.iter().filter(|part| part.id == ram).map(|part| part.offset).max().unwrap_or(0);
+        let has_devices = walk.sections.iter().any(|section| section.offset >= behind);
+        Tail { has_end, is_there: true, has_devices, has_eof }
     }
 
     fn flaws(&mut self, walk: &Walk, base: u64) {
@@ -192,10 +195,7 @@ impl Examiner<'_, '_> {
             return None;
         }
         let place = Place::byte(self.start + text.start as u64);
-        let parsed = match std::str::from_utf8(&self.bytes[text.clone()]) {
-            Ok(text) => Description::parse(text).map_err(|error| error.rule.into_owned()),
-            Err(error) => Err(error.to_string()),
-        };
+        let parsed = Description::parse(&self.bytes[text.clone()]).map_err(|error| error.rule.into_owned());
         match parsed {
             Ok(description) => {
                 self.configuration(&description, &place);
@@ -271,7 +271,7 @@ impl Examiner<'_, '_> {
             self.report.add(
                 Finding::error("description-cut", EVILS, place, "the file ends inside the description")
                     .effect("QEMU loads it without a word: RAM and devices are whole")
-                    .remedy("Take a whole copy of the file, or `sterna convert` it"),
+                    .remedy("Take a whole copy of the file, or `sterna convert --force-damaged` it, which leaves the rest out"),
             );
         } else {
             let what = format!("{} bytes follow EOF, and are no description", rest.len());

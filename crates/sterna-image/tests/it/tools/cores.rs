@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sterna_image::tools::architecture::Architecture;
 use sterna_image::tools::extract::{ExtractOptions, Part, extract};
 use sterna_image::{Image, ImageError};
 
@@ -96,7 +97,11 @@ fn core_of_real_images_has_memory_at_its_addresses() {
     let mut cores = Vec::new();
     for name in ["file-mapped-ram", "file-legacy"] {
         let image = open(vector(name));
-        let core = take(&image, Part::Core { is_virtual: false }, &ExtractOptions::default()).unwrap();
+        // A machine `none` does not say what its processors are.
+        let refused = take(&image, Part::Core { is_virtual: false }, &ExtractOptions::default());
+        assert!(matches!(refused, Err(ImageError::Request(text)) if text.contains("--arch")));
+        let options = ExtractOptions { architecture: Some(Architecture::X86), ..ExtractOptions::default() };
+        let core = take(&image, Part::Core { is_virtual: false }, &options).unwrap();
         let loads = loads(&core);
         let ram = image.shape().ram.blocks.iter().max_by_key(|block| block.length_bytes).unwrap();
         let whole = take(&image, Part::Block(ram.name.clone()), &ExtractOptions::default()).unwrap();
@@ -120,6 +125,53 @@ fn core_of_devices_without_processors_has_no_registers_and_says_so() {
     assert_eq!((done.segments, done.processors), (2, 0));
     assert!(done.notes.iter().any(|note| note.contains("no registers")), "{:?}", done.notes);
     assert!(done.notes.iter().any(|note| note.contains("one")), "{:?}", done.notes);
+}
+
+#[test]
+fn core_is_of_the_machines_processors_or_refused() {
+    // Machine, its RAM, what the user says; the ELF number, the byte order (1 little, 2 big), where RAM lies.
+    let aarch64 = ("virt-10.0", "mach-virt.ram", None, Some((183u16, 1u8, 1u64 << 30)));
+    let s390x = ("s390-ccw-virtio-10.0", "s390.ram", None, Some((22, 2, 0)));
+    let power = |given, order| ("pseries-10.0", "ppc_spapr.ram", given, Some((21, order, 0)));
+    let x86 = ("pc-q35-10.0", "pc.ram", None, Some((62, 1, 0)));
+    for (machine, ram, given, expected) in [
+        aarch64,
+        s390x,
+        power(Some(Architecture::Ppc64), 2),
+        power(Some(Architecture::Ppc64Le), 1),
+        ("pseries-10.0", "ppc_spapr.ram", None, None),
+        ("of-nobody", "ram", None, None),
+        x86,
+    ] {
+        let blocks = vec![(ram, 150)];
+        let image = open(Plan { machine, blocks, ..Plan::default() }.build().bytes);
+        let options = ExtractOptions { architecture: given, ..ExtractOptions::default() };
+
+        let core = take(&image, Part::Core { is_virtual: false }, &options);
+        let tables = take(&image, Part::Core { is_virtual: true }, &options);
+
+        let Some((number, order, base)) = expected else {
+            assert!(matches!(core, Err(ImageError::Request(text)) if text.contains("--arch")), "{machine}");
+            continue;
+        };
+        let core = core.unwrap();
+        assert_eq!(&core[..7], [0x7f, b'E', b'L', b'F', 2, order, 1], "{machine}");
+        let read16 = |at: usize| match order {
+            1 => u16::from_le_bytes([core[at], core[at + 1]]),
+            _ => u16::from_be_bytes([core[at], core[at + 1]]),
+        };
+        let read64 = |at: usize| {
+            let bytes: [u8; 8] = core[at..at + 8].try_into().unwrap();
+            if order == 1 { u64::from_le_bytes(bytes) } else { u64::from_be_bytes(bytes) }
+        };
+        assert_eq!((read16(16), read16(18), read16(54), read16(56)), (4, number, 56, 2), "{machine}");
+        // The first program header is that of the notes, of which there are none; then comes RAM.
+        let load = read64(32) as usize + 56;
+        let (offset, physical, length) = (read64(load + 8) as usize, read64(load + 24), read64(load + 32));
+        assert_eq!((physical, length), (base, 150 * PAGE as u64), "{machine}");
+        assert!(core[offset..offset + 150 * PAGE] == content(0, 150), "{machine}");
+        assert_eq!(tables.is_ok(), number == 62, "{machine}: page tables are followed for x86 only");
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use sterna_image::tools::finding::{Finding, Severity};
+use sterna_image::tools::verify::structure;
 use sterna_image::{Container, Form, Image, ImageKind, Packing, Preview, Shape};
 
 use crate::drive::save::check_stream;
@@ -11,6 +13,8 @@ use crate::drive::{DriveError, MachineBlock, Vm};
 #[derive(Debug, Clone)]
 pub struct Subject {
     preview: Preview,
+    /// What is damaged, as far as it was seen.
+    damage: Vec<Finding>,
     /// Whether its last byte was seen; packed streams end where they end.
     is_whole: bool,
 }
@@ -24,6 +28,7 @@ impl Subject {
     pub fn examine(path: &Path) -> Result<Self, DriveError> {
         let mut preview = Preview::open(path)?;
         let mut is_whole = true;
+        let mut damage = Vec::new();
         match (preview.kind.form, preview.kind.packing) {
             (Form::Mapped, _) => {
                 let image = Image::open(path)?;
@@ -31,6 +36,8 @@ impl Subject {
                 if !has_its_end(&image) {
                     return Err(torn(path));
                 }
+                damage = structure(&image)?;
+                damage.retain(|finding| finding.severity == Severity::Error);
                 preview.shape = image.shape().clone();
             }
             (Form::Legacy, Packing::None) => {
@@ -43,7 +50,7 @@ impl Subject {
             }
             (Form::Legacy, _) => is_whole = false,
         }
-        Ok(Self { preview, is_whole })
+        Ok(Self { preview, damage, is_whole })
     }
 
     /// How it is wrapped.
@@ -87,15 +94,18 @@ impl Subject {
                 vm.at()
             )));
         }
-        let Some(blocks) = vm.blocks()? else { return Ok(Vec::new()) };
+        let mut remarks: Vec<String> =
+            self.damage.iter().map(|finding| format!("the image is damaged: {finding}")).collect();
+        let Some(blocks) = vm.blocks()? else { return Ok(remarks) };
         for block in &shape.ram.blocks {
             compare_block(&block.name, block.length_bytes, self.preview.kind.form, &blocks, vm.at())?;
         }
         // Machines have blocks that never are in a stream, so this may be nothing.
         let missing = blocks.iter().filter(|m| shape.ram.blocks.iter().all(|block| block.name != m.name));
-        Ok(missing
-            .map(|block| format!("the machine's RAM block `{}` is not in the image", block.name))
-            .collect())
+        remarks.extend(
+            missing.map(|block| format!("the machine's RAM block `{}` is not in the image", block.name)),
+        );
+        Ok(remarks)
     }
 }
 

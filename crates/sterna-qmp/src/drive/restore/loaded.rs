@@ -188,7 +188,7 @@ impl Feed {
 /// The stream of a packed image, checked as it goes by.
 fn unpack(path: PathBuf, direct: Direct, out: Counted) -> Result<(), ImageError> {
     let target = Some(Target::bare(Form::Legacy, Packing::None));
-    let options = ConvertOptions { target, direct, ..ConvertOptions::default() };
+    let options = ConvertOptions { target, direct, force_damaged: true, ..ConvertOptions::default() };
     convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop)
 }
 

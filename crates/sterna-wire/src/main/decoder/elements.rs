@@ -13,8 +13,14 @@ impl MainDecoder {
     pub(super) fn element(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let start = r.clone();
         let kind = r.u8()?;
-        if self.expect.opaque_tail && self.sections.has_ram() && matches!(kind, element::EOF | element::FULL)
-        {
+        // RAM ends at its END. A FULL section before that is one that loads before RAM's pages, or belongs to a background
+        // snapshot, which has no END (§1.7): nobody can tell until more has come.
+        let is_behind_ram = match kind {
+            element::EOF => self.sections.has_ram(),
+            element::FULL => self.sections.is_ram_over(),
+            _ => false,
+        };
+        if self.expect.opaque_tail && is_behind_ram {
             self.state = State::Tail;
             return taken(&start, MainItem::Tail);
         }
@@ -169,20 +175,12 @@ impl MainDecoder {
     }
 
     pub(super) fn description_bytes(&mut self, r: &mut Reader<'_>, left: usize) -> Result<Taken, Stop> {
-        // Piece by piece, so that the error names the byte, however the text arrives.
-        let piece = &r.rest()[..r.rest().len().min(left)];
-        if let Some(at) = piece.iter().position(|byte| !byte.is_ascii()) {
-            r.take(at)?;
-            r.u8()?;
-            return Err(r.bad("specs/stream.md §1.6", "the description is not ASCII"));
-        }
         let left = self.take_over(r, left)?;
         if left > 0 {
             self.state = State::Description { left };
             return silent(r);
         }
-        // Every byte was seen to be ASCII, so nothing is lost.
-        let text = String::from_utf8(std::mem::take(&mut self.body)).unwrap_or_default();
+        let text = std::mem::take(&mut self.body);
         self.state = State::Done;
         taken(r, MainItem::VmDescription(text))
     }

@@ -74,4 +74,9 @@ impl Sections {
     pub(super) fn has_ram(&self) -> bool {
         self.by_id.values().any(|section| section.is_ram)
     }
+
+    /// Whether RAM's END has come.
+    pub(super) fn is_ram_over(&self) -> bool {
+        self.by_id.values().any(|section| section.is_ram && !section.open)
+    }
 }

@@ -25,6 +25,8 @@ pub struct Stream {
     pub machine: &'static str,
     pub capabilities: Vec<String>,
     pub early: Vec<u8>,
+    /// What stands right behind RAM's START.
+    pub setup: Vec<u8>,
     pub between: Vec<u8>,
     pub devices: Vec<u8>,
     pub has_end: bool,
@@ -43,7 +45,7 @@ pub struct Stream {
 pub type Change = (&'static str, fn(&mut Stream));
 
 /// Ways in which sound streams differ.
-pub const CHANGES: [Change; 7] = [
+pub const CHANGES: [Change; 9] = [
     ("plain", |_| {}),
     ("early section", |s| {
         let mut early = Vec::new();
@@ -51,6 +53,29 @@ pub const CHANGES: [Change; 7] = [
         s.section(9, "0000:00:02.0/virtio-mem-device-early", &body, &mut early);
         s.listed.rotate_right(1);
         s.early = early;
+    }),
+    ("early section behind RAM's START, as QEMU 10.0 has it", |s| {
+        let mut early = Vec::new();
+        s.section(39, "0000:00:02.0/virtio-mem-device-early", &[7; 68], &mut early);
+        s.listed.rotate_right(1);
+        s.setup = early;
+    }),
+    ("a live device that starts behind RAM's START and ends behind its END", |s| {
+        SectionHeader { id: 41, name: "dirty-bitmap", instance: 0, version: 1 }
+            .encode_start(&mut s.setup)
+            .unwrap();
+        s.setup.extend_from_slice(b"\x1c\x02n0\x03bm0");
+        encode_footer(41, &mut s.setup);
+        let mut part = Vec::new();
+        encode_section_part(41, false, &mut part);
+        part.push(1);
+        encode_footer(41, &mut part);
+        s.between = [part, s.between.clone()].concat();
+        let mut end = Vec::new();
+        encode_section_part(41, true, &mut end);
+        end.extend_from_slice(&[0x42; 15]);
+        encode_footer(41, &mut end);
+        s.devices = [end, s.devices.clone()].concat();
     }),
     ("no END, no command 11", |s| {
         s.has_end = false;
@@ -87,6 +112,7 @@ impl Stream {
             machine: "pc-i440fx-11.1",
             capabilities: Vec::new(),
             early: Vec::new(),
+            setup: Vec::new(),
             between,
             devices: Vec::new(),
             has_end: true,
@@ -169,6 +195,7 @@ impl Stream {
             }
         }
         self.end_of_list(&mut out);
+        out.extend_from_slice(&self.setup);
         let ram = self.pages(&mut out);
         out.extend_from_slice(&self.between);
         if self.has_end {

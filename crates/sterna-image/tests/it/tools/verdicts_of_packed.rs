@@ -1,0 +1,85 @@
+//! Damage in packed images has two places: in the unpacked stream and in the file.
+
+use sterna_image::tools::finding::Finding;
+use sterna_image::{Image, ImageError, Packing};
+
+use super::sample::verdict;
+use crate::common::{legacy, machine};
+
+const PACKINGS: [Packing; 5] = [Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd];
+
+/// A machine whose pages do not pack, so that a place in one stream says something of the other.
+fn stream() -> Vec<u8> {
+    let mut shape = machine();
+    shape.ram.blocks[0].length_bytes = 1200 << 12;
+    let mut writer = sterna_image::LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
+    let mut state = 1u64;
+    for page in 0..1200 {
+        let mut content = Vec::new();
+        while content.len() < 4096 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            content.extend(state.to_le_bytes());
+        }
+        sterna_image::PageVisitor::pages(&mut writer, 0, page, &content).unwrap();
+    }
+    sterna_image::PageVisitor::zero(&mut writer, 1, 0, 2).unwrap();
+    assert!(legacy(&machine()).len() < 100_000);
+    writer.finish(&shape).unwrap()
+}
+
+fn pack(packing: Packing, bytes: &[u8]) -> Vec<u8> {
+    let mut packer = sterna_image::pack::Packer::new(Vec::new(), packing, 1).unwrap();
+    std::io::Write::write_all(&mut packer, bytes).unwrap();
+    packer.finish().unwrap()
+}
+
+fn finding(bytes: Vec<u8>, code: &str) -> Finding {
+    let found = verdict(bytes);
+    found.findings.into_iter().find(|finding| finding.code == code).expect("a finding")
+}
+
+#[test]
+fn damage_that_the_codec_sees_has_its_place_in_the_file() {
+    let stream = stream();
+    for packing in PACKINGS {
+        let mut packed = pack(packing, &stream);
+        let at = packed.len() / 2;
+        packed[at..at + 64].fill(0xff);
+
+        let place = finding(packed.clone(), "packing").place;
+
+        // The block that holds it ends behind it; none is longer than a few megabytes.
+        let byte = place.byte.expect("a byte of the file");
+        assert!(!place.is_unpacked, "{packing:?}");
+        assert!(byte >= at as u64 && byte <= packed.len() as u64, "{packing:?}: {byte}, damaged at {at}");
+    }
+}
+
+#[test]
+fn damage_in_the_unpacked_stream_has_both_places() {
+    let mut stream = stream();
+    // A word of a record in the middle.
+    let at = (stream.len() / 2 - 4096..).find(|at| stream[*at..].starts_with(&[0, 0, 0, 0, 0])).unwrap();
+    stream[at + 7] = 0xff;
+    for packing in PACKINGS {
+        let packed = pack(packing, &stream);
+        let length = packed.len() as u64;
+
+        let broken = finding(packed.clone(), "broken");
+        let opened = Image::open_source(std::sync::Arc::new(packed), "packed").unwrap_err();
+
+        let byte = broken.place.byte.unwrap();
+        assert!(broken.place.is_unpacked && byte.abs_diff(at as u64) < 16, "{packing:?}: {byte}, {at}");
+        assert!(matches!(opened, ImageError::Broken { offset, .. } if offset == byte));
+        let text = opened.to_string();
+        let (_, rest) = text.split_once("out of bytes ").expect("a place in the file");
+        let (from, rest) = rest.split_once(" to ").unwrap();
+        let (from, to): (u64, u64) =
+            (from.parse().unwrap(), rest.split_once(' ').unwrap().0.parse().unwrap());
+        assert!(from < to && to <= length && to - from < 3 << 20, "{packing:?}: {text}");
+        // Noise packs to its own length, so the places are about the same.
+        assert!(from < byte + (1 << 20) && byte < to + (1 << 20), "{packing:?}: {text}, {byte}");
+    }
+}
