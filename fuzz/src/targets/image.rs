@@ -50,7 +50,7 @@ pub fn target(data: &[u8]) {
         }
     };
     let shape = image.shape();
-    assert!(shape.early.len() + shape.between.len() + shape.devices.len() <= 64 << 20);
+    assert!(shape.early.len() + shape.setup.len() + shape.between.len() + shape.devices.len() <= 64 << 20);
     let _ = (shape.run_state(), image.kind().name());
     if shape.ram_bytes() > MOST_BYTES {
         return;

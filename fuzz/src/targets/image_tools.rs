@@ -30,7 +30,7 @@ pub fn target(data: &[u8]) {
     assert!(picture(&inspection, &coverage).ends_with("</svg>\n"));
     let state = State::of(&image);
     let _ = state.registers();
-    let map = state.memory_map(&[]);
+    let map = state.memory_map(&[], None);
     for pair in map.regions.windows(2) {
         assert!(pair[0].address + pair[0].length_bytes <= pair[1].address);
     }

@@ -58,6 +58,11 @@ pub(super) fn setup(shape: &Shape, out: &mut Vec<u8>) {
 /// Everything behind the last section with pages.
 pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     out.extend_from_slice(&shape.between);
+    // Without END only a section of RAM tells FULL sections beside it from the devices behind it.
+    if !shape.has_end && !(shape.setup.is_empty() && shape.between.is_empty()) {
+        part(shape, out);
+        end_of_section(shape, out);
+    }
     if shape.has_end {
         encode_section_part(shape.ram.section_id, true, out);
         end_of_section(shape, out);

@@ -155,6 +155,21 @@ fn other_live_sections_between_rams_are_kept() {
 }
 
 #[test]
+fn full_sections_beside_ram_are_told_from_the_devices_with_and_without_an_end() {
+    for has_end in [true, false] {
+        for (setup, between) in [
+            (section(21, "early", b"loaded before pages"), vec![8, 0, 11, 0, 0]),
+            (section(21, "early", b"loaded before pages"), Vec::new()),
+            (Vec::new(), section(22, "late", b"loaded after some pages")),
+        ] {
+            let mut shape = machine();
+            (shape.setup, shape.between, shape.has_end) = (setup, between, has_end);
+            check(&shape);
+        }
+    }
+}
+
+#[test]
 fn junk_behind_the_stream_is_told_and_left_out() {
     let directory = tempfile::tempdir().unwrap();
     let bytes = legacy(&machine());

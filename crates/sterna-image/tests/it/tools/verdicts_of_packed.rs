@@ -43,11 +43,19 @@ fn finding(bytes: Vec<u8>, code: &str) -> Finding {
 #[test]
 fn damage_that_the_codec_sees_has_its_place_in_the_file() {
     let stream = stream();
+    let mut seen = 0;
     for packing in PACKINGS {
         let mut packed = pack(packing, &stream);
         let at = packed.len() / 2;
         packed[at..at + 64].fill(0xff);
 
+        let found = verdict(packed.clone()).findings;
+        // What comes out may be no stream any more before the codec sees it by its checksum.
+        if let Some(broken) = found.iter().find(|finding| finding.code == "broken") {
+            assert!(broken.what.contains("out of bytes"), "{packing:?}: {broken}");
+            continue;
+        }
+        seen += 1;
         let place = finding(packed.clone(), "packing").place;
 
         // The block that holds it ends behind it; none is longer than a few megabytes.
@@ -55,6 +63,7 @@ fn damage_that_the_codec_sees_has_its_place_in_the_file() {
         assert!(!place.is_unpacked, "{packing:?}");
         assert!(byte >= at as u64 && byte <= packed.len() as u64, "{packing:?}: {byte}, damaged at {at}");
     }
+    assert!(seen >= 3, "{seen}");
 }
 
 #[test]

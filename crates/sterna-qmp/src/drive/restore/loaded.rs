@@ -35,8 +35,10 @@ pub enum Feed {
     },
     /// Through a pipe, by a thread.
     Pipe {
-        /// Gives the error.
-        feeding: Option<JoinHandle<Result<(), ImageError>>>,
+        /// Gives what is damaged in the image and was passed as it is, or the error.
+        feeding: Option<JoinHandle<Result<Vec<String>, ImageError>>>,
+        /// What it gave.
+        damage: Vec<String>,
         /// Why it gave up; nothing if it did not.
         failure: Arc<Mutex<Option<String>>>,
         /// Bytes that went through so far.
@@ -93,6 +95,14 @@ impl Feed {
         }
     }
 
+    /// What was seen to be damaged in the image, once it is [finished](Self::finish).
+    pub fn damage(&self) -> &[String] {
+        match self {
+            Self::File { .. } => &[],
+            Self::Pipe { damage, .. } => damage,
+        }
+    }
+
     /// What can be shown beside what the VM says.
     pub fn progress(&self, mut progress: Progress) -> Progress {
         if let Self::Pipe { fed, .. } = self {
@@ -103,17 +113,17 @@ impl Feed {
 
     /// The VM has loaded everything: so must the whole image have been sound.
     pub fn finish(&mut self) -> Result<(), DriveError> {
-        if let Self::Pipe { feeding, .. } = self
+        if let Self::Pipe { feeding, damage, .. } = self
             && let Some(feeding) = feeding.take()
         {
             let fed = feeding
                 .join()
                 .map_err(|_| DriveError::Failed("the thread that reads the image has died".into()))?;
-            return match fed {
+            match fed {
                 // Bytes behind the end of the stream: the VM does not want them.
-                Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-                other => Ok(other?),
-            };
+                Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {}
+                other => *damage = other?,
+            }
         }
         Ok(())
     }
@@ -173,7 +183,10 @@ impl Feed {
         let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
             // Leaving with an error closes the pipe in the middle, and the VM's load fails.
-            let fed = if is_packed { unpack(path, direct, out) } else { pass(&file, offset, out) };
+            let fed = match is_packed {
+                true => unpack(path, direct, out),
+                false => pass(&file, offset, out).map(|()| Vec::new()),
+            };
             if let Err(error) = &fed {
                 *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
@@ -181,15 +194,16 @@ impl Feed {
         });
         let feeding =
             feeding.map_err(|error| DriveError::Failed(format!("cannot start a thread: {error}")))?;
-        Ok(Self::Pipe { feeding: Some(feeding), failure, fed, is_direct })
+        Ok(Self::Pipe { feeding: Some(feeding), damage: Vec::new(), failure, fed, is_direct })
     }
 }
 
 /// The stream of a packed image, checked as it goes by.
-fn unpack(path: PathBuf, direct: Direct, out: Counted) -> Result<(), ImageError> {
+fn unpack(path: PathBuf, direct: Direct, out: Counted) -> Result<Vec<String>, ImageError> {
     let target = Some(Target::bare(Form::Legacy, Packing::None));
     let options = ConvertOptions { target, direct, force_damaged: true, ..ConvertOptions::default() };
-    convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop)
+    let passed = convert(Input::File(path), Output::Pipe(Box::new(out)), &options)?;
+    Ok(passed.damage.iter().map(ToString::to_string).collect())
 }
 
 /// The bytes of a plain image from `offset` on. Its ends were looked at; QEMU checks the rest.

@@ -122,6 +122,7 @@ pub fn restore(
     }
     // The guest is there and may run: from here on nothing is an error that would end it.
     feed.clean(vm);
+    warnings.extend(feed.damage().iter().map(|finding| format!("the image is damaged: {finding}")));
     if wants_to_run == Some(true)
         && let Err(error) = run(vm)
     {
