@@ -199,13 +199,14 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
     if shape.ram.footers && shape.has_eof {
         let walk = ShapeWalk::of(shape, description.as_ref());
         let mut found = 0;
-        for (walk, bytes) in walk.stretches(shape) {
+        let stretches = walk.stretches(shape);
+        let last = stretches.len() - 1;
+        for (index, (walk, _)) in stretches.into_iter().enumerate() {
             found += walk.sections.len();
             for flaw in &walk.flaws {
                 // Only of the devices it is known where they stand: they end the stream.
-                let is_devices = std::ptr::eq(bytes, &raw const shape.devices[..]);
                 let place =
-                    if is_devices { place(devices_at + flaw.offset as u64) } else { Place::default() };
+                    if index == last { place(devices_at + flaw.offset as u64) } else { Place::default() };
                 let code = if flaw.in_description { "description-disagrees" } else { "devices" };
                 report.add(Finding::error(code, DESCRIPTION, place, flaw.what.clone()));
             }
