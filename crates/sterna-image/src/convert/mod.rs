@@ -190,6 +190,9 @@ struct Counts {
     target_bytes: AtomicU64,
 }
 
+/// Looks at a legacy stream that was read to its end.
+type Check<'a> = dyn Fn(&Shape, End) -> Result<Vec<Finding>, ImageError> + 'a;
+
 /// One conversion whose source has begun.
 struct Job<'a> {
     to: Output,
@@ -240,7 +243,7 @@ impl Job<'_> {
         begun: Begun,
         tee: &Tee,
         known: Option<&Shape>,
-        check: &dyn Fn(&Shape, End) -> Result<Vec<Finding>, ImageError>,
+        check: &Check<'_>,
     ) -> Result<(Shape, Vec<Finding>), ImageError> {
         let file = begun.file_name().to_owned();
         if self.target.form() == Form::Legacy {

@@ -59,7 +59,8 @@ pub(super) fn setup(shape: &Shape, out: &mut Vec<u8>) {
 pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     out.extend_from_slice(&shape.between);
     // Without END only a section of RAM tells FULL sections beside it from the devices behind it.
-    if !shape.has_end && !(shape.setup.is_empty() && shape.between.is_empty()) {
+    let is_alone = shape.setup.is_empty() && shape.between.is_empty();
+    if !shape.has_end && !is_alone {
         part(shape, out);
         end_of_section(shape, out);
     }

@@ -388,8 +388,9 @@ fn image_is_sent_to_a_qemu_byte_for_byte() {
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Completed), "{}: {outcome:?}", change.0);
         let sent = qemu.main();
+        let setup = [("setup", &stream.setup), ("early", &stream.early)];
         for (what, bytes) in
-            [("early", &stream.early), ("between", &stream.between), ("devices", &stream.devices)]
+            setup.into_iter().chain([("between", &stream.between), ("devices", &stream.devices)])
         {
             assert!(contains(&sent, bytes), "{}: {what} is missing", change.0);
         }
