@@ -49,7 +49,7 @@ impl Description {
     ///
     /// # Errors
     /// As [`vmdesc::section_lengths`].
-    pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, WireError> {
+    pub fn parse(text: &(impl AsRef<[u8]> + ?Sized)) -> Result<Self, WireError> {
         let text = text.as_ref();
         let value = vmdesc::parse(text)?;
         // Lengths first: that refuses whatever is not as it should be.

@@ -108,7 +108,7 @@ fn to_ascii(text: &str) -> String {
 ///
 /// # Errors
 /// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes.
-pub fn encode(description: impl AsRef<[u8]>, out: &mut Vec<u8>) -> Result<(), WireError> {
+pub fn encode(description: &(impl AsRef<[u8]> + ?Sized), out: &mut Vec<u8>) -> Result<(), WireError> {
     let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {
         let rule = format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len());

@@ -20,7 +20,7 @@ pub struct SectionLength {
 ///
 /// # Errors
 /// A text that is too long, is no UTF-8, has too many values, is nested too deep, or is no JSON object.
-pub fn parse(description: impl AsRef<[u8]>) -> Result<Value, WireError> {
+pub fn parse(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Value, WireError> {
     let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {
         return Err(bad(format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len())));
@@ -43,7 +43,7 @@ pub fn parse(description: impl AsRef<[u8]>) -> Result<Value, WireError> {
 ///
 /// # Errors
 /// As [`parse`], a member that is missing or of another type, a length that does not fit.
-pub fn section_lengths(description: impl AsRef<[u8]>) -> Result<Vec<SectionLength>, WireError> {
+pub fn section_lengths(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Vec<SectionLength>, WireError> {
     let value = parse(description)?;
     array(&value, "devices")?.iter().map(section_length).collect()
 }
@@ -103,7 +103,7 @@ mod tests {
         let latin: Vec<u8> = text.chars().map(|character| character as u8).collect();
 
         assert_eq!(section_lengths(text).unwrap()[0].name, "größe");
-        assert!(section_lengths(latin).unwrap_err().rule.contains("UTF-8"));
+        assert!(section_lengths(&latin).unwrap_err().rule.contains("UTF-8"));
     }
 
     #[test]
