@@ -12,7 +12,8 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use sterna_ram::RamSlice;
 
 use crate::cancel::timespec;
-use crate::parts::{Part, Remaining};
+use crate::group::{ChannelGroup, Wait};
+use crate::parts::{Part, Place, Remaining, own};
 use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
 use crate::{Address, CancelFlag, Direction, IoPart, TransportError, connect, socket};
 
@@ -29,6 +30,10 @@ pub struct Channel {
     shut: AtomicBool,
     /// Nanoseconds; 0 for no limit.
     stall_limit: AtomicU64,
+    /// The channels by which silence on this one is judged.
+    group: OnceLock<Arc<ChannelGroup>>,
+    /// Silence is judged by this channel alone, whatever its group does.
+    is_alone: AtomicBool,
     /// Bytes that were peeked at and not read yet; looked at only if `has_peeked`.
     peeked: Mutex<Vec<u8>>,
     has_peeked: AtomicBool,
@@ -158,6 +163,8 @@ impl Channel {
             written: AtomicU64::new(0),
             shut: AtomicBool::new(false),
             stall_limit: AtomicU64::new(0),
+            group: OnceLock::new(),
+            is_alone: AtomicBool::new(false),
             peeked: Mutex::new(Vec::new()),
             has_peeked: AtomicBool::new(false),
             tls: OnceLock::new(),
@@ -272,16 +279,55 @@ impl Channel {
 
     /// From now on a call that is blocked while no byte moves for this long ends as
     /// [`TransportError::Stalled`]. A call that is blocked already keeps the limit it began with.
+    ///
+    /// A channel that has joined a group stalls in reading only when no byte came on any channel of the group for
+    /// this long; it is noticed within another such time.
     pub fn set_stall_limit(&self, limit: Option<Duration>) {
+        self.set_limit(limit, false);
+    }
+
+    /// As [`Channel::set_stall_limit`], for this channel alone: what comes on others of its group does not count.
+    pub fn set_own_stall_limit(&self, limit: Option<Duration>) {
+        self.set_limit(limit, true);
+    }
+
+    /// Joins a group, once and for good; a second group is ignored. To be followed by
+    /// [`Channel::set_stall_limit`].
+    pub fn join(&self, group: &Arc<ChannelGroup>) {
+        let _ = self.group.set(Arc::clone(group));
+    }
+
+    /// From now on finds out by itself whether the peer's machine is still there while nothing comes: if it answers
+    /// nothing for about `limit`, reading ends as [`TransportError::Reset`]. The peer's program need not do anything
+    /// for that. Over a Unix socket the kernel knows without asking.
+    pub fn probe_peer(&self, limit: Duration) {
+        socket::probe_peer(self.socket.as_fd(), limit);
+    }
+
+    fn set_limit(&self, limit: Option<Duration>, alone: bool) {
         // Below a microsecond the kernel would round to "for ever".
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
         let nanos = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        self.is_alone.store(alone, Ordering::Relaxed);
         self.stall_limit.store(nanos, Ordering::Relaxed);
-        for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        let look = self.look();
+        for (direction, limit) in [(sockopt::Timeout::Recv, look), (sockopt::Timeout::Send, limit)] {
             // On a connected socket this fails only for values out of the kernel's range, which then
             // means no limit.
             let _ = sockopt::set_socket_timeout(&self.socket, direction, limit);
         }
+    }
+
+    /// The channels that count when this one is silent.
+    fn company(&self) -> Option<&Arc<ChannelGroup>> {
+        self.group.get().filter(|_| !self.is_alone.load(Ordering::Relaxed))
+    }
+
+    /// How long the kernel may wait for bytes before it is looked whether others have any: twice within the limit, so
+    /// that a slow channel, whose calls last as long, shows in between that it moves.
+    fn look(&self) -> Option<Duration> {
+        let parts = if self.company().is_some() { 2 } else { 1 };
+        self.stall_limit().map(|limit| (limit / parts).max(Duration::from_millis(1)))
     }
 
     /// Ends the connection from any thread: every blocked or later call gives
@@ -363,6 +409,11 @@ impl Channel {
             None => self.once(Direction::Read, left, whole)?,
         };
         self.read.fetch_add(moved as u64, Ordering::Relaxed);
+        if moved > 0
+            && let Some(group) = self.group.get()
+        {
+            group.note_read();
+        }
         Ok(moved)
     }
 
@@ -393,22 +444,15 @@ impl Channel {
 
     /// Waits until there is something to receive, the end included; no longer than the stall limit.
     pub(crate) fn wait_readable(&self) -> Result<(), TransportError> {
-        let limit = self.stall_limit();
-        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut wait = Wait::default();
         loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            match poll(&mut fds, left.map(timespec).as_ref()) {
-                Ok(0) => {
-                    return Err(TransportError::Stalled {
-                        channel: self.peer.clone(),
-                        direction: Direction::Read,
-                        offset: self.bytes_read(),
-                        after: limit.unwrap_or_default(),
-                    });
-                }
+            match poll(&mut fds, self.look().map(timespec).as_ref()) {
+                Ok(0) => self.judge(Direction::Read, rustix::io::Errno::AGAIN.into(), &mut wait)?,
                 Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::INTR) => {
+                    self.judge(Direction::Read, rustix::io::Errno::INTR.into(), &mut wait)?;
+                }
                 Err(error) => return Err(self.system("poll", error.into())),
             }
         }
@@ -425,7 +469,7 @@ impl Channel {
         left: &Remaining<'_, P>,
         whole: bool,
     ) -> Result<usize, TransportError> {
-        let mut began = None;
+        let mut wait = Wait::default();
         loop {
             if self.is_shut_down() {
                 return Err(self.cancelled());
@@ -440,18 +484,17 @@ impl Channel {
             }
             match result {
                 Ok(moved) => return Ok(moved),
-                Err(error) => self.judge(direction, error, &mut began)?,
+                Err(error) => self.judge(direction, error, &mut wait)?,
             }
         }
     }
 
-    /// Tells errors that end the call from those after which to try again. `began` is when the first
-    /// call of this wait ended without moving anything.
+    /// Tells errors that end the call from those after which to try again.
     pub(crate) fn judge(
         &self,
         direction: Direction,
         error: io::Error,
-        began: &mut Option<Instant>,
+        wait: &mut Wait,
     ) -> Result<(), TransportError> {
         let offset = match direction {
             Direction::Read => self.bytes_read(),
@@ -459,22 +502,22 @@ impl Channel {
         };
         let channel = || self.peer.clone();
         match error.raw_os_error() {
-            Some(libc::EINTR) => {
-                // The kernel's timer starts anew with each call; signals must not stretch the limit
-                // for ever.
-                let began = *began.get_or_insert_with(Instant::now);
-                match self.stall_limit() {
-                    Some(after) if began.elapsed() >= after => {
-                        Err(TransportError::Stalled { channel: channel(), direction, offset, after })
+            Some(call @ (libc::EINTR | libc::EAGAIN)) => {
+                // The limit may have been lifted while we waited.
+                let Some(after) = self.stall_limit() else { return Ok(()) };
+                let silent = match self.company() {
+                    Some(group) if direction == Direction::Read => {
+                        wait.others.get_or_insert_with(|| group.watch()).silent_for()
                     }
-                    _ => Ok(()),
+                    _ if call == libc::EAGAIN => after,
+                    // The kernel's timer starts anew with each call; signals must not stretch the limit for ever.
+                    _ => wait.began.get_or_insert_with(Instant::now).elapsed(),
+                };
+                if silent < after {
+                    return Ok(());
                 }
+                Err(TransportError::Stalled { channel: channel(), direction, offset, after })
             }
-            Some(libc::EAGAIN) => match self.stall_limit() {
-                Some(after) => Err(TransportError::Stalled { channel: channel(), direction, offset, after }),
-                // The limit was lifted while we waited.
-                None => Ok(()),
-            },
             Some(
                 libc::EPIPE
                 | libc::ECONNRESET
@@ -548,39 +591,5 @@ impl Drop for Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-/// A buffer of ours as a part to read into.
-fn own(buffer: &mut [u8]) -> Own<'_> {
-    Own { pointer: buffer.as_mut_ptr(), len: buffer.len(), buffer: std::marker::PhantomData }
-}
-
-struct Own<'a> {
-    pointer: *mut u8,
-    len: usize,
-    /// Keeps the buffer borrowed while the kernel may write to it.
-    buffer: std::marker::PhantomData<&'a mut [u8]>,
-}
-
-impl Part for Own<'_> {
-    fn raw(&self) -> (*mut u8, usize) {
-        let _ = self.buffer;
-        (self.pointer, self.len)
-    }
-}
-
-/// Somewhere to read into.
-enum Place<'a> {
-    Ram(RamSlice<'a>),
-    Own(&'a Own<'a>),
-}
-
-impl Part for Place<'_> {
-    fn raw(&self) -> (*mut u8, usize) {
-        match self {
-            Place::Ram(slice) => slice.raw(),
-            Place::Own(own) => own.raw(),
-        }
     }
 }

@@ -21,6 +21,7 @@ mod connect;
 mod error;
 mod file;
 mod flusher;
+mod group;
 mod listener;
 mod parts;
 mod socket;
@@ -34,6 +35,7 @@ pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
 };
 pub use flusher::Flusher;
+pub use group::{ChannelGroup, SilenceWatch};
 pub use listener::Listener;
 pub use parts::IoPart;
 pub use tls::{

@@ -32,6 +32,40 @@ impl Part for RamSlice<'_> {
     }
 }
 
+/// A buffer of ours as a part to read into.
+pub(crate) fn own(buffer: &mut [u8]) -> Own<'_> {
+    Own { pointer: buffer.as_mut_ptr(), len: buffer.len(), buffer: std::marker::PhantomData }
+}
+
+pub(crate) struct Own<'a> {
+    pointer: *mut u8,
+    len: usize,
+    /// Keeps the buffer borrowed while the kernel may write to it.
+    buffer: std::marker::PhantomData<&'a mut [u8]>,
+}
+
+impl Part for Own<'_> {
+    fn raw(&self) -> (*mut u8, usize) {
+        let _ = self.buffer;
+        (self.pointer, self.len)
+    }
+}
+
+/// Somewhere to read into.
+pub(crate) enum Place<'a> {
+    Ram(RamSlice<'a>),
+    Own(&'a Own<'a>),
+}
+
+impl Part for Place<'_> {
+    fn raw(&self) -> (*mut u8, usize) {
+        match self {
+            Place::Ram(slice) => slice.raw(),
+            Place::Own(own) => own.raw(),
+        }
+    }
+}
+
 /// Vectors in one call: well below the kernel's IOV_MAX of 1024, and enough for 1 MiB of scattered pages.
 const BATCH: usize = 256;
 

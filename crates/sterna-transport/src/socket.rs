@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, sockopt};
 
@@ -84,6 +85,22 @@ fn keep_queue_short(socket: BorrowedFd<'_>) {
     unsafe {
         libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const value).cast(), length);
     }
+}
+
+/// Lets the kernel ask the peer's after half of `limit` without a byte, and give the connection up when the peer's has
+/// not answered anything, data or questions, for `limit`. Whole seconds, as the kernel counts. A socket that knows
+/// nothing of this is left as it is: a Unix socket's kernel is the peer's.
+pub(crate) fn probe_peer(socket: BorrowedFd<'_>, limit: Duration) {
+    if !matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6)) {
+        return;
+    }
+    let second = Duration::from_secs(1);
+    let given_up = u32::try_from(limit.max(2 * second).as_millis()).unwrap_or(u32::MAX);
+    // Where the kernel refuses one of them, its own, longer times hold.
+    let _ = sockopt::set_tcp_keepidle(socket, (limit / 2).clamp(second, 3_600 * second));
+    let _ = sockopt::set_tcp_keepintvl(socket, (limit / 8).clamp(second, 600 * second));
+    let _ = sockopt::set_tcp_user_timeout(socket, given_up);
+    let _ = sockopt::set_socket_keepalive(socket, true);
 }
 
 /// Whether the socket is listening.

@@ -127,7 +127,11 @@ impl Default for Parameters {
 pub struct WaitLimits {
     /// Connecting, accepting all channels, the first headers and answers.
     pub setup: Duration,
-    /// No byte moved on a channel although one side waits for it.
+    /// Nothing moved although one side waits for it. A destination looks at all channels of the migration together, and
+    /// takes silence for a failure only where the source owes something: the rest of an element or of a packet, or a
+    /// sign of life that it has promised. Between elements a source may be silent for ever, as a QEMU is that waits for
+    /// its operator; whether its machine is still there the kernel finds out, within about this limit (specs/stream.md
+    /// §5.4). A source looks at each channel alone.
     pub stall: Duration,
     /// Sending the last pages and devices, guest stopped; or four times the downtime limit, if that is more.
     pub switchover: Duration,

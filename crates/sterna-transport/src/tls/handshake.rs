@@ -16,6 +16,7 @@ use super::name::subject;
 use super::session::{Session, Side, State, Step};
 use super::{Tls, TlsEndpoint, TlsProblem};
 use crate::cancel::{Waited, wait};
+use crate::group::Wait;
 use crate::{CancelFlag, Channel, Direction, TransportError};
 
 /// How long a peer that was refused may take to hear why.
@@ -144,7 +145,7 @@ impl Hands<'_> {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait()?,
                 Err(error) => {
-                    if let Err(error) = self.channel.judge(Direction::Read, error, &mut None) {
+                    if let Err(error) = self.channel.judge(Direction::Read, error, &mut Wait::default()) {
                         return Err(self.closed(error));
                     }
                 }

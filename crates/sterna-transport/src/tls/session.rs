@@ -16,6 +16,7 @@ use rustls::unbuffered::{ConnectionState, EncryptError, UnbufferedStatus};
 use rustls::{CommonState, Error};
 
 use super::TlsProblem;
+use crate::group::Wait;
 use crate::parts::{Part, Remaining};
 use crate::{Channel, Direction, TransportError};
 
@@ -109,7 +110,7 @@ impl Session {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => channel.wait_readable()?,
                 Err(error) => {
-                    let judged = channel.judge(Direction::Read, error, &mut None);
+                    let judged = channel.judge(Direction::Read, error, &mut Wait::default());
                     if matches!(judged, Err(TransportError::Reset { .. })) && channel.bytes_read() == 0 {
                         return Err(self.fail(channel, TlsProblem::Dismissed));
                     }

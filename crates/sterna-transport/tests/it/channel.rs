@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use sterna_ram::{Backing, PAGE_SIZE, RamBlock, RamSlice};
-use sterna_transport::{Address, CancelFlag, Channel, Direction, IoPart, Listener, TransportError};
+use sterna_transport::{
+    Address, CancelFlag, Channel, ChannelGroup, Direction, IoPart, Listener, TransportError,
+};
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(60);
@@ -227,6 +229,81 @@ fn channel_slow_peer_that_moves_is_no_stall() {
             other.read_exact(&mut [0; 30]).unwrap();
         });
     }
+}
+
+#[test]
+fn channel_of_a_group_is_no_stall_while_another_moves() {
+    let group = ChannelGroup::new();
+    for ((silent, its_peer), (busy, mover)) in
+        [(tcp_pair(), tcp_pair()), (Channel::pair().unwrap(), tcp_pair())]
+    {
+        for channel in [&silent, &busy] {
+            channel.join(&group);
+            channel.set_stall_limit(Some(Duration::from_secs(2)));
+            channel.probe_peer(Duration::from_secs(2));
+        }
+        let half = std::sync::atomic::AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut bytes = [0; 2];
+                let read = silent.read_exact(&mut bytes);
+                half.store(false, std::sync::atomic::Ordering::SeqCst);
+                read.map(|()| bytes)
+            });
+            its_peer.write_all(b"a").unwrap();
+            // Two and a half limits.
+            for _ in 0..100 {
+                mover.write_all(b"x").unwrap();
+                busy.read_exact(&mut [0]).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            assert!(half.load(std::sync::atomic::Ordering::SeqCst), "a stall, though another moved");
+            its_peer.write_all(b"b").unwrap();
+            assert_eq!(reader.join().unwrap().unwrap(), *b"ab");
+        });
+    }
+}
+
+#[test]
+fn channel_of_a_group_stalls_when_nothing_moves_on_any() {
+    let group = ChannelGroup::new();
+    for ((silent, _its_peer), (other, mover)) in
+        [(tcp_pair(), tcp_pair()), (Channel::pair().unwrap(), tcp_pair())]
+    {
+        for channel in [&silent, &other] {
+            channel.join(&group);
+            channel.set_stall_limit(Some(SHORT));
+        }
+        mover.write_all(b"x").unwrap();
+        other.read_exact(&mut [0]).unwrap();
+        // What goes out does not count: nobody says that it is read.
+        silent.write_all(b"?").unwrap();
+        match silent.read_exact(&mut [0; 2]) {
+            Err(TransportError::Stalled { direction: Direction::Read, after: SHORT, .. }) => {}
+            result => panic!("{result:?}"),
+        }
+        // By itself it stalls whatever others do.
+        silent.set_own_stall_limit(Some(SHORT));
+        mover.write_all(b"x").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| other.read_exact(&mut [0]));
+            assert!(matches!(silent.read_exact(&mut [0]), Err(TransportError::Stalled { .. })));
+        });
+    }
+}
+
+#[test]
+fn group_counts_silence_from_the_last_byte_that_came() {
+    let group = ChannelGroup::new();
+    let (one, other) = tcp_pair();
+    one.join(&group);
+    let mut watch = group.watch();
+    std::thread::sleep(SHORT);
+    assert!(watch.silent_for() >= SHORT);
+    let before = std::time::Instant::now();
+    other.write_all(b"x").unwrap();
+    one.read_exact(&mut [0]).unwrap();
+    assert!(watch.silent_for() <= before.elapsed());
 }
 
 #[test]

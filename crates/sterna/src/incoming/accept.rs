@@ -243,7 +243,7 @@ fn adopt(
     place: impl FnOnce(&mut super::shared::Channels, Arc<Channel>) -> Result<(), String>,
     channel: &Arc<Channel>,
 ) {
-    channel.set_stall_limit(Some(shared.params.limits.stall));
+    shared.begin_waiting_for(channel);
     let mut channels = lock(&shared.channels);
     if channels.complete || shared.arrival().is_some() {
         drop(channels);

@@ -310,7 +310,7 @@ impl Control {
     fn hear_the_source_out(&mut self) {
         let channels = lock(&self.shared.channels);
         if let Some(main) = &channels.main {
-            main.set_stall_limit(Some(LAST_WORDS));
+            main.set_own_stall_limit(Some(LAST_WORDS));
             // Fails only if the connection is gone already.
             let _ = main.finish_writing();
         }

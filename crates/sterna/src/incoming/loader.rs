@@ -16,7 +16,7 @@ use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
-use super::reader::Reader;
+use super::reader::{Filled, Reader};
 use super::shared::{Shared, lock};
 use super::streams::Inbox;
 use super::target::{RamStart, Section};
@@ -54,6 +54,8 @@ pub(super) struct Loader<'a> {
     lanes: usize,
     /// The source sent a handover section.
     pub(super) is_sterna: bool,
+    /// The source never falls silent for long: it is a Sterna that hears what this side answers.
+    keeps_alive: bool,
     /// The source waits for SHUT.
     pub(super) has_return_path: bool,
     /// The source has asked to prepare.
@@ -84,6 +86,7 @@ impl<'a> Loader<'a> {
             acks: None,
             lanes: lock(&shared.channels).multifd.len(),
             is_sterna: false,
+            keeps_alive: false,
             has_return_path: false,
             was_asked: false,
             has_stream_credit: false,
@@ -104,8 +107,11 @@ impl<'a> Loader<'a> {
         // An item may be followed by another that needs no further byte.
         let mut due = 0;
         while !self.shared.stopping.load(Ordering::Acquire) {
-            if !self.reader.fill(due)? {
-                return self.end_of_file().map(|()| Read::End);
+            match self.reader.fill_or_silence(due)? {
+                Filled::Full => {}
+                Filled::End => return self.end_of_file().map(|()| Read::End),
+                Filled::Silence(_) if self.may_be_silent() => continue,
+                Filled::Silence(stalled) => return Err(stalled.into()),
             }
             match self.decoder.next(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))? {
                 Step::NeedMore(count) => due = count,
@@ -121,6 +127,12 @@ impl<'a> Loader<'a> {
             }
         }
         Ok(Read::Stopped)
+    }
+
+    /// Whether the source may have nothing to say for as long as it likes (specs/stream.md §5.4). One that was asked
+    /// whether it is a Sterna's, or is known to be, lets this side know that it lives.
+    fn may_be_silent(&self) -> bool {
+        !self.keeps_alive && self.decoder.may_rest(self.reader.bytes().len())
     }
 
     /// The index of a block in this side's RAM.
@@ -166,7 +178,8 @@ impl<'a> Loader<'a> {
                 if let Ok(sink) = self.shared.sink(self.lanes) {
                     sink.settle()?;
                 }
-                self.shared.rounds.flush(self.shared.params.limits.stall)
+                let silence = self.shared.group.watch();
+                self.shared.rounds.flush(silence, self.shared.params.limits.stall)
             }
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);
@@ -214,7 +227,11 @@ impl<'a> Loader<'a> {
                 self.shared.streams.begin_credit(self.shared)?;
                 self.pong(extension::DEVICE_STREAMS_PING)
             }
-            Command::Ping(value) => self.pong(value),
+            Command::Ping(value) => {
+                // Nobody but a Sterna asks this.
+                self.keeps_alive |= value == extension::EXTENSION_PING;
+                self.pong(value)
+            }
             Command::SwitchoverStart => {
                 let mut bytes = Vec::new();
                 command.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;

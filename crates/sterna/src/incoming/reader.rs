@@ -19,6 +19,15 @@ pub(super) enum More {
     Silence,
 }
 
+/// What came of waiting for so many bytes.
+pub(super) enum Filled {
+    Full,
+    /// The channel ended before.
+    End,
+    /// Nothing came within the channel's stall limit. What had come before is kept.
+    Silence(TransportError),
+}
+
 /// Where the bytes come from.
 enum Source {
     Channel(Arc<Channel>),
@@ -81,6 +90,16 @@ impl Reader {
     /// Reads on until `count` bytes are there. False: the channel ended before.
     pub fn fill(&mut self, count: usize) -> Result<bool, MigrationError> {
         Ok(self.fill_or_fail(count)?)
+    }
+
+    /// As [`Reader::fill`], and silence is no failure.
+    pub fn fill_or_silence(&mut self, count: usize) -> Result<Filled, MigrationError> {
+        match self.fill_or_fail(count) {
+            Ok(true) => Ok(Filled::Full),
+            Ok(false) => Ok(Filled::End),
+            Err(stalled @ TransportError::Stalled { .. }) => Ok(Filled::Silence(stalled)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn fill_or_fail(&mut self, count: usize) -> Result<bool, TransportError> {

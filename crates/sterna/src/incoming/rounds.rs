@@ -9,6 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use sterna_ram::{DirtyBitmaps, GuestRam};
+use sterna_transport::SilenceWatch;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -135,9 +136,9 @@ impl Rounds {
         self.changed.notify_all();
     }
 
-    /// The main channel has reached a flush: waits until all lanes have read their SYNC. `stall`: the
-    /// longest without a packet.
-    pub fn flush(&self, stall: Duration) -> Result<(), MigrationError> {
+    /// The main channel has reached a flush: waits until all lanes have read their SYNC, no longer than `stall`
+    /// while nothing comes on any channel.
+    pub fn flush(&self, mut silence: SilenceWatch, stall: Duration) -> Result<(), MigrationError> {
         let mut state = self.lock();
         let due = state.flushes + 1;
         loop {
@@ -150,11 +151,10 @@ impl Rounds {
                     what: format!("multifd channel {late} ended before its SYNC number {due}"),
                 });
             }
-            let packets = state.packets;
-            let waited = self.changed.wait_timeout(state, stall);
+            let waited = self.changed.wait_timeout(state, stall / 2);
             let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             state = after;
-            if timeout.timed_out() && state.packets == packets {
+            if timeout.timed_out() && silence.silent_for() >= stall {
                 return Err(MigrationError::Limit {
                     what: format!("SYNC number {due} on multifd channel {late}"),
                     after: stall,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
-use sterna_transport::{Address, CancelFlag, Channel};
+use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
 
 use super::file::LoadFile;
 use super::rounds::Rounds;
@@ -48,6 +48,8 @@ pub(super) struct Shared {
     pub stopping: AtomicBool,
     /// Connections that have not said yet what they are for.
     pub greeting: Mutex<Vec<Arc<Channel>>>,
+    /// All channels that have come: what is silent, and for how long, is judged by them together.
+    pub group: Arc<ChannelGroup>,
     /// Channels that came so far.
     pub channels: Mutex<Channels>,
     /// Whole messages of the return path are written under it.
@@ -134,6 +136,7 @@ impl Shared {
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
             greeting: Mutex::default(),
+            group: ChannelGroup::new(),
             channels: Mutex::new(channels),
             returning: Mutex::new(()),
             autostart: Autostart::default(),
@@ -314,10 +317,26 @@ impl Shared {
         Ok(main.write_all(&bytes)?)
     }
 
-    /// How long the main channel may be silent while somebody waits for it.
-    pub fn set_main_stall_limit(&self, limit: Option<Duration>) {
+    /// A channel of the migration has come: from now on its silence is that of the migration, and the kernel finds
+    /// out whether the source's machine is still there, since a source may have nothing to say for a long time.
+    pub fn begin_waiting_for(&self, channel: &Channel) {
+        let limit = self.params.limits.stall;
+        channel.join(&self.group);
+        channel.set_stall_limit(Some(limit));
+        channel.probe_peer(limit);
+    }
+
+    /// From now on reading the main channel is told of its silence after `limit`, whatever comes on the others.
+    pub fn look_up_from_main_after(&self, limit: Duration) {
         if let Some(main) = &lock(&self.channels).main {
-            main.set_stall_limit(limit);
+            main.set_own_stall_limit(Some(limit));
+        }
+    }
+
+    /// From now on the main channel's silence is that of the migration again.
+    pub fn wait_for_main(&self) {
+        if let Some(main) = &lock(&self.channels).main {
+            main.set_stall_limit(Some(self.params.limits.stall));
         }
     }
 

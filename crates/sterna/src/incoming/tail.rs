@@ -9,7 +9,7 @@
 //! | Sterna | PING *prepare* behind the last footer; EOF and description follow the answer | PONG, SHUT |
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_proto::destination::{Event as Fed, State};
 use sterna_wire::extension;
@@ -41,8 +41,8 @@ impl Loader<'_> {
         if self.was_asked {
             return self.behind_prepare();
         }
-        shared.set_main_stall_limit(Some(SILENCE));
-        let mut heard = Instant::now();
+        shared.look_up_from_main_after(SILENCE);
+        let mut silence = shared.group.watch();
         loop {
             let came = self.reader.bytes().len();
             tail.push(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
@@ -51,7 +51,6 @@ impl Loader<'_> {
             let asked = if self.is_sterna { tail.asks(extension::PREPARE_PING) } else { None };
             if described.is_some() || asked.is_some() {
                 if matches!(self.look_once_more()?, More::Bytes) {
-                    heard = Instant::now();
                     continue;
                 }
                 if let Some(end) = described {
@@ -66,7 +65,7 @@ impl Loader<'_> {
                 return self.behind_prepare();
             }
             match self.reader.more()? {
-                More::Bytes => heard = Instant::now(),
+                More::Bytes => {}
                 More::End if shared.stopping.load(Ordering::Acquire) => return Ok(()),
                 More::End if self.has_return_path => {
                     let what = "the source closed the main channel before it was told that all is here";
@@ -81,7 +80,7 @@ impl Loader<'_> {
                         return self.ended(&tail, &end);
                     }
                     let limit = shared.params.limits.stall;
-                    if heard.elapsed() >= limit {
+                    if silence.silent_for() >= limit {
                         let what = "the end of the devices' state, or the description behind it".to_owned();
                         return Err(MigrationError::Limit { what, after: limit });
                     }
@@ -95,9 +94,9 @@ impl Loader<'_> {
 
     /// Whether more comes at once.
     fn look_once_more(&mut self) -> Result<More, MigrationError> {
-        self.shared.set_main_stall_limit(Some(ONCE_MORE));
+        self.shared.look_up_from_main_after(ONCE_MORE);
         let more = self.reader.more();
-        self.shared.set_main_stall_limit(Some(SILENCE));
+        self.shared.look_up_from_main_after(SILENCE);
         more
     }
 
@@ -144,7 +143,7 @@ impl Loader<'_> {
 
     /// The source waits for the answer to *prepare*, perhaps saying that it lives; then EOF is the commit.
     fn behind_prepare(&mut self) -> Result<(), MigrationError> {
-        self.shared.set_main_stall_limit(Some(self.shared.params.limits.stall));
+        self.shared.wait_for_main();
         loop {
             if !self.reader.fill(1)? {
                 if self.shared.stopping.load(Ordering::Acquire) {

@@ -21,6 +21,7 @@ mod peer_bytes;
 mod peer_connections;
 mod peer_cut;
 mod peer_qemu;
+mod peer_silent;
 mod streams;
 mod streams_file;
 mod switchover_ack;

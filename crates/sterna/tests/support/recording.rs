@@ -65,6 +65,20 @@ impl Recording {
         from + found.unwrap_or_else(|| panic!("no {pattern:02x?} in the main channel"))
     }
 
+    /// The packets of a lane, each with its payload; the first has the initial packet before it.
+    pub fn packets(&self, lane: usize) -> Vec<Vec<u8>> {
+        let mut rest = &self.lanes[lane][..];
+        let mut packets = Vec::new();
+        let mut initial = 64;
+        while !rest.is_empty() {
+            let payload = u32::from_be_bytes(rest[initial + 20..initial + 24].try_into().unwrap()) as usize;
+            let (packet, behind) = rest.split_at(initial + 1344 + payload);
+            packets.push(packet.to_vec());
+            (rest, initial) = (behind, 0);
+        }
+        packets
+    }
+
     /// Inserts bytes into the main channel.
     pub fn insert(&mut self, at: usize, bytes: &[u8]) {
         self.main.splice(at..at, bytes.iter().copied());
@@ -115,6 +129,20 @@ impl Sent {
             let _ = socket.write_all(&bytes[..half]);
             std::thread::sleep(std::time::Duration::from_millis(300));
             let _ = socket.write_all(&bytes[half..]);
+        }));
+    }
+
+    /// A part as soon as the one before it was sent and `pause` has passed.
+    pub fn channel_in_parts(&mut self, to: &Address, parts: Vec<Vec<u8>>, pause: std::time::Duration) {
+        let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
+        self.sockets.push(socket.try_clone().unwrap());
+        self.threads.push(spawn(move || {
+            for (number, part) in parts.iter().enumerate() {
+                if number > 0 {
+                    std::thread::sleep(pause);
+                }
+                let _ = socket.write_all(part);
+            }
         }));
     }
 

@@ -13,6 +13,7 @@ mod sections;
 
 use super::SectionKind;
 use super::configuration::{Configuration, FileHeader};
+use super::element::FOOTER_BYTES;
 use super::expect::{Expectations, SectionKnowledge};
 use super::item::{MainItem, Step};
 use crate::PAGE_SIZE;
@@ -191,6 +192,19 @@ impl MainDecoder {
     /// [`RamEnd`](MainItem::RamEnd) belongs to.
     pub fn section_id(&self) -> u32 {
         self.current.id
+    }
+
+    /// Whether a source may fall silent here, `left` bytes not consumed, without owing this side anything: between two
+    /// elements, between two records of RAM, and before the footer behind RAM's records, which a QEMU holds back until
+    /// it goes on. Never before the first element: who connects says at once what it brings.
+    pub fn may_rest(&self, left: usize) -> bool {
+        match self.state {
+            State::Element | State::RamRecord => left == 0,
+            State::Footer => left == 0 && self.sections.get(self.current.id).is_some_and(|it| it.is_ram),
+            // What is left begins with a footer, and shows to be one only by what comes behind it.
+            State::BodyOpaque => left == FOOTER_BYTES,
+            _ => false,
+        }
     }
 
     /// What the end of the connection means here, where `left` bytes were not consumed: nothing once EOF has been

@@ -1,0 +1,134 @@
+//! Sources that are silent, as they may be, and sources that are gone.
+
+use crate::common;
+
+use std::time::Duration;
+
+use crate::support;
+use crate::support::recording::{Recording, Sent};
+use crate::support::{assert_reset, case, eventually, waiting};
+use sterna::{Arrival, Capabilities, Parameters, Status};
+use sterna_wire::extension::EXTENSION_PING;
+
+/// RAM's last section, by its header.
+const RAM_END: &[u8] = &[3, 0, 0, 0, 1];
+/// A part of RAM, by its header. Its flush waits for the lanes.
+const RAM_PART: &[u8] = &[2, 0, 0, 0, 1];
+/// OPEN_RETURN_PATH.
+const OPEN: &[u8] = &[8, 0, 1, 0, 0];
+
+fn settings(lanes: u8) -> (Parameters, Capabilities) {
+    let (mut params, mut capabilities) = common::multifd(lanes.max(1));
+    capabilities.multifd = lanes > 0;
+    params.limits = support::SHORT;
+    (params, capabilities)
+}
+
+fn recording(lanes: u8, return_path: bool) -> Recording {
+    let mut recording = Recording::take("sterna-process", lanes);
+    let name = recording.find(b"\0\0\0\x07paused\0");
+    recording.main[name..name + 12].copy_from_slice(b"\0\0\0\x08running\0");
+    if return_path { recording.with_return_path() } else { recording }
+}
+
+/// Several times what the destination takes for silence.
+fn long() -> Duration {
+    support::SHORT.stall * 4
+}
+
+#[test]
+fn main_channel_may_be_silent_while_a_lane_moves() {
+    case("a pass longer than the limit", || {
+        let recording = recording(2, false);
+        let (params, capabilities) = settings(2);
+        let (target, incoming) = waiting(&params, capabilities);
+        let packets = recording.packets(1);
+        let pause = long() / (packets.len() as u32 - 1);
+        let mut sent = Sent::default();
+        let (before, behind) = recording.main.split_at(recording.find(RAM_PART));
+        sent.channel_in_parts(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long() + pause);
+        sent.channel(&incoming.address(), recording.lanes[0].clone(), true);
+        sent.channel_in_parts(&incoming.address(), packets, pause);
+        let arrival = incoming.wait();
+        assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+        common::assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
+fn source_that_waits_for_its_operator_may_be_silent_on_every_channel() {
+    for (lanes, return_path) in [(0, false), (0, true), (2, false), (2, true)] {
+        let recording = recording(lanes, return_path);
+        let end = recording.find(RAM_END);
+        // A QEMU holds the footer of the section before back until it goes on.
+        for at in [end, end - 5] {
+            case(&format!("{lanes} lanes, return path {return_path}, silent at {at}"), || {
+                let (params, capabilities) = settings(lanes);
+                let (target, incoming) = waiting(&params, capabilities);
+                let mut sent = Sent::default();
+                let (before, behind) = recording.main.split_at(at);
+                sent.channel_in_parts(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long());
+                for lane in 0..usize::from(lanes) {
+                    sent.channel(&incoming.address(), recording.lanes[lane].clone(), true);
+                }
+                let arrival = incoming.wait();
+                assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+                common::assert_lives_on(&target.guest);
+            });
+        }
+    }
+}
+
+/// What becomes of a destination whose source sends so much and then nothing, its connections open.
+fn silent_behind(recording: &Recording, lanes: u8, main: usize) -> String {
+    let (params, capabilities) = settings(lanes);
+    let (target, incoming) = waiting(&params, capabilities);
+    let mut sent = Sent::default();
+    sent.channel(&incoming.address(), recording.main[..main].to_vec(), true);
+    for lane in 0..usize::from(lanes) {
+        sent.channel(&incoming.address(), recording.lanes[lane].clone(), true);
+    }
+    eventually("the end", || incoming.status() == Status::Failed);
+    let Arrival::Failed(why) = incoming.wait() else { panic!("completed") };
+    drop(sent);
+    assert_reset(&target);
+    why.to_string()
+}
+
+#[test]
+fn half_an_element_and_then_silence_is_a_source_that_is_gone() {
+    for lanes in [0, 2] {
+        let recording = recording(lanes, false);
+        let end = recording.find(RAM_END);
+        // In the header, in the configuration, in the footer before, in the section, in its header.
+        for at in [6, 20, end - 2, end + 2, end + RAM_END.len() + 3] {
+            let why =
+                case(&format!("{lanes} lanes, silent at {at}"), || silent_behind(&recording, lanes, at));
+            assert!(why.contains("no byte moved"), "{at}: {why}");
+        }
+    }
+}
+
+#[test]
+fn half_a_packet_and_then_silence_is_a_source_that_is_gone() {
+    let mut recording = recording(2, false);
+    let packets = recording.packets(1);
+    let full = packets.iter().position(|packet| packet.len() > 4096).unwrap();
+    let before: usize = packets[..full].iter().map(Vec::len).sum();
+    for half in [20, 1000, 3000] {
+        recording.lanes[1].truncate(before + half);
+        let main = recording.find(RAM_PART);
+        let why = case(&format!("{half} bytes of a packet"), || silent_behind(&recording, 2, main));
+        assert!(why.contains("no byte moved"), "{half}: {why}");
+    }
+}
+
+#[test]
+fn sterna_that_has_promised_to_speak_and_is_silent_is_gone() {
+    let mut recording = recording(0, true);
+    let at = recording.find(OPEN) + OPEN.len();
+    recording.insert(at, &[&[8, 0, 2, 0, 4][..], &EXTENSION_PING.to_be_bytes()].concat());
+    let end = recording.find(RAM_END);
+    let why = case("between elements", || silent_behind(&recording, 0, end));
+    assert!(why.contains("no byte moved"), "{why}");
+}
