@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::TransportError;
+use crate::{HandedFd, TransportError};
 
 /// An address, as QEMU writes it: `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
 /// `file:PATH[,offset=N]`.
@@ -23,8 +23,12 @@ pub enum Address {
     },
     /// A Unix socket's path.
     Unix(PathBuf),
-    /// A descriptor that was inherited, by number, or that was handed over before under a name.
+    /// A descriptor by its number, or by a name under which it was handed over elsewhere. Naming it gives nothing
+    /// away: a number is duplicated and left open, to its owner. Its flags are the duplicate's, too: it is made
+    /// blocking as a connection, and not blocking as a listener.
     Fd(String),
+    /// A descriptor that goes with the address.
+    Handed(HandedFd),
     /// A file that holds, or will hold, a guest's state (specs/mapped-ram.md §4.11).
     File {
         /// Its path.
@@ -32,6 +36,27 @@ pub enum Address {
         /// Where the state begins in it, in bytes: behind a container's header.
         offset: u64,
     },
+}
+
+impl Address {
+    /// Whether it is a descriptor: one channel, which cannot be dialled again.
+    pub fn is_descriptor(&self) -> bool {
+        matches!(self, Address::Fd(_) | Address::Handed(_))
+    }
+
+    /// Takes over the inherited descriptor that this address names by its number (`fd:7`), if it does; gives any other
+    /// address back as it is. For addresses that stood on the program's command line: who started it handed the
+    /// descriptor over. From then on it is closed when what uses it ends.
+    ///
+    /// # Errors
+    /// [`TransportError::Connect`]: the number names no inherited descriptor, or it was taken over before.
+    pub fn claim_inherited(self) -> Result<Address, TransportError> {
+        let Address::Fd(name) = &self else { return Ok(self) };
+        match HandedFd::inherited(name) {
+            Ok(fd) => Ok(Address::Handed(fd)),
+            Err(source) => Err(TransportError::Connect { address: self.to_string(), source }),
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -121,6 +146,7 @@ impl fmt::Display for Address {
             Address::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
             Address::Fd(name) => write!(f, "fd:{name}"),
+            Address::Handed(fd) => write!(f, "fd:{}", fd.name()),
             Address::File { path, offset: 0 } => write!(f, "file:{}", path.display()),
             Address::File { path, offset } => write!(f, "file:{},offset={offset}", path.display()),
         }

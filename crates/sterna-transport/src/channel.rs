@@ -44,8 +44,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Connects to `address` within `limit`, over all numbers that a host name has. For `fd:N` takes the
-    /// descriptor over.
+    /// Connects to `address` within `limit`, over all numbers that a host name has. For `fd:N` duplicates
+    /// the descriptor.
     ///
     /// # Errors
     /// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::cancel::{Waited, wait};
-use crate::{Address, CancelFlag, Channel, TransportError};
+use crate::{Address, CancelFlag, Channel, TransportError, handed};
 
 pub(crate) fn connect(
     address: &Address,
@@ -20,36 +20,22 @@ pub(crate) fn connect(
     cancel: &CancelFlag,
 ) -> Result<Channel, TransportError> {
     let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
-    if let Address::Fd(name) = address {
+    if let Address::Handed(fd) = address {
         // Taken even if it is too late, so that it is closed: nobody else owns it.
-        let socket = take_descriptor(name).map_err(|error| attempt.failed(error))?;
+        let socket = handed::take(fd).map_err(|error| attempt.failed(error))?;
         attempt.check()?;
         return Channel::adopt(socket, address.to_string());
     }
     attempt.check()?;
     match address {
+        Address::Fd(name) => {
+            let socket = handed::duplicate(name).map_err(|error| attempt.failed(error))?;
+            Channel::adopt(socket, address.to_string())
+        }
         Address::Tcp { host, port } => attempt.tcp(host, *port),
         Address::Unix(path) => attempt.unix(path),
-        Address::Fd(_) | Address::File { .. } => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
+        Address::Handed(_) | Address::File { .. } => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
     }
-}
-
-/// Takes over the descriptor that `fd:NUMBER` names. It must be a socket; the number itself is closed, so
-/// that the connection ends when the channel does.
-pub(crate) fn take_descriptor(name: &str) -> io::Result<OwnedFd> {
-    let number = name.parse::<i32>().ok().filter(|number| *number > 2).ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "only the number of an inherited descriptor above 2 can be used here",
-        )
-    })?;
-    // SAFETY: borrowed for the two calls below only; a number that is not open is answered by EBADF.
-    let given = unsafe { BorrowedFd::borrow_raw(number) };
-    sockopt::socket_type(given)?;
-    let socket = rustix::io::fcntl_dupfd_cloexec(given, 3)?;
-    // SAFETY: the operator handed this number over by writing it into the address, and it is a socket.
-    drop(unsafe { OwnedFd::from_raw_fd(given.as_raw_fd()) });
-    Ok(socket)
 }
 
 /// Numbers of a host for listening or connecting. Names are looked up on a thread of its own, as the

@@ -22,6 +22,7 @@ mod error;
 mod file;
 mod flusher;
 mod group;
+mod handed;
 mod listener;
 mod parts;
 mod socket;
@@ -36,6 +37,7 @@ pub use file::{
 };
 pub use flusher::Flusher;
 pub use group::{ChannelGroup, SilenceWatch};
+pub use handed::HandedFd;
 pub use listener::Listener;
 pub use parts::IoPart;
 pub use tls::{

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::cancel::{Waited, wait};
-use crate::connect::{resolve, take_descriptor};
-use crate::{Address, CancelFlag, Channel, TransportError, socket};
+use crate::connect::resolve;
+use crate::{Address, CancelFlag, Channel, TransportError, handed, socket};
 
 /// Connections that may wait to be accepted: more than a migration has channels.
 const BACKLOG: i32 = 256;
@@ -37,7 +37,7 @@ enum Kind {
 
 impl Listener {
     /// Listens. A Unix socket's path on which nobody listens any more is taken over, one that is in use
-    /// is refused. `fd:N` takes an inherited descriptor over, listening or connected.
+    /// is refused. A descriptor may be listening or connected; `fd:N` duplicates it.
     ///
     /// # Errors
     /// [`TransportError::Bind`].
@@ -59,16 +59,8 @@ impl Listener {
                 path = Some((wanted.clone(), std::fs::symlink_metadata(wanted)?.ino()));
                 (Kind::Listening(socket), address.clone())
             }
-            Address::Fd(name) => {
-                let socket = take_descriptor(name)?;
-                let kind = if socket::is_listening(socket.as_fd())? {
-                    rustix::io::ioctl_fionbio(&socket, true)?;
-                    Kind::Listening(socket)
-                } else {
-                    Kind::Connected(Mutex::new(Some(socket)))
-                };
-                (kind, address.clone())
-            }
+            Address::Fd(name) => (kind_of(handed::duplicate(name)?)?, address.clone()),
+            Address::Handed(fd) => (kind_of(handed::take(fd)?)?, address.clone()),
             // Nobody connects to a file.
             Address::File { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
@@ -151,6 +143,15 @@ impl Drop for Listener {
             }
         }
     }
+}
+
+/// What a descriptor of somebody else's is.
+fn kind_of(socket: OwnedFd) -> io::Result<Kind> {
+    if socket::is_listening(socket.as_fd())? {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        return Ok(Kind::Listening(socket));
+    }
+    Ok(Kind::Connected(Mutex::new(Some(socket))))
 }
 
 fn bind_tcp(host: &str, port: u16, cancel: &CancelFlag) -> io::Result<(OwnedFd, u16)> {

@@ -51,8 +51,8 @@ pub use params::{Capabilities, Compression, NonConvergence, Parameters, WaitLimi
 pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
-    Address, Authorization, AuthorizationRule, CredentialsError, Direct, Tls, TlsCredentials, TlsEndpoint,
-    TlsFiles,
+    Address, Authorization, AuthorizationRule, CredentialsError, Direct, HandedFd, Tls, TlsCredentials,
+    TlsEndpoint, TlsFiles,
 };
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

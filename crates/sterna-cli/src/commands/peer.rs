@@ -253,8 +253,10 @@ fn uuid(text: &str) -> Result<[u8; 16], String> {
     number.map(u128::to_be_bytes).ok_or_else(|| format!("`{text}` is no UUID"))
 }
 
+/// An address of the command line. A descriptor that it names was handed over by whoever started this program.
 fn address(text: &str) -> Result<Address, Stop> {
-    from_uri(text).map_err(|error| Stop::usage(error.to_string()))
+    let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
+    address.claim_inherited().map_err(|error| Stop::usage(error.to_string()))
 }
 
 fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupts) -> Result<Stored, Stop> {

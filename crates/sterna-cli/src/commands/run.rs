@@ -278,6 +278,7 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
             let refused =
                 |error: sterna_qmp::QmpError| Stop::failed(format!("cannot wait at {uri}: {error}"));
             let address = sterna_qmp::migration::from_uri(uri).map_err(refused)?;
+            let address = address.claim_inherited().map_err(|error| Stop::failed(error.to_string()))?;
             control.listen(&address).map_err(refused)
         }
         None if arguments.stopped => Ok(()),

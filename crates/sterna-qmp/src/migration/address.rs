@@ -75,6 +75,7 @@ pub fn to_json(address: &Address) -> Value {
         Address::Tcp { host, port } => json!({"type": "inet", "host": host, "port": port.to_string()}),
         Address::Unix(path) => json!({"type": "unix", "path": path.to_string_lossy()}),
         Address::Fd(name) => json!({"type": "fd", "str": name}),
+        Address::Handed(fd) => json!({"type": "fd", "str": fd.name()}),
         Address::File { path, offset } => {
             json!({"type": "file", "filename": path.to_string_lossy(), "offset": offset})
         }

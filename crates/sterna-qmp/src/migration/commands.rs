@@ -1,9 +1,7 @@
 //! The commands over QMP: names, arguments, and which of [`MigrationControl`]'s methods each calls.
 
-use std::os::fd::OwnedFd;
-
 use serde_json::{Map, Value, json};
-use sterna::{Address, SourceVm};
+use sterna::{Address, HandedFd, SourceVm};
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
@@ -134,13 +132,11 @@ impl MigrationControl {
     }
 
     pub(super) fn migrate_from(&self, to: Address, context: &mut Context) -> Result<(), QmpError> {
-        let fd = named_fd(&to, context)?;
-        self.migrate_with(&to, fd)
+        self.migrate(&with_descriptor(to, context)?)
     }
 
     pub(super) fn listen_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
-        let fd = named_fd(&at, context)?;
-        self.listen_with(&at, fd)
+        self.listen(&with_descriptor(at, context)?)
     }
 
     fn describe(&self, command: &str) -> Result<Value, QmpError> {
@@ -183,12 +179,12 @@ impl MigrationControl {
     }
 }
 
-/// The descriptor that `address` names, if it was given with `getfd`; the command uses it up. A number is one
-/// that the process inherited.
-fn named_fd(address: &Address, context: &mut Context) -> Result<Option<OwnedFd>, QmpError> {
-    let Address::Fd(name) = address else { return Ok(None) };
+/// The address with the descriptor that it names, if that was given with `getfd`: the command uses it up, and it is
+/// closed with the migration. A number is that of a descriptor with an owner in this process: it is only duplicated.
+fn with_descriptor(address: Address, context: &mut Context) -> Result<Address, QmpError> {
+    let Address::Fd(name) = &address else { return Ok(address) };
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Ok(None);
+        return Ok(address);
     }
     let fd = context.take_fd(name).ok_or_else(|| {
         QmpError::generic(format!("File descriptor named '{name}' has not been found; pass it with 'getfd'"))
@@ -196,7 +192,7 @@ fn named_fd(address: &Address, context: &mut Context) -> Result<Option<OwnedFd>,
     rustix::net::sockopt::socket_type(&fd).map_err(|_| {
         QmpError::generic(format!("The descriptor '{name}' is no socket; pass a connected socket"))
     })?;
-    Ok(Some(fd))
+    Ok(Address::Handed(HandedFd::new(fd, name)))
 }
 
 fn guest_at(word: &str) -> Result<GuestAt, QmpError> {

@@ -1,6 +1,5 @@
 //! One VM's migrations: what operators have set, what runs, and which command is refused when.
 
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -93,20 +92,13 @@ impl MigrationControl {
     /// # Errors
     /// While one runs, after one has completed, without a guest.
     pub fn migrate(&self, to: &Address) -> Result<(), QmpError> {
-        self.migrate_with(to, None)
-    }
-
-    /// As [`MigrationControl::migrate`], over `fd` if there is one.
-    pub(super) fn migrate_with(&self, to: &Address, fd: Option<OwnedFd>) -> Result<(), QmpError> {
         let mut state = lock(&self.state);
         state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
-        let started = by_number(to, fd, |to| {
-            self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone())
-        });
-        state.outgoing = Some(started?);
+        let started = self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone());
+        state.outgoing = Some(started.map_err(QmpError::generic)?);
         Ok(())
     }
 
@@ -160,11 +152,6 @@ impl MigrationControl {
     /// # Errors
     /// While one is waited for, and in a VM that has a guest.
     pub fn listen(&self, at: &Address) -> Result<(), QmpError> {
-        self.listen_with(at, None)
-    }
-
-    /// As [`MigrationControl::listen`], over `fd` if there is one.
-    pub(super) fn listen_with(&self, at: &Address, fd: Option<OwnedFd>) -> Result<(), QmpError> {
         let mut state = lock(&self.state);
         state.may_listen(self.vm.has_guest())?;
         let vm: Arc<dyn TargetVm> = self.vm.clone();
@@ -175,9 +162,8 @@ impl MigrationControl {
         state.incoming = None;
         let before = lock(&self.relay.incoming).take();
         drop(before);
-        let incoming = by_number(at, fd, |at| {
-            self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone())
-        })?;
+        let incoming = self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone());
+        let incoming = incoming.map_err(QmpError::generic)?;
         // In time: nothing is loaded within the moment since it was bound.
         let _ = incoming.set_autostart(state.autostart);
         *lock(&self.relay.incoming) = Some(incoming.clone());
@@ -481,7 +467,7 @@ impl State {
              'measured'"
         } else if self.is_listening() {
             "The guest that came here is not started yet; start it with 'cont' first"
-        } else if matches!(to, Address::Fd(_)) && self.capabilities.get("multifd") {
+        } else if to.is_descriptor() && self.capabilities.get("multifd") {
             ONE_CHANNEL
         } else {
             return Ok(());
@@ -553,32 +539,6 @@ fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
 
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
      descriptor is one channel";
-
-/// Starts with `address`, or with the number of `fd`, which is the engine's from a start that succeeds on.
-///
-/// A start that is refused leaves it to us, unless the engine had taken it already: then its number may be
-/// another's by now, and only what is still the same socket is closed.
-fn by_number<T>(
-    address: &Address,
-    fd: Option<OwnedFd>,
-    start: impl FnOnce(&Address) -> Result<T, String>,
-) -> Result<T, QmpError> {
-    let Some(fd) = fd else { return start(address).map_err(QmpError::generic) };
-    let same =
-        fd.try_clone().map_err(|error| QmpError::generic(format!("cannot keep the socket: {error}")))?;
-    let started = start(&Address::Fd(fd.as_raw_fd().to_string()));
-    if started.is_err() && inode(&fd).is_some_and(|number| Some(number) == inode(&same)) {
-        drop(fd);
-    } else {
-        let _ = fd.into_raw_fd();
-    }
-    started.map_err(QmpError::generic)
-}
-
-/// What tells sockets apart.
-fn inode(fd: &OwnedFd) -> Option<(u64, u64)> {
-    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
-}
 
 /// Whether a destination still listens, loads, or holds its guest.
 fn is_waiting(incoming: &dyn Receiving) -> bool {

@@ -1,10 +1,11 @@
 //! Listening, connecting, and giving up on either.
 
-use std::os::fd::IntoRawFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError};
+use sterna_transport::{Address, CancelFlag, Channel, HandedFd, Listener, TransportError};
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(30);
@@ -180,15 +181,17 @@ fn connect_that_waits_ends_by_limit_and_cancel() {
 #[test]
 fn fd_connected_is_a_channel_once() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let given = Address::Fd(ours.into_raw_fd().to_string());
+    let given = Address::Handed(HandedFd::new(ours.into(), "ours"));
     let listener = Listener::bind(&given).unwrap();
     let flag = CancelFlag::new();
     let channel = listener.accept(Some(LONG), &flag).unwrap();
-    let peer = Channel::connect(&Address::Fd(theirs.into_raw_fd().to_string()), LONG, &flag).unwrap();
+    let peer =
+        Channel::connect(&Address::Handed(HandedFd::new(theirs.into(), "theirs")), LONG, &flag).unwrap();
     peer.write_all(b"hi").unwrap();
     assert_eq!(channel.peek(2).unwrap(), b"hi");
     assert!(matches!(listener.accept(Some(LONG), &flag), Err(TransportError::System { .. })));
-    // The number itself was taken over: dropping the channel is the end for the peer.
+    assert!(Listener::bind(&given).unwrap_err().to_string().contains("fd:ours"), "it is used up");
+    // It was handed over: dropping the channel is the end for the peer.
     drop((channel, listener));
     assert!(peer.read_some(&mut [0; 1]).is_ok_and(|count| count == 0) || peer.write_all(b"x").is_err());
 }
@@ -197,10 +200,58 @@ fn fd_connected_is_a_channel_once() {
 fn fd_listening_accepts() {
     let std_listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = std_listener.local_addr().unwrap().port();
-    let listener = Listener::bind(&Address::Fd(std_listener.into_raw_fd().to_string())).unwrap();
+    let there = Address::Tcp { host: "127.0.0.1".into(), port };
+    let named = Listener::bind(&Address::Fd(std_listener.as_raw_fd().to_string())).unwrap();
     for _ in 0..3 {
-        meet(&listener, &Address::Tcp { host: "127.0.0.1".into(), port });
+        meet(&named, &there);
     }
+    drop(named);
+    let listener = Listener::bind(&Address::Handed(HandedFd::new(std_listener.into(), "theirs"))).unwrap();
+    meet(&listener, &there);
+    drop(listener);
+    let refused = Channel::connect(&there, LONG, &CancelFlag::new());
+    assert!(refused.is_err(), "what was handed over is closed with the listener");
+}
+
+#[test]
+fn fd_that_is_named_is_left_to_its_owner() {
+    let flag = CancelFlag::new();
+    let (mut ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let named = Address::Fd(ours.as_raw_fd().to_string());
+    let channel = Channel::connect(&named, LONG, &flag).unwrap();
+    channel.write_all(b"a").unwrap();
+    drop(channel);
+    drop(Listener::bind(&named).unwrap());
+    flag.cancel();
+    assert!(Channel::connect(&named, LONG, &flag).unwrap_err().is_cancelled());
+    ours.write_all(b"b").expect("the socket that was named is still its owner's");
+    let mut bytes = [0; 2];
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, *b"ab");
+}
+
+#[test]
+fn fd_of_the_command_line_is_taken_over_once_and_only_if_it_was_inherited() {
+    let claim = |number: i32| Address::Fd(number.to_string()).claim_inherited();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    // What this process opened has an owner here.
+    assert!(claim(ours.as_raw_fd()).unwrap_err().to_string().contains("not inherited"));
+    // As after an exec: open, and nobody's.
+    let number = ours.into_raw_fd();
+    // SAFETY: nobody owns it from the line above on.
+    let given = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_setfd(given, rustix::io::FdFlags::empty()).unwrap();
+    let claimed = claim(number).unwrap();
+    assert_eq!(claimed.to_string(), format!("fd:{number}"));
+    assert!(claim(number).is_err(), "taken over twice");
+    let channel = Channel::connect(&claimed, LONG, &CancelFlag::new()).unwrap();
+    drop(channel);
+    assert_eq!((&theirs).read(&mut [0]).unwrap(), 0, "closed with its channel");
+    for number in [-1, 0, 2, 987_654] {
+        assert!(claim(number).is_err(), "{number}");
+    }
+    let elsewhere = address("tcp:127.0.0.1:1");
+    assert_eq!(elsewhere.clone().claim_inherited().unwrap(), elsewhere);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::{Address, CancelFlag, Channel};
+use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::shared::{Shared, lock};
@@ -14,10 +14,10 @@ const CHANNEL: &str = "status question";
 
 /// Asks the destination over a connection of its own. Ends early when an operator decides meanwhile.
 ///
-/// Over an inherited descriptor there is no second connection, and its number may be another's by now.
+/// Over a descriptor there is no second connection.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if matches!(shared.to, Address::Fd(_)) {
-        let why = "an inherited descriptor cannot be dialled again: look whether the guest runs at the \
+    if shared.to.is_descriptor() {
+        let why = "a descriptor cannot be dialled again: look whether the guest runs at the \
                    destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }

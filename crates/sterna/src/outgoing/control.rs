@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::source::{
     Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal,
 };
-use sterna_transport::{Address, Channel};
+use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
@@ -310,8 +310,8 @@ impl Control {
 
     fn report_undecided(&mut self, cause: Cause) -> Result<(), MigrationError> {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        let can_ask = self.shared.driver.look(|machine| machine.peer().sterna)
-            && !matches!(self.shared.to, Address::Fd(_));
+        let can_ask =
+            self.shared.driver.look(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
         let asked = if can_ask { "is asked again" } else { "cannot be asked" };
         let text = format!(
             "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here \

@@ -94,7 +94,8 @@ impl Migration {
     /// # Errors
     /// [`StartError::Settings`] for parameters that do not go together, or with `to`; [`StartError::Guest`] unless
     /// the guest is here and no other migration has to do with it ([`Custody`]), with what to do first. A descriptor
-    /// that `to` names is left to its owner then; else the migration takes it over.
+    /// that `to` names by its number (`fd:7`) is duplicated and stays its owner's, whatever becomes of the migration.
+    /// One that was handed over ([`Address::Handed`]) is the migration's from a start that succeeds on.
     pub fn start(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -337,10 +338,8 @@ fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Resu
     if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
         return refuse("Cannot use compression with mapped-ram: set multifd-compression to none");
     }
-    if capabilities.multifd && matches!(to, Address::Fd(_)) {
-        return refuse(
-            "an inherited descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:",
-        );
+    if capabilities.multifd && to.is_descriptor() {
+        return refuse("a descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:");
     }
     if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Client) {
         return refuse(

@@ -65,7 +65,7 @@ fn lost_refusal_is_asked_for_and_the_source_resumes() {
 #[test]
 fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
     use std::io::{Read as _, Write as _};
-    use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+    use std::os::fd::AsRawFd as _;
     case("question over fd", || {
         let (source, target) = vms();
         let (params, capabilities) = (common::parameters(), Capabilities::default());
@@ -73,8 +73,8 @@ fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
         let filter = at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut);
         let proxy = Proxy::new(&incoming.address(), filter);
         let socket = std::net::TcpStream::connect(("127.0.0.1", support::port(&proxy.address()))).unwrap();
-        let number = socket.into_raw_fd();
-        let to = sterna::Address::Fd(number.to_string());
+        let number = socket.as_raw_fd();
+        let to = sterna::Address::Handed(sterna::HandedFd::new(socket.into(), "socket"));
         let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
         // The first number that is free comes to one of these once the migration has let go of it, unless
         // a thread of the engine was faster; then this run proves less.
@@ -97,6 +97,26 @@ fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
         assert_eq!(migration.status(), Status::Undecided);
         migration.decide(Decision::DestinationRuns).expect("undecided");
         common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    });
+}
+
+#[test]
+fn migration_over_a_descriptor_that_is_named_leaves_it_open() {
+    use std::io::Write as _;
+    case("named", || {
+        let (source, target) = vms();
+        let (params, capabilities) = (common::parameters(), Capabilities::default());
+        let incoming = vm::listen(&target, &params, capabilities);
+        let mut socket =
+            std::net::TcpStream::connect(("127.0.0.1", support::port(&incoming.address()))).unwrap();
+        let to = sterna::Address::Fd(std::os::fd::AsRawFd::as_raw_fd(&socket).to_string());
+        let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+        drop(migration);
+        // It has ended, and its descriptor is still a socket of this process.
+        assert!(socket.local_addr().is_ok());
+        let ended = socket.write_all(b"x").unwrap_err();
+        assert_eq!(ended.kind(), std::io::ErrorKind::BrokenPipe, "{ended}");
     });
 }
 
