@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna_ram::RamSlice;
 
-use super::aside::{self, Aside, kind_name, left_behind};
-use super::system::{read_parts, system, write_parts};
+use super::aside::{self, Aside, left_behind};
+use super::system::{Links, open_regular, read_parts, system, write_parts};
 use super::{DIRECT_ALIGN, sparse};
 use crate::parts::Part;
 use crate::{IoPart, TransportError};
@@ -69,10 +69,10 @@ impl PageFile {
         let direct = open_direct(&file, aside.path(), options.direct, true)?;
         let path = aside.place().to_owned();
         if options.keep_bytes > 0 {
-            match File::open(&path) {
+            match open_regular(&path, Links::Follow) {
                 Ok(old) => sparse::copy(&file, &path, 0, &old, 0, options.keep_bytes).map(drop)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(system(&path, "open", error)),
+                Err(TransportError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(PageFile { file, direct, path, aside: Mutex::new(Some(aside)) })
@@ -96,14 +96,7 @@ impl PageFile {
     /// [`TransportError::NotAFile`], [`TransportError::NoDirect`], [`TransportError::System`].
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<PageFile, TransportError> {
         let path = path.as_ref().to_owned();
-        // A pipe that nobody writes would block the open; for files the flag means nothing.
-        let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
-        let file = opened.map_err(|error| system(&path, "open", error))?;
-        let kind = file.metadata().map_err(|error| system(&path, "fstat", error))?.file_type();
-        if !kind.is_file() {
-            let what = format!("it is {}; pages are read at offsets, from a file", kind_name(kind));
-            return Err(TransportError::NotAFile { file: path.display().to_string(), what });
-        }
+        let file = open_regular(&path, Links::Follow)?;
         let direct = open_direct(&file, &path, options.direct, false)?;
         Ok(PageFile { file, direct, path, aside: Mutex::new(None) })
     }

@@ -1,12 +1,36 @@
 //! Positional vectored calls, repeated until all is done, and what their failures mean.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::aside::kind_name;
 use crate::TransportError;
 use crate::parts::{Part, Remaining};
+
+/// Whether a symbolic link that stands for a file is gone through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Links {
+    Follow,
+    Refuse,
+}
+
+/// Opens a regular file to read it, and nothing else: whoever may write to its directory could have put a pipe, whose
+/// open waits for its writer, or a device in its place.
+pub(super) fn open_regular(path: &Path, links: Links) -> Result<File, TransportError> {
+    // For files O_NONBLOCK means nothing.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if links == Links::Refuse { libc::O_NOFOLLOW } else { 0 };
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|error| system(path, "open", error))?;
+    let kind = file.metadata().map_err(|error| system(path, "fstat", error))?.file_type();
+    if !kind.is_file() {
+        let what = format!("it is {}; pages are read at offsets, from a file", kind_name(kind));
+        return Err(TransportError::NotAFile { file: path.display().to_string(), what });
+    }
+    Ok(file)
+}
 
 /// Writes all parts, one behind the other, from byte `offset` on.
 pub(super) fn write_parts<P: Part>(

@@ -311,6 +311,7 @@ fn in_words(error: &Error) -> String {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+    check_is_file(path)?;
     let found: Result<Vec<_>, pem::Error> =
         CertificateDer::pem_file_iter(path).and_then(|certificates| certificates.collect());
     match found {
@@ -321,6 +322,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
 }
 
 fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialsError> {
+    check_is_file(path)?;
     let found: Result<Vec<_>, pem::Error> =
         CertificateRevocationListDer::pem_file_iter(path).and_then(|lists| lists.collect());
     match found {
@@ -336,6 +338,7 @@ fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'st
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
+    check_is_file(path)?;
     PrivateKeyDer::from_pem_file(path).map_err(|error| {
         let is_encrypted =
             std::fs::read_to_string(path).is_ok_and(|text| text.contains("ENCRYPTED"));
@@ -349,6 +352,15 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
             },
         )
     })
+}
+
+/// A pipe would make whoever asks for the credentials, often a monitor, wait for its writer.
+fn check_is_file(path: &Path) -> Result<(), CredentialsError> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(wrong(path, "it is no regular file".to_owned())),
+        // What cannot be looked at is told when it is opened.
+        _ => Ok(()),
+    }
 }
 
 fn wrong(path: &Path, problem: String) -> CredentialsError {

@@ -54,6 +54,24 @@ impl Ram {
 }
 
 #[test]
+fn credentials_that_are_a_pipe_are_refused_and_not_waited_for() {
+    for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem", "ca-crl.pem"] {
+        let directory = good_directory();
+        let file = directory.path().join(name);
+        let _ = std::fs::remove_file(&file);
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().expect("mkfifo").success());
+        let (tell, told) = std::sync::mpsc::channel();
+        let path = directory.path().to_owned();
+        std::thread::spawn(move || {
+            tell.send(TlsCredentials::from_directory(&path, TlsEndpoint::Client, true).map(drop))
+        });
+        let refused = told.recv_timeout(LIMIT * 3).expect("it waits for whoever writes the pipe");
+        let error = refused.expect_err("no certificates").to_string();
+        assert!(error.contains(name) && error.contains("no regular file"), "{error}");
+    }
+}
+
+#[test]
 fn channel_bytes_of_any_length_arrive_whole_and_counted() {
     let (client, server) = pair();
     let sent = pattern(1_000_003);

@@ -55,8 +55,7 @@ impl Feed {
             (subject.kind().form == Form::Mapped, subject.kind().packing == Packing::None);
         let mut direct = request.direct;
         if direct == Direct::Wanted {
-            let open = File::open(&request.path);
-            let file = open.map_err(|error| DriveError::file("open", &request.path, error))?;
+            let file = PageFile::open(&request.path, PageOptions::default())?.reopened()?;
             if is_cached(&file) {
                 direct = Direct::Off;
             }

@@ -3,11 +3,12 @@
 //! A mapped-ram image is opened as any reader opens it: every offset and bitmap is looked at, and the tail walked
 //! to its end. Of a legacy stream, whose pages would all have to be read again, both ends are looked at.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use sterna_image::{Form, Image};
 
 use super::run_state;
@@ -70,7 +71,8 @@ pub fn stream(path: &Path, offset: u64) -> io::Result<bool> {
 
 /// The last bytes of a stream that has a beginning and an end, and where in the file they begin.
 fn ends(path: &Path, offset: u64) -> io::Result<Result<(Vec<u8>, u64), String>> {
-    let file = File::open(path)?;
+    // Whatever lies there by now must not make this wait; an image is a file.
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let length = file.metadata()?.len();
     let Some(stream_bytes) = length.checked_sub(offset).filter(|bytes| *bytes >= 64) else {
         return Ok(Err("its image is empty".into()));

@@ -8,6 +8,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::{ENDING, directory_of, prefix};
+use crate::file::system::{Links, open_regular};
 
 /// How often, a millisecond apart, a new file is tried to be locked.
 const LOCK_TRIES: usize = 100;
@@ -48,7 +49,8 @@ pub(in crate::file) fn left_behind(place: &Path) -> Vec<PathBuf> {
 
 /// Whether nobody writes the file at `path` any more, which `process` has made.
 fn is_left(path: &Path, process: &str) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    // Anybody who may write to the directory can give anything such a name.
+    let Ok(file) = open_regular(path, Links::Refuse) else { return false };
     if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
         return false;
     }
@@ -73,6 +75,26 @@ mod tests {
 
         std::fs::write(&new, "something").unwrap();
         assert_eq!(left_behind(&place), [new]);
+    }
+
+    #[test]
+    fn left_behind_neither_waits_for_a_pipe_nor_follows_a_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("image");
+        let names: Vec<PathBuf> =
+            (1..4).map(|n| directory.path().join(format!(".image.1-{n}.partial"))).collect();
+        let made = std::process::Command::new("mkfifo").arg(&names[0]).status().unwrap();
+        assert!(made.success());
+        let elsewhere = directory.path().join("elsewhere");
+        std::fs::write(&elsewhere, "something").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &names[1]).unwrap();
+        std::fs::write(&names[2], "left").unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+
+        std::thread::spawn(move || tell.send(left_behind(&place)));
+
+        let found = told.recv_timeout(Duration::from_secs(60)).expect("it waits for whoever writes the pipe");
+        assert_eq!(found, names[2..]);
     }
 
     #[test]
