@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::{StateDirection, VhostUserError};
 
@@ -21,8 +22,21 @@ pub(super) struct StatePipe {
     device: Arc<str>,
     direction: StateDirection,
     limit: Duration,
+    /// The end of a pipe that was made here: nobody else can make it block.
     file: File,
+    /// A pipe that the back end made, if it did.
+    theirs: Option<Theirs>,
     bytes: u64,
+}
+
+/// An end of the back end's own pipe. Whether a call to it waits is for the back end to say, at any moment, since it
+/// shares the open file. So it is never read or written: bytes are spliced between it and a pipe of ours, in calls that
+/// do not wait.
+#[derive(Debug)]
+struct Theirs {
+    pipe: File,
+    /// The other end of our pipe.
+    inner: OwnedFd,
 }
 
 /// Both ends: ours, and the back end's.
@@ -43,49 +57,64 @@ pub(super) fn pair(
         StateDirection::Save => (reader, writer),
         StateDirection::Load => (writer, reader),
     };
-    Ok((StatePipe::new(device, direction, limit, ours.into())?, theirs))
+    // Or a write could wait beyond the limit. The other end has flags of its own.
+    fcntl_getfl(&ours).and_then(|flags| fcntl_setfl(&ours, flags | OFlags::NONBLOCK)).map_err(failed)?;
+    let device = Arc::clone(device);
+    Ok((StatePipe { device, direction, limit, file: ours.into(), theirs: None, bytes: 0 }, theirs))
 }
 
 impl StatePipe {
-    /// Takes a descriptor of which the other end is the back end's: maybe one that it made itself.
-    pub(super) fn new(
+    /// The state goes through `pipe` instead, an end of a pipe that the back end made itself.
+    ///
+    /// # Errors
+    /// It is none. A file or a socket need not be: there is no way to read them that surely does not wait.
+    pub(super) fn over(
         device: &Arc<str>,
         direction: StateDirection,
         limit: Duration,
-        file: File,
+        pipe: File,
     ) -> Result<Self, VhostUserError> {
-        // Or a write could wait beyond the limit.
-        let set = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::NONBLOCK));
-        set.map_err(|source| VhostUserError::System {
-            device: Arc::clone(device),
-            what: "setting up the pipe for the state",
-            source: source.into(),
-        })?;
-        Ok(Self { device: Arc::clone(device), direction, limit, file, bytes: 0 })
+        let is_pipe = pipe.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
+        if !is_pipe {
+            return Err(VhostUserError::Misbehaved {
+                device: Arc::clone(device),
+                request: "SET_DEVICE_STATE_FD",
+                rule: "the descriptor that it wants to be used instead is no pipe".to_owned(),
+            });
+        }
+        let (ours, inner) = pair(device, direction, limit)?;
+        Ok(Self { theirs: Some(Theirs { pipe, inner }), ..ours })
     }
 
     /// Reads what there is; 0: the back end has closed its end.
     pub(super) fn read(&mut self, to: &mut [u8]) -> Result<usize, VhostUserError> {
+        let since = Instant::now();
         loop {
             match self.file.read(to) {
                 Ok(n) => {
                     self.bytes += n as u64;
                     return Ok(n);
                 }
-                Err(error) => self.after(error, PollFlags::IN)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.theirs.is_some() => {
+                    self.fetch(since)?;
+                }
+                Err(error) => self.after(error, PollFlags::IN, since)?,
             }
         }
     }
 
     /// Writes all.
     pub(super) fn write(&mut self, mut from: &[u8]) -> Result<(), VhostUserError> {
+        let mut since = Instant::now();
         while !from.is_empty() {
             match self.file.write(from) {
                 Ok(n) => {
+                    self.pass_on(n)?;
                     self.bytes += n as u64;
                     from = &from[n..];
+                    since = Instant::now();
                 }
-                Err(error) => self.after(error, PollFlags::OUT)?,
+                Err(error) => self.after(error, PollFlags::OUT, since)?,
             }
         }
         Ok(())
@@ -93,30 +122,64 @@ impl StatePipe {
 
     /// Bytes that could be read at once.
     pub(super) fn readable(&self) -> u64 {
-        rustix::io::ioctl_fionread(&self.file).unwrap_or(0)
+        let theirs = self.theirs.as_ref().map_or(0, |theirs| waiting(&theirs.pipe));
+        waiting(&self.file).saturating_add(theirs)
     }
 
-    /// Waits, if the error says that waiting helps.
-    fn after(&self, error: io::Error, interest: PollFlags) -> Result<(), VhostUserError> {
+    /// Fetches what there is in the back end's pipe, at least a byte; at its end closes ours.
+    fn fetch(&mut self, since: Instant) -> Result<(), VhostUserError> {
+        while let Some(theirs) = &self.theirs {
+            match splice(&theirs.pipe, None, &theirs.inner, None, PIPE_BYTES, SpliceFlags::NONBLOCK) {
+                Ok(0) => self.theirs = None,
+                Ok(_) => break,
+                Err(error) => self.after(error.into(), PollFlags::IN, since)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on to the back end's pipe the `left` bytes that are in ours.
+    fn pass_on(&self, mut left: usize) -> Result<(), VhostUserError> {
+        let mut since = Instant::now();
+        while let Some(theirs) = &self.theirs
+            && left > 0
+        {
+            match splice(&theirs.inner, None, &theirs.pipe, None, left, SpliceFlags::NONBLOCK) {
+                Ok(n) => (left, since) = (left - n, Instant::now()),
+                Err(error) => self.after(error.into(), PollFlags::OUT, since)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits, if the error says that waiting helps, no longer than the limit since the last byte moved: also where the
+    /// back end takes away what was to be had meanwhile.
+    fn after(&self, error: io::Error, interest: PollFlags, since: Instant) -> Result<(), VhostUserError> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => self.wait(interest),
+            io::ErrorKind::WouldBlock => self.wait(interest, since),
             _ => Err(self.failed(error)),
         }
     }
 
-    fn wait(&self, interest: PollFlags) -> Result<(), VhostUserError> {
-        let limit = Timespec {
-            tv_sec: self.limit.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: self.limit.subsec_nanos().into(),
+    fn wait(&self, interest: PollFlags, since: Instant) -> Result<(), VhostUserError> {
+        let left = self.limit.saturating_sub(since.elapsed());
+        let stalled = || VhostUserError::Stalled {
+            device: Arc::clone(&self.device),
+            direction: self.direction,
+            bytes: self.bytes,
+            limit: self.limit,
         };
-        match poll(&mut [PollFd::from_borrowed_fd(self.file.as_fd(), interest)], Some(&limit)) {
-            Ok(0) => Err(VhostUserError::Stalled {
-                device: Arc::clone(&self.device),
-                direction: self.direction,
-                bytes: self.bytes,
-                limit: self.limit,
-            }),
+        if left.is_zero() {
+            return Err(stalled());
+        }
+        let timeout = Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let pipe = self.theirs.as_ref().map_or(self.file.as_fd(), |theirs| theirs.pipe.as_fd());
+        match poll(&mut [PollFd::from_borrowed_fd(pipe, interest)], Some(&timeout)) {
+            Ok(0) => Err(stalled()),
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(self.failed(error.into())),
         }
@@ -130,6 +193,11 @@ impl StatePipe {
             source,
         }
     }
+}
+
+/// Bytes in a pipe.
+fn waiting(pipe: &File) -> u64 {
+    rustix::io::ioctl_fionread(pipe).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -223,7 +223,7 @@ impl VhostUserDevice {
         let (ours, theirs) = pipe::pair(&self.name, direction, limit)?;
         match self.worker.call(move |session| session.transfer(direction, theirs))? {
             None => Ok(ours),
-            Some(file) => StatePipe::new(&self.name, direction, limit, file),
+            Some(file) => StatePipe::over(&self.name, direction, limit, file),
         }
     }
 

@@ -49,11 +49,17 @@ pub enum Fault {
     LoadDies,
     /// It reads its state, and says at the end that this failed.
     LoadFails,
+    /// It answers with a pipe of its own, which is sound.
+    OwnPipe,
+    /// It answers with a pipe of its own, of whose other end it makes no use, and makes it block again and again.
+    OwnPipeHangs,
+    /// It answers with something that never ends and is no pipe.
+    OwnDevice,
     /// It cannot move its state at all.
     NoDeviceState,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 11] = [
     Fault::None,
     Fault::SaveFails,
     Fault::SaveHangs,
@@ -61,6 +67,9 @@ const FAULTS: [Fault; 8] = [
     Fault::SaveDies,
     Fault::LoadDies,
     Fault::LoadFails,
+    Fault::OwnPipe,
+    Fault::OwnPipeHangs,
+    Fault::OwnDevice,
     Fault::NoDeviceState,
 ];
 
@@ -250,18 +259,52 @@ impl VhostUserBackendMut for Service {
         file: File,
     ) -> io::Result<Option<File>> {
         let (model, fault) = (Arc::clone(&self.model), self.fault);
+        if fault == Fault::OwnDevice {
+            return File::options().read(true).write(true).open("/dev/zero").map(Some);
+        }
+        if fault == Fault::OwnPipeHangs {
+            let (reader, writer) = rustix::pipe::pipe()?;
+            let (theirs, other) = match direction {
+                VhostTransferStateDirection::SAVE => (reader, writer),
+                VhostTransferStateDirection::LOAD => (writer, reader),
+            };
+            make_it_block(theirs.try_clone()?, other);
+            return Ok(Some(theirs.into()));
+        }
+        let (file, theirs) = match (fault, direction) {
+            (Fault::OwnPipe, VhostTransferStateDirection::SAVE) => {
+                let (reader, writer) = rustix::pipe::pipe()?;
+                (writer.into(), Some(reader.into()))
+            }
+            (Fault::OwnPipe, VhostTransferStateDirection::LOAD) => {
+                let (reader, writer) = rustix::pipe::pipe()?;
+                (reader.into(), Some(writer.into()))
+            }
+            _ => (file, None),
+        };
         let transfer = match direction {
             VhostTransferStateDirection::SAVE => thread::spawn(move || save(&model, fault, file)),
             VhostTransferStateDirection::LOAD => thread::spawn(move || load(&model, fault, file)),
         };
         *self.transfer.lock().expect("no panic") = Some(transfer);
-        Ok(None)
+        Ok(theirs)
     }
 
     fn check_device_state(&self) -> io::Result<()> {
         let transfer = self.transfer.lock().expect("no panic").take();
         transfer.ok_or(io::ErrorKind::NotFound)?.join().map_err(|_| io::ErrorKind::Other)?
     }
+}
+
+/// Keeps the other end open and, what the front end may set, the pipe blocking.
+fn make_it_block(theirs: std::os::fd::OwnedFd, other: std::os::fd::OwnedFd) {
+    thread::spawn(move || {
+        loop {
+            rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::empty()).expect("a pipe");
+            thread::sleep(Duration::from_millis(1));
+            let _ = &other;
+        }
+    });
 }
 
 fn save(model: &Mutex<Model>, fault: Fault, mut file: File) -> io::Result<()> {

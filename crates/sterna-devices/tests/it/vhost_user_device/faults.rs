@@ -123,6 +123,83 @@ fn state_that_stands_still_is_an_error_and_the_source_runs_on() {
     machine.serve(5..10);
 }
 
+/// What `act` gives, which must end by itself.
+#[track_caller]
+fn ends<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(act()));
+    told.recv_timeout(crate::virtqueue::PATIENCE).expect("it waits for ever")
+}
+
+/// Many times what a back end takes that makes its pipe block.
+fn wait_until_it_blocks() {
+    std::thread::sleep(std::time::Duration::from_millis(200));
+}
+
+#[test]
+fn state_pipe_of_the_back_end_that_blocks_and_never_ends_is_given_up_and_the_source_runs_on() {
+    let directory = TempDir::new().expect("a directory");
+    let mut machine =
+        Machine::running_within(directory.path(), "source", STATE_BYTES, Fault::OwnPipeHangs, SHORT);
+    machine.serve(0..5);
+
+    machine.stop().expect("a good stop");
+    wait_until_it_blocks();
+    let device = std::sync::Arc::clone(&machine.device);
+    let error = told(ends(move || device.read(&mut [0; 4096])).expect_err("nothing comes"));
+
+    names(&error, &["saving", "stood still"]);
+    machine.device.end_save().expect("the end");
+    machine.device.run().expect("a good start");
+    machine.serve(5..10);
+}
+
+#[test]
+fn state_pipe_of_the_back_end_that_blocks_and_is_never_read_is_given_up() {
+    let directory = TempDir::new().expect("a directory");
+    let machine = Machine::waiting(directory.path(), "target", 64, Fault::OwnPipeHangs, SHORT);
+
+    machine.device.begin_load().expect("a good beginning");
+    wait_until_it_blocks();
+    let device = std::sync::Arc::clone(&machine.device);
+    let error = told(ends(move || device.write(&vec![0; 4 << 20])).expect_err("nobody reads"));
+
+    names(&error, &["loading", "stood still"]);
+    machine.device.end_load().expect("the end");
+}
+
+#[test]
+fn state_pipe_of_the_back_end_itself_brings_the_state() {
+    let directory = TempDir::new().expect("a directory");
+    let mut source = Machine::running(directory.path(), "source", STATE_BYTES, Fault::OwnPipe);
+    let mut target = Machine::target(directory.path(), "target", Fault::OwnPipe);
+    source.serve(0..5);
+    source.stop().expect("a good stop");
+
+    let state = source.read_state().expect("all of it");
+    let configuration = source.device.configuration().expect("a record");
+    target.load(&state, &configuration).expect("a good state");
+
+    assert!(state.len() > STATE_BYTES / 2, "{}", state.len());
+    target.take_guest(&source);
+    target.device.run().expect("a good start");
+    target.serve(5..10);
+}
+
+#[test]
+fn state_in_what_is_no_pipe_is_refused_and_the_source_runs_on() {
+    let directory = TempDir::new().expect("a directory");
+    let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::OwnDevice);
+    machine.serve(0..5);
+
+    let error = told(machine.stop().expect_err("it has no end"));
+
+    names(&error, &["SET_DEVICE_STATE_FD", "no pipe"]);
+    machine.device.end_save().expect("the end");
+    machine.device.run().expect("a good start");
+    machine.serve(5..10);
+}
+
 #[test]
 fn back_end_that_dies_while_it_saves_is_no_end_of_the_state() {
     let directory = TempDir::new().expect("a directory");
