@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::{Client, feature};
 use crate::vfio::{DmaLogger, DmaRange, MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo};
 use crate::vfio_user::wire::{
-    Command, DeviceState, DmaLogRange, FeatureRequest, MigData, PRECOPY_INFO, PrecopySizes, WireError,
-    decode_size,
+    Command, DeviceState, DmaLogRange, FeatureRequest, HEADER_BYTES, MigData, PRECOPY_INFO, PrecopySizes,
+    WireError, decode_size,
 };
 
 /// Whether the server says what can be read while it runs.
@@ -49,12 +49,18 @@ impl MigrationPort for Client {
         answer.read(&mut head)?;
         let came = MigData::decode(answer.payload(&head), wanted.size);
         let came = came.map_err(|error| answer.misbehaved(error))?.size as usize;
-        if answer.left() != came {
-            let (message, field) = (Command::MigDataRead.name(), "data");
-            let (needed, left) = (came as u64, answer.left() as u64);
-            return Err(answer.misbehaved(WireError::Truncated { message, at: 24, field, needed, left }));
+        let (message, at, left) = (Command::MigDataRead.name(), HEADER_BYTES + MigData::BYTES, answer.left());
+        if left < came {
+            let (field, needed, left) = ("data", came as u64, left as u64);
+            return Err(answer.misbehaved(WireError::Truncated { message, at, field, needed, left }));
+        }
+        // libvfio-user's answers have room for all that was asked for, whatever came.
+        if left > most {
+            let (at, left) = (at + most, (left - most) as u64);
+            return Err(answer.misbehaved(WireError::Trailing { message, at, left }));
         }
         answer.read(&mut to[..came])?;
+        answer.skip()?;
         Ok(came)
     }
 

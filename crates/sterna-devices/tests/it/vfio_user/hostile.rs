@@ -98,6 +98,30 @@ fn reply_with_less_data_than_it_says_is_refused() {
 }
 
 #[test]
+fn reply_longer_than_was_asked_for_is_refused() {
+    let (client, _server) = against(|request| {
+        let data = [&MigData { size: 50 }.encode()[..], &[0; 101]].concat();
+        Some(reply_to(request, &data))
+    });
+    misbehaves(client.read_data(&mut [0; 100]), "MIG_DATA_READ, byte 124: 1 bytes too many");
+}
+
+#[test]
+fn reply_of_the_length_asked_for_gives_as_much_as_its_size_says() {
+    // What libvfio-user sends at the end of every stream: 64 bytes, then none.
+    let left = std::sync::atomic::AtomicU32::new(64);
+    let (client, _server) = against(move |request| {
+        let size = left.swap(0, std::sync::atomic::Ordering::Relaxed);
+        let data = [&MigData { size }.encode()[..], &[7; 64], &[0; 262_144 - 64]].concat();
+        Some(reply_to(request, &data))
+    });
+    let mut to = vec![1; 262_144];
+    assert_eq!(client.read_data(&mut to).unwrap(), 64);
+    assert_eq!((&to[..64], to[64]), (&[7; 64][..], 1), "more was taken than it has");
+    assert_eq!(client.read_data(&mut to).unwrap(), 0);
+}
+
+#[test]
 fn reply_without_its_head_is_refused() {
     let (client, _server) = against(|request| Some(reply_to(request, &[0; 3])));
     misbehaves(client.read_data(&mut [0; 100]), "needs 8 bytes, and 3 are left");

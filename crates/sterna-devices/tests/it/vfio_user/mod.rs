@@ -5,6 +5,7 @@ mod dma;
 mod engine;
 mod faults;
 mod hostile;
+mod library;
 mod moving;
 mod process;
 mod slow;
