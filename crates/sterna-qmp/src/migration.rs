@@ -11,6 +11,8 @@
 //!   `x-sterna-undecided` is true, `error-desc` says what to do, and the event `X_STERNA_UNDECIDED` is sent;
 //!   [`x-sterna-decide`](GuestAt) ends it.
 //! * *held*: `status` is `completed`, the run state `paused`, `x-sterna-held` true; `cont` starts the guest.
+//!   `migrate_cancel` discards it only with `"x-sterna-force": true`, as it may be the only copy; `quit` ends the VM with
+//!   whatever guest it has.
 //!
 //! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `migrate_cancel` without a
 //! migration, and `cont` of a guest that has left.

@@ -1,6 +1,6 @@
 //! `sterna cancel`: ends a migration; the guest runs on at the source.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sterna_qmp::Endpoint;
 
 use crate::exit::{Done, Status, Stop};
@@ -12,6 +12,11 @@ use crate::terminal;
 pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
+
+    /// Discard even a guest that a destination holds, which may be its only copy: only if it runs at the source, or
+    /// nobody wants it any more
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Cancels.
@@ -26,7 +31,14 @@ pub fn execute(arguments: &Arguments) -> Done {
             progress.status
         )));
     }
-    monitor.execute("migrate_cancel", Value::Null)?;
-    terminal::note("cancelling; the guest runs on at the source");
+    if arguments.force && !monitor.is_sterna() {
+        return Err(Stop::usage("--force is for a Sterna VM that holds a guest; QEMU holds none"));
+    }
+    let order = if arguments.force { json!({"x-sterna-force": true}) } else { Value::Null };
+    monitor.execute("migrate_cancel", order)?;
+    terminal::note(match arguments.force {
+        true => "cancelling; a guest that was held here is discarded",
+        false => "cancelling; the guest runs on at the source",
+    });
     Ok(Status::Done)
 }

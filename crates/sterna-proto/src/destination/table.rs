@@ -13,6 +13,11 @@ impl Destination {
     /// The table: (state, event) → next state and actions. Rows are read from
     /// the top; the first that fits counts.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
+        let event = match (self.state, event) {
+            // Only a held guest makes a difference.
+            (state, E::Discard) if state != S::Held => E::Abandon,
+            _ => event,
+        };
         match (self.state, event) {
             (_, E::StatusAsked(id)) => Ok(vec![A::Answer(self.status(id))]),
 
@@ -58,7 +63,8 @@ impl Destination {
                 self.go(now, S::Held, &[A::CloseChannels, A::ReportHeld(Held::Start)])
             }
             (S::Committed, E::GuestStartFailed) => self.fail(now, Cause::GuestStart),
-            (S::Held, E::Abandon) => self.fail(now, Cause::Abandoned),
+            (S::Held, E::Discard) => self.fail(now, Cause::Abandoned),
+            (S::Held, E::Abandon) => Err(Refusal::MayBeOnlyCopy),
             // All is here: the channels have nothing more to say.
             (s, e) if is_from_channels(e) && self.is_only_copy() && s < S::Running => IGNORE,
             (S::Committed | S::Held, e) if is_from_channels(e) => IGNORE,

@@ -125,8 +125,12 @@ pub enum Event {
     /// QMP `cont` for a guest that is [`State::Held`]: the source has
     /// completed, so that the guest runs nowhere else.
     OperatorCont,
-    /// The operator gives the incoming migration up.
+    /// The operator gives the incoming migration up. Refused where that could lose the guest: see
+    /// [`Event::Discard`].
     Abandon,
+    /// As [`Event::Abandon`], and a guest that is [`State::Held`] goes, too: the operator says that it is not the only
+    /// copy, or not wanted.
+    Discard,
     /// Time has passed; due at [`super::Destination::deadline`].
     Tick,
 }
@@ -192,7 +196,7 @@ pub enum Cause {
     HookAcquire,
     /// [`Event::GuestStartFailed`].
     GuestStart,
-    /// [`Event::Abandon`].
+    /// [`Event::Abandon`] or [`Event::Discard`].
     Abandoned,
     /// The wait in this state was over its limit.
     TimedOut(State),
@@ -226,6 +230,13 @@ pub enum Refusal {
         /// Where the destination stands.
         state: State,
     },
+    /// Abandon while the guest is held.
+    #[error(
+        "the guest is held here, and this may be its only copy: its source may have completed and forgotten it. \
+         Look at the source: start the guest here (cont) unless the source has it and lets it run; only then \
+         discard it here, by force"
+    )]
+    MayBeOnlyCopy,
     /// Abandon when it has failed already.
     #[error("nothing to abandon: the incoming migration has failed; start a new one")]
     NothingToAbandon,

@@ -268,7 +268,7 @@ impl World<'_> {
             Command::Abandon => {
                 if self.destination.machine.is_some() && self.destination.alive {
                     self.facts.abandoned = true;
-                    self.destination_event(destination::Event::Abandon);
+                    self.destination_event(destination::Event::Discard);
                 }
             }
         }

@@ -134,6 +134,7 @@ fn destination_events() -> Vec<dst::Event> {
         E::StatusAsked(MigrationId([8; 16])),
         E::OperatorCont,
         E::Abandon,
+        E::Discard,
         E::Tick,
     ]
 }

@@ -28,7 +28,6 @@ impl Handler for MigrationControl {
             "query-migrate",
             "query-migrate-capabilities",
             "query-migrate-parameters",
-            "migrate_cancel",
             "x-sterna-migration-statistics",
         ];
         let mut commands: Vec<_> = plain.into_iter().map(CommandSpec::new).collect();
@@ -42,6 +41,7 @@ impl Handler for MigrationControl {
                 .optional("uri", Text)
                 .optional("channels", Array)
                 .optional("exit-on-error", Boolean),
+            CommandSpec::new("migrate_cancel").optional("x-sterna-force", Boolean),
             CommandSpec::new("migrate-continue").required("state", Text),
             CommandSpec::new("migrate-set-capabilities").required("capabilities", Array),
             CommandSpec { name: "migrate-set-parameters", arguments: parameters::argument_specs() },
@@ -104,7 +104,10 @@ impl Handler for MigrationControl {
                 let at = address::from_arguments(command, arguments)?;
                 self.listen_from(at, context).map(done)
             }
-            "migrate_cancel" => self.cancel().map(done),
+            "migrate_cancel" => {
+                let force = Arguments(arguments).flag("x-sterna-force")?;
+                self.cancel(force).map(done)
+            }
             "migrate-continue" => self.continue_switchover(text("state")?).map(done),
             "migrate-set-capabilities" => {
                 let changes = capabilities::parse_changes(&arguments["capabilities"])?;

@@ -171,11 +171,12 @@ impl MigrationControl {
         Ok(())
     }
 
-    /// `migrate_cancel`, for either side.
+    /// `migrate_cancel`, for either side. With `force` a destination discards even a guest that it holds.
     ///
     /// # Errors
-    /// When nothing runs, and after the commit.
-    pub fn cancel(&self) -> Result<(), QmpError> {
+    /// When nothing runs, and after the commit; without `force`, while a guest is held here, of which this may be the
+    /// only copy.
+    pub fn cancel(&self, force: bool) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
         if let Some(outgoing) = &outgoing {
             match outgoing.status() {
@@ -191,7 +192,10 @@ impl MigrationControl {
             }
         }
         match incoming {
-            Some(incoming) if is_waiting(&*incoming) => incoming.cancel().map_err(QmpError::generic),
+            Some(incoming) if !force && incoming.status() == Status::Held => {
+                Err(QmpError::generic(MAY_BE_ONLY_COPY))
+            }
+            Some(incoming) if is_waiting(&*incoming) => incoming.cancel(force).map_err(QmpError::generic),
             _ => Err(QmpError::generic(
                 "No migration is running, so there is nothing to cancel; start one with 'migrate'",
             )),
@@ -536,6 +540,11 @@ fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
     };
     QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}"))
 }
+
+const MAY_BE_ONLY_COPY: &str = "The guest is held here, and this may be its only copy: its source may have completed and \
+     forgotten it, and a guest that is discarded cannot be brought back. Look at the source: unless its migration has \
+     failed and the guest runs there, start it here with 'cont'. If it runs there, or nobody wants it any more, discard it \
+     with 'migrate_cancel' and \"x-sterna-force\": true (`sterna cancel --force`)";
 
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
      descriptor is one channel";

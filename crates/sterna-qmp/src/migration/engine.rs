@@ -70,8 +70,8 @@ pub trait Receiving: Send + Sync {
     fn status(&self) -> Status;
     /// Its figures.
     fn statistics(&self) -> IncomingStatistics;
-    /// Ends it; refused after the commit.
-    fn cancel(&self) -> Result<(), String>;
+    /// Ends it; refused after the commit, and without `force` while a guest is held.
+    fn cancel(&self, force: bool) -> Result<(), String>;
     /// Whether the guest starts when it has come, if it ran at the source. Returns whether it will be so: too
     /// late once everything is loaded.
     fn set_autostart(&self, on: bool) -> bool;

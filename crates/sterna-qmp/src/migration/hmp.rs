@@ -60,7 +60,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         }
         ["object_add", options] => control.add_object(&object(options)?).map(nothing),
         ["object_del", id] => control.delete_object(id).map(nothing),
-        ["migrate_cancel"] => control.cancel().map(nothing),
+        ["migrate_cancel"] => control.cancel(false).map(nothing),
         ["migrate_continue", state] => control.continue_switchover(state).map(nothing),
         ["stop" | "s"] => control.stop().map(nothing),
         ["cont" | "c"] => control.cont().map(nothing),

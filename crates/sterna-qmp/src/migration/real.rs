@@ -91,8 +91,8 @@ impl Receiving for Incoming {
         Incoming::statistics(self)
     }
 
-    fn cancel(&self) -> Result<(), String> {
-        Incoming::cancel(self).map_err(sentence)
+    fn cancel(&self, force: bool) -> Result<(), String> {
+        if force { self.discard() } else { Incoming::cancel(self) }.map_err(sentence)
     }
 
     fn set_autostart(&self, on: bool) -> bool {

@@ -264,7 +264,7 @@ impl Control {
             {
                 self.shared.note_kept(place);
             }
-            return self.shared.report(Fed::Abandon);
+            return self.shared.report(Fed::Discard);
         }
         let text = match why {
             Held::UntilSourceCompleted => {

@@ -178,9 +178,19 @@ impl Incoming {
     /// Gives it up.
     ///
     /// # Errors
-    /// [`Refusal`] once the guest was handed over to this side.
+    /// [`Refusal`] once the guest was handed over to this side. Also while it is held ([`Status::Held`]): this may be
+    /// its only copy.
     pub fn cancel(&self) -> Result<(), Refusal> {
-        self.guard.shared.abandon()
+        self.guard.shared.abandon(false)
+    }
+
+    /// As [`Incoming::cancel`], and a guest that is held goes, too. Only for an operator who knows that the source has
+    /// it and lets it run, or who does not want it any more: nobody can bring it back.
+    ///
+    /// # Errors
+    /// [`Refusal`] once the guest was handed over to this side and started.
+    pub fn discard(&self) -> Result<(), Refusal> {
+        self.guard.shared.abandon(true)
     }
 
     /// Whether the guest starts when it has come, if it ran at the source; it does unless this was told

@@ -393,13 +393,14 @@ impl Shared {
         }
     }
 
-    /// An operator gives it up, before or after the first channel has come.
-    pub fn abandon(&self) -> Result<(), Refusal> {
+    /// An operator gives it up, before or after the first channel has come; with `held` also a guest that is held.
+    pub fn abandon(&self, held: bool) -> Result<(), Refusal> {
         if self.end_before_it_began() {
             return Ok(());
         }
         // A refused one must not hide what else is wrong.
-        self.feed(Fed::Abandon).map(|()| self.note_error(MigrationError::Cancelled))
+        self.feed(if held { Fed::Discard } else { Fed::Abandon })
+            .map(|()| self.note_error(MigrationError::Cancelled))
     }
 
     /// The last handle is gone.

@@ -65,13 +65,16 @@ fn managed_destination_holds_the_guest_until_it_is_released() {
 }
 
 #[test]
-fn held_guest_can_be_given_up() {
+fn held_guest_is_given_up_by_force_only() {
     case("given up", || {
         let (params, capabilities) = settings(true);
         let (target, incoming) = waiting(&params, capabilities);
         let sent = running(true).send(&incoming.address(), true);
         eventually("held", || incoming.status() == Status::Held);
-        incoming.cancel().expect("held");
+        let refused = incoming.cancel().expect_err("it may be the only copy").to_string();
+        assert!(refused.contains("only copy") && refused.contains("Look at the source"), "{refused}");
+        assert_eq!(incoming.status(), Status::Held);
+        incoming.discard().expect("held");
         assert!(matches!(incoming.wait(), Arrival::Failed(_)));
         drop(sent);
         assert_reset(&target);

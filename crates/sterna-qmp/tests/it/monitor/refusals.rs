@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use sterna::{Address, RunState, SourceVm, Status};
-use sterna_qmp::migration::{GuestAt, from_channels, from_uri};
+use sterna_qmp::migration::{GuestAt, Receiving, from_channels, from_uri};
 
 use super::support::{ClientExt, FakeVm, LIMIT, Monitor};
 
@@ -275,6 +275,29 @@ fn undecided_keeps_qemus_word_and_is_decided_by_an_operator() {
     client.refused("x-sterna-decide", json!({"guest": "elsewhere"}));
     client.ok("x-sterna-decide", json!({"guest": "destination"}));
     assert_eq!(*monitor.engine.outgoing().decided.lock().unwrap(), Some(GuestAt::Destination));
+}
+
+#[test]
+fn held_guest_is_discarded_by_force_only() {
+    let (monitor, mut client) = Monitor::waiting(false).client_of();
+    client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
+    monitor.engine.incoming().set(Status::Held);
+
+    for arguments in [Value::Null, json!({}), json!({"x-sterna-force": false})] {
+        let refused = client.refused("migrate_cancel", arguments);
+        for words in ["only copy", "cont", "x-sterna-force", "sterna cancel --force"] {
+            assert!(refused.contains(words), "{words:?} is not in: {refused}");
+        }
+        assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Held);
+    }
+    assert!(client.refused("migrate_cancel", json!({"x-sterna-force": "yes"})).contains("boolean"));
+    client.ok("migrate_cancel", json!({"x-sterna-force": true}));
+
+    assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Cancelled);
+    // Nothing can be lost of one that has not come: no force is needed.
+    client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
+    client.ok("migrate_cancel", Value::Null);
+    assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Cancelled);
 }
 
 #[test]

@@ -358,7 +358,10 @@ impl Receiving for FakeMigration {
             streams: Vec::new(),
         }
     }
-    fn cancel(&self) -> Result<(), String> {
+    fn cancel(&self, force: bool) -> Result<(), String> {
+        if !force && *self.status.lock().unwrap() == Status::Held {
+            return Err("held".into());
+        }
         self.set(Status::Cancelled);
         Ok(())
     }
