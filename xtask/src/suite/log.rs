@@ -41,6 +41,11 @@ pub fn skips(log: &str) -> Vec<String> {
     log.lines().filter_map(|line| Some(line[line.find("SKIPPED ")?..].trim_end().to_owned())).collect()
 }
 
+/// What programs that are no tests say at their end: `soak: ok. 60 passed …`.
+pub fn closings(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter(|line| line.contains(": ok. ") && !line.contains("test result: "))
+}
+
 /// The tests that were running when the output ended: libtest begins them in the order of `tests`, `threads` at once.
 pub fn running<'a>(log: &str, tests: &'a [String], threads: usize) -> Vec<&'a str> {
     let ended = |name: &str| {
@@ -64,6 +69,13 @@ mod tests {
         assert_eq!(counts(LOG, 1), Counts { passed: 6, failed: 1, skipped: 3 });
         assert_eq!(counts(&LOG.repeat(2), 0), Counts { passed: 14, failed: 2, skipped: 4 });
         assert_eq!(counts("no test", 3), Counts::default());
+    }
+
+    #[test]
+    fn closings_are_those_of_other_programs() {
+        let log = format!("{LOG}soak: ok. 60 passed\ntest result: ok. 1 passed;\n");
+
+        assert_eq!(closings(&log).collect::<Vec<_>>(), ["soak: ok. 60 passed"]);
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Job {
         if let Some(directory) = self.command.get_current_dir() {
             command.current_dir(directory);
         }
-        Self { command, beside: Beside::NoCargo, ..self }
+        Self { command, beside: Beside::NoCargo, limit: rules::CARGO_LIMIT, ..self }
     }
 }
 

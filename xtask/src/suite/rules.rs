@@ -10,6 +10,9 @@ pub const THREADS: usize = 2;
 /// A job that takes longer hangs.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
+/// Cargo may have everything to build, beside the tests that run already.
+pub const CARGO_LIMIT: Duration = Duration::from_secs(3600);
+
 /// Jobs that run with nothing beside them, and why.
 const ALONE: &[(&str, &str)] = &[];
 

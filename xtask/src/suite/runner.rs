@@ -190,6 +190,7 @@ impl Runner {
         let done =
             Done { part, name, began: at(began), ended: at(Instant::now()), cpu, counts, notes, result };
         println!("{}", done.line());
+        log::closings(text).for_each(|line| println!("          {}", line.trim()));
         let failed = done.result.is_err();
         self.report.add(done);
         if failed {
