@@ -41,9 +41,11 @@ pub fn skips(log: &str) -> Vec<String> {
     log.lines().filter_map(|line| Some(line[line.find("SKIPPED ")?..].trim_end().to_owned())).collect()
 }
 
-/// What programs that are no tests say at their end: `soak: ok. 60 passed …`.
+/// What programs that are no tests say at their end: `demo-loop: ok. 2 passed …`, `60 passed, 0 failed (…)`.
 pub fn closings(log: &str) -> impl Iterator<Item = &str> {
-    log.lines().filter(|line| line.contains(": ok. ") && !line.contains("test result: "))
+    let closes =
+        |line: &str| line.contains(": ok. ") || line.contains(" passed, ") && line.contains(" failed");
+    log.lines().filter(move |line| closes(line) && !line.contains("test result: "))
 }
 
 /// The tests that were running when the output ended: libtest begins them in the order of `tests`, `threads` at once.
@@ -73,9 +75,12 @@ mod tests {
 
     #[test]
     fn closings_are_those_of_other_programs() {
-        let log = format!("{LOG}soak: ok. 60 passed\ntest result: ok. 1 passed;\n");
+        let log = format!("{LOG}demo-loop: ok. 2 passed\n60 passed, 0 failed (3.1 s)\n");
 
-        assert_eq!(closings(&log).collect::<Vec<_>>(), ["soak: ok. 60 passed"]);
+        assert_eq!(
+            closings(&log).collect::<Vec<_>>(),
+            ["demo-loop: ok. 2 passed", "60 passed, 0 failed (3.1 s)"]
+        );
     }
 
     #[test]

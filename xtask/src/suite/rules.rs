@@ -14,10 +14,20 @@ pub const LIMIT: Duration = Duration::from_secs(600);
 pub const CARGO_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Jobs that run with nothing beside them, and why.
-const ALONE: &[(&str, &str)] = &[];
+const ALONE: &[(&str, &str)] = &[(
+    "sterna-guests it throttle",
+    "compares how fast a guest goes when it is throttled, and when it is free",
+)];
 
 /// Roughly how many seconds the longest take, for a machine that has not measured them yet.
-pub const LONG: &[(&str, f64)] = &[];
+pub const LONG: &[(&str, f64)] = &[
+    ("sterna-vmm it ring", 50.0),
+    ("sterna-vmm it moving", 45.0),
+    ("sterna-soak soak", 39.0),
+    ("sterna-ram it ring", 20.0),
+    ("sterna-cli it demo", 16.0),
+    ("sterna-cli it vfio_user", 12.0),
+];
 
 /// Adapts a job to what is known of it.
 pub fn apply(job: Job) -> Job {
