@@ -126,6 +126,12 @@ impl Channel {
         self.tls.get().and_then(tls::Session::peer_name)
     }
 
+    /// The value that names this TLS session and no other, alike at both ends (`tls-exporter` of RFC 9266). `None`
+    /// without TLS, and with TLS 1.2.
+    pub fn tls_binding(&self) -> Option<[u8; 32]> {
+        self.tls.get().and_then(tls::Session::binding)
+    }
+
     /// Takes over a connected stream socket.
     ///
     /// # Errors

@@ -23,6 +23,9 @@
 mod credentials;
 #[cfg(test)]
 mod exhausted;
+#[cfg(test)]
+mod exported;
+mod exporter;
 mod handshake;
 mod name;
 mod problem;

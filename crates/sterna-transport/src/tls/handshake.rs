@@ -12,6 +12,7 @@ use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 
 use super::credentials::Config;
+use super::exporter::Exporter;
 use super::name::subject;
 use super::session::{Session, Side, State, Step};
 use super::{Tls, TlsEndpoint, TlsProblem};
@@ -33,7 +34,8 @@ pub(crate) fn handshake(
     limit: Duration,
     cancel: &CancelFlag,
 ) -> Result<Session, TransportError> {
-    let side = begin(tls, endpoint, host).map_err(|problem| channel.tls_error(problem))?;
+    let exporter = Arc::new(Exporter::default());
+    let side = begin(tls, endpoint, host, &exporter).map_err(|problem| channel.tls_error(problem))?;
     let mut hands = Hands {
         channel,
         cancel,
@@ -43,7 +45,10 @@ pub(crate) fn handshake(
     };
     let met = hands.shake().and_then(|()| hands.meet(tls));
     match met {
-        Ok(name) => Ok(Session::new(hands.state, name)),
+        Ok(name) => {
+            let binding = exporter.channel_binding(hands.state.common());
+            Ok(Session::new(hands.state, name, binding))
+        }
         Err(error) => {
             hands.say_farewell();
             Err(error)
@@ -51,17 +56,27 @@ pub(crate) fn handshake(
     }
 }
 
-fn begin(tls: &Tls, endpoint: TlsEndpoint, host: Option<&str>) -> Result<Side, TlsProblem> {
+/// Each session has settings of its own, which share all but where the exporter secret goes.
+fn begin(
+    tls: &Tls,
+    endpoint: TlsEndpoint,
+    host: Option<&str>,
+    exporter: &Arc<Exporter>,
+) -> Result<Side, TlsProblem> {
     match (&tls.credentials.config, endpoint) {
         (Config::Client(config), TlsEndpoint::Client) => {
             let name = server_name(tls, host)?;
+            let mut config = config.as_ref().clone();
+            config.key_log = Arc::clone(exporter) as _;
             let client =
-                UnbufferedClientConnection::new(Arc::clone(config), name).map_err(TlsProblem::from_rustls)?;
+                UnbufferedClientConnection::new(Arc::new(config), name).map_err(TlsProblem::from_rustls)?;
             Ok(Side::Client(Box::new(client)))
         }
         (Config::Server(config), TlsEndpoint::Server) => {
+            let mut config = config.as_ref().clone();
+            config.key_log = Arc::clone(exporter) as _;
             let server =
-                UnbufferedServerConnection::new(Arc::clone(config)).map_err(TlsProblem::from_rustls)?;
+                UnbufferedServerConnection::new(Arc::new(config)).map_err(TlsProblem::from_rustls)?;
             Ok(Side::Server(Box::new(server)))
         }
         (_, wanted) => {

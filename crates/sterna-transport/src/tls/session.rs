@@ -39,6 +39,7 @@ pub(crate) struct Session {
     /// Why it broke, once it has.
     problem: OnceLock<TlsProblem>,
     peer_name: Option<String>,
+    binding: Option<[u8; 32]>,
 }
 
 impl std::fmt::Debug for Session {
@@ -61,14 +62,20 @@ struct Sealed {
 }
 
 impl Session {
-    pub(super) fn new(state: State, peer_name: Option<String>) -> Self {
+    pub(super) fn new(state: State, peer_name: Option<String>, binding: Option<[u8; 32]>) -> Self {
         let sealed = Sealed { bytes: zeros(RECORDS * (RECORD + OVERHEAD) + SPARE), len: 0 };
         Session {
             state: Mutex::new(state),
             sending: Mutex::new(Outbox { plain: zeros(RECORD), sealed, said_goodbye: false }),
             problem: OnceLock::new(),
             peer_name,
+            binding,
         }
+    }
+
+    /// What both ends of this session have alike, and no other session has.
+    pub(crate) fn binding(&self) -> Option<[u8; 32]> {
+        self.binding
     }
 
     /// The distinguished name in the client's certificate, at a server that verified it.

@@ -330,3 +330,15 @@ fn records_that_were_changed_on_the_way_are_refused() {
     assert!(error.contains("TLS broke"), "{error}");
     assert!(server.read_exact(&mut [0; 1]).is_err(), "and it stays broken");
 }
+
+#[test]
+fn tls_binding_is_alike_at_both_ends_and_of_one_session_only() {
+    let (client, server) = pair();
+    let binding = client.tls_binding();
+    assert!(binding.is_some_and(|value| value != [0; 32]));
+    assert_eq!(binding, server.tls_binding());
+    let (another, _server) = pair();
+    assert_ne!(binding, another.tls_binding());
+    let (plain, _) = Channel::pair().expect("a pair");
+    assert_eq!(plain.tls_binding(), None);
+}

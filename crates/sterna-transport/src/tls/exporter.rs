@@ -1,0 +1,66 @@
+//! The value by which both ends of a TLS session can name it: `tls-exporter` of RFC 9266.
+//!
+//! rustls computes exporters itself, but not for the interface without buffers that channels use. So the exporter
+//! secret is taken where rustls offers it, at the session's key log, kept for the handshake, and put through
+//! RFC 8446 §7.5 here. Nothing is logged.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
+use rustls::{CommonState, KeyLog, SupportedCipherSuite};
+
+/// RFC 9266 §2.
+const LABEL: &[u8] = b"EXPORTER-Channel-Binding";
+/// What rustls calls the secret that exporters come from. TLS 1.2 has none.
+const SECRET: &str = "EXPORTER_SECRET";
+
+/// Catches the exporter secret of one session.
+#[derive(Default)]
+pub(super) struct Exporter(Mutex<Option<OkmBlock>>);
+
+impl KeyLog for Exporter {
+    fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+        if label == SECRET && secret.len() <= OkmBlock::MAX_LEN {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(OkmBlock::new(secret));
+        }
+    }
+
+    fn will_log(&self, label: &str) -> bool {
+        label == SECRET
+    }
+}
+
+impl fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Exporter(..)")
+    }
+}
+
+impl Exporter {
+    /// The value of the session, whose handshake is done; forgets the secret. `None` for TLS 1.2, whose value is
+    /// not always unique.
+    pub fn channel_binding(&self, session: &CommonState) -> Option<[u8; 32]> {
+        let secret = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let Some(SupportedCipherSuite::Tls13(suite)) = session.negotiated_cipher_suite() else { return None };
+        let empty = suite.common.hash_provider.start().finish();
+        // Derive-Secret(exporter secret, label, ""), then the label "exporter" over an empty context.
+        let mut derived = vec![0; empty.as_ref().len()];
+        expand(suite.hkdf_provider.expander_for_okm(&secret).as_ref(), LABEL, empty.as_ref(), &mut derived)?;
+        let derived = OkmBlock::new(&derived);
+        let mut value = [0; 32];
+        let expander = suite.hkdf_provider.expander_for_okm(&derived);
+        expand(expander.as_ref(), b"exporter", empty.as_ref(), &mut value)?;
+        Some(value)
+    }
+}
+
+/// HKDF-Expand-Label of RFC 8446 §7.1.
+fn expand(key: &dyn HkdfExpander, label: &[u8], context: &[u8], out: &mut [u8]) -> Option<()> {
+    const PREFIX: &[u8] = b"tls13 ";
+    let bytes = u16::try_from(out.len()).ok()?.to_be_bytes();
+    let label_bytes = [u8::try_from(PREFIX.len() + label.len()).ok()?];
+    let context_bytes = [u8::try_from(context.len()).ok()?];
+    let info: [&[u8]; 6] = [&bytes, &label_bytes, PREFIX, label, &context_bytes, context];
+    key.expand_slice(&info, out).ok()
+}
