@@ -194,9 +194,9 @@ impl Play {
                     }
                 }
             }
-            // No connection was made: the destination still waits for one.
-            if let (Stop::Setup, true, Some((_, incoming))) =
-                (self.case.stop, source_over, self.target.here())
+            // No whole migration reached the destination: it still waits for one.
+            if let (true, Some((_, incoming))) = (source_over, self.target.here())
+                && incoming.status() == Status::Setup
             {
                 let _ = incoming.cancel();
             }

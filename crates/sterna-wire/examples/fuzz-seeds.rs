@@ -4,7 +4,7 @@
 
 use std::io::Read;
 use std::path::Path;
-use sterna_wire::extension::{Handover, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
@@ -75,8 +75,8 @@ fn hand_made() -> Result<Vec<u8>, WireError> {
     Command::OpenReturnPath.encode(&mut out)?;
     Command::Ping(1).encode(&mut out)?;
     Command::PostcopyAdvise(Some((4096, 4096))).encode(&mut out)?;
-    SectionHeader { id: 9, name: "sterna/handover", instance: 0, version: 1 }.encode_full(&mut out)?;
-    encode_length_prefixed(&[1; 16], &mut out)?;
+    SectionHeader { id: 9, name: "sterna/handover", instance: 0, version: 2 }.encode_full(&mut out)?;
+    encode_length_prefixed(&[1; Handover::BODY_BYTES], &mut out)?;
     encode_footer(9, &mut out);
     SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(&mut out)?;
     BlockList { blocks: vec![BlockEntry::new("m0", 4 << 20), BlockEntry::new("b", 4096)] }
@@ -136,13 +136,16 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     messages.iter().try_for_each(|message| message.encode(&mut out))?;
     seeds.put("return_path", "all", &[&out])?;
 
-    let mut question = Vec::new();
-    StatusQuestion { migration_id: [3; 16] }.encode(&mut question);
-    seeds.put("extension", "question", &[&question])?;
-    let mut answer = Vec::new();
-    StatusAnswer { status: Status::Pending }.encode(&mut answer);
-    seeds.put("extension", "answer", &[&answer])?;
-    seeds.put("extension", "handover", &[&Handover { migration_id: [5; 16] }.encode()])?;
+    let secret = MigrationSecret::from_bytes([7; 32]);
+    let question = StatusQuestion::new([3; 16], [4; 16], &secret, &None);
+    let (mut asked, mut answered) = (Vec::new(), Vec::new());
+    question.encode(&mut asked);
+    seeds.put("extension", "question", &[&asked])?;
+    StatusAnswer::new(Status::Pending, &question, &secret, &None).encode(&mut answered);
+    seeds.put("extension", "answer", &[&answered])?;
+    let handover = Handover { migration_id: [5; 16], secret: Some(secret) };
+    seeds.put("extension", "handover", &[&handover.encode().1])?;
+    seeds.put("extension", "handover-1", &[&[5; 16]])?;
     let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
     seeds.put("extension", "globalstate", &[&state.encode()?])?;
 

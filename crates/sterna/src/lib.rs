@@ -29,6 +29,7 @@ pub mod events;
 pub mod forecast;
 pub mod foreign;
 pub mod hooks;
+mod identity;
 pub mod incoming;
 mod machine_type;
 pub mod order;
@@ -47,7 +48,9 @@ pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, StartError};
-pub use params::{Capabilities, Compression, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
+pub use params::{
+    Capabilities, Compression, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
+};
 pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{

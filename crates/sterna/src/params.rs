@@ -43,6 +43,19 @@ pub enum NonConvergence {
     Fail,
 }
 
+/// Who finds out what became of a guest whose handover was not acknowledged (`x-sterna-status-question`;
+/// specs/extension.md §6). Each side's setting governs what that side does: at the source whether it asks, at the
+/// destination whether it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StatusQuestions {
+    /// The source asks the destination, which answers; both prove that they know the migration's secret.
+    #[default]
+    Auto,
+    /// Nothing is asked, or nothing answered: the source stays undecided until [`crate::Migration::decide`].
+    Operator,
+}
+
 /// The parameters of one migration. Those marked *live* may change while it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
@@ -85,6 +98,9 @@ pub struct Parameters {
     pub vcpu_dirty_limit_bytes: u64,
     /// What to do with a guest that does not converge. Live.
     pub non_convergence: NonConvergence,
+    /// `x-sterna-status-question`: whether a lost acknowledgement is asked for (source) and such questions are
+    /// answered (destination).
+    pub status_questions: StatusQuestions,
     /// `x-sterna-device-queue-size`: bytes of a device's stream that a destination holds for a device that
     /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; any other source may
     /// send larger chunks than that, up to 1 MiB, of which one is held.
@@ -116,6 +132,7 @@ impl Default for Parameters {
             throttle_trigger_threshold: 50,
             vcpu_dirty_limit_bytes: 1 << 20,
             non_convergence: NonConvergence::KeepGoing,
+            status_questions: StatusQuestions::Auto,
             max_queued_stream_bytes: 64 << 20,
             limits: WaitLimits::default(),
         }
@@ -125,7 +142,8 @@ impl Default for Parameters {
 /// The longest that each wait may last before the peer counts as dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitLimits {
-    /// Connecting, accepting all channels, the first headers and answers.
+    /// Connecting, the first headers and answers. At a destination also how long a channel waits for the others
+    /// of its migration before it is turned away.
     pub setup: Duration,
     /// Nothing moved although one side waits for it. A destination looks at all channels of the migration together, and
     /// takes silence for a failure only where the source owes something: the rest of an element or of a packet, or a

@@ -15,8 +15,10 @@ pub fn target(data: &[u8]) {
         answer.encode(&mut again);
         assert_eq!(again, data[..used]);
     }
-    if let Ok(handover) = Handover::decode(data) {
-        assert_eq!(handover.encode(), data);
+    for version in 0..4 {
+        if let Ok(handover) = Handover::decode(version, data) {
+            assert_eq!(handover.encode(), (version, data.to_vec()));
+        }
     }
     if let Ok(state) = GlobalState::decode(data) {
         assert_eq!(state.encode().unwrap(), data);

@@ -7,7 +7,9 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sterna::{Compression, Direct, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
+use sterna::{
+    Compression, Direct, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
+};
 
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, ArgumentSpec};
@@ -142,6 +144,8 @@ const fn text(name: &'static str) -> ParameterSpec {
 const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
 /// What becomes of a migration that does not converge.
 const NON_CONVERGENCE: &str = "x-sterna-non-convergence";
+/// Whether a lost acknowledgement is asked for, and such questions answered.
+const STATUS_QUESTION: &str = "x-sterna-status-question";
 const HOUR_MS: u64 = 3_600_000;
 
 /// Every parameter, in the order in which they are shown. Those named `x-sterna-` QEMU does not know.
@@ -189,6 +193,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
+    word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
@@ -290,6 +295,10 @@ impl ParameterSet {
             non_convergence: match self.word(NON_CONVERGENCE) {
                 "fail" => NonConvergence::Fail,
                 _ => NonConvergence::KeepGoing,
+            },
+            status_questions: match self.word(STATUS_QUESTION) {
+                "operator" => StatusQuestions::Operator,
+                _ => StatusQuestions::Auto,
             },
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             limits: WaitLimits {

@@ -5,10 +5,12 @@
 //! a PONG that [`Features::from_pong`] recognises. When the fence's echo is there, the source knows.
 
 mod handover;
+mod secret;
 mod status;
 
 pub use handover::Handover;
-pub use status::{Status, StatusAnswer, StatusQuestion};
+pub use secret::{MacBytes, MigrationSecret};
+pub use status::{ChannelBinding, Status, StatusAnswer, StatusQuestion};
 
 /// "Are you a Sterna?" (§1)
 pub const EXTENSION_PING: u32 = 0x5354_4e01;
@@ -35,10 +37,10 @@ pub struct Features(pub u16);
 impl Features {
     const MARK: u32 = 0x5346_0000;
 
-    /// The handover section and the status question are understood.
-    pub const HANDOVER: Features = Features(0x0001);
     /// Devices' streams may move while the guest runs, and are granted room (§8).
     pub const DEVICE_STREAMS: Features = Features(0x0002);
+    /// The handover section and the status question are understood in version 2, with a secret. Version 1 had bit 0.
+    pub const HANDOVER: Features = Features(0x0004);
     /// What this version answers.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0);
 

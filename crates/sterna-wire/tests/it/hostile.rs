@@ -7,7 +7,7 @@
 use crate::common::{expectations, informed, opaque, read_all, vector};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use sterna_wire::extension::{Handover, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, SectionHeader, SectionKind,
@@ -133,14 +133,18 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
     add("device chunk", &|out| DeviceChunk { index: 3, kind }.encode(out), |b| {
         let _ = DeviceChunk::decode(b);
     });
-    add("status question", &|out| StatusQuestion { migration_id: [3; 16] }.encode(out), |b| {
+    let secret = MigrationSecret::from_bytes([7; 32]);
+    let question = StatusQuestion::new([3; 16], [4; 16], &secret, &None);
+    add("status question", &|out| question.encode(out), |b| {
         let _ = StatusQuestion::decode(b);
     });
-    add("status answer", &|out| StatusAnswer { status: Status::Never }.encode(out), |b| {
+    let answer = StatusAnswer::new(Status::Never, &question, &secret, &None);
+    add("status answer", &|out| answer.encode(out), |b| {
         let _ = StatusAnswer::decode(b);
     });
-    add("handover", &|out| out.extend(Handover { migration_id: [1; 16] }.encode()), |b| {
-        let _ = Handover::decode(b);
+    let handover = Handover { migration_id: [1; 16], secret: Some(secret) };
+    add("handover", &|out| out.extend(handover.encode().1), |b| {
+        let _ = (Handover::decode(1, b), Handover::decode(2, b), Handover::decode(3, b));
     });
     let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
     add("globalstate", &|out| out.extend(state.encode().unwrap()), |b| {

@@ -9,3 +9,4 @@ mod golden;
 mod hostile;
 mod packet_rules;
 mod properties;
+mod status_question;

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use sterna_wire::PAGE_SIZE;
-use sterna_wire::extension::{Features, Handover, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{Features, Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, MainItem, SectionHeader,
@@ -150,19 +150,26 @@ fn small_messages_encoded_decode_to_themselves() {
             prop_assert_eq!(DeviceStatePacket::decode(&bytes).unwrap(), Some((state, 276)));
 
             bytes.clear();
-            let question = StatusQuestion { migration_id: uuid };
+            let secret = MigrationSecret::from_bytes([id; 32]);
+            let binding = (bits & 1 == 1).then_some([id; 32]);
+            let question = StatusQuestion::new(uuid, [id; 16], &secret, &binding);
             question.encode(&mut bytes);
             prop_assert_eq!(StatusQuestion::decode(&bytes).unwrap(), Some((question, StatusQuestion::BYTES)));
+            prop_assert!(question.is_authentic(&secret, &binding));
 
-            for status in [Status::Committed, Status::Never, Status::Pending, Status::Unknown] {
+            for status in [Status::Committed, Status::Never, Status::Pending] {
                 bytes.clear();
-                let answer = StatusAnswer { status };
+                let answer = StatusAnswer::new(status, &question, &secret, &binding);
                 answer.encode(&mut bytes);
                 prop_assert_eq!(StatusAnswer::decode(&bytes).unwrap(), Some((answer, StatusAnswer::BYTES)));
+                prop_assert!(answer.is_authentic(&question, &secret, &binding));
             }
             if uuid != [0; 16] {
-                let handover = Handover { migration_id: uuid };
-                prop_assert_eq!(Handover::decode(&handover.encode()).unwrap(), handover);
+                for secret in [None, Some(secret)] {
+                    let (version, body) = Handover { migration_id: uuid, secret }.encode();
+                    let read = Handover::decode(version, &body).unwrap();
+                    prop_assert_eq!(read.encode(), (version, body));
+                }
             }
             prop_assert_eq!(Features::from_pong(Features(bits).to_pong()), Some(Features(bits)));
 

@@ -1,22 +1,29 @@
 //! Accepting connections and telling them apart by their first bytes (specs/stream.md §3.1).
 //!
-//! Every connection has a greeter thread of its own, so that one that sends nothing delays nobody. A
-//! connection whose first bytes are none of ours (a port scanner's) is turned away with a warning; the
-//! migration goes on waiting. One that belongs to a migration and does not fit this side's settings
-//! fails it loudly: what the source believes would otherwise end in missing memory (§10).
+//! Every connection has a greeter thread of its own, so that one that sends nothing delays nobody. A connection
+//! that is turned away costs a warning and never the migration: anyone who reaches the port can open one. So a
+//! connection has a place only when it has said what fits ([`super::places`]), and waits for the others no longer
+//! than the limit for setting up. What does not fit is told here, where an operator reads it; the source finds its
+//! connection closed.
+//!
+//! Where a source opens more multifd channels than this side expects, those that are turned away carry pages. That
+//! they are missing is found when RAM has ended ([`Shared::check_that_all_came`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
-use sterna_proto::{MigrationId, Status};
 use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
-use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
-use sterna_wire::multifd::InitialPacket;
+use sterna_wire::extension::StatusQuestion;
+use sterna_wire::main::{MainDecoder, MainItem, Step};
+use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 
-use super::shared::{Shared, lock};
+use super::greeting::Greeting;
+use super::places::{Fate, Offer};
+use super::questions;
+use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 
@@ -24,11 +31,6 @@ const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 /// A TLS handshake's first bytes, whatever the version.
 const TLS_MAGIC: [u8; 2] = [0x16, 3];
-/// Connections that may be saying who they are at once; more are turned away.
-const GREETINGS: usize = 300;
-/// How long a connection has for all of its first bytes together.
-const GREETING: Duration = Duration::from_secs(10);
-
 /// Between two attempts to accept when the system refuses.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -39,13 +41,9 @@ pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> std::io::Result
 }
 
 fn listen(shared: &Arc<Shared>, listener: &Listener) {
-    let greetings = Arc::new(AtomicUsize::new(0));
     loop {
         match listener.accept(None, &shared.closing) {
-            Ok(channel) if greetings.load(Ordering::Acquire) < GREETINGS => {
-                greet(shared, channel, &greetings);
-            }
-            Ok(channel) => warn(shared, &format!("{}: too many connections at once", channel.peer())),
+            Ok(channel) => greet(shared, Arc::new(channel)),
             Err(TransportError::Cancelled { .. }) => break,
             // Out of descriptors or memory for a moment: a question may still come later.
             Err(TransportError::System { source, .. }) if source.raw_os_error().is_some() => {
@@ -55,122 +53,81 @@ fn listen(shared: &Arc<Shared>, listener: &Listener) {
             Err(error) => {
                 // An inherited, connected descriptor gives one channel and then no more.
                 tracing::debug!(%error, "listener");
+                shared.no_more_come.store(true, Ordering::SeqCst);
+                give_up_if_alone(shared, None);
                 break;
             }
         }
     }
 }
 
-fn greet(shared: &Arc<Shared>, channel: Channel, greetings: &Arc<AtomicUsize>) {
-    greetings.fetch_add(1, Ordering::AcqRel);
-    let channel = Arc::new(channel);
-    lock(&shared.greeting).push(Arc::clone(&channel));
+fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
+    if let Some(gone) = shared.greetings.enter(&channel) {
+        gone.shutdown();
+        warn(shared, &format!("{}: too many connections at once, and this one waited longest", gone.peer()));
+    }
     // Dropped meanwhile: nobody would end it.
     if shared.closing.is_cancelled() {
         channel.shutdown();
     }
-    let over = {
-        let (shared, channel, greetings) = (Arc::clone(shared), Arc::clone(&channel), Arc::clone(greetings));
-        move || {
-            lock(&shared.greeting).retain(|other| !Arc::ptr_eq(other, &channel));
-            greetings.fetch_sub(1, Ordering::AcqRel);
-        }
-    };
-    let greeter = std::thread::Builder::new().name("greeter".to_owned());
-    let spawned = greeter.spawn({
-        let (shared, over) = (Arc::clone(shared), over.clone());
+    let spawned = std::thread::Builder::new().name("greeter".to_owned()).spawn({
+        let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || {
             let sorted = sort(&shared, &channel);
+            shared.greetings.leave(&channel);
             drop(channel);
-            over();
-            if let Err(error) = sorted {
+            let error = sorted.err();
+            if let Some(error) = &error {
                 warn(&shared, &format!("connection turned away: {error}"));
             }
+            give_up_if_alone(&shared, error);
         }
     });
     if let Err(error) = spawned {
-        over();
+        shared.greetings.leave(&channel);
         warn(shared, &format!("connection turned away: no thread to greet it: {error}"));
     }
 }
 
-/// First bytes with one deadline for all of them, so that nobody holds a place byte by byte.
-struct Greeting<'a> {
-    channel: &'a Channel,
-    until: Instant,
-}
-
-impl<'a> Greeting<'a> {
-    fn new(shared: &Shared, channel: &'a Channel) -> Self {
-        Self { channel, until: Instant::now() + GREETING.min(shared.params.limits.setup) }
+/// Where no further connection can come, the last one that is turned away was the migration's.
+fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
+    let mut last = super::shared::lock(&shared.last_turned_away);
+    if error.is_some() {
+        *last = error;
     }
-
-    /// The next call on the channel may take what is left.
-    fn limit(&self) -> Result<(), MigrationError> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let what = format!("{}: too slow to say what it is for", self.channel.peer());
-            return Err(MigrationError::PeerMisbehaved { what });
-        }
-        self.channel.set_stall_limit(Some(left));
-        Ok(())
-    }
-
-    fn magic(&self) -> Result<Vec<u8>, MigrationError> {
-        let mut magic = Vec::new();
-        for count in 1..=4 {
-            self.limit()?;
-            magic = self.channel.peek(count)?;
-        }
-        Ok(magic)
-    }
-
-    fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
-        while !to.is_empty() {
-            self.limit()?;
-            let got = self.channel.read_some(to)?;
-            if got == 0 {
-                let what = format!("{}: closed before it had said what it is for", self.channel.peer());
-                return Err(MigrationError::Transport(what, None));
-            }
-            to = &mut to[got..];
-        }
-        Ok(())
+    let is_alone = shared.no_more_come.load(Ordering::SeqCst)
+        && shared.greetings.is_empty()
+        && !shared.places.is_complete()
+        && !shared.places.has_candidates();
+    if let Some(error) = last.take_if(|_| is_alone)
+        && shared.begin().is_some()
+    {
+        drop(last);
+        shared.fail(error);
     }
 }
 
 /// Finds out what a connection is for. An error turns it away and leaves the migration alone.
 fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+    let setup = shared.params.limits.setup;
     if let Some(tls) = &shared.params.tls {
-        let limit = GREETING.min(shared.params.limits.setup);
+        let limit = Greeting::limit_of(setup);
         channel.start_tls(tls, TlsEndpoint::Server, None, limit, &shared.closing)?;
         if let Some(name) = channel.tls_peer() {
             tracing::info!(name, "{}: the client's certificate is verified", channel.peer());
         }
     }
-    let greeting = Greeting::new(shared, channel);
-    let magic = greeting.magic()?;
+    let greeting = Greeting::new(channel, setup);
+    let magic = greeting.peek(0, 4)?;
+    shared.greetings.spoke(channel);
     if magic == StatusQuestion::MAGIC {
-        return answer(shared, &greeting);
+        return questions::answer(shared, &greeting);
     }
     if magic == MAIN_MAGIC {
-        adopt(
-            shared,
-            |channels, channel| {
-                if channels.main.is_some() {
-                    return Err(
-                        "a second main channel connected; is another source migrating here?".to_owned()
-                    );
-                }
-                channels.main = Some(channel);
-                Ok(())
-            },
-            channel,
-        );
-        return Ok(());
+        return main_channel(shared, &greeting);
     }
     if magic == MULTIFD_MAGIC {
-        return multifd(shared, channel, &greeting);
+        return multifd(shared, &greeting);
     }
     if magic.starts_with(&TLS_MAGIC) {
         let what =
@@ -182,116 +139,149 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     })
 }
 
-fn multifd(
-    shared: &Arc<Shared>,
-    channel: &Arc<Channel>,
-    greeting: &Greeting<'_>,
-) -> Result<(), MigrationError> {
-    let expected = lock(&shared.channels).multifd.len();
-    if expected == 0 {
-        shared.begin();
-        shared.fail(MigrationError::PeerIncompatible {
-            what: "the source opens multifd channels and multifd is off here: switch it on, or off there"
-                .into(),
-        });
+fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+    let channel = greeting.channel;
+    read_configuration(shared, greeting)?;
+    shared.begin_waiting_for(channel);
+    shared.greetings.place(channel);
+    let others = || shared.greetings.has_others();
+    if !offered(shared, shared.places.offer_main(channel, &others), channel, "the main channel")? {
         return Ok(());
     }
+    let setup = shared.params.limits.setup;
+    match shared.places.wait_main(channel, setup, &others) {
+        Fate::Completes => offered(shared, Offer::Completes, channel, "the main channel").map(drop),
+        Fate::Taken | Fate::Over => Ok(()),
+        Fate::Displaced => Err(MigrationError::PeerMisbehaved {
+            what: format!("{}: another main channel was there when all had come", channel.peer()),
+        }),
+        Fate::Alone(missing) => Err(too_late(channel, &missing, setup)),
+    }
+}
+
+/// Reads on, without taking anything, until header and configuration are known to fit this side.
+fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+    let expect = shared.target.expectations(&shared.capabilities);
+    let mut decoder = MainDecoder::new(shared.target.knowledge(), expect);
+    let (mut bytes, mut position) = (greeting.peek(0, 4)?, 0);
+    loop {
+        match decoder.next(&bytes[position..]).map_err(MigrationError::wire(super::loader::CHANNEL))? {
+            Step::NeedMore(count) => bytes = greeting.peek(bytes.len(), position + count)?,
+            Step::Partial { consumed } => position += consumed,
+            Step::Item { item: MainItem::Configuration(_), consumed } => {
+                position += consumed;
+                break;
+            }
+            Step::Item { consumed, .. } => position += consumed,
+            Step::End => break,
+        }
+    }
+    // The byte that ended the configuration begins an element.
+    decoder.next(&bytes[position..]).map(drop).map_err(MigrationError::wire(super::loader::CHANNEL))
+}
+
+fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+    let channel = greeting.channel;
     let mut bytes = [0; InitialPacket::BYTES];
     greeting.read_exact(&mut bytes)?;
     let name = format!("multifd connection from {}", channel.peer());
-    let checked = InitialPacket::decode(&bytes).and_then(|hello| match hello {
-        Some((hello, _)) => {
-            let uuid = shared.target.uuid().unwrap_or(hello.uuid);
-            hello.check(&uuid, expected).map(|()| Some(hello))
-        }
-        None => Ok(None),
-    });
-    let hello = match checked {
-        Ok(Some(hello)) => hello,
-        Ok(None) => {
-            let what = "an initial packet of full length is incomplete";
-            return Err(MigrationError::Internal(what.to_owned()));
-        }
-        // With these first bytes it is no port scanner's: loud, or the source would wait for us.
-        Err(error) => {
-            shared.begin();
-            shared.fail(MigrationError::wire(&name)(error));
-            return Ok(());
-        }
+    let decoded = InitialPacket::decode(&bytes).map_err(MigrationError::wire(&name))?;
+    let Some((hello, _)) = decoded else {
+        let what = "an initial packet of full length is incomplete";
+        return Err(MigrationError::Internal(what.to_owned()));
     };
-    adopt(
-        shared,
-        |channels, channel| {
-            if channels.multifd[usize::from(hello.id)].is_some() {
-                return Err(format!("multifd channel {} connected twice", hello.id));
-            }
-            // A target that takes any UUID takes one only.
-            if *channels.uuid.get_or_insert(hello.uuid) != hello.uuid {
-                return Err(format!("multifd channel {} states another UUID than those before it", hello.id));
-            }
-            channels.multifd[usize::from(hello.id)] = Some(channel);
-            Ok(())
-        },
-        channel,
-    );
-    Ok(())
-}
-
-/// Takes a channel of the migration in; starts the migration with the first, and loading with the last.
-fn adopt(
-    shared: &Arc<Shared>,
-    place: impl FnOnce(&mut super::shared::Channels, Arc<Channel>) -> Result<(), String>,
-    channel: &Arc<Channel>,
-) {
+    let uuid = shared.target.uuid().unwrap_or(hello.uuid);
+    let expected = shared.places.lanes();
+    if expected == 0 && hello.uuid == uuid {
+        let what = "the source opens multifd channels and multifd is off here: switch it on, or off there";
+        shared.note_unplaced(what.to_owned());
+        return Err(MigrationError::PeerIncompatible { what: format!("{}: {what}", channel.peer()) });
+    }
+    if let Err(error) = hello.check(&uuid, expected) {
+        if hello.uuid == uuid {
+            shared.note_unplaced(error.to_string());
+        }
+        return Err(MigrationError::wire(&name)(error));
+    }
+    let id = usize::from(hello.id);
+    let place = format!("multifd channel {id}");
+    shared.greetings.place(channel);
+    let offer = shared.places.offer_lane(id, hello.uuid, channel, &|| shared.greetings.has_others());
+    if !offered(shared, offer, channel, &place)? {
+        return Ok(());
+    }
+    if let Err(error) = wait_for_packet(shared, channel, &place) {
+        shared.places.drop_lane(id, channel, &error);
+        return match () {
+            () if shared.places.is_over() => Ok(()),
+            () if shared.places.is_taken(id) => Err(taken(channel, &place)),
+            () => Err(error),
+        };
+    }
     shared.begin_waiting_for(channel);
-    let mut channels = lock(&shared.channels);
-    if channels.complete || shared.arrival().is_some() {
-        drop(channels);
-        // Too late to belong to this migration, or one channel too many.
-        if shared.arrival().is_none() {
-            shared.fail(MigrationError::PeerIncompatible {
-                what: "a further channel connected after all had come: set multifd-channels alike".to_owned(),
-            });
+    if shared.places.take_lane(id, channel) || shared.places.is_over() {
+        Ok(())
+    } else {
+        Err(taken(channel, &place))
+    }
+}
+
+/// Waits for the first packet: it may come as late as the source likes, once all channels are there.
+fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<(), MigrationError> {
+    let setup = shared.params.limits.setup;
+    let mut header = Vec::new();
+    channel.set_stall_limit(Some(setup));
+    while header.len() < HEADER_BYTES {
+        match channel.peek(header.len() + 1) {
+            Ok(bytes) => header = bytes,
+            Err(TransportError::Stalled { .. }) if header.is_empty() && shared.places.is_complete() => {}
+            Err(TransportError::Stalled { .. }) if header.is_empty() => {
+                return Err(too_late(channel, &shared.places.missing(), setup));
+            }
+            Err(error) => return Err(error.into()),
         }
-        return;
     }
-    if shared.begin().is_none() {
-        return;
+    PacketHeader::peek(&header)
+        .map_err(|error| MigrationError::wire(place)(error.at(InitialPacket::BYTES as u64)))?;
+    // A source that waits for no answer sends at once.
+    if shared.places.wait_for_all(setup) {
+        return Ok(());
     }
-    let placed = place(&mut channels, Arc::clone(channel));
-    let all = channels.main.is_some() && channels.multifd.iter().all(Option::is_some);
-    if let Err(what) = placed {
-        drop(channels);
-        shared.fail(MigrationError::PeerMisbehaved { what });
-        return;
-    }
-    if all {
-        channels.complete = true;
-        drop(channels);
-        shared.report(Fed::ChannelsReady);
-    }
+    Err(too_late(channel, &shared.places.missing(), setup))
 }
 
-fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
-    let mut bytes = [0; StatusQuestion::BYTES];
-    greeting.read_exact(&mut bytes)?;
-    let question = StatusQuestion::decode(&bytes).map_err(MigrationError::wire("status question"))?;
-    let Some((question, _)) = question else {
-        return Err(MigrationError::Internal("a status question of full length is incomplete".to_owned()));
-    };
-    let status = match shared.answer(MigrationId(question.migration_id)) {
-        Status::Committed => extension::Status::Committed,
-        Status::Never => extension::Status::Never,
-        Status::Pending => extension::Status::Pending,
-        Status::Unknown => extension::Status::Unknown,
-    };
-    let mut answer = Vec::new();
-    StatusAnswer { status }.encode(&mut answer);
-    greeting.limit()?;
-    Ok(greeting.channel.write_all(&answer)?)
+/// What an offer leads to; with the last channel the migration begins. False: it is over.
+fn offered(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Result<bool, MigrationError> {
+    match offer {
+        Offer::Waits => {}
+        Offer::Completes => match shared.begin() {
+            Some(_) => shared.report(Fed::ChannelsReady),
+            // Given up meanwhile.
+            None => shared.places.end(),
+        },
+        Offer::TooLate if shared.places.is_over() => return Ok(false),
+        Offer::TooLate => return Err(taken(channel, place)),
+    }
+    Ok(true)
 }
 
-fn warn(shared: &Shared, text: &str) {
+fn taken(channel: &Channel, place: &str) -> MigrationError {
+    let what = format!(
+        "{}: it says that it is {place}, which is here already; is another source migrating here?",
+        channel.peer()
+    );
+    MigrationError::PeerMisbehaved { what }
+}
+
+fn too_late(channel: &Channel, missing: &str, after: Duration) -> MigrationError {
+    let what = format!(
+        "all channels, and {} has come alone: {missing} did not come: set multifd and multifd-channels alike",
+        channel.peer()
+    );
+    MigrationError::Limit { what, after }
+}
+
+pub(super) fn warn(shared: &Shared, text: &str) {
     tracing::warn!("{text}");
     shared.tell(&Event::Warning(text.to_owned()));
 }

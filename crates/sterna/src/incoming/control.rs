@@ -10,7 +10,7 @@ use sterna_ram::Custody;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::{Arrival, file, lane, loader, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
@@ -33,7 +33,6 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
                 acquired: Vec::new(),
                 taken_over: false,
                 start_has_failed: false,
-                missing: String::new(),
                 last_status: None,
             };
             control.run(driver);
@@ -51,8 +50,6 @@ struct Control {
     taken_over: bool,
     /// Starting the guest was tried, in vain.
     start_has_failed: bool,
-    /// Channels that had not come when it failed.
-    missing: String,
     last_status: Option<Status>,
 }
 
@@ -89,18 +86,16 @@ impl Control {
             let shared = Arc::clone(&self.shared);
             self.start(&format!("load {}", inbox.device.name), move || streams::load(&shared, &inbox));
         }
-        let channels = lock(&self.shared.channels);
-        let (main, multifd) = (channels.main.clone(), channels.multifd.clone());
-        drop(channels);
-        for (index, channel) in multifd.into_iter().flatten().enumerate() {
+        let lanes = if self.shared.file.is_some() { 0 } else { self.shared.places.lanes() };
+        for index in 0..lanes {
             let shared = Arc::clone(&self.shared);
-            self.start(&format!("lane {index}"), move || lane::receive(&shared, index, &channel));
+            self.start(&format!("lane {index}"), move || lane::receive(&shared, index));
         }
         if self.shared.file.is_some() {
             let shared = Arc::clone(&self.shared);
             self.start("loader", move || file::load(&shared));
         }
-        if let Some(channel) = main {
+        if let Some(channel) = self.shared.places.main() {
             let shared = Arc::clone(&self.shared);
             self.start("loader", move || loader::load(&shared, &channel));
         }
@@ -285,15 +280,10 @@ impl Control {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         self.shared.streams.stop();
-        let channels = lock(&self.shared.channels);
-        self.missing = channels.missing();
-        for channel in channels.multifd.iter().flatten() {
-            channel.shutdown();
-        }
-        if let Some(main) = &channels.main {
+        self.shared.places.shut_lanes();
+        if let Some(main) = self.shared.places.main() {
             main.finish_reading();
         }
-        drop(channels);
         self.join();
     }
 
@@ -308,20 +298,15 @@ impl Control {
     /// Lets the source finish: it may still be writing the description behind EOF, and closing on bytes that
     /// nobody has read would break its connection before it has read SHUT.
     fn hear_the_source_out(&mut self) {
-        let channels = lock(&self.shared.channels);
-        if let Some(main) = &channels.main {
+        if let Some(main) = self.shared.places.main() {
             main.set_own_stall_limit(Some(LAST_WORDS));
             // Fails only if the connection is gone already.
             let _ = main.finish_writing();
         }
-        let multifd = channels.multifd.clone();
-        drop(channels);
-        if multifd.iter().flatten().any(|channel| channel.is_tls()) {
+        if self.shared.places.taken_lanes().iter().any(|channel| channel.is_tls()) {
             self.wait_for_ends();
         }
-        for channel in multifd.iter().flatten() {
-            channel.shutdown();
-        }
+        self.shared.places.shut_lanes();
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.join();
@@ -343,15 +328,7 @@ impl Control {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         self.shared.streams.stop();
-        let mut channels = lock(&self.shared.channels);
-        for channel in channels.main.iter().chain(channels.multifd.iter().flatten()) {
-            channel.shutdown();
-        }
-        // None is taken from now on.
-        channels.complete = true;
-        channels.main = None;
-        channels.multifd.fill(None);
-        drop(channels);
+        self.shared.places.end();
         self.join();
     }
 
@@ -393,10 +370,9 @@ impl Control {
     fn explain(&self, cause: Cause) -> MigrationError {
         let limits = &self.shared.params.limits;
         match cause {
-            Cause::TimedOut(State::Setup) => MigrationError::Limit {
-                what: format!("all channels; {} did not come: set multifd-channels alike", self.missing),
-                after: limits.setup,
-            },
+            Cause::TimedOut(State::Setup) => {
+                MigrationError::Limit { what: "the first step".to_owned(), after: limits.setup }
+            }
             Cause::TimedOut(state) => {
                 MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
             }

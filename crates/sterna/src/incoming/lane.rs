@@ -1,7 +1,6 @@
 //! One multifd channel at the destination: checks each packet, then reads its payload straight to where
 //! the sink says.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna_ram::{PAGE_SIZE, RamSlice};
@@ -19,12 +18,19 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageSink;
 
-/// Receives on `channel`, which is lane number `index`, until it ends or all stops.
-pub(super) fn receive(shared: &Shared, index: usize, channel: &Arc<Channel>) {
+/// Receives as lane number `index`, on the channel that takes that place, until it ends or all stops.
+pub(super) fn receive(shared: &Shared, index: usize) {
+    // Shorter than any wait for a packet of this lane, so that what is told is why there is none.
+    let patience = shared.params.limits.setup.min(shared.params.limits.stall) / 2;
+    let channel = match shared.places.lane(index, patience) {
+        Ok(Some(channel)) => channel,
+        Ok(None) => return,
+        Err(error) => return shared.fail(error),
+    };
     if !shared.rounds.wait_for_blocks() {
         return;
     }
-    let result = Lane::new(shared, index, channel).and_then(|mut lane| lane.run());
+    let result = Lane::new(shared, index, &channel).and_then(|mut lane| lane.run());
     match result {
         Ok(()) => shared.rounds.ended(index),
         Err(error) => shared.fail(error),
@@ -86,7 +92,7 @@ impl<'a> Lane<'a> {
             let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
             let view = RamPacketView::decode(&header, &self.layout.table, self.method)
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
-            self.shared.rounds.packet();
+            self.shared.rounds.packet(view.packet_number());
             next = Ahead::default();
             if view.is_sync() {
                 self.sink.settle()?;

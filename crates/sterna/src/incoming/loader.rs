@@ -84,7 +84,7 @@ impl<'a> Loader<'a> {
             reader,
             decoder,
             acks: None,
-            lanes: lock(&shared.channels).multifd.len(),
+            lanes: shared.places.lanes(),
             is_sterna: false,
             keeps_alive: false,
             has_return_path: false,
@@ -186,6 +186,9 @@ impl<'a> Loader<'a> {
                 // A source with credit has written a barrier behind the last chunk.
                 if kind == SectionKind::End && self.has_stream_credit {
                     self.shared.streams.all_came()?;
+                }
+                if kind == SectionKind::End {
+                    self.shared.check_that_all_came()?;
                 }
                 let streams = &self.shared.streams;
                 let due = self.acks.as_mut().map_or(0, |acks| acks.at_section(streams));
@@ -324,10 +327,19 @@ impl<'a> Loader<'a> {
         body: &[u8],
     ) -> Result<(), MigrationError> {
         if name == Handover::SECTION_NAME {
-            let handover = Handover::decode(body).map_err(MigrationError::wire(CHANNEL))?;
+            let handover = Handover::decode(version, body).map_err(MigrationError::wire(CHANNEL))?;
+            let id = MigrationId(handover.migration_id);
             self.is_sterna = true;
             self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
-            self.shared.report(Fed::HandoverIdRead(MigrationId(handover.migration_id)));
+            match handover.secret {
+                Some(secret) => *lock(&self.shared.secret) = Some((id, secret)),
+                None => self.shared.tell(&Event::Warning(
+                    "the source is an older Sterna, which sends no secret: if the acknowledgement is lost, it gets no \
+                     answer, and an operator has to decide there"
+                        .to_owned(),
+                )),
+            }
+            self.shared.report(Fed::HandoverIdRead(id));
             return Ok(());
         }
         if let Some(device) = streams::device_of_section(name)

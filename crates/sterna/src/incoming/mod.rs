@@ -10,9 +10,12 @@ mod accept;
 mod acks;
 mod control;
 mod file;
+mod greeting;
 mod known;
 mod lane;
 mod loader;
+mod places;
+mod questions;
 mod reader;
 mod rounds;
 mod sections;
@@ -41,7 +44,11 @@ use known::KnownVm;
 use shared::Shared;
 use target::Target;
 
-/// An incoming migration. Cloning gives another handle; when the last one is dropped, the address is
+/// An incoming migration. Connections that do not fit this side are turned away with a warning
+/// ([`crate::Event::Warning`]); it fails only once all channels of a migration have come (specs/stream.md §3.1), and
+/// waits for the next source until then.
+///
+/// Cloning gives another handle; when the last one is dropped, the address is
 /// given up and a migration that is not committed fails. A guest that is held stays loaded in its VM.
 ///
 /// The address can be listened at again as soon as that drop returns; it waits for the listener thread, so

@@ -31,7 +31,9 @@ struct State {
     flushes: u64,
     /// Packets over all lanes: whether anything moves at all.
     packets: u64,
-    /// Of these, up to the last flush.
+    /// Packets of RAM, SYNCs among them, and one more than the highest of their numbers.
+    numbered: (u64, u64),
+    /// Of all packets, up to the last flush.
     flushed_packets: u64,
     stopped: bool,
 }
@@ -43,6 +45,7 @@ impl Rounds {
             ended: vec![false; lanes],
             flushes: 0,
             packets: 0,
+            numbered: (0, 0),
             flushed_packets: 0,
             stopped: false,
         };
@@ -102,9 +105,18 @@ impl Rounds {
         })
     }
 
-    /// A lane took a packet.
-    pub fn packet(&self) {
-        self.lock().packets += 1;
+    /// A lane took a packet, which has this number.
+    pub fn packet(&self, number: u64) {
+        let mut state = self.lock();
+        state.packets += 1;
+        let (count, next) = state.numbered;
+        state.numbered = (count + 1, next.max(number.saturating_add(1)));
+    }
+
+    /// Whether as many packets came as their numbers say. They are counted over all of the source's channels, from 0.
+    pub fn numbers_are_complete(&self) -> bool {
+        let (count, next) = self.lock().numbered;
+        count == next
     }
 
     /// A lane took a packet with a chunk of a device's stream, which is tied to no flush.

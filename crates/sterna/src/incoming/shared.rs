@@ -9,8 +9,11 @@ use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
+use sterna_wire::extension::MigrationSecret;
 
 use super::file::LoadFile;
+use super::greeting::Greetings;
+use super::places::Places;
 use super::rounds::Rounds;
 use super::streams::Inboxes;
 use super::target::{Layout, Target};
@@ -35,7 +38,7 @@ pub(super) struct Shared {
     pub observer: Arc<dyn Observer>,
     /// What this migration says of who has the VM's guest; none where no VM takes it.
     custody: Option<Arc<CustodyClaim>>,
-    /// Made when the first channel comes: until then there is no migration.
+    /// Made when all channels have come: until then there is no migration.
     driver: OnceLock<Driver<Destination>>,
     /// Once RAM's blocks are known.
     layout: OnceLock<Layout>,
@@ -47,11 +50,19 @@ pub(super) struct Shared {
     /// Lanes and loader are to stop: what they find from now on is no news.
     pub stopping: AtomicBool,
     /// Connections that have not said yet what they are for.
-    pub greeting: Mutex<Vec<Arc<Channel>>>,
+    pub greetings: Greetings,
+    /// No further connection can come.
+    pub no_more_come: AtomicBool,
+    /// Why the last connection was turned away.
+    pub last_turned_away: Mutex<Option<MigrationError>>,
     /// All channels that have come: what is silent, and for how long, is judged by them together.
     pub group: Arc<ChannelGroup>,
     /// Channels that came so far.
-    pub channels: Mutex<Channels>,
+    pub places: Places,
+    /// A multifd channel that had no place here and may be the source's.
+    unplaced: Mutex<Option<String>>,
+    /// The migration's id and the secret that came with it.
+    pub secret: Mutex<Option<(MigrationId, MigrationSecret)>>,
     /// Whole messages of the return path are written under it.
     pub returning: Mutex<()>,
     /// Whether the guest shall start when it is here.
@@ -62,18 +73,6 @@ pub(super) struct Shared {
     error: Mutex<Option<MigrationError>>,
     arrival: Mutex<Option<Arrival>>,
     changed: Condvar,
-}
-
-/// The channels of the migration.
-#[derive(Default)]
-pub(super) struct Channels {
-    pub main: Option<Arc<Channel>>,
-    /// By id.
-    pub multifd: Vec<Option<Arc<Channel>>>,
-    /// What the multifd channels stated.
-    pub uuid: Option<[u8; 16]>,
-    /// All are there and were handed to their threads.
-    pub complete: bool,
 }
 
 /// An operator's word whether the guest starts, until it is read.
@@ -104,16 +103,6 @@ impl Autostart {
     }
 }
 
-impl Channels {
-    /// Names those that did not come; empty if all are there.
-    pub fn missing(&self) -> String {
-        let main = self.main.is_none().then(|| "the main channel".to_owned());
-        let lanes = self.multifd.iter().enumerate().filter(|(_, lane)| lane.is_none());
-        let names = main.into_iter().chain(lanes.map(|(id, _)| format!("multifd channel {id}")));
-        names.collect::<Vec<_>>().join(", ")
-    }
-}
-
 impl Shared {
     pub fn new(
         (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
@@ -125,7 +114,6 @@ impl Shared {
         // In a file, multifd channels are threads.
         let has_channels = capabilities.multifd && !capabilities.mapped_ram;
         let lanes = if has_channels { usize::from(params.multifd_channels) } else { 0 };
-        let channels = Channels { multifd: vec![None; lanes], ..Channels::default() };
         let shared = Self {
             custody: custody.map(Arc::new),
             layout: OnceLock::new(),
@@ -135,9 +123,13 @@ impl Shared {
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
-            greeting: Mutex::default(),
+            greetings: Greetings::beside(1 + lanes),
+            no_more_come: AtomicBool::new(false),
+            last_turned_away: Mutex::default(),
+            places: Places::new(lanes),
+            unplaced: Mutex::default(),
+            secret: Mutex::default(),
             group: ChannelGroup::new(),
-            channels: Mutex::new(channels),
             returning: Mutex::new(()),
             autostart: Autostart::default(),
             received_bytes: AtomicU64::new(0),
@@ -176,7 +168,7 @@ impl Shared {
         self.layout()?.sinks.get(lane).ok_or_else(missing)
     }
 
-    /// The machine; made now if there is none, since a first channel has come. `None` when the migration was
+    /// The machine; made now if there is none, since all channels have come. `None` when the migration was
     /// given up before.
     pub fn begin(&self) -> Option<&Driver<Destination>> {
         // One decision with `end_before_it_began`: whoever holds this lock comes first.
@@ -204,7 +196,7 @@ impl Shared {
         Some(driver)
     }
 
-    /// Ends a migration of which no channel has come. False: one has.
+    /// Ends a migration that has not begun. False: it has.
     fn end_before_it_began(&self) -> bool {
         let mut arrival = lock(&self.arrival);
         if self.driver.get().is_some() {
@@ -218,6 +210,7 @@ impl Shared {
         }
         drop(arrival);
         self.note_error(MigrationError::Cancelled);
+        self.places.end();
         self.changed.notify_all();
         true
     }
@@ -280,11 +273,48 @@ impl Shared {
             Some(_) => Fed::PeerMisbehaved,
             None => Fed::ConnectionLost,
         };
+        let error = self.explained(error);
         tracing::debug!(%error, "incoming migration");
         if !self.driver().is_some_and(|driver| driver.look(|machine| machine.state().is_final())) {
             self.note_error(error);
         }
         self.report(event);
+    }
+
+    /// A multifd channel has no place here, and states what the source's would state.
+    pub fn note_unplaced(&self, why: String) {
+        lock(&self.unplaced).get_or_insert(why);
+    }
+
+    /// An error of the peer's may come of its channels that had no place here.
+    fn explained(&self, error: MigrationError) -> MigrationError {
+        let why = match error.fault() {
+            None | Some(Fault::PeerMisbehaved) => lock(&self.unplaced).clone(),
+            _ => None,
+        };
+        match why {
+            Some(why) => MigrationError::PeerIncompatible {
+                what: format!("{error}; a multifd channel had been turned away: {why}"),
+            },
+            None => error,
+        }
+    }
+
+    /// RAM has ended: if a multifd channel was turned away that may have been the source's, it must not have
+    /// carried pages. Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be
+    /// missing; and a source that has multifd channels sends no page on the main channel.
+    pub fn check_that_all_came(&self) -> Result<(), MigrationError> {
+        let Some(why) = lock(&self.unplaced).clone() else { return Ok(()) };
+        let came = match self.places.lanes() {
+            0 => self.normal_pages.load(Ordering::Relaxed) > 0,
+            _ => self.rounds.numbers_are_complete(),
+        };
+        if came {
+            return Ok(());
+        }
+        Err(MigrationError::PeerIncompatible {
+            what: format!("pages are missing, and a multifd channel had been turned away: {why}"),
+        })
     }
 
     pub fn note_error(&self, error: MigrationError) {
@@ -308,7 +338,7 @@ impl Shared {
 
     /// Writes one message of the return path.
     pub fn say(&self, message: &sterna_wire::return_path::ReturnMessage) -> Result<(), MigrationError> {
-        let Some(main) = lock(&self.channels).main.clone() else {
+        let Some(main) = self.places.main() else {
             return Err(MigrationError::Internal("there is no main channel to answer on".to_owned()));
         };
         let mut bytes = Vec::new();
@@ -328,14 +358,14 @@ impl Shared {
 
     /// From now on reading the main channel is told of its silence after `limit`, whatever comes on the others.
     pub fn look_up_from_main_after(&self, limit: Duration) {
-        if let Some(main) = &lock(&self.channels).main {
+        if let Some(main) = self.places.main() {
             main.set_own_stall_limit(Some(limit));
         }
     }
 
     /// From now on the main channel's silence is that of the migration again.
     pub fn wait_for_main(&self) {
-        if let Some(main) = &lock(&self.channels).main {
+        if let Some(main) = self.places.main() {
             main.set_stall_limit(Some(self.params.limits.stall));
         }
     }
@@ -393,7 +423,7 @@ impl Shared {
         }
     }
 
-    /// An operator gives it up, before or after the first channel has come; with `held` also a guest that is held.
+    /// An operator gives it up, before or after it has begun; with `held` also a guest that is held.
     pub fn abandon(&self, held: bool) -> Result<(), Refusal> {
         if self.end_before_it_began() {
             return Ok(());
@@ -412,9 +442,7 @@ impl Shared {
         if !self.end_before_it_began() && !self.driver().is_some_and(is_held) {
             let _ = self.feed(Fed::Abandon);
         }
-        for channel in lock(&self.greeting).iter() {
-            channel.shutdown();
-        }
+        self.greetings.end();
         self.changed.notify_all();
     }
 

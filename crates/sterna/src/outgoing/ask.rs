@@ -1,5 +1,6 @@
 //! After a lost acknowledgement: what became of the migration? (specs/extension.md §6)
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use sterna_proto::Status;
@@ -9,6 +10,9 @@ use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::shared::{Shared, lock};
 use crate::error::MigrationError;
+use crate::events::Event;
+use crate::identity;
+use crate::params::StatusQuestions;
 
 const CHANNEL: &str = "status question";
 
@@ -19,6 +23,10 @@ pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
     if shared.to.is_descriptor() {
         let why = "a descriptor cannot be dialled again: look whether the guest runs at the \
                    destination, and decide";
+        return Err(MigrationError::Transport(why.to_owned(), None));
+    }
+    if shared.params().status_questions == StatusQuestions::Operator {
+        let why = "x-sterna-status-question is operator: look whether the guest runs at the destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
     // Not the migration's own flag: that one is cancelled, since its channels are given up.
@@ -63,19 +71,37 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         }
         channel
     })?;
-    let mut question = Vec::new();
-    StatusQuestion { migration_id: shared.migration_id }.encode(&mut question);
-    channel.write_all(&question)?;
+    let binding = channel.tls_binding();
+    if tls.is_some() && binding.is_none() {
+        let what =
+            "the destination speaks TLS 1.2, whose sessions cannot be told apart: nothing is asked over it";
+        return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+    }
+    let secret = &shared.identity.secret;
+    let question = StatusQuestion::new(shared.identity.id, identity::nonce()?, secret, &binding);
+    let mut bytes = Vec::new();
+    question.encode(&mut bytes);
+    channel.write_all(&bytes)?;
     let mut answer = [0; StatusAnswer::BYTES];
     channel.read_exact(&mut answer)?;
     let decoded = StatusAnswer::decode(&answer).map_err(MigrationError::wire(CHANNEL))?;
     let Some((answer, _)) = decoded else {
         return Err(MigrationError::Internal("a status answer of full length is incomplete".to_owned()));
     };
+    if !answer.is_authentic(&question, secret, &binding) {
+        let what = format!(
+            "whoever answers at {} whether the guest runs does not know the migration's secret: the answer is not \
+             believed",
+            shared.to
+        );
+        if !shared.told_of_forgery.swap(true, Ordering::Relaxed) {
+            shared.tell(&Event::Warning(what.clone()));
+        }
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
     Ok(match answer.status {
         extension::Status::Committed => Status::Committed,
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
-        extension::Status::Unknown => Status::Unknown,
     })
 }

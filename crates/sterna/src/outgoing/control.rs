@@ -20,7 +20,8 @@ use super::streams::{Streams, Way};
 use super::{Outcome, ask, returns, setup};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
-use crate::params::WaitLimits;
+use crate::identity::Identity;
+use crate::params::{StatusQuestions, WaitLimits};
 use crate::vm::RunState;
 
 /// How often an idle control thread looks up.
@@ -197,8 +198,9 @@ impl Control {
     }
 
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {
-        let body = Handover { migration_id: self.shared.migration_id }.encode();
-        let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, Handover::SECTION_VERSION);
+        let Identity { id, secret } = &self.shared.identity;
+        let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
+        let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
         self.with_main(|stream| stream.full_section(header, &body, true))
     }
 
@@ -310,9 +312,13 @@ impl Control {
 
     fn report_undecided(&mut self, cause: Cause) -> Result<(), MigrationError> {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        let can_ask =
-            self.shared.driver.look(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
-        let asked = if can_ask { "is asked again" } else { "cannot be asked" };
+        let can_ask = self.shared.driver.look(|machine| machine.peer().sterna)
+            && !self.shared.to.is_descriptor();
+        let asked = match self.shared.params().status_questions {
+            StatusQuestions::Operator => "is not asked, since x-sterna-status-question is operator",
+            StatusQuestions::Auto if can_ask => "is asked again",
+            StatusQuestions::Auto => "cannot be asked",
+        };
         let text = format!(
             "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here \
              and the destination {asked}. If it does not answer, look whether the guest runs there and decide: \

@@ -35,6 +35,7 @@ pub use sterna_proto::source::{Decision, Refusal};
 
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
+use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Compression, Parameters, WaitLimits};
 use crate::stats::Statistics;
@@ -276,7 +277,8 @@ impl Migration {
                 ..machine_limits(&params.limits)
             },
         };
-        let source = (Source::new(config, std::time::Duration::ZERO), custody, tracking);
+        let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
+        let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
         let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source, violated);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;

@@ -9,6 +9,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::shared::{Shared, lock};
 use crate::error::MigrationError;
+use crate::events::Event;
 
 const CHANNEL: &str = "return path";
 
@@ -87,8 +88,15 @@ impl Reader<'_> {
         let state = self.shared.driver.look(sterna_proto::source::Source::state);
         match value {
             extension::FENCE_PING if state == State::Identifying => {
-                let peer =
-                    Peer { sterna: self.features.is_some(), features: self.features.unwrap_or_default().0 };
+                let features = self.features.unwrap_or_default();
+                let peer = Peer { sterna: features.contains(Features::HANDOVER), features: features.0 };
+                if self.features.is_some() && !peer.sterna {
+                    self.shared.tell(&Event::Warning(
+                        "the destination is an older Sterna, which takes no secret: it is treated as a QEMU, and if \
+                         the acknowledgement is lost it cannot be asked"
+                            .to_owned(),
+                    ));
+                }
                 self.shared.report(Fed::PeerIdentified(peer));
             }
             extension::COMPATIBILITY_PING if state == State::Comparing => {

@@ -1,5 +1,6 @@
 //! What the threads of one outgoing migration share.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
@@ -18,6 +19,7 @@ use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer};
 use crate::hooks::Hook;
+use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Parameters};
 use crate::vm::SourceVm;
@@ -34,8 +36,10 @@ pub(super) struct Shared {
     pub limiter: Arc<Limiter>,
     pub lanes: Lanes,
     pub figures: Mutex<Figures>,
-    /// Names this migration to a destination that is asked what became of it.
-    pub migration_id: [u8; 16],
+    /// Names this migration, and proves it, to a destination that is asked what became of it.
+    pub identity: Identity,
+    /// An operator was told that somebody answered who is not the destination.
+    pub told_of_forgery: AtomicBool,
     pub violated: Option<Clause>,
     pub connecting: CancelFlag,
     /// What this migration says of who has the guest.
@@ -61,7 +65,7 @@ impl Shared {
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-        (source, custody, tracking): (Source, CustodyClaim, TrackingClaim),
+        (source, identity, custody, tracking): (Source, Identity, CustodyClaim, TrackingClaim),
         violated: Option<Clause>,
     ) -> Self {
         let vm = Arc::clone(origin.vm());
@@ -85,7 +89,8 @@ impl Shared {
             driver: Driver::new(source, watch),
             counters: Arc::default(),
             lanes: Lanes::new(lanes),
-            migration_id: random_id(),
+            identity,
+            told_of_forgery: AtomicBool::new(false),
             connecting: CancelFlag::new(),
             custody,
             tracking,
@@ -243,15 +248,4 @@ fn custody_of(machine: &Source, is_file: bool) -> Custody {
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// 16 bytes that no other migration has. Not a secret: who can reach the port could as well migrate to it.
-fn random_id() -> [u8; 16] {
-    use std::hash::{BuildHasher, RandomState};
-    let mut id = [0; 16];
-    for half in id.chunks_mut(8) {
-        let word = RandomState::new().hash_one(std::time::SystemTime::now());
-        half.copy_from_slice(&word.to_le_bytes());
-    }
-    id
 }

@@ -57,7 +57,7 @@ fn run(
     let incoming = vm::listen(target, &params, capabilities);
     let migration = vm::start(source, &incoming.address(), &params, capabilities, cancel.observer());
     cancel.migration.set(&migration);
-    let ends = (migration.wait(), incoming.wait());
+    let ends = (migration.wait(), support::ended(&incoming));
     cancel.migration.clear();
     ends
 }
@@ -104,7 +104,7 @@ fn second_migration_of_a_guest_is_refused_until_the_first_has_ended() {
         assert!(matches!(again, Err(sterna::StartError::Guest(_))), "{again:?}");
         migration.cancel().expect("cancelling");
         migration.wait();
-        incoming.wait();
+        support::ended(&incoming);
         assert_next_works(&source, &target);
     });
 }
@@ -200,7 +200,7 @@ fn pause_before_switchover_waits_for_continue_or_cancel() {
             } else {
                 migration.cancel().expect("cancelling");
                 let outcome = migration.wait();
-                incoming.wait();
+                support::ended(&incoming);
                 assert_cancelled(&outcome, &source, &target);
                 assert!(migration.may_guest_run());
                 assert_next_works(&source, &target);
@@ -243,7 +243,7 @@ fn cancel_frees_lanes_that_the_bandwidth_limit_holds() {
         support::until_status(&migration, Status::Active);
         migration.cancel().expect("cancelling");
         let outcome = migration.wait();
-        incoming.wait();
+        support::ended(&incoming);
         assert_cancelled(&outcome, &source, &target);
         migration.cancel().expect_err("over");
         assert_next_works(&source, &target);

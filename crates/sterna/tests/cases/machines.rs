@@ -14,7 +14,7 @@ fn migrate(source: &Arc<TestVm>, target: &Arc<TestVm>) -> (Outcome, Arrival, u64
     let (params, capabilities) = common::multifd(2);
     let incoming = vm::listen(target, &params, capabilities);
     let migration = vm::start(source, &incoming.address(), &params, capabilities, Arc::new(()));
-    let ends = (migration.wait(), incoming.wait());
+    let ends = (migration.wait(), support::ended(&incoming));
     let stats = incoming.statistics();
     (ends.0, ends.1, stats.normal_pages + stats.zero_pages)
 }
@@ -33,6 +33,23 @@ fn assert_refused_early(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&st
     for word in words {
         assert!(text.contains(word), "{word:?} is not in: {text}");
     }
+}
+
+/// The destination turns the source away, says why, and waits for the next one.
+fn assert_turned_away(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&str]) {
+    let (mut params, capabilities) = common::multifd(2);
+    params.limits = support::SHORT;
+    let log = Arc::new(common::Log::default());
+    let incoming = vm::listen_told(target, &params, capabilities, Arc::clone(&log) as _);
+    let migration = vm::start(source, &incoming.address(), &params, capabilities, Arc::new(()));
+    let outcome = migration.wait();
+    assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+    common::assert_lives_on(&source.guest);
+    let told = || support::warnings(&log.events());
+    support::eventually(&format!("{words:?}"), || {
+        told().iter().any(|text| words.iter().all(|word| text.contains(word)))
+    });
+    assert_eq!(incoming.status(), Status::Setup, "the next one may come");
 }
 
 fn source_of(config: ProcessConfig) -> Arc<TestVm> {
@@ -71,7 +88,7 @@ fn other_machine_type_is_refused() {
     case("machine type", || {
         let (source, target) = vms();
         target.is_machine("sterna-process-2");
-        assert_refused_early(&source, &target, &["sterna-process-2"]);
+        assert_turned_away(&source, &target, &["sterna-process-2"]);
         target.is_machine("sterna-process");
         assert_next_works(&source, &target);
     });
@@ -84,7 +101,7 @@ fn other_uuid_is_refused() {
             let (source, target) = vms();
             *source.uuid.lock().unwrap() = ours;
             *target.uuid.lock().unwrap() = Some([2; 16]);
-            assert_refused_early(&source, &target, &["UUID"]);
+            assert_turned_away(&source, &target, &["UUID"]);
             *target.uuid.lock().unwrap() = ours;
             assert_next_works(&source, &target);
         });
@@ -199,7 +216,7 @@ fn switchover_ack_of_the_old_form_is_waited_for() {
         assert_eq!(migration.status(), Status::Active, "it switched over without the acknowledgement");
         migration.cancel().expect("cancelling");
         assert!(matches!(migration.wait(), Outcome::Cancelled));
-        incoming.wait();
+        support::ended(&incoming);
         common::assert_lives_on(&source.guest);
     });
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::recording::{Recording, Sent};
 use crate::support::{
-    assert_failed, assert_next_works, assert_reset, case, eventually, port, vm, vms, waiting,
+    assert_failed, assert_next_works, assert_reset, case, eventually, port, vm, vms, waiting, warnings,
 };
-use sterna::{Arrival, Capabilities, Fault, Incoming, MigrationError, Parameters, Status};
+use sterna::{Arrival, Capabilities, Fault, Incoming, MigrationError, Outcome, Parameters, Status};
 
 const MACHINE: &str = "sterna-process";
 const FLUSH: &[u8] = &[0, 0, 0, 0, 0, 0, 2, 0];
@@ -75,9 +75,21 @@ fn other_number_of_channels_is_refused() {
 fn missing_channel_is_waited_for_only_so_long() {
     for ours in [0, 1] {
         case(&format!("{ours} to 2"), || {
-            let why = mismatch(settings(2), settings(ours));
-            assert!(matches!(why, MigrationError::Limit { .. }), "{why:?}");
-            assert!(why.to_string().contains("channel"), "what is missing: {why}");
+            let (source, target) = vms();
+            let ((params, capabilities), (theirs, expected)) = (settings(ours), settings(2));
+            let log = Arc::new(common::Log::default());
+            let incoming = vm::listen_told(&target, &theirs, expected, Arc::clone(&log) as _);
+            let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+            eventually("the source's end", || migration.outcome().is_some());
+            assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
+            common::assert_lives_on(&source.guest);
+            let told = || warnings(&log.events()).concat();
+            eventually("what is missing", || {
+                told().contains("multifd channel 1 did not come") && told().contains("multifd-channels")
+            });
+            assert_eq!(incoming.status(), Status::Setup, "the next one may come");
+            drop(incoming);
+            assert_next_works(&source, &target);
         });
     }
 }
@@ -139,7 +151,7 @@ fn is_reset(error: &std::io::Error) -> bool {
 }
 
 #[test]
-fn flood_of_connections_is_turned_away() {
+fn flood_of_connections_leaves_room_for_a_migration() {
     case("flood", || {
         let (source, target) = vms();
         let (params, capabilities) = common::multifd(2);
@@ -153,46 +165,154 @@ fn flood_of_connections_is_turned_away() {
     });
 }
 
+/// A destination of two lanes, and what it warns of.
+fn listening() -> (Arc<support::TestVm>, Incoming, Arc<common::Log>) {
+    let (params, capabilities) = settings(2);
+    let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
+    let target = support::TestVm::new(guest);
+    let log = Arc::new(common::Log::default());
+    let incoming = vm::listen_told(&target, &params, capabilities, Arc::clone(&log) as _);
+    (target, incoming, log)
+}
+
+fn assert_told(log: &common::Log, words: &str) {
+    eventually(words, || warnings(&log.events()).iter().any(|text| text.contains(words)));
+}
+
+/// What was sent arrives, whatever else was.
+fn assert_arrives(incoming: &Incoming, target: &support::TestVm) {
+    eventually("the end", || incoming.status().is_terminal());
+    let arrival = incoming.wait();
+    assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+    assert!(target.guest.check().unwrap().is_consistent());
+}
+
 #[test]
-fn channel_that_comes_twice_or_with_a_wrong_id_is_refused() {
+fn multifd_hello_that_does_not_fit_is_turned_away_and_takes_no_place() {
     let good = case("recording", || Recording::take(MACHINE, 2));
-    let cases: [(&str, usize, usize, &[u8], &str); 5] = [
-        ("twice", 1, 24, &[0], "twice"),
-        ("id", 1, 24, &[2], "channel 2 of 2"),
-        ("uuid", 1, 8, &[7], "UUID"),
-        ("version", 1, 7, &[2], "version"),
-        ("reserved", 1, 30, &[1], "reserved"),
+    let cases: [(&str, usize, &[u8], &str); 4] = [
+        ("id", 24, &[2], "channel 2 of 2"),
+        ("uuid", 8, &[7], "UUID"),
+        ("version", 7, &[2], "version"),
+        ("reserved", 30, &[1], "reserved"),
     ];
-    for (name, lane, at, bytes, words) in cases {
+    for (name, at, bytes, words) in cases {
         case(name, || {
-            let mut bad = good.clone();
-            bad.lanes[lane][at..at + bytes.len()].copy_from_slice(bytes);
-            let why = refused(&bad);
-            assert!(why.to_string().contains(words), "{name}: {why}");
-            assert!(why.fault().is_some());
+            let (target, incoming, log) = listening();
+            let mut stranger = Sent::default();
+            let mut hello = good.lanes[1][..64].to_vec();
+            hello[at..at + bytes.len()].copy_from_slice(bytes);
+            stranger.channel(&incoming.address(), hello, true);
+            assert_told(&log, words);
+            let sent = good.send(&incoming.address(), false);
+            assert_arrives(&incoming, &target);
+            drop((sent, stranger));
         });
     }
 }
 
 #[test]
-fn second_main_or_further_channel_is_refused() {
+fn strangers_that_come_first_keep_no_channel_out() {
     let good = case("recording", || Recording::take(MACHINE, 2));
-    for extra in [&b"QEVM\0\0\0\x03\x07"[..], &good.lanes[0][..64]] {
+    let configuration = good.main[..28].to_vec();
+    let strangers: [(&str, Vec<u8>); 5] = [
+        ("the magic alone", b"QEVM".to_vec()),
+        ("a header", good.main[..8].to_vec()),
+        ("a whole configuration", configuration),
+        ("an initial packet", good.lanes[0][..64].to_vec()),
+        ("half an initial packet", good.lanes[1][..30].to_vec()),
+    ];
+    for (name, bytes) in &strangers {
+        for then_closes in [false, true] {
+            case(name, || {
+                let (target, incoming, _log) = listening();
+                let mut stranger = Sent::default();
+                for _ in 0..3 {
+                    stranger.channel(&incoming.address(), bytes.clone(), !then_closes);
+                }
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                let sent = good.send(&incoming.address(), false);
+                assert_arrives(&incoming, &target);
+                drop((sent, stranger));
+            });
+        }
+    }
+}
+
+#[test]
+fn strangers_alone_do_not_end_the_waiting() {
+    let good = case("recording", || Recording::take(MACHINE, 2));
+    for bytes in [b"QEVM".to_vec(), good.main[..40].to_vec(), good.lanes[0][..64].to_vec()] {
+        case("alone", || {
+            let (target, incoming, log) = listening();
+            let mut stranger = Sent::default();
+            stranger.channel(&incoming.address(), bytes.clone(), true);
+            assert_told(&log, "turned away");
+            assert_eq!(incoming.status(), Status::Setup);
+            let sent = good.send(&incoming.address(), false);
+            assert_arrives(&incoming, &target);
+            drop((sent, stranger));
+        });
+    }
+}
+
+#[test]
+fn inherited_connection_that_does_not_fit_ends_the_waiting_with_the_reason() {
+    use std::os::fd::IntoRawFd;
+    let good = case("recording", || Recording::take(MACHINE, 0));
+    for (bytes, words) in
+        [(b"GET / HTTP/1.0\r\n".to_vec(), "begin no channel"), (good.main[..8].to_vec(), "closed")]
+    {
+        case(words, || {
+            let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let at = sterna::Address::Fd(ours.into_raw_fd().to_string());
+            let (params, capabilities) = settings(0);
+            let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
+            let target = support::TestVm::new(guest);
+            let incoming = Incoming::listen(target.clone(), &at, params, capabilities, Arc::new(())).unwrap();
+            theirs.write_all(&bytes).unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            let why = failed(&incoming).to_string();
+            assert!(why.contains(words), "{why}");
+            assert_reset(&target);
+        });
+    }
+}
+
+#[test]
+fn strangers_leave_a_running_migration_alone() {
+    let good = case("recording", || Recording::take(MACHINE, 2));
+    let mut unknown = good.lanes[0][..64].to_vec();
+    unknown[24] = 9;
+    let strangers: [(&[u8], &str); 5] = [
+        (b"QEVM", "too slow"),
+        (&good.main[..40], "the main channel, which is here already"),
+        (&good.lanes[0][..64], "multifd channel 0, which is here already"),
+        (&unknown, "channel 9 of 2"),
+        (b"GET / HTTP/1.0", "begin no channel"),
+    ];
+    for (extra, words) in strangers {
         case("extra", || {
-            let (params, capabilities) = settings(2);
-            let (target, incoming) = waiting(&params, capabilities);
+            let (target, incoming, log) = listening();
             let mut sent = Sent::default();
             let to = incoming.address();
-            // The main channel stands before its end, so the migration is under way.
-            sent.channel(&to, good.main[..good.find(FLUSH)].to_vec(), true);
-            sent.channel(&to, good.lanes[0].clone(), true);
-            sent.channel(&to, good.lanes[1].clone(), true);
+            for lane in &good.lanes {
+                sent.channel(&to, lane.clone(), true);
+            }
+            // The rest of the main channel when the stranger was turned away.
+            let half = good.find(FLUSH);
+            let rest = sent.channel_in_parts(&to, good.main.clone(), half);
             eventually("all channels", || incoming.status() == Status::Active);
-            sent.channel(&to, extra.to_vec(), true);
-            let why = failed(&incoming);
-            drop(sent);
-            assert_reset(&target);
-            assert_eq!(why.fault(), Some(Fault::PeerIncompatible), "{why}");
+            eventually("lanes", || incoming.statistics().received_bytes > 0);
+            let mut stranger = Sent::default();
+            stranger.channel(&to, extra.to_vec(), true);
+            if words != "too slow" {
+                assert_told(&log, words);
+            }
+            assert!(!incoming.status().is_terminal());
+            rest.send(()).unwrap();
+            assert_arrives(&incoming, &target);
+            drop((sent, stranger));
         });
     }
 }

@@ -46,9 +46,9 @@ fn main_channel_may_be_silent_while_a_lane_moves() {
         let pause = long() / (packets.len() as u32 - 1);
         let mut sent = Sent::default();
         let (before, behind) = recording.main.split_at(recording.find(RAM_PART));
-        sent.channel_in_parts(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long() + pause);
+        sent.channel_with_pauses(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long() + pause);
         sent.channel(&incoming.address(), recording.lanes[0].clone(), true);
-        sent.channel_in_parts(&incoming.address(), packets, pause);
+        sent.channel_with_pauses(&incoming.address(), packets, pause);
         let arrival = incoming.wait();
         assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
         common::assert_lives_on(&target.guest);
@@ -67,7 +67,7 @@ fn source_that_waits_for_its_operator_may_be_silent_on_every_channel() {
                 let (target, incoming) = waiting(&params, capabilities);
                 let mut sent = Sent::default();
                 let (before, behind) = recording.main.split_at(at);
-                sent.channel_in_parts(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long());
+                sent.channel_with_pauses(&incoming.address(), vec![before.to_vec(), behind.to_vec()], long());
                 for lane in 0..usize::from(lanes) {
                     sent.channel(&incoming.address(), recording.lanes[lane].clone(), true);
                 }

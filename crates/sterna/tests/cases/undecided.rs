@@ -2,13 +2,20 @@
 
 use crate::common;
 
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::support;
 use crate::support::destination::{HandMade, Reply, Seen, sterna as like_sterna};
 use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
 use crate::support::{TestVm, assert_failed, assert_next_works, assert_reset, case, until_status, vm, vms};
-use sterna::{Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status};
+use sterna::{
+    Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status, StatusQuestions,
+};
+use sterna_wire::extension::{Handover, MigrationSecret, StatusAnswer, StatusQuestion};
 
 /// SHUT of any value.
 const SHUT: &[u8] = &[0, 1, 0, 4, 0, 0, 0];
@@ -64,7 +71,6 @@ fn lost_refusal_is_asked_for_and_the_source_resumes() {
 
 #[test]
 fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
-    use std::io::{Read as _, Write as _};
     use std::os::fd::AsRawFd as _;
     case("question over fd", || {
         let (source, target) = vms();
@@ -102,7 +108,6 @@ fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
 
 #[test]
 fn migration_over_a_descriptor_that_is_named_leaves_it_open() {
-    use std::io::Write as _;
     case("named", || {
         let (source, target) = vms();
         let (params, capabilities) = (common::parameters(), Capabilities::default());
@@ -211,7 +216,7 @@ fn pending_and_unknown_are_no_answers() {
         let (params, capabilities) = settings();
         let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
         until_status(&migration, Status::Undecided);
-        for answer in [None, Some(3), Some(4), Some(77)] {
+        for answer in [None, Some(3), Some(77)] {
             peer.answers(answer);
             let before = peer.questions();
             support::eventually("questions", || peer.questions() > before + 2);
@@ -304,5 +309,195 @@ fn decision_does_not_wait_for_a_question_that_hangs() {
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn answer_that_was_changed_on_the_way_is_not_believed() {
+    case("changed", || {
+        let (source, target) = vms();
+        let (params, capabilities) = settings();
+        let incoming = vm::listen(&target, &params, capabilities);
+        let (lies, told) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
+        let mut lose = at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut);
+        let filter = {
+            let (lies, told) = (Arc::clone(&lies), Arc::clone(&told));
+            move |line, way, offset, piece: &mut Vec<u8>| {
+                if (line, way) == (Line::Other, Way::Back) && piece.len() >= 12 && lies.load(Ordering::SeqCst)
+                {
+                    // "Never": the destination does not run it and never will.
+                    piece[8..12].copy_from_slice(&[0, 0, 0, 2]);
+                    told.fetch_add(1, Ordering::SeqCst);
+                }
+                lose(line, way, offset, piece)
+            }
+        };
+        let proxy = Proxy::new(&incoming.address(), Box::new(filter));
+        let log = Arc::new(common::Log::default());
+        let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
+        support::eventually("lies", || told.load(Ordering::SeqCst) > 2);
+        assert!(!migration.may_guest_run(), "two guests run");
+        assert_eq!(migration.status(), Status::Undecided);
+        assert_eq!(sterna::SourceVm::run_state(source.as_ref()), sterna::RunState::Paused);
+        let told = support::warnings(&log.events());
+        assert_eq!(told.iter().filter(|text| text.contains("not believed")).count(), 1, "{told:?}");
+        lies.store(false, Ordering::SeqCst);
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    });
+}
+
+#[test]
+fn answer_to_another_question_is_not_believed() {
+    case("replayed", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        let (params, capabilities) = settings();
+        peer.replays(true);
+        for answer in [1, 2] {
+            peer.answers(Some(answer));
+        }
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
+        support::eventually("questions", || peer.questions() > 3);
+        assert_eq!(migration.status(), Status::Undecided);
+        peer.replays(false);
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+/// What whoever sits on the path reads, without TLS.
+type Overheard = Arc<Mutex<Vec<u8>>>;
+
+fn overhear(overheard: &Overheard) -> support::proxy::Filter {
+    let overheard = Arc::clone(overheard);
+    Box::new(move |line, way, _, piece| {
+        if (line, way) == (Line::Main, Way::Forward) {
+            overheard.lock().unwrap().extend_from_slice(piece);
+        }
+        Verdict::Pass
+    })
+}
+
+fn handover_in(overheard: &Overheard) -> Handover {
+    let bytes = overheard.lock().unwrap();
+    let name = b"\x0fsterna/handover";
+    let at = bytes.windows(name.len()).position(|window| window == name).expect("a section");
+    let body = &bytes[at + name.len() + 12..][..Handover::BODY_BYTES];
+    Handover::decode(Handover::SECTION_VERSION, body).expect("a sound section")
+}
+
+/// Asks by hand; what came until the end.
+fn ask(incoming: &Incoming, question: &[u8]) -> Vec<u8> {
+    let mut socket = TcpStream::connect(("127.0.0.1", support::port(&incoming.address()))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let _ = socket.write_all(question);
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer);
+    answer
+}
+
+fn bytes_of(question: &StatusQuestion) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    question.encode(&mut bytes);
+    bytes
+}
+
+/// A migration that has completed, and what its handover section said.
+fn overheard_migration(
+    params: &Parameters,
+    at_destination: &Parameters,
+) -> (Arc<TestVm>, Incoming, Handover) {
+    let (source, target) = vms();
+    let (_, capabilities) = settings();
+    let incoming = vm::listen(&target, at_destination, capabilities);
+    let overheard = Overheard::default();
+    let proxy = Proxy::new(&incoming.address(), overhear(&overheard));
+    let migration = vm::start(&source, &proxy.address(), params, capabilities, Arc::new(()));
+    common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    (target, incoming, handover_in(&overheard))
+}
+
+#[test]
+fn question_without_the_secret_gets_no_answer() {
+    case("unproven", || {
+        let (params, _) = settings();
+        let (_target, incoming, handover) = overheard_migration(&params, &params);
+        let (id, secret) = (handover.migration_id, handover.secret.expect("version 2"));
+        let mut old = b"STNQ\0\0\0\x01".to_vec();
+        old.extend_from_slice(&id);
+        assert_eq!(ask(&incoming, &old), b"", "version 1");
+        let guessed = MigrationSecret::from_bytes([0; 32]);
+        assert_eq!(ask(&incoming, &bytes_of(&StatusQuestion::new(id, [1; 16], &guessed, &None))), b"");
+        let other = StatusQuestion::new([9; 16], [1; 16], &secret, &None);
+        assert_eq!(ask(&incoming, &bytes_of(&other)), b"", "another migration");
+        let of_tls = StatusQuestion::new(id, [1; 16], &secret, &Some([1; 32]));
+        assert_eq!(ask(&incoming, &bytes_of(&of_tls)), b"", "made for a TLS session");
+
+        let question = StatusQuestion::new(id, [1; 16], &secret, &None);
+        let answer = ask(&incoming, &bytes_of(&question));
+        let (answer, _) = StatusAnswer::decode(&answer).unwrap().expect("an answer");
+        assert!(answer.is_authentic(&question, &secret, &None));
+        assert_eq!(answer.status, sterna_wire::extension::Status::Committed);
+    });
+}
+
+#[test]
+fn questions_are_answered_while_silent_connections_flood() {
+    case("flood", || {
+        let (params, _) = settings();
+        let (_target, incoming, handover) = overheard_migration(&params, &params);
+        let (id, secret) = (handover.migration_id, handover.secret.expect("version 2"));
+        let connect = || TcpStream::connect(("127.0.0.1", support::port(&incoming.address()))).unwrap();
+        // More than are greeted at once, and renewed.
+        let mut flood: std::collections::VecDeque<TcpStream> = (0..330).map(|_| connect()).collect();
+        for round in 0..4_u8 {
+            let question = StatusQuestion::new(id, [round; 16], &secret, &None);
+            assert_eq!(ask(&incoming, &bytes_of(&question)).len(), StatusAnswer::BYTES, "round {round}");
+            for _ in 0..40 {
+                flood.pop_front();
+                flood.push_back(connect());
+            }
+        }
+    });
+}
+
+#[test]
+fn source_that_leaves_it_to_its_operator_does_not_ask() {
+    case("operator", || {
+        let (source, _) = vms();
+        let peer = HandMade::new(Box::new(|seen| match seen {
+            Seen::Eof => Reply::Close,
+            other => like_sterna(other),
+        }));
+        peer.answers(Some(2));
+        let (mut params, capabilities) = settings();
+        params.status_questions = StatusQuestions::Operator;
+        let log = Arc::new(common::Log::default());
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::clone(&log) as _);
+        until_status(&migration, Status::Undecided);
+        std::thread::sleep(params.limits.ask_interval * 4);
+        assert_eq!((peer.questions(), migration.status()), (0, Status::Undecided));
+        let told = support::warnings(&log.events());
+        assert!(told.iter().any(|text| text.contains("x-sterna-status-question is operator")), "{told:?}");
+        migration.decide(Decision::SourceRuns).expect("undecided");
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
+fn destination_that_leaves_it_to_the_operator_does_not_answer() {
+    case("operator there", || {
+        let (params, _) = settings();
+        let there = Parameters { status_questions: StatusQuestions::Operator, ..params.clone() };
+        let (_target, incoming, handover) = overheard_migration(&params, &there);
+        let secret = handover.secret.expect("version 2");
+        let question = StatusQuestion::new(handover.migration_id, [1; 16], &secret, &None);
+        assert_eq!(ask(&incoming, &bytes_of(&question)), b"");
     });
 }

@@ -342,3 +342,100 @@ fn credentials_for_the_other_end_are_refused_before_anything_starts() {
     assert!(leaving.err().is_some_and(|error| error.to_string().contains("client")));
     assert!(coming.err().is_some_and(|error| error.to_string().contains("server")));
 }
+
+/// A stream with the sections by which a Sterna names itself, so that a test knows the secret: up to *prepare*, and the
+/// rest.
+fn stream_of(handover: &sterna_wire::extension::Handover) -> (Vec<u8>, Vec<u8>) {
+    use sterna_wire::main::{SectionHeader, encode_footer};
+    let mut recording = crate::support::recording::Recording::take("sterna-process", 0).with_return_path();
+    let (source, _) = vms();
+    let record = sterna::SourceVm::compatibility(source.as_ref()).expect("a record");
+    let (version, body) = handover.encode();
+    let sections = [
+        (98, sterna_wire::extension::Handover::SECTION_NAME, version, body),
+        (99, sterna_wire::extension::COMPATIBILITY_SECTION, record.version(), record.save().unwrap()),
+    ];
+    let mut bytes = Vec::new();
+    for (id, name, version, body) in sections {
+        SectionHeader { id, name, instance: 0, version }.encode_full(&mut bytes).unwrap();
+        bytes.extend_from_slice(&(body.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(&body);
+        encode_footer(id, &mut bytes);
+    }
+    let at = recording.find(&[1, 0, 0, 0, 1, 3, b'r', b'a', b'm']);
+    recording.insert(at, &bytes);
+    let end = recording.find(b"{\"configuration\"") - 6;
+    let (to_eof, rest) = recording.main.split_at(end);
+    let prepare = [8, 0, 2, 0, 4, 0x53, 0x54, 0x4e, 3];
+    ([to_eof, &prepare].concat(), rest.to_vec())
+}
+
+#[test]
+fn question_is_bound_to_its_own_tls_session() {
+    use sterna_transport::{CancelFlag, Channel};
+    use sterna_wire::extension::{Handover, MigrationSecret, StatusAnswer, StatusQuestion};
+    let secret = MigrationSecret::from_bytes([5; 32]);
+    let handover = Handover { migration_id: [6; 16], secret: Some(secret.clone()) };
+    let (stream, rest) = stream_of(&handover);
+    let directory = good_directory();
+    let there = with(&parameters(), tls(directory.path(), TlsEndpoint::Server));
+    let here = tls(directory.path(), TlsEndpoint::Client);
+    let (_, target) = vms();
+    let incoming = vm::listen(&target, &there, Capabilities::default());
+    let limit = std::time::Duration::from_secs(20);
+    let connect = || {
+        let to = incoming.address();
+        Channel::connect_with(&to, Some(&here), limit, &CancelFlag::new(), Arc::new).expect("TLS")
+    };
+    let main = connect();
+    main.write_all(&stream).expect("written");
+    main.read_exact(&mut [0; 8]).expect("the PONG of prepare");
+    main.write_all(&rest).expect("written");
+    let arrival = incoming.wait();
+    assert!(matches!(arrival, sterna::Arrival::Completed(_)), "{arrival:?}");
+
+    let ask = |channel: &Channel, binding: Option<[u8; 32]>| {
+        let question = StatusQuestion::new([6; 16], [7; 16], &secret, &binding);
+        let mut bytes = Vec::new();
+        question.encode(&mut bytes);
+        channel.write_all(&bytes).expect("asked");
+        let mut answer = [0; StatusAnswer::BYTES];
+        channel.read_exact(&mut answer).ok()?;
+        let (answer, _) = StatusAnswer::decode(&answer).unwrap().unwrap();
+        assert!(answer.is_authentic(&question, &secret, &binding));
+        Some(answer.status)
+    };
+    let (one, other) = (connect(), connect());
+    assert_eq!(ask(&one, other.tls_binding()), None, "relayed from another session");
+    assert_eq!(ask(&connect(), None), None, "made for a connection without TLS");
+    assert_eq!(ask(&other, other.tls_binding()), Some(sterna_wire::extension::Status::Committed));
+    drop(main);
+}
+
+#[test]
+fn lost_acknowledgement_of_a_tls_migration_is_asked_for_over_tls() {
+    let (source, target) = vms();
+    let (params, capabilities) = multifd(2);
+    let directory = good_directory();
+    let here = with(&params, tls(directory.path(), TlsEndpoint::Client));
+    let there = with(&params, tls(directory.path(), TlsEndpoint::Server));
+    let incoming = vm::listen(&target, &there, capabilities);
+    let arrived = Arc::new(AtomicBool::new(false));
+    // Nothing can be read in TLS: what comes back when the guest is started is the acknowledgement.
+    let filter = {
+        let (arrived, target) = (Arc::clone(&arrived), Arc::clone(&target));
+        move |_, way, _, piece: &mut Vec<u8>| {
+            let is_started = *target.starts.lock().unwrap() > 0;
+            if way == Way::Back && is_started && !arrived.swap(true, Ordering::SeqCst) {
+                piece.clear();
+                return Verdict::Cut;
+            }
+            Verdict::Pass
+        }
+    };
+    let proxy = Proxy::new(&incoming.address(), Box::new(filter));
+    let log = Arc::new(Log::default());
+    let migration = vm::start(&source, &proxy.address(), &here, capabilities, Arc::clone(&log) as _);
+    assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+    assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+}

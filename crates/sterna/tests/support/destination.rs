@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use sterna::Address;
 use sterna::ram::PAGE_SIZE;
+use sterna_wire::extension::{Handover, Status, StatusAnswer, StatusQuestion};
 use sterna_wire::main::{BodyKind, Command, Expectations, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::return_path::ReturnMessage;
 
@@ -45,6 +46,10 @@ struct Shared {
     questions: Mutex<u32>,
     /// Questions are read and not answered.
     hangs: Mutex<bool>,
+    /// Answers are those to a question with another nonce.
+    replays: Mutex<bool>,
+    /// What the source's handover section stated.
+    handover: Mutex<Option<Handover>>,
     main: Mutex<Vec<u8>>,
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -62,6 +67,8 @@ impl HandMade {
             answer: Mutex::new(None),
             questions: Mutex::new(0),
             hangs: Mutex::new(false),
+            replays: Mutex::new(false),
+            handover: Mutex::default(),
             main: Mutex::default(),
             sockets: Mutex::default(),
             threads: Mutex::default(),
@@ -112,6 +119,11 @@ impl HandMade {
     /// From now on questions are read and not answered.
     pub fn hangs(&self) {
         *self.shared.hangs.lock().unwrap() = true;
+    }
+
+    /// From now on it answers as it would have answered another question.
+    pub fn replays(&self, on: bool) {
+        *self.shared.replays.lock().unwrap() = on;
     }
 
     pub fn questions(&self) -> u32 {
@@ -183,16 +195,16 @@ fn serve(shared: &Shared, mut socket: TcpStream) {
     match &first {
         b"QEVM" => main(shared, socket, first),
         b"STNQ" => {
-            let mut rest = [0; 20];
-            let _ = socket.read_exact(&mut rest);
+            let mut question = [0; StatusQuestion::BYTES];
+            question[..4].copy_from_slice(&first);
+            let _ = socket.read_exact(&mut question[4..]);
             *shared.questions.lock().unwrap() += 1;
             if *shared.hangs.lock().unwrap() {
                 let _ = socket.read(&mut [0]);
                 return;
             }
             if let Some(status) = *shared.answer.lock().unwrap() {
-                let _ = socket.write_all(b"STNQ\x00\x00\x00\x01");
-                let _ = socket.write_all(&status.to_be_bytes());
+                let _ = socket.write_all(&answer(shared, &question, status));
             }
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -200,6 +212,27 @@ fn serve(shared: &Shared, mut socket: TcpStream) {
             let _ = std::io::copy(&mut socket, &mut std::io::sink());
         }
     }
+}
+
+/// What a Sterna says that knows the secret; of a status that there is not, without it.
+fn answer(shared: &Shared, question: &[u8], status: u32) -> Vec<u8> {
+    let handover = shared.handover.lock().unwrap().clone().expect("a handover section before");
+    let secret = handover.secret.expect("version 2");
+    let (mut question, _) = StatusQuestion::decode(question).unwrap().unwrap();
+    assert_eq!(question.migration_id, handover.migration_id);
+    assert!(question.is_authentic(&secret, &None));
+    if *shared.replays.lock().unwrap() {
+        question = StatusQuestion::new(question.migration_id, [0; 16], &secret, &None);
+    }
+    let known = match status {
+        1 => Status::Committed,
+        2 => Status::Never,
+        _ => Status::Pending,
+    };
+    let mut bytes = Vec::new();
+    StatusAnswer::new(known, &question, &secret, &None).encode(&mut bytes);
+    bytes[8..12].copy_from_slice(&status.to_be_bytes());
+    bytes
 }
 
 fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
@@ -243,6 +276,11 @@ fn main(shared: &Shared, mut socket: TcpStream, first: [u8; 4]) {
                     MainItem::Command(Command::Ping(value)) => Seen::Ping(value),
                     MainItem::Command(Command::SwitchoverStart) => Seen::Switchover,
                     MainItem::RamStart(_) => Seen::RamStart,
+                    MainItem::Section { name, version, body, .. } if name == Handover::SECTION_NAME => {
+                        let handover = Handover::decode(version, &body).expect("a sound section");
+                        *shared.handover.lock().unwrap() = Some(handover);
+                        continue;
+                    }
                     MainItem::Eof => Seen::Eof,
                     MainItem::VmDescription(_) => Seen::Description,
                     _ => continue,

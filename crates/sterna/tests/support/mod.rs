@@ -76,6 +76,19 @@ pub fn assert_failed(
     (ours.clone(), theirs.clone())
 }
 
+/// How a destination ended whose source has ended. One that no whole migration has reached waits for the next: it is
+/// given up.
+pub fn ended(incoming: &Incoming) -> Arrival {
+    let began = std::time::Instant::now();
+    eventually("the destination's end", || {
+        if incoming.status() == Status::Setup && began.elapsed() > Duration::from_secs(1) {
+            let _ = incoming.cancel();
+        }
+        incoming.status().is_terminal()
+    });
+    incoming.wait()
+}
+
 /// The same two can migrate after all.
 pub fn assert_next_works(source: &Arc<TestVm>, target: &Arc<TestVm>) {
     let (params, capabilities) = common::multifd(2);

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use sterna::{Address, Outcome};
@@ -132,8 +132,22 @@ impl Sent {
         }));
     }
 
+    /// The second half when it is told to.
+    pub fn channel_in_parts(&mut self, to: &Address, bytes: Vec<u8>, half: usize) -> mpsc::Sender<()> {
+        let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
+        self.sockets.push(socket.try_clone().unwrap());
+        let (go, going) = mpsc::channel();
+        self.threads.push(spawn(move || {
+            let _ = socket.write_all(&bytes[..half]);
+            let _ = going.recv();
+            let _ = socket.write_all(&bytes[half..]);
+            let _ = socket.shutdown(Shutdown::Write);
+        }));
+        go
+    }
+
     /// A part as soon as the one before it was sent and `pause` has passed.
-    pub fn channel_in_parts(&mut self, to: &Address, parts: Vec<Vec<u8>>, pause: std::time::Duration) {
+    pub fn channel_with_pauses(&mut self, to: &Address, parts: Vec<Vec<u8>>, pause: std::time::Duration) {
         let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
         self.sockets.push(socket.try_clone().unwrap());
         self.threads.push(spawn(move || {

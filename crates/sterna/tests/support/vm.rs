@@ -178,9 +178,19 @@ impl TargetVm for TestVm {
 }
 
 pub fn listen(target: &Arc<TestVm>, params: &Parameters, capabilities: Capabilities) -> Incoming {
+    listen_told(target, params, capabilities, Arc::new(()))
+}
+
+/// As [`listen`], with somebody who is told what happens.
+pub fn listen_told(
+    target: &Arc<TestVm>,
+    params: &Parameters,
+    capabilities: Capabilities,
+    observer: Arc<dyn Observer>,
+) -> Incoming {
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
     let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    Incoming::listen(vm, &address, params.clone(), capabilities, Arc::new(())).expect("listening")
+    Incoming::listen(vm, &address, params.clone(), capabilities, observer).expect("listening")
 }
 
 pub fn start(

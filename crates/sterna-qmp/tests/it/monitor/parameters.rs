@@ -68,6 +68,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ),
         words("x-sterna-non-convergence", &["keep-going", "fail"]),
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
+        words("x-sterna-status-question", &["auto", "operator"]),
         range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
@@ -116,6 +117,7 @@ fn defaults_are_those_of_qemu_11() {
         "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
         "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
+        "x-sterna-status-question": "auto",
         "x-sterna-device-queue-size": 64 << 20, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });

@@ -25,7 +25,7 @@ use sterna_transport::{Address, Direct, OpenOptions, PageFile};
 use sterna_wire::main::MainItem;
 
 use super::loader::{Loader, Read};
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::outgoing::StartError;
@@ -72,7 +72,6 @@ pub(super) fn begin(shared: &Shared) {
     if shared.begin().is_none() {
         return;
     }
-    lock(&shared.channels).complete = true;
     if let Some(load) = shared.file.as_ref()
         && shared.params.direct_io != Direct::Off
         && !load.file.is_direct()

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::thread::JoinHandle;
 
 use sterna::Address;
-use sterna_wire::extension::Handover;
+use sterna_wire::extension::{Handover, MigrationSecret};
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
 };
@@ -174,10 +174,11 @@ impl Stream {
             Command::Ping(1).encode(&mut out).unwrap();
         }
         if self.is_sterna {
-            let (name, version) = (Handover::SECTION_NAME, Handover::SECTION_VERSION);
+            let secret = Some(MigrationSecret::from_bytes([8; 32]));
+            let (version, body) = Handover { migration_id: [7; 16], secret }.encode();
+            let name = Handover::SECTION_NAME;
             let header = SectionHeader { id: 99, name, instance: Handover::SECTION_INSTANCE, version };
             header.encode_full(&mut out).unwrap();
-            let body = Handover { migration_id: [7; 16] }.encode();
             out.extend_from_slice(&(body.len() as u32).to_be_bytes());
             out.extend_from_slice(&body);
             encode_footer(99, &mut out);

@@ -1,0 +1,135 @@
+//! Connections that have not said yet what they are for, and reading what they say.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna_transport::Channel;
+
+use super::shared::lock;
+use crate::error::MigrationError;
+
+/// Connections that may be saying what they are for, beside those of a migration; the longest silent one goes for
+/// each that is new.
+const GREETINGS: usize = 300;
+/// How long a connection has for all of its first bytes together.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The connections that are being greeted, oldest first.
+pub(super) struct Greetings {
+    list: Mutex<Vec<Greeted>>,
+    room: usize,
+}
+
+struct Greeted {
+    channel: Arc<Channel>,
+    has_spoken: bool,
+    /// It was offered a place among the migration's channels.
+    is_placed: bool,
+}
+
+impl Greetings {
+    /// Beside those of a migration with so many channels.
+    pub fn beside(channels: usize) -> Self {
+        Self { list: Mutex::default(), room: GREETINGS + channels }
+    }
+
+    /// Takes one in. Gives the one that has to go for it: the oldest of those that have said nothing, or the oldest
+    /// of all.
+    #[must_use]
+    pub fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
+        let mut list = lock(&self.list);
+        let gone = (list.len() >= self.room).then(|| {
+            let silent = list.iter().position(|greeted| !greeted.has_spoken);
+            list.remove(silent.unwrap_or(0)).channel
+        });
+        list.push(Greeted { channel: Arc::clone(channel), has_spoken: false, is_placed: false });
+        gone
+    }
+
+    /// One has said its first bytes.
+    pub fn spoke(&self, channel: &Arc<Channel>) {
+        let mut list = lock(&self.list);
+        if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
+            greeted.has_spoken = true;
+        }
+    }
+
+    /// One is offered a place.
+    pub fn place(&self, channel: &Arc<Channel>) {
+        let mut list = lock(&self.list);
+        if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
+            greeted.is_placed = true;
+        }
+    }
+
+    /// Whether there are others than those that were offered a place.
+    pub fn has_others(&self) -> bool {
+        lock(&self.list).iter().any(|greeted| !greeted.is_placed)
+    }
+
+    pub fn leave(&self, channel: &Arc<Channel>) {
+        lock(&self.list).retain(|greeted| !Arc::ptr_eq(&greeted.channel, channel));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        lock(&self.list).is_empty()
+    }
+
+    /// Ends them all.
+    pub fn end(&self) {
+        for greeted in lock(&self.list).iter() {
+            greeted.channel.shutdown();
+        }
+    }
+}
+
+/// First bytes with one deadline for all of them, so that nobody holds a place byte by byte.
+pub(super) struct Greeting<'a> {
+    pub channel: &'a Arc<Channel>,
+    until: Instant,
+}
+
+impl<'a> Greeting<'a> {
+    pub fn new(channel: &'a Arc<Channel>, setup: Duration) -> Self {
+        Self { channel, until: Instant::now() + Self::limit_of(setup) }
+    }
+
+    /// How long one may last where setting up may last `setup`.
+    pub fn limit_of(setup: Duration) -> Duration {
+        GREETING.min(setup)
+    }
+
+    /// The next call on the channel may take what is left.
+    pub fn limit(&self) -> Result<(), MigrationError> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let what = format!("{}: too slow to say what it is for", self.channel.peer());
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        self.channel.set_stall_limit(Some(left));
+        Ok(())
+    }
+
+    /// The first `count` bytes, which later reads give again. `known`: so many were asked for before.
+    pub fn peek(&self, known: usize, count: usize) -> Result<Vec<u8>, MigrationError> {
+        let mut bytes = Vec::new();
+        for count in (known + 1).min(count)..=count {
+            self.limit()?;
+            bytes = self.channel.peek(count)?;
+        }
+        Ok(bytes)
+    }
+
+    pub fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
+        while !to.is_empty() {
+            self.limit()?;
+            let got = self.channel.read_some(to)?;
+            if got == 0 {
+                let what = format!("{}: closed before it had said what it is for", self.channel.peer());
+                return Err(MigrationError::Transport(what, None));
+            }
+            to = &mut to[got..];
+        }
+        Ok(())
+    }
+}

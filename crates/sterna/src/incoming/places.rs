@@ -1,0 +1,328 @@
+//! Which connection is which channel of the migration (specs/stream.md §3.1).
+//!
+//! Until all channels are there nobody can tell a stranger's connection from the source's by its first bytes. So a
+//! place has candidates, and no candidate keeps another out. A main channel becomes a candidate by a header and a
+//! configuration that fit, a multifd channel by an initial packet that fits. A multifd place goes to the candidate
+//! from which the first packet comes.
+//!
+//! A source connects its main channel first and writes the configuration when all the others are connected. So a main
+//! channel that fits is taken at once if all the others are there. One that came sooner may be a stranger's: it is
+//! taken if no other connection is left that could be the right one, or none of them speaks within [`GRACE`].
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sterna_transport::Channel;
+
+use crate::error::MigrationError;
+
+/// How long the main channel is waited for once all the others are there.
+const GRACE: Duration = Duration::from_millis(200);
+/// How often a candidate looks whether its waiting is over; other connections come and go without a word.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub(super) type Uuid = [u8; 16];
+
+pub(super) struct Places {
+    state: Mutex<State>,
+    changed: Condvar,
+    lanes: usize,
+}
+
+#[derive(Default)]
+struct State {
+    /// Main channels that may be the one, oldest first.
+    mains: Vec<Arc<Channel>>,
+    /// By id.
+    lanes: Vec<Lane>,
+    main: Option<Arc<Channel>>,
+    /// Since when every multifd place has a candidate.
+    ready_since: Option<Instant>,
+    /// Once all are there: what the multifd channels stated.
+    complete: Option<Uuid>,
+    /// No multifd channel is received on any more.
+    lanes_over: bool,
+    /// The migration is over, or there will be none.
+    over: bool,
+}
+
+#[derive(Default)]
+struct Lane {
+    candidates: Vec<(Uuid, Arc<Channel>)>,
+    taken: Option<Arc<Channel>>,
+    /// Why the last candidate was dropped, and when.
+    dropped: Option<(MigrationError, Instant)>,
+}
+
+/// What became of a connection that fits a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// It waits for others.
+    Waits,
+    /// With it all are there.
+    Completes,
+    /// The place is taken.
+    TooLate,
+}
+
+/// How waiting ended for a candidate of the main channel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Taken,
+    /// With it all are there.
+    Completes,
+    /// Another one was taken.
+    Displaced,
+    /// Not all channels came in time; their names.
+    Alone(String),
+    /// There is nothing to wait for any more.
+    Over,
+}
+
+impl Places {
+    pub fn new(lanes: usize) -> Self {
+        let state = State { lanes: (0..lanes).map(|_| Lane::default()).collect(), ..State::default() };
+        Self { state: Mutex::new(state), changed: Condvar::new(), lanes }
+    }
+
+    /// Multifd channels that are to come.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// `others`: whether there are connections that have not been offered a place, and may be the right one.
+    pub fn offer_main(&self, channel: &Arc<Channel>, others: &dyn Fn() -> bool) -> Offer {
+        let mut state = self.lock();
+        if state.over || state.complete.is_some() {
+            return Offer::TooLate;
+        }
+        state.mains.push(Arc::clone(channel));
+        let comes_last = self.lanes == 0 || state.ready_since.is_some();
+        self.look(&mut state, &|| !comes_last && others())
+    }
+
+    pub fn offer_lane(
+        &self,
+        id: usize,
+        uuid: Uuid,
+        channel: &Arc<Channel>,
+        others: &dyn Fn() -> bool,
+    ) -> Offer {
+        let mut state = self.lock();
+        let fits = state.complete.is_none_or(|known| known == uuid);
+        let over = state.lanes_over;
+        match state.lanes.get_mut(id) {
+            Some(lane) if lane.taken.is_none() && fits && !over => {
+                lane.candidates.push((uuid, Arc::clone(channel)));
+            }
+            _ => return Offer::TooLate,
+        }
+        self.changed.notify_all();
+        if state.complete.is_some() { Offer::Waits } else { self.look(&mut state, others) }
+    }
+
+    /// Looks whether all are there.
+    fn look(&self, state: &mut State, others: &dyn Fn() -> bool) -> Offer {
+        let has = |lane: &Lane, uuid: &Uuid| lane.candidates.iter().any(|(stated, _)| stated == uuid);
+        let stated: Vec<Uuid> = match state.lanes.first() {
+            Some(lane) => lane.candidates.iter().rev().map(|(uuid, _)| *uuid).collect(),
+            None => vec![Uuid::default()],
+        };
+        let Some(uuid) = stated.into_iter().find(|uuid| state.lanes.iter().all(|lane| has(lane, uuid)))
+        else {
+            state.ready_since = None;
+            return Offer::Waits;
+        };
+        let since = *state.ready_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < GRACE && others() {
+            return Offer::Waits;
+        }
+        let Some(main) = state.mains.pop() else { return Offer::Waits };
+        state.main = Some(main);
+        state.complete = Some(uuid);
+        for lane in &mut state.lanes {
+            lane.candidates.retain(|(stated, channel)| {
+                let fits = *stated == uuid;
+                if !fits {
+                    channel.shutdown();
+                }
+                fits
+            });
+        }
+        self.changed.notify_all();
+        Offer::Completes
+    }
+
+    /// Waits for what becomes of a candidate for the main channel; no longer than `limit`.
+    pub fn wait_main(&self, channel: &Arc<Channel>, limit: Duration, others: &dyn Fn() -> bool) -> Fate {
+        let until = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            if state.main.as_ref().is_some_and(|main| Arc::ptr_eq(main, channel)) {
+                return Fate::Taken;
+            }
+            if state.over || channel.is_shut_down() {
+                state.mains.retain(|other| !Arc::ptr_eq(other, channel));
+                return Fate::Over;
+            }
+            if state.complete.is_some() {
+                state.mains.retain(|other| !Arc::ptr_eq(other, channel));
+                return Fate::Displaced;
+            }
+            let is_newest = state.mains.last().is_some_and(|newest| Arc::ptr_eq(newest, channel));
+            if is_newest && state.ready_since.is_some() && self.look(&mut state, others) == Offer::Completes {
+                return Fate::Completes;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                state.mains.retain(|other| !Arc::ptr_eq(other, channel));
+                return Fate::Alone(state.missing());
+            }
+            state =
+                self.changed.wait_timeout(state, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until every place has a candidate; no longer than `limit`. False: not in time, or all is over.
+    pub fn wait_for_all(&self, limit: Duration) -> bool {
+        let state = self.lock();
+        let waits = |state: &mut State| state.complete.is_none() && !state.lanes_over;
+        let waited = self.changed.wait_timeout_while(state, limit, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.complete.is_some()
+    }
+
+    /// All are there, and a packet comes on a candidate of a multifd place: it takes the place, and the others go. False: another one
+    /// has it.
+    pub fn take_lane(&self, id: usize, channel: &Arc<Channel>) -> bool {
+        let mut state = self.lock();
+        let over = state.lanes_over || state.complete.is_none();
+        let Some(lane) = state.lanes.get_mut(id) else { return false };
+        if over || lane.taken.is_some() {
+            return false;
+        }
+        lane.taken = Some(Arc::clone(channel));
+        for (_, other) in lane.candidates.drain(..) {
+            if !Arc::ptr_eq(&other, channel) {
+                other.shutdown();
+            }
+        }
+        self.changed.notify_all();
+        true
+    }
+
+    /// A candidate of a multifd place goes, and why.
+    pub fn drop_lane(&self, id: usize, channel: &Arc<Channel>, why: &MigrationError) {
+        let mut state = self.lock();
+        if let Some(lane) = state.lanes.get_mut(id) {
+            lane.candidates.retain(|(_, other)| !Arc::ptr_eq(other, channel));
+            lane.dropped = Some((why.clone(), Instant::now()));
+            if lane.candidates.is_empty() {
+                state.ready_since = None;
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until a multifd place is taken. `None`: all stops.
+    ///
+    /// # Errors
+    /// All candidates have gone, and no other has come for `patience`: why the last one went.
+    pub fn lane(&self, id: usize, patience: Duration) -> Result<Option<Arc<Channel>>, MigrationError> {
+        let mut state = self.lock();
+        loop {
+            let over = state.lanes_over;
+            let Some(lane) = state.lanes.get_mut(id) else { return Ok(None) };
+            if let Some(taken) = &lane.taken {
+                return Ok(Some(Arc::clone(taken)));
+            }
+            if over {
+                return Ok(None);
+            }
+            let gone = lane.dropped.as_ref().filter(|_| lane.candidates.is_empty());
+            if let Some((why, since)) = gone {
+                let left = patience.saturating_sub(since.elapsed());
+                if left.is_zero() {
+                    return Err(why.clone());
+                }
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            } else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    pub fn main(&self) -> Option<Arc<Channel>> {
+        self.lock().main.clone()
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.lock().complete.is_some()
+    }
+
+    /// Whether no multifd channel is taken any more.
+    pub fn is_over(&self) -> bool {
+        self.lock().lanes_over
+    }
+
+    /// Whether another connection has the multifd place.
+    pub fn is_taken(&self, id: usize) -> bool {
+        self.lock().lanes.get(id).is_some_and(|lane| lane.taken.is_some())
+    }
+
+    /// Whether anything waits for other channels.
+    pub fn has_candidates(&self) -> bool {
+        let state = self.lock();
+        !state.mains.is_empty() || state.lanes.iter().any(|lane| !lane.candidates.is_empty())
+    }
+
+    /// Names the channels that have not come.
+    pub fn missing(&self) -> String {
+        self.lock().missing()
+    }
+
+    /// The multifd channels that are received on.
+    pub fn taken_lanes(&self) -> Vec<Arc<Channel>> {
+        self.lock().lanes.iter().filter_map(|lane| lane.taken.clone()).collect()
+    }
+
+    /// Ends receiving on multifd channels, and what waits to become one.
+    pub fn shut_lanes(&self) {
+        let mut state = self.lock();
+        state.lanes_over = true;
+        for lane in &mut state.lanes {
+            for channel in lane.candidates.drain(..).map(|(_, channel)| channel).chain(lane.taken.clone()) {
+                channel.shutdown();
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// None is taken from now on, and those that are here are closed.
+    pub fn end(&self) {
+        self.shut_lanes();
+        let mut state = self.lock();
+        state.over = true;
+        let state = &mut *state;
+        for channel in state.mains.drain(..).chain(state.main.take()) {
+            channel.shutdown();
+        }
+        for lane in &mut state.lanes {
+            lane.taken = None;
+        }
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn missing(&self) -> String {
+        let main = (self.mains.is_empty() && self.main.is_none()).then(|| "the main channel".to_owned());
+        let lanes = self.lanes.iter().enumerate();
+        let lanes = lanes.filter(|(_, lane)| lane.candidates.is_empty() && lane.taken.is_none());
+        let names = main.into_iter().chain(lanes.map(|(id, _)| format!("multifd channel {id}")));
+        names.collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,0 +1,57 @@
+//! Answering what became of the migration (specs/extension.md §6).
+//!
+//! Only a source that proves that it knows the migration's secret is answered. Whoever does not gets no byte.
+
+use sterna_proto::{MigrationId, Status};
+use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
+
+use super::greeting::Greeting;
+use super::shared::{Shared, lock};
+use crate::error::MigrationError;
+use crate::params::StatusQuestions;
+
+/// Magic and version: who asks in another version is not waited for.
+const HEAD: usize = 8;
+
+pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+    let peer = greeting.channel.peer();
+    let refuse =
+        |why: &str| MigrationError::PeerMisbehaved { what: format!("a status question from {peer} {why}") };
+    let wire = || MigrationError::wire("status question");
+    let mut bytes = [0; StatusQuestion::BYTES];
+    let (head, rest) = bytes.split_at_mut(HEAD);
+    greeting.read_exact(head)?;
+    StatusQuestion::decode(head).map_err(wire())?;
+    greeting.read_exact(rest)?;
+    let Some((question, _)) = StatusQuestion::decode(&bytes).map_err(wire())? else {
+        return Err(MigrationError::Internal("a status question of full length is incomplete".to_owned()));
+    };
+    if shared.params.status_questions == StatusQuestions::Operator {
+        return Err(refuse(
+            "gets no answer, since x-sterna-status-question is operator: decide at the source",
+        ));
+    }
+    let binding = greeting.channel.tls_binding();
+    if shared.params.tls.is_some() && binding.is_none() {
+        return Err(refuse("came over a TLS session that cannot be told from others"));
+    }
+    let id = MigrationId(question.migration_id);
+    let secret =
+        lock(&shared.secret).as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
+    let Some(secret) = secret else {
+        return Err(refuse("is about a migration that this side knows no secret of"));
+    };
+    if !question.is_authentic(&secret, &binding) {
+        return Err(refuse("does not prove that it comes from the migration's source"));
+    }
+    let status = match shared.answer(id) {
+        Status::Committed => extension::Status::Committed,
+        Status::Never => extension::Status::Never,
+        Status::Pending => extension::Status::Pending,
+        Status::Unknown => return Err(refuse("is about a migration that this side has not heard of")),
+    };
+    let mut answer = Vec::new();
+    StatusAnswer::new(status, &question, &secret, &binding).encode(&mut answer);
+    greeting.limit()?;
+    Ok(greeting.channel.write_all(&answer)?)
+}
