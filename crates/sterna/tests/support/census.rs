@@ -19,7 +19,7 @@ pub fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
         if left.is_empty() {
             return result;
         }
-        assert!(began.elapsed() < Duration::from_secs(5), "{name} leaves behind: {left:?}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{name} leaves behind: {left:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
