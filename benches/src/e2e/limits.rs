@@ -113,7 +113,7 @@ pub fn zero_scan(ram: &GuestRam, threads: usize) -> Sample {
                         let zero = pages.filter(|page| {
                             block
                                 .slice(page * PAGE_SIZE as u64, PAGE_SIZE)
-                                .is_ok_and(|window| window.is_zero())
+                                .is_ok_and(|window| window.is_zero().unwrap_or(false))
                         });
                         std::hint::black_box(zero.count());
                     }

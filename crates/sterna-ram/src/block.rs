@@ -4,9 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::absent;
+use crate::guard::RamFault;
 use crate::mapping::{Backing, Mapping};
+use crate::poison::Poison;
 use crate::slice::RamSlice;
-use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError};
+use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
 /// From this many pages on, making a range zero gives its memory back instead of storing zeros.
 const DISCARD_PAGES: u64 = 256;
@@ -29,6 +31,9 @@ pub struct RamBlock {
     len_bytes: u64,
     backing: Backing,
     mapping: Mapping,
+    /// Where the guest sees it, if that was told.
+    pub(crate) guest_address: Option<u64>,
+    pub(crate) poison: Poison,
 }
 
 impl RamBlock {
@@ -48,7 +53,7 @@ impl RamBlock {
             return Err(RamError::Length { block: name, len_bytes, unit_bytes });
         }
         match Mapping::new(&name, len_bytes as usize, backing) {
-            Ok(mapping) => Ok(RamBlock { name, len_bytes, backing, mapping }),
+            Ok(mapping) => Ok(RamBlock::of(name, len_bytes, backing, mapping)),
             Err((call, source)) => Err(RamError::System { block: name, call, source }),
         }
     }
@@ -66,7 +71,11 @@ impl RamBlock {
         if !len_bytes.is_multiple_of(PAGE_BYTES) || i64::try_from(len_bytes).is_err() {
             return Err(RamError::Length { block: name, len_bytes, unit_bytes: PAGE_BYTES });
         }
-        Ok(RamBlock { name, len_bytes, backing: Backing::Anonymous, mapping: Mapping::none() })
+        Ok(RamBlock::of(name, len_bytes, Backing::Anonymous, Mapping::none()))
+    }
+
+    fn of(name: String, len_bytes: u64, backing: Backing, mapping: Mapping) -> Self {
+        RamBlock { name, len_bytes, backing, mapping, guest_address: None, poison: Poison::default() }
     }
 
     /// The block's name, as the migration stream knows it.
@@ -105,19 +114,17 @@ impl RamBlock {
     /// Copies bytes out. Each byte is read once; bytes that the guest writes meanwhile may be old or new.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`].
+    /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RamError> {
-        self.slice(offset, to.len())?.copy_to(to);
-        Ok(())
+        self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault))
     }
 
     /// Copies bytes in.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`].
+    /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RamError> {
-        self.slice(offset, from.len())?.copy_from(from);
-        Ok(())
+        self.slice(offset, from.len())?.copy_from(from).map_err(|fault| self.failed(fault))
     }
 
     /// Reads an aligned `u64` in one piece (relaxed order, host byte order).
@@ -140,9 +147,10 @@ impl RamBlock {
     /// A window onto `[offset, offset + len)`.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`].
+    /// [`RamError::OutOfRange`]; [`RamError::Poisoned`] if a page of it is known to have failed.
     pub fn slice(&self, offset: u64, len: usize) -> Result<RamSlice<'_>, RamError> {
         self.check(offset, len as u64)?;
+        self.check_sound(offset, len as u64)?;
         // SAFETY: the range was just checked against the mapping, which lives as long as `self`.
         Ok(unsafe { RamSlice::from_raw(self.mapping.address().wrapping_add(offset as usize), len) })
     }
@@ -179,7 +187,7 @@ impl RamBlock {
     /// Makes pages resident and writable, as if each had been written, without changing a byte.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], [`RamError::System`] (no memory).
+    /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::System`] (no memory).
     pub fn populate(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check_pages(first, count)?;
         if count == 0 {
@@ -195,7 +203,10 @@ impl RamBlock {
                 }
                 Ok(())
             }
-            Err(source) => Err(self.system("madvise(MADV_POPULATE_WRITE)", source)),
+            Err(source) => {
+                let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
+                Err(failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source)))
+            }
         }
     }
 
@@ -298,9 +309,9 @@ impl RamBlock {
         for (hole, hole_count) in holes {
             for page in next..hole {
                 let page = self.page(page)?;
-                if !page.is_zero() {
-                    page.fill_zero();
-                }
+                let cleared =
+                    page.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { page.fill_zero() });
+                cleared.map_err(|fault| self.failed(fault))?;
             }
             next = hole + hole_count;
         }
@@ -310,7 +321,10 @@ impl RamBlock {
     fn discard(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.mapping
             .discard(first * PAGE_BYTES, count * PAGE_BYTES)
-            .map_err(|(call, source)| self.system(call, source))
+            .map_err(|(call, source)| self.system(call, source))?;
+        // Pages that have failed went with the rest; the kernel does not give them again.
+        self.poison.clear(first, count);
+        Ok(())
     }
 
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, RamError> {
@@ -318,13 +332,33 @@ impl RamBlock {
         if !offset.is_multiple_of(8) {
             return Err(RamError::Misaligned { block: self.name.clone(), offset, align: 8 });
         }
+        self.check_sound(offset, 8)?;
         let pointer = self.mapping.address().wrapping_add(offset as usize);
         // SAFETY: inside the mapping, aligned (the mapping is page-aligned), alive while `self` is, and
         // any eight bytes are a valid AtomicU64. Others access it atomically, volatile, or not in Rust.
         Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<(), RamError> {
+    /// Bytes that are mapped: all of the block's, or none.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
+    /// A page failed under an access: from now on it is known.
+    fn failed(&self, fault: RamFault) -> RamError {
+        let page = self.page_at(fault.address).unwrap_or(0);
+        let _ = self.mark_poisoned(page, 1);
+        RamError::Poisoned { page: self.poisoned_page(page) }
+    }
+
+    fn check_sound(&self, offset: u64, len: u64) -> Result<(), RamError> {
+        match self.poison.first_in(offset >> PAGE_SHIFT, (offset + len).div_ceil(PAGE_BYTES)) {
+            Some(page) => Err(RamError::Poisoned { page: self.poisoned_page(page) }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), RamError> {
         // What is not mapped (a block without memory) has no bytes.
         match offset.checked_add(len) {
             Some(end) if end <= self.mapping.len() as u64 => Ok(()),
@@ -337,7 +371,7 @@ impl RamBlock {
         }
     }
 
-    fn check_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
+    pub(crate) fn check_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check(first.saturating_mul(PAGE_BYTES), count.saturating_mul(PAGE_BYTES))
     }
 

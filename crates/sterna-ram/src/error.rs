@@ -62,6 +62,12 @@ pub enum RamError {
         /// Pages in the block.
         block_pages: u64,
     },
+    /// A page has failed (an uncorrectable error of this machine's memory), and its content is lost.
+    #[error("{page} has failed (poisoned memory), and what it held is lost")]
+    Poisoned {
+        /// Where it is.
+        page: crate::PoisonedPage,
+    },
     /// The kernel refused.
     #[error("RAM block {block:?}: {call} failed: {source}")]
     System {

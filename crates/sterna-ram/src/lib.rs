@@ -13,6 +13,9 @@
 //! add bits while lanes take runs of neighbouring pages out of it. Who wrote a page is known by a
 //! [`dirty::DirtySource`].
 //!
+//! Memory can fail under a guest. Pages that are known to have failed are kept off ([`RamBlock::mark_poisoned`]); one
+//! that fails under a copy or a scan ends it with a [`RamFault`] if the VMM forwards SIGBUS ([`guard::handle_sigbus`]).
+//!
 //! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]):
 //! reading a hole of a memfd would allocate it.
 
@@ -22,9 +25,11 @@ mod block;
 mod custody;
 pub mod dirty;
 mod error;
+pub mod guard;
 mod guest;
 mod mapping;
 pub mod merge;
+mod poison;
 mod slice;
 mod sys;
 pub mod zero;
@@ -34,8 +39,10 @@ pub use block::{Emptied, RamBlock};
 pub use custody::{Custody, CustodyClaim};
 pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
 pub use error::{DirtyError, RamError};
+pub use guard::RamFault;
 pub use guest::{GuestRam, TrackingClaim};
 pub use mapping::Backing;
+pub use poison::PoisonedPage;
 pub use slice::RamSlice;
 
 /// Bytes in a page: the migration format's page on x86-64 (specs/stream.md §2), whatever the backing.

@@ -1,8 +1,8 @@
 //! A checked window onto live guest RAM.
 
 use std::marker::PhantomData;
-use std::ptr;
 
+use crate::guard::{self, RamFault};
 use crate::zero;
 
 /// A window onto guest RAM: a pointer and a length that were checked against a block which lives for
@@ -57,85 +57,63 @@ impl<'a> RamSlice<'a> {
 
     /// Whether every byte is zero, by the best instructions this machine has. Reading a hole of a
     /// memfd populates it: see [`crate::RamBlock::mark_absent`].
-    pub fn is_zero(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`RamFault`] if a page of it has failed.
+    pub fn is_zero(&self) -> Result<bool, RamFault> {
         zero::Method::best().is_zero(*self)
     }
 
     /// Scans the window's whole pages: bit `i % 64` of `bits[i / 64]` tells whether page `i` is zero.
     /// Gives the number of zero pages. Pages for which `bits` has no room are not scanned.
-    pub fn zero_page_bits(&self, bits: &mut [u64]) -> u64 {
+    ///
+    /// # Errors
+    /// [`RamFault`] if a page of it has failed.
+    pub fn zero_page_bits(&self, bits: &mut [u64]) -> Result<u64, RamFault> {
         zero::Method::best().zero_page_bits(*self, bits)
     }
 
     /// Copies the window out.
     ///
+    /// # Errors
+    /// [`RamFault`] if a page of it has failed; the bytes before it are copied.
+    ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn copy_to(&self, to: &mut [u8]) {
+    /// If the lengths differ, or memory of `to` has failed.
+    pub fn copy_to(&self, to: &mut [u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, to.len(), "a window of RAM is copied whole");
         // SAFETY: both ranges are valid for `len` bytes; `to` is a unique borrow of memory that is not
         // guest RAM (no reference to that exists), so they do not overlap.
-        unsafe { copy(self.pointer, to.as_mut_ptr(), self.len) }
+        unsafe { guard::copy(self.pointer, to.as_mut_ptr(), self.len) }.inspect_err(|fault| self.has(*fault))
     }
 
     /// Copies bytes into the window.
     ///
+    /// # Errors
+    /// [`RamFault`] if a page of it has failed; the bytes before it are written.
+    ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn copy_from(&self, from: &[u8]) {
+    /// If the lengths differ, or memory of `from` has failed.
+    pub fn copy_from(&self, from: &[u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, from.len(), "a window of RAM is filled whole");
         // SAFETY: as in `copy_to`, the other way round.
-        unsafe { copy(from.as_ptr(), self.pointer, self.len) }
+        unsafe { guard::copy(from.as_ptr(), self.pointer, self.len) }.inspect_err(|fault| self.has(*fault))
     }
 
     /// Stores zeros over the whole window.
-    pub fn fill_zero(&self) {
-        let (head, words) = split(self.pointer, self.len);
-        for index in (0..head).chain(head + words * 8..self.len) {
-            // SAFETY: `index` is inside the window.
-            unsafe { ptr::write_volatile(self.pointer.add(index), 0) };
-        }
-        for index in 0..words {
-            // SAFETY: inside the window and aligned to 8, by `split`.
-            unsafe { ptr::write_volatile(self.pointer.add(head).cast::<u64>().add(index), 0) };
-        }
+    ///
+    /// # Errors
+    /// [`RamFault`] if a page of it has failed; the bytes before it are zero.
+    pub fn fill_zero(&self) -> Result<(), RamFault> {
+        // SAFETY: the window is mapped.
+        unsafe { guard::fill_zero(self.pointer, self.len) }
     }
-}
 
-/// Bytes before the first aligned word, and the number of whole words after them.
-fn split(pointer: *const u8, len: usize) -> (usize, usize) {
-    let head = pointer.align_offset(8).min(len);
-    (head, (len - head) / 8)
-}
-
-/// Copies between guest RAM and memory of ours.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[cfg(target_arch = "x86_64")]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the instruction reads and writes exactly the two ranges, which the caller vouches for;
-    // the direction flag is clear by the calling convention. Being opaque to the compiler, it makes no
-    // assumption that the guest's concurrent writes could break.
-    unsafe {
-        std::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rsi") from => _,
-            inout("rdi") to => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Copies between guest RAM and memory of ours.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    for index in 0..len {
-        // SAFETY: inside both ranges.
-        unsafe { ptr::write_volatile(to.add(index), ptr::read_volatile(from.add(index))) };
+    /// The other side of a copy is memory of this process, which it cannot do without.
+    fn has(&self, fault: RamFault) {
+        let start = self.pointer as usize;
+        // A fault may be told by its page.
+        let range = (start & !(crate::PAGE_SIZE - 1))..start + self.len;
+        assert!(range.contains(&fault.address), "memory of this process that is no guest's: {fault}");
     }
 }

@@ -2,7 +2,7 @@
 //! where that is possible.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{page_region, pm_scan_arg};
@@ -23,6 +23,52 @@ pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 /// taken the number since. Opening costs some microseconds, less than most scans.
 pub(crate) fn pagemap() -> io::Result<File> {
     File::open("/proc/self/pagemap")
+}
+
+/// What the kernel says of memory that it cannot read or write.
+pub(crate) fn is_failed_memory(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))
+}
+
+/// Pages that are probed in one call: what fits a pipe in one piece.
+pub(crate) const PROBED_AT_ONCE: usize = 512;
+
+/// Has the kernel read single bytes, so that memory that has failed is an error and no signal.
+pub(crate) struct Probe {
+    /// The bytes go in and come out again.
+    from: io::PipeReader,
+    to: io::PipeWriter,
+}
+
+impl Probe {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (from, to) = io::pipe()?;
+        Ok(Probe { from, to })
+    }
+
+    /// Whether a byte can be read at each of these addresses, at most [`PROBED_AT_ONCE`].
+    pub(crate) fn can_read(&self, addresses: &[*const u8]) -> io::Result<bool> {
+        if addresses.is_empty() {
+            return Ok(true);
+        }
+        assert!(addresses.len() <= PROBED_AT_ONCE, "so many fit the pipe");
+        let vector = |address: &*const u8| libc::iovec { iov_base: address.cast_mut().cast(), iov_len: 1 };
+        let vectors: Vec<libc::iovec> = addresses.iter().map(vector).collect();
+        let written = loop {
+            // SAFETY: the list is live; what it names is read by the kernel alone, which checks it.
+            let written =
+                unsafe { libc::writev(self.to.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
+            match check(written as libc::c_long) {
+                Ok(written) => break written as usize,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_failed_memory(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        };
+        let mut bytes = [0; PROBED_AT_ONCE];
+        (&self.from).read_exact(&mut bytes[..written])?;
+        Ok(written == addresses.len())
+    }
 }
 
 /// Which pages a scan reports and what it does to them.

@@ -233,11 +233,15 @@ impl Channel {
             return self.receive_all(parts);
         }
         for part in parts {
+            let mut failed = false;
             let got = self.take_peeked(part.len(), |bytes| {
                 if let Some(head) = part.part(0, bytes.len()) {
-                    head.copy_from(bytes);
+                    failed = head.copy_from(bytes).is_err();
                 }
             })?;
+            if failed {
+                return Err(self.failed_memory());
+            }
             if let Some(rest) = part.part(got, part.len() - got) {
                 self.receive_all(&[rest])?;
             }
@@ -572,6 +576,11 @@ impl Channel {
 
     pub(crate) fn cancelled(&self) -> TransportError {
         TransportError::Cancelled { channel: self.peer.clone() }
+    }
+
+    /// A page of guest RAM failed under a copy of ours: what the kernel says when one fails under its own.
+    pub(crate) fn failed_memory(&self) -> TransportError {
+        self.system("copy of guest RAM", io::Error::from_raw_os_error(libc::EFAULT))
     }
 
     pub(crate) fn system(&self, call: &'static str, source: io::Error) -> TransportError {

@@ -167,6 +167,12 @@ impl TransportError {
         matches!(self, TransportError::Cancelled { .. })
     }
 
+    /// Whether memory that was to be read or written could not be had: a page of guest RAM has failed (poison).
+    pub fn is_failed_memory(&self) -> bool {
+        let TransportError::System { source, .. } = self else { return false };
+        matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))
+    }
+
     /// Whether the peer is gone or the network between us is broken.
     pub fn is_peer_gone(&self) -> bool {
         matches!(self, TransportError::Closed { .. } | TransportError::Reset { .. })

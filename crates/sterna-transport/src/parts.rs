@@ -91,18 +91,20 @@ pub(crate) struct Remaining<'p, P> {
     /// Bytes of the first part that are done.
     done: usize,
     bytes: u64,
+    /// A page of guest RAM failed under a copy.
+    failed: bool,
 }
 
 impl<P> Clone for Remaining<'_, P> {
     fn clone(&self) -> Self {
-        Remaining { parts: self.parts, done: self.done, bytes: self.bytes }
+        Remaining { parts: self.parts, done: self.done, bytes: self.bytes, failed: self.failed }
     }
 }
 
 impl<'p, P: Part> Remaining<'p, P> {
     pub(crate) fn new(parts: &'p [P]) -> Self {
         let bytes = parts.iter().map(|part| part.raw().1 as u64).sum();
-        Remaining { parts, done: 0, bytes }
+        Remaining { parts, done: 0, bytes, failed: false }
     }
 
     /// Bytes that are left.
@@ -137,11 +139,16 @@ impl<'p, P: Part> Remaining<'p, P> {
         vectors
     }
 
+    /// Whether a page of guest RAM failed under one of the copies; what was copied is then worth nothing.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     /// Copies bytes into the front, as many as there is room for; leaves those places out from then on.
     pub(crate) fn put_bytes(&mut self, from: &[u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(from.len() - count) {
-            place.copy_from(&from[count..count + place.len()]);
+            self.failed |= place.copy_from(&from[count..count + place.len()]).is_err();
             count += place.len();
             self.advance(place.len());
         }
@@ -152,7 +159,7 @@ impl<'p, P: Part> Remaining<'p, P> {
     pub(crate) fn take_bytes(&mut self, to: &mut [u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(to.len() - count) {
-            place.copy_to(&mut to[count..count + place.len()]);
+            self.failed |= place.copy_to(&mut to[count..count + place.len()]).is_err();
             count += place.len();
             self.advance(place.len());
         }

@@ -16,6 +16,7 @@ mod error;
 mod kvm;
 pub mod layout;
 mod machine;
+mod memory_failure;
 
 pub use devices::codec::StateError;
 pub use error::VmmError;
@@ -23,5 +24,6 @@ pub use machine::bus::PortDevice;
 pub use machine::config::{GuestImage, MachineConfig, PortRange};
 pub use machine::gate::EndReason;
 pub use machine::{KvmMachine, MACHINE_TYPE};
+pub use memory_failure::forward_sigbus;
 pub use sterna_devices::vhost_user::VhostUserOptions;
 pub use sterna_ram::Backing;

@@ -1,8 +1,9 @@
 //! How a migration can fail: what broke, whose fault it is, and where it leaves the guest.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use sterna_ram::{DirtyError, RamError};
+use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
 use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 
@@ -56,6 +57,16 @@ pub enum MigrationError {
     /// Guest RAM could not be reached.
     #[error("guest RAM: {0}")]
     Ram(String),
+    /// Pages of guest RAM have failed (uncorrectable errors of this machine's memory): their content is lost.
+    #[error(
+        "memory of this machine has failed under the guest (poisoned): {}. What these pages held is lost and cannot be \
+         moved: restart the guest, which gives it other memory",
+        list(pages)
+    )]
+    Poisoned {
+        /// Where they are; empty if nobody could tell.
+        pages: Vec<PoisonedPage>,
+    },
     /// Dirty tracking failed.
     #[error("dirty tracking: {0}")]
     Dirty(String),
@@ -98,6 +109,7 @@ impl MigrationError {
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
             Self::Vm(_)
             | Self::Ram(_)
+            | Self::Poisoned { .. }
             | Self::Dirty(_)
             | Self::System(_)
             | Self::Internal(_)
@@ -109,7 +121,31 @@ impl MigrationError {
 
     /// A file of this side's failed: nothing that the peer did.
     pub(crate) fn storage(error: TransportError) -> Self {
+        if error.is_failed_memory() {
+            return Self::Poisoned { pages: Vec::new() };
+        }
         Self::System(error.to_string())
+    }
+
+    /// Keeps the error in `place`, unless something is known already: the first reason wins. Where it is not known yet
+    /// which pages of `ram` have failed, the kernel is had to look at all of them, when the place is taken.
+    pub(crate) fn note(self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
+        let lock = || place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = lock();
+        if noted.is_some() {
+            return;
+        }
+        let lacks_pages = matches!(&self, Self::Poisoned { pages } if pages.is_empty());
+        *noted = Some(self);
+        drop(noted);
+        if let (true, Some(ram)) = (lacks_pages, ram) {
+            let found = ram.find_poisoned();
+            let found =
+                found.inspect_err(|error| tracing::warn!("looking for memory that has failed: {error}"));
+            if let Some(Self::Poisoned { pages }) = lock().as_mut() {
+                *pages = found.unwrap_or_default();
+            }
+        }
     }
 
     pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
@@ -129,14 +165,41 @@ fn tls_fault(error: &TransportError) -> Option<Fault> {
 
 impl From<TransportError> for MigrationError {
     fn from(error: TransportError) -> Self {
+        if error.is_failed_memory() {
+            return Self::Poisoned { pages: Vec::new() };
+        }
         Self::Transport(error.to_string(), Some(std::sync::Arc::new(error)))
     }
 }
 
 impl From<RamError> for MigrationError {
     fn from(error: RamError) -> Self {
-        Self::Ram(error.to_string())
+        match error {
+            RamError::Poisoned { page } => Self::Poisoned { pages: vec![page] },
+            error => Self::Ram(error.to_string()),
+        }
     }
+}
+
+impl From<RamFault> for MigrationError {
+    /// Which page it is, is found when the migration fails.
+    fn from(_: RamFault) -> Self {
+        Self::Poisoned { pages: Vec::new() }
+    }
+}
+
+/// Names failed pages, the first few of many.
+pub(crate) fn list(pages: &[PoisonedPage]) -> String {
+    const NAMED: usize = 16;
+    if pages.is_empty() {
+        return "a page that is not known".to_owned();
+    }
+    let named: Vec<String> = pages.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match pages.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more pages"),
+    };
+    named.join(", ") + &more
 }
 
 impl From<DirtyError> for MigrationError {

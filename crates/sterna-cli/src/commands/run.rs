@@ -199,6 +199,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         follow(parent)?;
     }
     let interrupts = Interrupts::catch()?;
+    sterna_vmm::forward_sigbus()
+        .map_err(|error| Stop::failed(format!("cannot catch failures of memory (SIGBUS): {error}")))?;
     let (kind, remark) = arguments.machine.settle()?;
     if let Some(remark) = remark {
         terminal::note(&remark);

@@ -11,6 +11,7 @@ mod dirty;
 mod fork;
 mod kvm;
 mod merge;
+mod poison;
 mod ring;
 mod vhost;
 mod zero;

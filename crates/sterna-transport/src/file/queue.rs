@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use sterna_ram::{GuestRam, RamBlock};
+use sterna_ram::{GuestRam, RamBlock, RamError};
 
 use super::DIRECT_ALIGN;
 use super::buffers::{BUFFER_BYTES, Buffers};
@@ -112,7 +112,7 @@ impl PageQueue {
         offset: u64,
         length: usize,
     ) -> Result<(), TransportError> {
-        let memory = self.window(block, offset, length);
+        let memory = self.window(block, offset, length)?;
         self.send(Piece { write: true, at, memory, length, buffer: None })
     }
 
@@ -131,7 +131,7 @@ impl PageQueue {
         offset: u64,
         length: usize,
     ) -> Result<(), TransportError> {
-        let memory = self.window(block, offset, length);
+        let memory = self.window(block, offset, length)?;
         self.send(Piece { write: false, at, memory, length, buffer: None })
     }
 
@@ -171,7 +171,7 @@ impl PageQueue {
                 IoPart::Bytes(bytes) => to.copy_from_slice(&bytes[done..done + now]),
                 IoPart::Ram(window) => {
                     let Some(window) = window.part(done, now) else { return Err(self.internal("a window")) };
-                    window.copy_to(to);
+                    window.copy_to(to).map_err(|_| self.failed_memory())?;
                 }
             }
             self.filling = Some((index, start, filled + now));
@@ -200,10 +200,22 @@ impl PageQueue {
     }
 
     /// The window's address, checked.
-    fn window(&self, block: usize, offset: u64, length: usize) -> *mut u8 {
+    fn window(&self, block: usize, offset: u64, length: usize) -> Result<*mut u8, TransportError> {
         let block = self.ram.as_ref().and_then(|ram| ram.blocks().get(block));
-        let slice = block.and_then(|block: &RamBlock| block.slice(offset, length).ok());
-        slice.map(|slice| slice.as_ptr()).unwrap_or_else(|| panic!("a window that is not in the queue's RAM"))
+        match block.map(|block: &RamBlock| block.slice(offset, length)) {
+            Some(Ok(slice)) => Ok(slice.as_ptr()),
+            Some(Err(RamError::Poisoned { .. })) => Err(self.failed_memory()),
+            _ => panic!("a window that is not in the queue's RAM"),
+        }
+    }
+
+    /// A page of guest RAM has failed: what the kernel says when one fails under its own access.
+    fn failed_memory(&self) -> TransportError {
+        TransportError::System {
+            channel: self.file.path().display().to_string(),
+            call: "access to guest RAM",
+            source: io::Error::from_raw_os_error(libc::EFAULT),
+        }
     }
 
     fn send(&mut self, piece: Piece) -> Result<(), TransportError> {

@@ -104,6 +104,9 @@ impl Session {
                 drop(state);
                 return Err(self.broken(channel, error));
             }
+            if places.has_failed() {
+                return Err(channel.failed_memory());
+            }
             let moved = (left.bytes() - places.bytes()) as usize;
             if moved > 0 || state.is_closed {
                 drop(state);
@@ -148,6 +151,9 @@ impl Session {
             let count = places.take_bytes(plain);
             if count == 0 {
                 break;
+            }
+            if places.has_failed() {
+                return Err(channel.failed_memory());
             }
             let result = lock(&self.state).seal(&plain[..count], sealed);
             if let Err(problem) = result {

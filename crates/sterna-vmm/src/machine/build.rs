@@ -89,7 +89,10 @@ fn make_ram(config: &MachineConfig) -> Result<(GuestRam, Vec<Range>), VmmError> 
     let names = [layout::LOW_BLOCK, layout::HIGH_BLOCK];
     let blocks: Result<Vec<_>, _> = ranges
         .iter()
-        .map(|range| RamBlock::new(names[range.block], range.len_bytes, config.backing))
+        .map(|range| {
+            let block = RamBlock::new(names[range.block], range.len_bytes, config.backing)?;
+            Ok::<_, sterna_ram::RamError>(block.at_guest_address(range.start))
+        })
         .collect();
     Ok((GuestRam::new(blocks?)?, ranges))
 }

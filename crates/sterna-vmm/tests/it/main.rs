@@ -7,11 +7,14 @@ mod back_end;
 mod common;
 #[path = "../../../sterna-devices/tests/support/model.rs"]
 mod model;
+#[path = "../../../sterna/tests/plain/mod.rs"]
+mod plain;
 #[path = "../../../sterna-devices/tests/support/virtqueue.rs"]
 mod virtqueue;
 
 mod hostile;
 mod machine;
+mod memory_failure;
 mod moving;
 mod ring;
 mod vfio_user;

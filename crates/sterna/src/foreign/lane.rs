@@ -251,7 +251,7 @@ mod tests {
             for (run, place) in runs.iter().zip(places) {
                 let content: Vec<u8> =
                     (run.first..run.end()).flat_map(|page| [fill(page, step); PAGE_SIZE]).collect();
-                place.copy_from(&content);
+                place.copy_from(&content).unwrap();
             }
             for run in &runs {
                 lane.commit(*run).unwrap();

@@ -116,7 +116,7 @@ mod tests {
             let again = asked[asked.len().saturating_sub(1 + (next >> 40) as usize % 12)];
             for run in [run, again] {
                 let mut content = vec![0; run.count as usize * 4096];
-                window.content(run).unwrap().copy_to(&mut content);
+                window.content(run).unwrap().copy_to(&mut content).unwrap();
                 for (page, bytes) in (run.first..).zip(content.chunks(4096)) {
                     assert!(bytes.iter().all(|byte| *byte == page as u8 ^ (page >> 8) as u8), "page {page}");
                 }
@@ -151,7 +151,7 @@ mod tests {
 
         for (run, slice) in singles.iter().zip(packet) {
             let mut found = [0; 4096];
-            slice.copy_to(&mut found);
+            slice.copy_to(&mut found).unwrap();
             assert_eq!(found, content(run.first / 128), "{run:?}");
         }
     }

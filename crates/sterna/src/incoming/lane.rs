@@ -238,7 +238,7 @@ impl<'a> Lane<'a> {
         let mut rest = &self.pages[..];
         for place in places {
             let (pages, behind) = rest.split_at(place.len());
-            place.copy_from(pages);
+            place.copy_from(pages)?;
             rest = behind;
         }
         Ok(())

@@ -313,7 +313,7 @@ impl<'a> Loader<'a> {
         let mut content = [0; PAGE_SIZE];
         sink.current(run, &mut content)?;
         sterna_wire::xbzrle::apply(delta, &mut content).map_err(MigrationError::wire(CHANNEL))?;
-        sink.prepare(run)?.copy_from(&content);
+        sink.prepare(run)?.copy_from(&content)?;
         self.shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         sink.commit(run)
     }

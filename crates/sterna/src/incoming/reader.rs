@@ -132,7 +132,7 @@ impl Reader {
         if !self.fill(place.len())? {
             return Ok(false);
         }
-        place.copy_from(&self.buffer[self.start..self.start + place.len()]);
+        place.copy_from(&self.buffer[self.start..self.start + place.len()])?;
         self.consume(place.len());
         Ok(true)
     }

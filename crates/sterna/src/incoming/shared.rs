@@ -318,7 +318,7 @@ impl Shared {
     }
 
     pub fn note_error(&self, error: MigrationError) {
-        lock(&self.error).get_or_insert(error);
+        error.note(&self.error, self.layout.get().map(|layout| &layout.ram));
     }
 
     /// The first error is no longer all that is to be said: what came lies in `place`.

@@ -121,7 +121,7 @@ impl Lane<'_> {
             return writer.write_run(run);
         }
         let mut zero = [0; TAKE_PAGES.div_ceil(64) as usize];
-        if self.reader.content(run)?.zero_page_bits(&mut zero) == 0 {
+        if self.reader.content(run)?.zero_page_bits(&mut zero)? == 0 {
             return writer.write_run(run);
         }
         let is_zero = |page: u64| zero[(page / 64) as usize] >> (page % 64) & 1 == 1;

@@ -28,7 +28,7 @@ mod switchover;
 use std::sync::Arc;
 
 use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
-use sterna_ram::Custody;
+use sterna_ram::{Custody, PoisonedPage};
 use sterna_transport::{Address, TlsEndpoint};
 
 pub use sterna_proto::source::{Decision, Refusal};
@@ -82,6 +82,15 @@ pub enum StartError {
     /// A parameter or capability makes no sense, or does not go with another.
     #[error("{0}")]
     Settings(String),
+    /// Pages of guest RAM have failed, and what they held cannot be moved.
+    #[error(
+        "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
+        crate::error::list(pages)
+    )]
+    Poisoned {
+        /// Where they are.
+        pages: Vec<PoisonedPage>,
+    },
     /// The operating system refused a thread or a socket.
     #[error("{0}")]
     System(String),
@@ -264,6 +273,10 @@ impl Migration {
         }
         let vm = origin.vm();
         check_throttle(vm.as_ref(), &capabilities)?;
+        let pages = vm.ram().poisoned();
+        if !pages.is_empty() {
+            return Err(StartError::Poisoned { pages });
+        }
         let leaving = Custody::Leaving { is_free: true };
         let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
         let tracking = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;

@@ -137,7 +137,7 @@ impl MultifdLane {
             let mut at = 0;
             for run in &self.normal {
                 let slice = self.reader.content(*run)?;
-                slice.copy_to(&mut self.pages[at..at + slice.len()]);
+                slice.copy_to(&mut self.pages[at..at + slice.len()])?;
                 at += slice.len();
             }
             self.shared.counters.encoding(|| codec.encode(&self.pages, &mut self.payload))?;

@@ -94,8 +94,9 @@ pub(super) fn start_lanes(control: &mut Control) -> Result<Arc<MultifdShared>, M
                 streams.as_deref(),
                 (writer.as_mut(), reader.as_ref()),
             ) {
-                writer.abort();
+                // First the reason: what follows from closing the channel is none.
                 shared.fail(error);
+                writer.abort();
             }
         })?;
     }

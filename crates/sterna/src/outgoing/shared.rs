@@ -151,7 +151,7 @@ impl Shared {
 
     /// Keeps why it fails, unless something is known already.
     pub fn note_error(&self, error: MigrationError) {
-        lock(&self.error).get_or_insert(error);
+        error.note(&self.error, Some(self.vm.ram()));
     }
 
     pub fn error(&self) -> Option<MigrationError> {

@@ -25,6 +25,12 @@ impl Control {
         if !self.run_dry(&pass)? {
             return Ok(());
         }
+        // Pages that were sent before they failed are old by now, or the guest was told and does without them: nobody
+        // knows which, so that it stays here.
+        let pages = shared.vm.ram().poisoned();
+        if !pages.is_empty() {
+            return Err(MigrationError::Poisoned { pages });
+        }
         self.step(SwitchoverStep::LastPages);
         if !self.send_streams()? {
             return Ok(());

@@ -164,11 +164,11 @@ mod tests {
         }
         let sink = RamSink::new(&ram, vec![false, true]);
         let came = sink.prepare(PageRun { block: 0, first: 4, count: 1 }).unwrap();
-        came.copy_from(&[2; PAGE_SIZE]);
+        came.copy_from(&[2; PAGE_SIZE]).unwrap();
 
         sink.finish().unwrap();
 
-        let is_zero = |block: usize, page| ram.block(block).page(page).unwrap().is_zero();
+        let is_zero = |block: usize, page| ram.block(block).page(page).unwrap().is_zero().unwrap();
         assert!(is_zero(0, 3) && !is_zero(0, 4) && is_zero(0, 40));
         assert!(!is_zero(1, 3) && !is_zero(1, 40), "the VMM has put these there");
         assert_eq!(ram.block(0).resident_bytes().unwrap(), 3 * PAGE_SIZE as u64, "nothing was populated");

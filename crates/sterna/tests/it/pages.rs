@@ -65,8 +65,8 @@ fn digest_of_pages_that_came_over_many_lanes_is_that_of_the_ram() {
                 .block(taken.run.block)
                 .slice(taken.run.first * PAGE_SIZE as u64, taken.run.count as usize * PAGE_SIZE)?;
             let mut bytes = vec![0; from.len()];
-            from.copy_to(&mut bytes);
-            sink.prepare(taken.run)?.copy_from(&bytes);
+            from.copy_to(&mut bytes)?;
+            sink.prepare(taken.run)?.copy_from(&bytes)?;
             sink.commit(taken.run)
         })
     });
@@ -85,7 +85,7 @@ fn digest_page_that_becomes_zero_counts_as_zero() {
     let sink = DigestSink::new(&vm.ram, 1).unwrap();
     let empty = sink.digest();
     let run = sterna::order::PageRun { block: 0, first: 5, count: 2 };
-    sink.prepare(run).unwrap().copy_from(&[3; 2 * PAGE_SIZE]);
+    sink.prepare(run).unwrap().copy_from(&[3; 2 * PAGE_SIZE]).unwrap();
     sink.commit(run).unwrap();
     assert_ne!(sink.digest(), empty);
 
@@ -106,7 +106,7 @@ fn file_lane(
         }
         for page in taken.run.first..taken.run.end() {
             let run = sterna::order::PageRun { first: page, count: 1, ..taken.run };
-            let zero = ram.block(run.block).page(page)?.is_zero();
+            let zero = ram.block(run.block).page(page)?.is_zero()?;
             if zero { writer.zero_run(run)? } else { writer.write_run(run)? }
         }
         writer.barrier()

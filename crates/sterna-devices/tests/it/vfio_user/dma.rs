@@ -47,7 +47,9 @@ fn written(ram: &GuestRam) -> Vec<(usize, u64)> {
     let mut pages = Vec::new();
     for (index, block) in ram.blocks().iter().enumerate() {
         pages.extend(
-            (0..block.pages()).filter(|page| !block.page(*page).unwrap().is_zero()).map(|page| (index, page)),
+            (0..block.pages())
+                .filter(|page| !block.page(*page).unwrap().is_zero().unwrap())
+                .map(|page| (index, page)),
         );
     }
     pages
