@@ -295,7 +295,7 @@ impl Job<'_> {
                 Out::file(path, self.options.create(), self.envelope.clone(), packing, threads)
             }
             Output::Pipe(pipe) => {
-                Out::pipe(std::mem::replace(pipe, Box::new(std::io::sink())), packing, threads)
+                Ok(Out::pipe(std::mem::replace(pipe, Box::new(std::io::sink())), packing, threads))
             }
         }
     }

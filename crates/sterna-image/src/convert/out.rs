@@ -30,21 +30,11 @@ impl Out {
         threads: usize,
     ) -> Result<Self, ImageError> {
         let sink = FileSink::create(path, options, envelope, packing)?;
-        Self::new(Below::File(Box::new(sink)), packing, threads)
+        Ok(Self { packer: Packer::new(Below::File(Box::new(sink)), packing, threads) })
     }
 
-    pub(super) fn pipe(
-        pipe: Box<dyn Write + Send>,
-        packing: Packing,
-        threads: usize,
-    ) -> Result<Self, ImageError> {
-        Self::new(Below::Pipe(pipe), packing, threads)
-    }
-
-    fn new(below: Below, packing: Packing, threads: usize) -> Result<Self, ImageError> {
-        let packer = Packer::new(below, packing, threads);
-        let packer = packer.map_err(|error| ImageError::io(packing.name(), "starting threads", error))?;
-        Ok(Self { packer })
+    pub(super) fn pipe(pipe: Box<dyn Write + Send>, packing: Packing, threads: usize) -> Self {
+        Self { packer: Packer::new(Below::Pipe(pipe), packing, threads) }
     }
 
     /// Ends the stream, and puts the file in its place. Gives the file's length; 0 for a pipe.

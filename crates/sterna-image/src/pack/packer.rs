@@ -25,6 +25,8 @@ struct Job {
 
 /// Packs what is written to it and writes that to `W`. Nothing is whole before [`finish`](Self::finish).
 ///
+/// Threads start with the first piece that is full; what is smaller is packed where it is finished.
+///
 /// Memory: for each thread some pieces of a few MiB ([`Packing`] decides).
 pub struct Packer<W> {
     out: W,
@@ -32,6 +34,8 @@ pub struct Packer<W> {
     /// The one that is being filled.
     piece: Piece,
     piece_bytes: usize,
+    threads: usize,
+    /// The way to the threads, once there are any.
     jobs: Option<SyncSender<Job>>,
     /// Results in the order of the stream.
     results: VecDeque<Receiver<io::Result<Piece>>>,
@@ -43,38 +47,29 @@ pub struct Packer<W> {
 
 impl<W: Write> Packer<W> {
     /// A packer with so many threads (at least one).
-    ///
-    /// # Errors
-    /// If a thread cannot be started.
-    pub fn new(out: W, packing: Packing, threads: usize) -> io::Result<Self> {
+    pub fn new(out: W, packing: Packing, threads: usize) -> Self {
         let threads = threads.max(1);
-        let (sender, receiver) = sync_channel::<Job>(threads);
-        let receiver = Arc::new(Mutex::new(receiver));
-        for _ in 0..if packing == Packing::None { 0 } else { threads } {
-            let receiver = Arc::clone(&receiver);
-            let mut worker = Worker::default();
-            std::thread::Builder::new().name(packing.name().to_owned()).spawn(move || {
-                loop {
-                    // Only the wait for a job is under the lock.
-                    let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Job { mut piece, result }) = job else { return };
-                    let done = worker.pack(packing, &mut piece);
-                    // Nobody waits any more if the packer was dropped.
-                    let _ = result.send(done.map(|()| piece));
-                }
-            })?;
-        }
-        Ok(Self {
+        Self {
             out,
             packing,
             piece: Piece::default(),
             piece_bytes: piece_bytes(packing),
-            jobs: Some(sender),
+            threads,
+            jobs: None,
             results: VecDeque::new(),
             most_results: threads + 2,
             spare: Vec::new(),
             has_begun: false,
-        })
+        }
+    }
+
+    /// The way to the threads, which are started if there are none yet.
+    fn jobs(&mut self) -> io::Result<&SyncSender<Job>> {
+        let jobs = match self.jobs.take() {
+            Some(jobs) => jobs,
+            None => start(self.packing, self.threads)?,
+        };
+        Ok(self.jobs.insert(jobs))
     }
 
     /// Packs the rest and gives back what is below; nothing is flushed there.
@@ -86,7 +81,11 @@ impl<W: Write> Packer<W> {
             return Ok(self.out);
         }
         // Nothing at all becomes a file of nothing.
-        if !self.piece.plain.is_empty() || !self.has_begun {
+        if !self.has_begun {
+            self.begin()?;
+            Worker::default().pack(self.packing, &mut self.piece)?;
+            self.out.write_all(&self.piece.packed)?;
+        } else if !self.piece.plain.is_empty() {
             self.send_piece()?;
         }
         while let Some(result) = self.results.pop_front() {
@@ -98,11 +97,17 @@ impl<W: Write> Packer<W> {
         Ok(self.out)
     }
 
-    fn send_piece(&mut self) -> io::Result<()> {
+    /// What stands in front of the first piece.
+    fn begin(&mut self) -> io::Result<()> {
         if !self.has_begun && self.packing == Packing::Lzop {
             self.out.write_all(&lzop::header())?;
         }
         self.has_begun = true;
+        Ok(())
+    }
+
+    fn send_piece(&mut self) -> io::Result<()> {
+        self.begin()?;
         if self.results.len() == self.most_results
             && let Some(result) = self.results.pop_front()
         {
@@ -110,8 +115,8 @@ impl<W: Write> Packer<W> {
         }
         let piece = std::mem::replace(&mut self.piece, self.spare.pop().unwrap_or_default());
         let (sender, result) = sync_channel(1);
-        let jobs = self.jobs.as_ref().ok_or_else(|| io::Error::other("the packer is closed"))?;
-        jobs.send(Job { piece, result: sender })
+        self.jobs()?
+            .send(Job { piece, result: sender })
             .map_err(|_| io::Error::other("the threads that pack have died"))?;
         self.results.push_back(result);
         Ok(())
@@ -125,6 +130,27 @@ impl<W: Write> Packer<W> {
         self.spare.push(piece);
         Ok(())
     }
+}
+
+/// Starts threads that pack; they end when the way to them is dropped.
+fn start(packing: Packing, threads: usize) -> io::Result<SyncSender<Job>> {
+    let (sender, receiver) = sync_channel::<Job>(threads);
+    let receiver = Arc::new(Mutex::new(receiver));
+    for _ in 0..threads {
+        let receiver = Arc::clone(&receiver);
+        let mut worker = Worker::default();
+        std::thread::Builder::new().name(packing.name().to_owned()).spawn(move || {
+            loop {
+                // Only the wait for a job is under the lock.
+                let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(Job { mut piece, result }) = job else { return };
+                let done = worker.pack(packing, &mut piece);
+                // Nobody waits any more if the packer was dropped.
+                let _ = result.send(done.map(|()| piece));
+            }
+        })?;
+    }
+    Ok(sender)
 }
 
 impl<W: Write> Write for Packer<W> {
@@ -162,6 +188,11 @@ fn piece_bytes(packing: Packing) -> usize {
     }
 }
 
+/// What a level of bzip2 adds to its block.
+const BZIP2_STEP: usize = 100_000;
+/// The smallest dictionary of xz.
+const XZ_LEAST: u32 = 4 << 10;
+
 /// What one thread packs with.
 #[derive(Default)]
 struct Worker {
@@ -179,11 +210,16 @@ impl Worker {
                 flate2::bufread::GzEncoder::new(&plain[..], level).read_to_end(packed)?;
             }
             Packing::Bzip2 => {
-                let level = bzip2::Compression::best();
+                // The level is the length of a block, and no block is longer than the piece.
+                let level = bzip2::Compression::new(plain.len().div_ceil(BZIP2_STEP).clamp(1, 9) as u32);
                 bzip2::bufread::BzEncoder::new(&plain[..], level).read_to_end(packed)?;
             }
             Packing::Xz => {
                 let mut options = lzma_rust2::XzOptions::with_preset(3);
+                // No match lies farther back than the piece begins, and all tables are as large as the dictionary.
+                let most = options.lzma_options.dict_size;
+                options.lzma_options.dict_size =
+                    (plain.len() as u32).next_power_of_two().clamp(XZ_LEAST, most);
                 options.set_block_size(NonZeroU64::new(piece_bytes(Packing::Xz) as u64));
                 let mut writer = lzma_rust2::XzWriter::new(packed, options)?;
                 writer.write_all(plain)?;
@@ -216,7 +252,7 @@ mod tests {
         let long: Vec<u8> = (0..3_500_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
         for packing in ALL {
             for from in [&long[..], &long[..1], b""] {
-                let mut packer = Packer::new(Vec::new(), packing, 2).unwrap();
+                let mut packer = Packer::new(Vec::new(), packing, 2);
                 packer.write_all(from).unwrap();
                 let packed = packer.finish().unwrap();
 
@@ -229,10 +265,48 @@ mod tests {
     }
 
     #[test]
+    fn packer_of_less_than_a_piece_starts_no_thread_and_of_more_does() {
+        for packing in &ALL[1..] {
+            let piece = piece_bytes(*packing);
+            let mut packer = Packer::new(Vec::new(), *packing, 2);
+            packer.write_all(&vec![7; piece - 1]).unwrap();
+            assert!(packer.jobs.is_none(), "{packing:?}");
+
+            packer.write_all(&[7]).unwrap();
+
+            assert!(packer.jobs.is_some(), "{packing:?}");
+            let packed = packer.finish().unwrap();
+            let mut out = Vec::new();
+            unpack(*packing, io::Cursor::new(packed)).unwrap().read_to_end(&mut out).unwrap();
+            assert!(out == vec![7; piece], "{packing:?}");
+        }
+    }
+
+    #[test]
+    fn packed_little_needs_little_memory_to_be_unpacked() {
+        let packed = |packing, from: &[u8]| {
+            let mut packer = Packer::new(Vec::new(), packing, 1);
+            packer.write_all(from).unwrap();
+            packer.finish().unwrap()
+        };
+        for length in [0, 1, 5000, 100_000] {
+            let from: Vec<u8> = (0..length).map(|at| (at / 3) as u8).collect();
+            let mut out = Vec::new();
+            let xz = packed(Packing::Xz, &from);
+
+            lzma_rust2::XzReader::new_mem_limit(&xz[..], true, 1 << 10).read_to_end(&mut out).unwrap();
+
+            assert!(out == from, "{length}");
+            assert_eq!(&packed(Packing::Bzip2, &from)[..4], b"BZh1", "{length}");
+        }
+        assert_eq!(&packed(Packing::Bzip2, &vec![1; 850_000])[..4], b"BZh9");
+    }
+
+    #[test]
     fn unpack_packed_stream_cut_anywhere_is_told() {
         let from: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 5).to_le_bytes()).collect();
         for packing in &ALL[1..] {
-            let mut packer = Packer::new(Vec::new(), *packing, 1).unwrap();
+            let mut packer = Packer::new(Vec::new(), *packing, 1);
             packer.write_all(&from).unwrap();
             let packed = packer.finish().unwrap();
             for length in [1, 3, packed.len() / 2, packed.len() - 9, packed.len() - 1] {

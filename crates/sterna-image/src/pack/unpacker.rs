@@ -8,9 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::lzop;
 use crate::model::Packing;
 
-/// Bytes unpacked at once, and how many such pieces may lie ahead of the reader.
+/// Bytes of the first piece, which is unpacked when the reader asks for it: what is small needs no thread.
+const FIRST: usize = 64 << 10;
+/// Bytes unpacked at once from then on, and how many such pieces may lie ahead of the reader.
 const PIECE: usize = 1 << 20;
 const AHEAD: usize = 4;
+/// Packed bytes that are read at once.
+const PACKED: usize = 128 << 10;
 /// Memory that an xz stream may ask for, in KiB: that of `xz -9`, and as much again.
 const XZ_KIB: u32 = 256 << 10;
 
@@ -45,11 +49,12 @@ impl Places {
     }
 }
 
-/// A reader of what `from` was before it was packed. It works ahead in a thread of its own, which ends when the
-/// reader is dropped.
+/// A reader of what `from` was before it was packed. Behind the first 64 KiB it works ahead in a thread of its own, which
+/// ends when the reader is dropped.
 ///
 /// # Errors
-/// If the thread cannot be started. What is damaged is told by the reader, as an error that says which format and why.
+/// If the codec has no memory. What is damaged is told by the reader, as an error that says which format and why; so
+/// is a thread that cannot be started.
 pub fn unpack(packing: Packing, from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     unpack_with(packing, from, &Places::default())
 }
@@ -60,17 +65,25 @@ pub(crate) fn unpack_with(
     from: impl Read + Send + 'static,
     places: &Places,
 ) -> io::Result<Box<dyn Read + Send>> {
+    match packing {
+        Packing::None => Ok(Box::new(BufReader::with_capacity(PIECE, from))),
+        _ => Ok(Box::new(reader(packing, from, places)?)),
+    }
+}
+
+fn reader(packing: Packing, from: impl Read + Send + 'static, places: &Places) -> io::Result<Ahead> {
     let taken = Arc::new(AtomicU64::new(0));
-    let from = Taken { from: BufReader::with_capacity(PIECE, from), taken: Arc::clone(&taken) };
+    let from = Taken { from: BufReader::with_capacity(PACKED, from), taken: Arc::clone(&taken) };
     let decoder: Box<dyn Read + Send> = match packing {
-        Packing::None => return Ok(Box::new(from)),
+        Packing::None => Box::new(from),
         Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(from)),
         Packing::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(from)),
         Packing::Xz => Box::new(lzma_rust2::XzReader::new_mem_limit(from, true, XZ_KIB)),
         Packing::Lzop => Box::new(lzop::Reader::new(from)),
         Packing::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
     };
-    ahead(packing, decoder, taken, places.clone())
+    let codec = Codec { packing, decoder, taken, unpacked: 0, places: places.clone() };
+    Ok(Ahead { next: Next::Here(codec), piece: Vec::new(), at: 0 })
 }
 
 /// Counts the bytes that a codec takes.
@@ -98,36 +111,51 @@ impl<R: Read> BufRead for Taken<R> {
     }
 }
 
-fn ahead(
+/// What unpacks, and how far it has come.
+struct Codec {
     packing: Packing,
-    mut decoder: Box<dyn Read + Send>,
+    decoder: Box<dyn Read + Send>,
+    /// Packed bytes that it has taken.
     taken: Arc<AtomicU64>,
+    unpacked: u64,
     places: Places,
-) -> io::Result<Box<dyn Read + Send>> {
+}
+
+impl Codec {
+    /// A piece of at most `length` bytes; whether and how the stream ended behind it.
+    fn piece(&mut self, length: usize) -> (Vec<u8>, Option<io::Result<()>>) {
+        let (piece, end) = fill(&mut *self.decoder, length);
+        self.unpacked += piece.len() as u64;
+        let packed = self.taken.load(Ordering::Relaxed);
+        self.places.add(self.unpacked, packed);
+        let end = end.map(|end| end.map_err(|error| judge(self.packing, error, self.unpacked, packed)));
+        (piece, end)
+    }
+}
+
+/// What comes from the thread that works ahead; an empty piece is the end.
+type Pieces = Receiver<io::Result<Vec<u8>>>;
+
+fn ahead(mut codec: Codec) -> io::Result<Pieces> {
     let (sender, pieces) = sync_channel(AHEAD);
-    std::thread::Builder::new().name(format!("un{}", packing.name())).spawn(move || {
-        let mut unpacked = 0;
+    std::thread::Builder::new().name(format!("un{}", codec.packing.name())).spawn(move || {
         loop {
-            let (piece, end) = fill(&mut *decoder);
-            unpacked += piece.len() as u64;
-            let packed = taken.load(Ordering::Relaxed);
-            places.add(unpacked, packed);
+            let (piece, end) = codec.piece(PIECE);
             if !piece.is_empty() && sender.send(Ok(piece)).is_err() {
                 return;
             }
             let Some(end) = end else { continue };
-            // An empty piece is the end. Nobody may be there to hear it.
-            let _ = sender
-                .send(end.map(|()| Vec::new()).map_err(|error| judge(packing, error, unpacked, packed)));
+            // Nobody may be there to hear it.
+            let _ = sender.send(end.map(|()| Vec::new()));
             return;
         }
     })?;
-    Ok(Box::new(Ahead { pieces, piece: Vec::new(), at: 0, is_over: false }))
+    Ok(pieces)
 }
 
-/// Reads a piece; whether and how the stream ended behind it.
-fn fill(from: &mut dyn Read) -> (Vec<u8>, Option<io::Result<()>>) {
-    let mut piece = vec![0; PIECE];
+/// Reads a piece of at most `length` bytes; whether and how the stream ended behind it.
+fn fill(from: &mut dyn Read, length: usize) -> (Vec<u8>, Option<io::Result<()>>) {
+    let mut piece = vec![0; length];
     let mut done = 0;
     let end = loop {
         if done == piece.len() {
@@ -158,30 +186,123 @@ fn judge(packing: Packing, error: io::Error, unpacked: u64, packed: u64) -> io::
 
 /// The reader's end.
 struct Ahead {
-    pieces: Receiver<io::Result<Vec<u8>>>,
+    next: Next,
     piece: Vec<u8>,
     at: usize,
-    is_over: bool,
+}
+
+/// Where the next piece comes from.
+enum Next {
+    /// The first one: from the codec.
+    Here(Codec),
+    /// From the thread.
+    There(Pieces),
+    /// There is none.
+    Over,
+    /// There is none, and why.
+    Failed(io::Error),
+}
+
+impl Ahead {
+    /// The next piece, empty at the end.
+    fn next(&mut self) -> io::Result<Vec<u8>> {
+        match std::mem::replace(&mut self.next, Next::Over) {
+            Next::Here(mut codec) => {
+                let (piece, end) = codec.piece(FIRST);
+                self.next = match end {
+                    None => match ahead(codec) {
+                        Ok(pieces) => Next::There(pieces),
+                        Err(error) => Next::Failed(error),
+                    },
+                    Some(Ok(())) => Next::Over,
+                    Some(Err(error)) => Next::Failed(error),
+                };
+                if piece.is_empty() { self.next() } else { Ok(piece) }
+            }
+            Next::There(pieces) => {
+                let dead = |_| io::Error::other("the thread that unpacks has died");
+                let piece = pieces.recv().map_err(dead)??;
+                if !piece.is_empty() {
+                    self.next = Next::There(pieces);
+                }
+                Ok(piece)
+            }
+            Next::Over => Ok(Vec::new()),
+            Next::Failed(error) => Err(error),
+        }
+    }
 }
 
 impl Read for Ahead {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.at == self.piece.len() && !self.is_over {
+        if self.at == self.piece.len() {
             self.at = 0;
             self.piece.clear();
-            match self.pieces.recv() {
-                Ok(Ok(piece)) => self.piece = piece,
-                Ok(Err(error)) => {
-                    self.is_over = true;
-                    return Err(error);
-                }
-                Err(_) => return Err(io::Error::other("the thread that unpacks has died")),
-            }
-            self.is_over = self.piece.is_empty();
+            self.piece = self.next()?;
         }
         let count = to.len().min(self.piece.len() - self.at);
         to[..count].copy_from_slice(&self.piece[self.at..self.at + count]);
         self.at += count;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(length: usize) -> Vec<u8> {
+        let plain: Vec<u8> = (0..length).map(|at| (at / 7) as u8).collect();
+        let mut out = Vec::new();
+        flate2::read::GzEncoder::new(&plain[..], flate2::Compression::fast()).read_to_end(&mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn unpack_of_what_fits_the_first_piece_starts_no_thread() {
+        for length in [0, 1, FIRST - 1] {
+            let mut reader =
+                reader(Packing::Gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
+            let mut byte = [0];
+
+            let first = reader.read(&mut byte).unwrap();
+
+            assert!(first == length.min(1) && matches!(reader.next, Next::Over), "{length}");
+            let mut rest = Vec::new();
+            reader.read_to_end(&mut rest).unwrap();
+            assert_eq!(first + rest.len(), length);
+        }
+    }
+
+    #[test]
+    fn unpack_of_more_than_the_first_piece_goes_on_in_a_thread_and_ends_where_it_must() {
+        for length in [FIRST, FIRST + 1, FIRST + PIECE, FIRST + PIECE + 1, FIRST + 7 * PIECE] {
+            let mut reader =
+                reader(Packing::Gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
+            let mut out = vec![0];
+
+            reader.read_exact(&mut out).unwrap();
+
+            assert!(matches!(reader.next, Next::There(_)), "{length}");
+            reader.read_to_end(&mut out).unwrap();
+            assert!(out.len() == length && out.iter().enumerate().all(|(at, byte)| *byte == (at / 7) as u8));
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn unpack_of_a_cut_stream_gives_what_came_before_the_error() {
+        for length in [FIRST / 2, FIRST + PIECE / 2] {
+            let mut cut = packed(length);
+            cut.truncate(cut.len() - 1);
+            let mut out = Vec::new();
+
+            let error = reader(Packing::Gzip, io::Cursor::new(cut), &Places::default())
+                .unwrap()
+                .read_to_end(&mut out);
+
+            assert!(error.unwrap_err().to_string().contains("end too early"));
+            assert_eq!(out.len(), length);
+        }
     }
 }

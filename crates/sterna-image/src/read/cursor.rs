@@ -7,7 +7,8 @@ use super::source::Input;
 use crate::ImageError;
 use crate::pack::Damaged;
 
-/// Bytes read at once.
+/// Bytes read at once, at first and from then on: many streams are looked at no farther than their head.
+const FIRST: usize = 16 << 10;
 const CHUNK: usize = 256 << 10;
 
 /// The stream, read front to back with a look ahead.
@@ -25,7 +26,7 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     pub(crate) fn new(input: Box<dyn Input>, file: Arc<str>, position: u64) -> Self {
-        Self { input, file, buffer: vec![0; CHUNK], start: 0, end: 0, position, at_end: false }
+        Self { input, file, buffer: vec![0; FIRST], start: 0, end: 0, position, at_end: false }
     }
 
     pub(crate) fn position(&self) -> u64 {
@@ -39,12 +40,15 @@ impl Cursor {
     /// At least `count` bytes ahead if the stream has them, and all that is at hand anyway.
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], ImageError> {
         while self.end - self.start < count && !self.at_end {
-            if self.buffer.len() - self.start < count {
+            let is_full = self.end == self.buffer.len();
+            if is_full || self.buffer.len() >= CHUNK && self.buffer.len() - self.start < count {
                 self.buffer.copy_within(self.start..self.end, 0);
                 self.end -= self.start;
                 self.start = 0;
-                if self.buffer.len() < count {
-                    self.buffer.resize(count.next_multiple_of(CHUNK), 0);
+                // A stream that fills the first buffer is worth a large one.
+                let wanted = if self.buffer.len() < CHUNK { CHUNK } else { count.next_multiple_of(CHUNK) };
+                if is_full && self.buffer.len() < wanted {
+                    self.buffer.resize(wanted, 0);
                 }
             }
             self.fill()?;
@@ -55,6 +59,9 @@ impl Cursor {
     /// What is at hand, at least one byte unless the stream is over.
     pub(crate) fn some(&mut self) -> Result<&[u8], ImageError> {
         if self.start == self.end {
+            if self.end == self.buffer.len() && self.end < CHUNK {
+                self.buffer.resize(CHUNK, 0);
+            }
             (self.start, self.end) = (0, 0);
         }
         self.peek(1)
@@ -143,4 +150,46 @@ fn explain(error: io::Error, file: &str) -> ImageError {
         Err(error) => error,
     };
     error.downcast::<ImageError>().unwrap_or_else(|error| ImageError::io(file, "read", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::source::Piped;
+
+    /// Gives at most so many bytes at once.
+    struct Drops(Vec<u8>, usize, usize);
+
+    impl io::Read for Drops {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let count = to.len().min(self.2).min(self.0.len() - self.1);
+            to[..count].copy_from_slice(&self.0[self.1..self.1 + count]);
+            self.1 += count;
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn cursor_gives_every_byte_whatever_is_asked_for_and_however_they_come() {
+        let bytes: Vec<u8> = (0..3 * CHUNK + 77).map(|at| (at / 251 + at) as u8).collect();
+        for at_once in [1000, FIRST, usize::MAX] {
+            for step in [1500, FIRST - 1, FIRST, FIRST + 1, CHUNK, CHUNK + 1, 2 * CHUNK] {
+                let input = Piped(Drops(bytes.clone(), 0, at_once));
+                let mut cursor = Cursor::new(Box::new(input), "drops".into(), 0);
+                let mut out = Vec::new();
+                loop {
+                    let ahead = cursor.peek(step).unwrap();
+                    let count = step.min(ahead.len());
+                    out.extend_from_slice(&ahead[..count]);
+                    cursor.consume(count);
+                    let some = cursor.some().unwrap();
+                    let Some(&byte) = some.first() else { break };
+                    out.push(byte);
+                    cursor.consume(1);
+                }
+                assert!(out == bytes, "{step} of {at_once}");
+                assert_eq!(cursor.position(), bytes.len() as u64);
+            }
+        }
+    }
 }

@@ -208,7 +208,8 @@ impl Image {
             None => self.visit_records(&mut lane)?,
         }
         lane.drain()?;
-        writer.fill_in(&self.shape)?;
+        // Nobody finds it after a crash: it need not be on the disk.
+        writer.fill_in_unsynced(&self.shape)?;
         self.check_unchanged()?;
         let name = format!("the spool of {}", self.file);
         Self::open_source(Arc::new(writer.file().reopened()?), &name)

@@ -191,6 +191,19 @@ impl MappedWriter {
     /// # Errors
     /// As [`complete`](Self::complete).
     pub fn fill_in(&self, shape: &Shape) -> Result<(), ImageError> {
+        let shape = self.fill_in_unsynced(shape)?;
+        let inner = &self.inner;
+        inner.file.sync()?;
+        if let Some(envelope) = &inner.envelope {
+            let (bytes, _) = envelope.bytes(Form::Mapped, Packing::None, Some(&shape))?;
+            inner.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
+            inner.file.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Whole, but not on the disk, and not marked complete: for a file that is gone with this process.
+    pub(crate) fn fill_in_unsynced(&self, shape: &Shape) -> Result<Shape, ImageError> {
         let inner = &self.inner;
         let shape = shape.for_form(Form::Mapped);
         let same = shape.ram.section_id == inner.ram.section_id
@@ -212,13 +225,7 @@ impl MappedWriter {
         }
         encode::tail(&shape, &mut tail)?;
         inner.file.write_at(inner.tail_offset, &[IoPart::Bytes(&tail)])?;
-        inner.file.sync()?;
-        if let Some(envelope) = &inner.envelope {
-            let (bytes, _) = envelope.bytes(Form::Mapped, Packing::None, Some(&shape))?;
-            inner.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
-            inner.file.sync()?;
-        }
-        Ok(())
+        Ok(shape)
     }
 }
 

@@ -312,8 +312,8 @@ impl Control {
 
     fn report_undecided(&mut self, cause: Cause) -> Result<(), MigrationError> {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        let can_ask = self.shared.driver.look(|machine| machine.peer().sterna)
-            && !self.shared.to.is_descriptor();
+        let can_ask =
+            self.shared.driver.look(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
         let asked = match self.shared.params().status_questions {
             StatusQuestions::Operator => "is not asked, since x-sterna-status-question is operator",
             StatusQuestions::Auto if can_ask => "is asked again",

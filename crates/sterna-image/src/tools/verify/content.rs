@@ -1,7 +1,7 @@
 //! Every byte of data is read, by several threads in large pieces, and each page looked at: is it zero?
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -53,15 +53,19 @@ pub(super) fn examine(
     let scan = Scan::new(&reading, list, window.length);
     let pieces = pieces(&extents, window.length);
     let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.max(1).min(pieces.len().max(1)) {
-            scope.spawn(|| {
-                let mut buffer = Buffer::new(PIECE as usize);
-                while let Some(&(start, end)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    scan.piece(start, end, &mut buffer);
-                }
-            });
+    let longest = pieces.iter().map(|(start, end)| end - start).max().unwrap_or(0);
+    let work = || {
+        let mut buffer = Buffer::new(longest as usize);
+        while let Some(&(start, end)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            scan.piece(start, end, &mut buffer);
         }
+    };
+    std::thread::scope(|scope| {
+        // The calling thread is one of them.
+        for _ in 1..options.threads.min(pieces.len()) {
+            scope.spawn(work);
+        }
+        work();
     });
     report.verdict.read_bytes += scan.read.load(Ordering::Relaxed);
     scan.report(list, report);
@@ -254,12 +258,13 @@ fn piece_digests(
     threads: usize,
 ) -> std::io::Result<Vec<u128>> {
     let count = length.div_ceil(PIECE);
-    let zeros = xxh3_128(&vec![0; PIECE as usize]);
+    // Many pieces of a sparse RAM are all zero; they have one digest.
+    let zeros = OnceLock::new();
     let digests: Vec<Mutex<u128>> = (0..count).map(|_| Mutex::new(0)).collect();
     let next = AtomicU64::new(0);
     let work = || -> std::io::Result<()> {
-        let mut buffer = Buffer::new(PIECE as usize);
-        let mut content = vec![0; PIECE as usize];
+        let mut buffer = Buffer::new(PIECE.min(length) as usize);
+        let mut content = vec![0; PIECE.min(length) as usize];
         loop {
             let piece = next.fetch_add(1, Ordering::Relaxed);
             let Some(slot) = digests.get(piece as usize) else { return Ok(()) };
@@ -269,7 +274,7 @@ fn piece_digests(
             let first = piece as usize * words;
             let mine = &bits.words[first.min(bits.words.len())..(first + words).min(bits.words.len())];
             let digest = if mine.iter().all(|word| *word == 0) && size == PIECE as usize {
-                zeros
+                *zeros.get_or_init(|| xxh3_128(&vec![0; PIECE as usize]))
             } else {
                 let got = reading.read(pages + start, size, &mut buffer)?;
                 content[..size].fill(0);
@@ -287,7 +292,9 @@ fn piece_digests(
         }
     };
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let others = threads.min(count.min(usize::MAX as u64) as usize).saturating_sub(1);
+        let handles: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
+        work()?;
         handles.into_iter().try_for_each(|handle| match handle.join() {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),

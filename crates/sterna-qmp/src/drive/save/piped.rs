@@ -57,10 +57,9 @@ impl Piped {
             file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
             position = head.stream_offset();
         }
-        let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
-        let packer = Packer::new(sink, request.format.packing, threads).map_err(thread_failed)?;
+        let packer = Packer::new(sink, request.format.packing, threads);
         let (ours, theirs) = pipe()?;
         vm.send_fd(NAME, theirs.as_fd())?;
         let failure = Arc::new(Mutex::new(None));
@@ -83,6 +82,7 @@ impl Piped {
             }
             packed
         });
+        let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
         Ok(Self { file, head, packing: Some(packing.map_err(thread_failed)?), is_ended, failure })
     }
 
