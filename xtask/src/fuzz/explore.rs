@@ -1,6 +1,7 @@
 //! libFuzzer on the stable toolchain.
 //!
-//! Its binaries are `fuzz/libfuzzer`, a workspace of its own because every crate in it is built with these flags. What
+//! Its binaries are `fuzz/libfuzzer`, a workspace of its own because Sterna's crates are instrumented in it
+//! (`fuzz/libfuzzer/rustc`). What
 //! a run finds new stays in `fuzz/corpus/TARGET`; what of that adds coverage is packed into `fuzz/stored`, which is
 //! committed. Inputs that crash lie in `fuzz/artifacts/TARGET`.
 
@@ -21,7 +22,7 @@ use crate::workspace::{Metadata, root};
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// libFuzzer needs inline counters, the table of program counters and traced comparisons.
-const RUSTFLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1";
 
@@ -86,7 +87,8 @@ fn prepare(request: &Request) -> Result<std::result::Result<BTreeMap<String, usi
     }
     let mut command = process::cargo();
     command.args(["build", "--release", "--bins", "--target", TRIPLE, "--manifest-path"]).arg(manifest);
-    command.arg("--target-dir").arg(root().join("fuzz/target")).env("RUSTFLAGS", RUSTFLAGS);
+    command.arg("--target-dir").arg(root().join("fuzz/target")).env("STERNA_FUZZ_FLAGS", FLAGS);
+    command.env("RUSTC_WRAPPER", root().join("fuzz/libfuzzer/rustc"));
     process::run(&mut command)?;
     Ok(Ok(targets))
 }
