@@ -1,5 +1,6 @@
 //! One case: a migration comes to its stop, suffers its blow, and is watched until both sides have settled.
 
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use crate::settings::Settings;
 use crate::stage::Stage;
 use crate::staged::Staged;
 use crate::stop::{Prelude, Side, Stop};
+use crate::strangers;
 
 /// Longer than any wait of a case; what takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -49,6 +51,8 @@ pub(crate) struct Play {
     network: Network,
     /// Connections are cut and new ones impossible.
     down: bool,
+    /// Connections of strangers to the destination; open until the case is over.
+    strangers: Vec<TcpStream>,
 }
 
 /// Plays `case` and judges it; `program` is run for sides that are killed.
@@ -76,7 +80,7 @@ impl Play {
         let wanted = case.stop.prelude().map(|(before, _)| before).into_iter().chain([case.stop]);
         let stage = Arc::new(Stage::new(wanted));
         let ledger = match case.blow {
-            Blow::KillSource => Ledger::default(),
+            Blow::KillSource | Blow::ForkSource => Ledger::default(),
             _ => Ledger::with_owner(Side::Source),
         };
         let ledger = Arc::new(ledger);
@@ -93,7 +97,7 @@ impl Play {
             (Actor::Here { vm, migration: incoming }, address)
         };
         let network = Network::new(address, Arc::clone(&stage)).map_err(|error| error.to_string())?;
-        let source = if case.blow == Blow::KillSource {
+        let source = if matches!(case.blow, Blow::KillSource | Blow::ForkSource) {
             let (process, _) =
                 Process::spawn(program, &case, Side::Source, Some(&network.address()), &stage)?;
             Actor::Away(process)
@@ -105,7 +109,17 @@ impl Play {
             let migration = start(&vm, &network.address(), &settings)?;
             Actor::Here { vm, migration }
         };
-        Ok(Self { case, settings, ledger, source, target, stage, network, down: false })
+        Ok(Self {
+            case,
+            settings,
+            ledger,
+            source,
+            target,
+            stage,
+            network,
+            down: false,
+            strangers: Vec::new(),
+        })
     }
 
     /// Brings the migration to its stop and strikes.
@@ -153,6 +167,11 @@ impl Play {
                 self.network.silence();
                 Ok(())
             }
+            (Blow::Strangers, ..) => {
+                self.strangers = strangers::connect(self.network.destination(), self.case.seed)?;
+                Ok(())
+            }
+            (Blow::ForkSource, ..) => Ok(()),
             (Blow::KillSource, Actor::Away(process), _)
             | (Blow::KillDestination, _, Actor::Away(process)) => {
                 process.kill();

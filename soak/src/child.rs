@@ -12,12 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fork::Fork;
+use rustix::process::{Pid, Signal, kill_process_group};
 use sterna::{Address, Incoming, Migration, SourceVm, TargetVm};
 use sterna_guests::ProcessGuest;
+use sterna_guests::process::Tracking;
 
 use crate::bank::Bank;
 use crate::ledger::Ledger;
-use crate::schedule::Case;
+use crate::schedule::{Blow, Case};
 use crate::settings::Settings;
 use crate::stage::Stage;
 use crate::staged::Staged;
@@ -44,7 +47,7 @@ impl Process {
         stage: &Arc<Stage>,
     ) -> Result<(Self, Option<Address>), String> {
         let mut command = Command::new(program);
-        command.args([ROLE, case.stop.label(), &case.seed.to_string()]);
+        command.args([ROLE, case.stop.label(), case.blow.label(), &case.seed.to_string()]);
         command.args(to.map(ToString::to_string));
         // A group of its own: Ctrl-C is for the parent, which ends its children.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -78,10 +81,13 @@ impl Process {
         self.say("cancel");
     }
 
-    /// Kills it and waits until the kernel has taken everything back.
+    /// Kills it, and what it forked, and waits until the kernel has taken everything back.
     pub fn kill(&self) {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = child.kill();
+        // Its group has its number as long as nobody has waited for it.
+        if let (Ok(None), Some(group)) = (child.try_wait(), Pid::from_raw(child.id() as i32)) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
         let _ = child.wait();
     }
 
@@ -112,7 +118,13 @@ fn address_from(heard: &Receiver<String>) -> Result<Address, String> {
 /// # Errors
 /// Why it cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
-    let [stop, seed, rest @ ..] = arguments else { return Err("a child needs a stop and a seed".into()) };
+    let [stop, blow, seed, rest @ ..] = arguments else {
+        return Err("a child needs a stop, a blow and a seed".into());
+    };
+    let blow = Blow::of_label(blow).ok_or_else(|| format!("there is no blow {blow:?}"))?;
+    if blow == Blow::ForkSource && !become_daemon()? {
+        return Ok(());
+    }
     let stop = Stop::of_label(stop).ok_or_else(|| format!("there is no stop {stop:?}"))?;
     let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
     let settings = Settings::new(seed, stop);
@@ -165,6 +177,21 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     }
     drop(incoming);
     Ok(())
+}
+
+/// Looks what this process can track with, as a VMM does when it starts, and forks. True in the child; in the
+/// parent false, when the child has ended.
+fn become_daemon() -> Result<bool, String> {
+    // What this opens must not be used by the child for its own memory.
+    let _ = Tracking::available();
+    match fork::fork().map_err(|error| format!("fork: {error}"))? {
+        Fork::Child => Ok(true),
+        // It stays so that whoever kills its group finds the child there.
+        Fork::Parent(child) => {
+            fork::waitpid(child).map_err(|error| format!("the forked child: {error}"))?;
+            Ok(false)
+        }
+    }
 }
 
 fn say(line: &str) {

@@ -156,10 +156,11 @@ fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
         Blow::Cancel => stop.is_committed(),
         // There is no connection yet that could be cut.
         Blow::Cut if stop == Stop::Setup => true,
+        blow if blow.is_harmless() => !stop.is_undoing(),
         _ => stop.is_handed_over(),
     };
     match play.case.blow {
-        Blow::KillSource => (None, Some(arrives)),
+        Blow::KillSource | Blow::ForkSource => (None, Some(arrives)),
         // Killed with the guest. What the source knows is that it was given up, or it asks in vain and an
         // operator decides.
         Blow::KillDestination => (Some(!stop.is_acknowledged()), None),

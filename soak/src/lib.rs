@@ -25,6 +25,7 @@ mod settings;
 pub mod stage;
 mod staged;
 mod stop;
+mod strangers;
 
 use std::path::PathBuf;
 use std::sync::Arc;

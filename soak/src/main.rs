@@ -81,9 +81,7 @@ impl Wish {
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
                     let stop = rest.next().and_then(|label| Stop::of_label(label));
-                    let blow = rest.next().and_then(|l| {
-                        Blow::ALL.into_iter().chain([Blow::Silence]).find(|blow| blow.label() == l)
-                    });
+                    let blow = rest.next().and_then(|label| Blow::of_label(label));
                     wish.what = What::Only(stop.ok_or(USAGE)?, blow.ok_or(USAGE)?);
                 }
                 _ => return Err(USAGE.into()),

@@ -54,6 +54,11 @@ impl Network {
         Address::Tcp { host: "127.0.0.1".into(), port: self.port }
     }
 
+    /// The destination itself, past this network.
+    pub fn destination(&self) -> &Address {
+        &self.inner.to
+    }
+
     /// Cuts every connection; what is under way is lost. With `down`, new ones are cut at once.
     pub fn cut(&self, down: bool) {
         self.inner.down.store(down, Ordering::SeqCst);

@@ -17,6 +17,12 @@ pub enum Blow {
     KillSource,
     /// The destination's process is killed.
     KillDestination,
+    /// Strangers connect to the destination: they are silent, say nonsense, or pretend to be channels of a
+    /// migration. The migration goes on as if they were not there.
+    Strangers,
+    /// Nothing is done, but the source is a process that looked what it can track with, forked, and migrates
+    /// in the child, as a VMM that becomes a daemon does.
+    ForkSource,
     /// The network swallows every byte and closes nothing: only limits end the wait. Takes seconds, so not
     /// among [`Blow::ALL`].
     Silence,
@@ -24,8 +30,16 @@ pub enum Blow {
 
 impl Blow {
     /// Those of a soak.
-    pub const ALL: [Self; 6] =
-        [Self::Cancel, Self::Abandon, Self::Cut, Self::Outage, Self::KillSource, Self::KillDestination];
+    pub const ALL: [Self; 8] = [
+        Self::Cancel,
+        Self::Abandon,
+        Self::Cut,
+        Self::Outage,
+        Self::KillSource,
+        Self::KillDestination,
+        Self::Strangers,
+        Self::ForkSource,
+    ];
 
     /// For tables.
     pub fn label(self) -> &'static str {
@@ -36,8 +50,20 @@ impl Blow {
             Self::Outage => "outage",
             Self::KillSource => "kill-src",
             Self::KillDestination => "kill-dst",
+            Self::Strangers => "stranger",
+            Self::ForkSource => "fork-src",
             Self::Silence => "silence",
         }
+    }
+
+    /// The blow of that label.
+    pub fn of_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain([Self::Silence]).find(|blow| blow.label() == label)
+    }
+
+    /// Whether a migration that suffers it goes on as one that nobody disturbs.
+    pub fn is_harmless(self) -> bool {
+        matches!(self, Self::Strangers | Self::ForkSource)
     }
 }
 
@@ -60,7 +86,8 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
     for &stop in Stop::ALL {
         // Rounded up, so that no state falls short.
         let times = (u64::from(stop.weight()) * count).div_ceil(1000).max(1);
-        stops.extend((0..times).map(|nth| (stop, Blow::ALL[((nth + stop as u64) % 6) as usize])));
+        let blow = |nth| Blow::ALL[((nth + stop as u64) % Blow::ALL.len() as u64) as usize];
+        stops.extend((0..times).map(|nth| (stop, blow(nth))));
     }
     let mut random = Random::new(seed);
     for i in (1..stops.len()).rev() {

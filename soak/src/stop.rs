@@ -55,8 +55,8 @@ stops! {
     Quiescing, "quiescing", Source, "Stopping", "Active", 16;
     StepStop, "step-stop", Source, "Stopping", "Active", 17;
     PreSwitchover, "pre-switchover", Source, "PreSwitchover", "Active", 50;
-    Releasing, "releasing", Source, "Releasing", "Active", 50;
-    StepRelease, "step-release", Source, "Releasing", "Active", 6;
+    Releasing, "releasing", Source, "Releasing", "Active", 46;
+    StepRelease, "step-release", Source, "Releasing", "Active", 10;
     LastSync, "last-sync", Source, "Switchover", "Active", 9;
     ReadingStream, "reading-stream", Source, "Switchover", "Active", 9;
     LastPages, "last-pages", Source, "Switchover", "Active", 9;
