@@ -30,7 +30,7 @@ fn stream() -> Vec<u8> {
 }
 
 fn pack(packing: Packing, bytes: &[u8]) -> Vec<u8> {
-    let mut packer = sterna_image::pack::Packer::new(Vec::new(), packing, 1).unwrap();
+    let mut packer = sterna_image::pack::Packer::new(Vec::new(), packing, 1);
     std::io::Write::write_all(&mut packer, bytes).unwrap();
     packer.finish().unwrap()
 }
