@@ -112,7 +112,7 @@ fn page_that_fails_under_a_copy_is_an_error_with_block_and_offset() {
         assert_eq!((page.block.as_str(), page.offset), ("high", 9 * PAGE));
         assert_eq!(page.guest_address, Some((1 << 32) + 9 * PAGE));
         assert!(error.to_string().contains("0x100009000"), "{error}");
-        assert_eq!(ram.poisoned(), [page.clone()], "it is known from now on");
+        assert_eq!(ram.poisoned(), std::slice::from_ref(page), "it is known from now on");
         assert!(block.read(8 * PAGE, &mut [0; 4096]).is_ok(), "its neighbours are sound");
     }
 }
