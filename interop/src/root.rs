@@ -24,6 +24,16 @@ impl Root {
         Self::named_for("qemu", test)
     }
 
+    /// The root with Debian 12's QEMU, 7.2; if there is none, `test` is said to be skipped.
+    pub fn qemu_bookworm_for(test: &str) -> Option<Self> {
+        Self::named_for("qemu-bookworm", test)
+    }
+
+    /// The root with Debian 13's QEMU, 10.0; if there is none, `test` is said to be skipped.
+    pub fn qemu_trixie_for(test: &str) -> Option<Self> {
+        Self::named_for("qemu-trixie", test)
+    }
+
     /// The root with libvirt; if there is none, `test` is said to be skipped.
     pub fn libvirt_for(test: &str) -> Option<Self> {
         Self::named_for("libvirt", test)

@@ -44,7 +44,8 @@ usage: cargo xtask COMMAND
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
   lab                           tests that need real KVM, inside a VM that has it
-  roots [qemu|libvirt]          Debian sid roots with QEMU and libvirt, for the part `interop`
+  roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
+                                qemu-bookworm, qemu-trixie
   interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)
   demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
   setup                         only install what is missing";

@@ -1,5 +1,5 @@
-//! Roots: small Debian sid trees under `target/roots`, so that the newest QEMU and libvirt can be asked
-//! without touching the host's own packages.
+//! Roots: small Debian trees under `target/roots`, so that the newest QEMU and libvirt can be asked without
+//! touching the host's own packages, and the QEMUs of Debian's last two releases, which users' fleets run.
 //!
 //! mmdebstrap fills a directory from the mirror that the host's own apt is set up for. It is built aside and
 //! renamed when complete, so that a root that is there is whole, and it is kept between runs. A stamp in it
@@ -20,6 +20,8 @@ use crate::workspace::target_directory;
 pub const BUILDER: Tool = Tool { program: "mmdebstrap", package: "mmdebstrap" };
 /// The QEMU from which specs/ were written.
 const QEMU_OF_THE_SPECS: &str = "11.1";
+/// Debian's unreleased suite, with the newest of everything.
+const SID: &str = "sid";
 /// In a root: its list of packages, then each package's version.
 const STAMP: &str = "sterna-root";
 
@@ -28,6 +30,8 @@ const STAMP: &str = "sterna-root";
 pub struct Plan {
     /// Directory under `target/roots`.
     pub name: &'static str,
+    /// Debian's name of the release.
+    suite: &'static str,
     packages: &'static [&'static str],
     /// Whose versions are told in the closing lines.
     judges: &'static [&'static str],
@@ -36,12 +40,14 @@ pub struct Plan {
 /// QEMU, the programs around it, and a busybox for its guests.
 pub const QEMU: Plan = Plan {
     name: "qemu",
+    suite: SID,
     packages: &["qemu-system-x86", "qemu-utils", "virtiofsd", "gnutls-bin", "busybox-static"],
     judges: &["qemu-system-x86"],
 };
 /// libvirt's QEMU driver with everything that its save images can be packed with.
 pub const LIBVIRT: Plan = Plan {
     name: "libvirt",
+    suite: SID,
     packages: &[
         "libvirt-daemon",
         "libvirt-daemon-driver-qemu",
@@ -55,9 +61,23 @@ pub const LIBVIRT: Plan = Plan {
     ],
     judges: &["libvirt-daemon-driver-qemu", "qemu-system-x86"],
 };
-const ALL: [&Plan; 2] = [&QEMU, &LIBVIRT];
+/// Debian 12's QEMU, 7.2: before `file:` and mapped-ram, with multifd as it was before 8.
+pub const QEMU_BOOKWORM: Plan = Plan {
+    name: "qemu-bookworm",
+    suite: "bookworm",
+    packages: &["qemu-system-x86"],
+    judges: &["qemu-system-x86"],
+};
+/// Debian 13's QEMU, 10.0.
+pub const QEMU_TRIXIE: Plan = Plan {
+    name: "qemu-trixie",
+    suite: "trixie",
+    packages: &["qemu-system-x86"],
+    judges: &["qemu-system-x86"],
+};
+const ALL: [&Plan; 4] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE];
 
-/// `cargo xtask roots [qemu|libvirt]`.
+/// `cargo xtask roots [NAME]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let chosen: Vec<&Plan> = match arguments {
         [] => ALL.to_vec(),
@@ -65,7 +85,8 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         _ => Vec::new(),
     };
     if chosen.is_empty() {
-        return Err(Failure::Usage("roots takes `qemu`, `libvirt` or nothing".into()));
+        let names: Vec<_> = ALL.into_iter().map(|plan| format!("`{}`", plan.name)).collect();
+        return Err(Failure::Usage(format!("roots takes {} or nothing", names.join(", "))));
     }
     let mut parts = Parts::default();
     for plan in chosen {
@@ -100,7 +121,8 @@ impl Root {
             let version = self.versions.iter().find(|(package, _)| package == judge);
             let Some((_, version)) = version else { continue };
             notes.push(format!("root {}: {judge} {version}", self.plan.name));
-            if *judge == "qemu-system-x86" && minor(version) != QEMU_OF_THE_SPECS {
+            let is_of_the_specs = self.plan.suite == SID;
+            if is_of_the_specs && *judge == "qemu-system-x86" && minor(version) != QEMU_OF_THE_SPECS {
                 notes.push(format!(
                     "DRIFT in root {}: this is QEMU {}, the specs were written from {QEMU_OF_THE_SPECS}: \
                      what passed here passed against another version",
@@ -153,7 +175,7 @@ fn fill(plan: &Plan, mirror: &mirror::Mirror, directory: &Path) -> Result<()> {
     for path in ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"] {
         command.arg(format!("--dpkgopt=path-exclude={path}"));
     }
-    command.arg("sid").arg(directory).arg(&mirror.address);
+    command.arg(plan.suite).arg(directory).arg(&mirror.address);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     process::run(&mut command).map_err(|why| {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
@@ -230,5 +252,12 @@ mod tests {
 
         assert_eq!(of("1:11.1.9+ds-1").notes().len(), 1);
         assert!(of("1:12.0.0+ds-1").notes()[1].starts_with("DRIFT"));
+    }
+
+    #[test]
+    fn roots_of_older_releases_are_expected_to_hold_older_programs() {
+        let versions = vec![("qemu-system-x86".to_owned(), "1:7.2+dfsg-7".to_owned())];
+
+        assert_eq!(Root { plan: &QEMU_BOOKWORM, versions }.notes().len(), 1);
     }
 }
