@@ -30,7 +30,7 @@ impl<'a> RamPacketView<'a> {
     ///
     /// # Errors
     /// Any broken rule of §3.4 and §9: counts, method, payload length, block, alignment and range of the offsets,
-    /// a page that occurs twice, a SYNC with pages.
+    /// a page that occurs twice.
     pub fn decode(
         bytes: &'a [u8; RAM_PACKET_BYTES],
         table: &BlockTable,
@@ -60,13 +60,12 @@ impl<'a> RamPacketView<'a> {
                 format!("{normal} normal and {zero} zero pages in a packet with room for {pages_alloc}"),
             ));
         }
-        if sync && normal + zero != 0 {
-            return Err(bad(16, "a SYNC packet holds pages"));
-        }
         if bytes[36..64].iter().any(|byte| *byte != 0) {
             return Err(bad(36, "a reserved byte is not zero"));
         }
         check_method(stated, method, normal)?;
+        // Without pages an old QEMU repeats the length of the packet before it, and no payload follows.
+        let payload_bytes = if normal == 0 { 0 } else { payload_bytes };
         check_payload(method, normal, payload_bytes)?;
 
         let split = OFFSETS + 8 * normal;
@@ -89,7 +88,7 @@ impl<'a> RamPacketView<'a> {
         Ok(view)
     }
 
-    /// Whether this is the SYNC of a round.
+    /// Whether this is the SYNC of a round. Its pages, which QEMU puts into it up to 8.0, belong to the round that ends.
     pub fn is_sync(&self) -> bool {
         self.sync
     }
@@ -99,7 +98,7 @@ impl<'a> RamPacketView<'a> {
         self.method
     }
 
-    /// Room for pages that the sender states: 128, or 0 in a SYNC.
+    /// Room for pages that the sender states: 128, in a SYNC 0 unless it is an old QEMU's.
     pub fn pages_alloc(&self) -> u32 {
         self.pages_alloc
     }
@@ -263,7 +262,6 @@ fn check_method(stated: Method, expected: Method, normal: usize) -> Result<(), W
 fn check_payload(method: Method, normal: usize, payload: u32) -> Result<(), WireError> {
     let payload = payload as usize;
     match (normal, method) {
-        (0, _) if payload != 0 => Err(bad(20, format!("{payload} bytes of payload without normal pages"))),
         (0, _) => Ok(()),
         (_, Method::None) if payload != normal * PAGE_SIZE => {
             Err(bad(20, format!("{payload} bytes of payload for {normal} pages of {PAGE_SIZE}")))

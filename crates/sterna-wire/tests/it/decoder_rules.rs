@@ -184,6 +184,7 @@ fn legacy_flush_is_refused_or_reported_at_each_eos() {
     let end = |kind| MainItem::RamEnd { kind };
     let flush = MainItem::MultifdFlush;
     assert_eq!(tail, [flush.clone(), end(SectionKind::Start), flush, end(SectionKind::Part)]);
+    assert!(decoder.flushes_silently());
     // A source cannot change its mind.
     let mut changed = ram_listed(false);
     RamRecordWriter::multifd_flush(&mut changed);

@@ -94,16 +94,16 @@ impl<'a> Lane<'a> {
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
             self.shared.rounds.packet(view.packet_number());
             next = Ahead::default();
+            // A SYNC may be the last packet for long: nothing is read ahead of it.
+            self.take(&view, if view.is_sync() { None } else { Some(&mut next) })?;
+            let received = RAM_PACKET_BYTES + view.payload_bytes();
+            self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
             if view.is_sync() {
                 self.sink.settle()?;
                 if !self.shared.rounds.sync(self.index) {
                     return Ok(());
                 }
-            } else {
-                self.take(&view, &mut next)?;
             }
-            let received = RAM_PACKET_BYTES + view.payload_bytes();
-            self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -167,9 +167,10 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads a payload in place and, in the same call, the start of the packet that must follow: at least
-    /// the round's SYNC does. If it does not come yet, or never, that is for [`Lane::read_header`] to judge.
-    fn read_raw(&self, places: &[RamSlice<'_>], next: &mut Ahead) -> Result<(), MigrationError> {
+    /// Reads a payload in place and, in the same call, the start of the packet that must follow (none behind a SYNC): at
+    /// least the round's SYNC does. If it does not come yet, or never, that is for [`Lane::read_header`] to judge.
+    fn read_raw(&self, places: &[RamSlice<'_>], next: Option<&mut Ahead>) -> Result<(), MigrationError> {
+        let Some(next) = next else { return Ok(self.channel.read_into_ram(places)?) };
         let bytes: usize = places.iter().map(RamSlice::len).sum();
         let end = self.channel.bytes_read() + bytes as u64;
         match self.channel.read_into_ram_then(places, &mut next.bytes) {
@@ -187,7 +188,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    fn take(&mut self, view: &RamPacketView<'_>, next: &mut Ahead) -> Result<(), MigrationError> {
+    fn take(&mut self, view: &RamPacketView<'_>, next: Option<&mut Ahead>) -> Result<(), MigrationError> {
         let Some(block) = view.block() else { return Ok(()) };
         let shared = self.shared;
         let run = |run: sterna_wire::multifd::PageRun| PageRun {
@@ -226,7 +227,7 @@ impl<'a> Lane<'a> {
         view: &RamPacketView<'_>,
         count: usize,
         places: &[RamSlice<'_>],
-        next: &mut Ahead,
+        next: Option<&mut Ahead>,
     ) -> Result<(), MigrationError> {
         let Some(codec) = &mut self.codec else {
             return self.read_raw(places, next);

@@ -178,6 +178,9 @@ impl<'a> Loader<'a> {
                 if let Ok(sink) = self.shared.sink(self.lanes) {
                     sink.settle()?;
                 }
+                if self.decoder.flushes_silently() {
+                    self.shared.rounds.trust();
+                }
                 let silence = self.shared.group.watch();
                 self.shared.rounds.flush(silence, self.shared.params.limits.stall)
             }

@@ -207,6 +207,11 @@ impl MainDecoder {
         }
     }
 
+    /// Whether the source says no MULTIFD_FLUSH and means every EOS as one, as QEMU does up to 8.0. Known from START on.
+    pub fn flushes_silently(&self) -> bool {
+        self.ram.legacy_flush
+    }
+
     /// What the end of the connection means here, where `left` bytes were not consumed: nothing once EOF has been
     /// read (a description that is missing or torn does no harm), before it a failure.
     ///

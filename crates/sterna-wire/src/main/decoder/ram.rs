@@ -24,7 +24,7 @@ pub(super) struct RamState {
     /// Whether MULTIFD_FLUSH has come before the EOS of START.
     flushed: bool,
     /// Whether every EOS is a flush.
-    legacy_flush: bool,
+    pub(super) legacy_flush: bool,
     /// Whether the flush of the EOS at hand has been reported.
     eos_flushed: bool,
 }
