@@ -48,6 +48,8 @@ pub struct Figures {
     pub absent_pages: u64,
     /// Bytes per second while bytes moved, over the last seconds.
     pub bandwidth_bytes: u64,
+    /// Bytes per second that went out, all time counted.
+    pub throughput_bytes: u64,
     /// Bytes of dirty memory per second that lanes got rid of while they worked.
     pub drain_bytes: u64,
     /// Pages that the guest dirties per second, as of the last round.

@@ -55,6 +55,7 @@ pub fn engine_statistics() -> Statistics {
         normal_pages: 1_140_000,
         absent_pages: 4_000,
         bandwidth_bytes: 2_100_000_000,
+        throughput_bytes: 2_100_000_000,
         drain_bytes: 2_000_000_000,
         dirty_pages_per_second: 57_000,
         pages_per_second: 512_000,

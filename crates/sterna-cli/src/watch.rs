@@ -138,6 +138,7 @@ fn from_trace(trace: &Trace) -> Figures {
         normal_pages: last.normal_pages,
         zero_pages: last.zero_pages,
         bandwidth_bytes: last.bandwidth_bytes as u64,
+        throughput_bytes: last.bandwidth_bytes as u64,
         dirty_pages_per_second: dirty_pages(&last),
         rounds_begun: last.round,
         status: end.status,

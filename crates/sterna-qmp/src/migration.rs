@@ -14,8 +14,8 @@
 //!   `migrate_cancel` discards it only with `"x-sterna-force": true`, as it may be the only copy; `quit` ends the VM with
 //!   whatever guest it has.
 //!
-//! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `migrate_cancel` without a
-//! migration, and `cont` of a guest that has left.
+//! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `cont` of a guest that has left. The
+//! capability `return-path` is on unless an operator switches it off; QEMU has it off.
 
 mod address;
 mod capabilities;
@@ -27,6 +27,7 @@ mod engine;
 mod hmp;
 mod objects;
 mod parameters;
+mod qom;
 mod query;
 mod real;
 mod relay;

@@ -18,6 +18,9 @@ use crate::vm::SourceVm;
 /// Pages re-armed by one call: 1 GiB, so that a kernel's lock is not held for long.
 const SLICE_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
+/// A shorter interval says nothing.
+const SHORTEST: Duration = Duration::from_millis(50);
+
 /// What was counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyReading {
@@ -72,6 +75,8 @@ struct Shared {
 struct Progress {
     state: MeasuringState,
     is_cancelled: bool,
+    /// Somebody else needs the log: what was counted so far is the result.
+    is_finished: bool,
 }
 
 impl DirtyRateMeasurement {
@@ -82,7 +87,7 @@ impl DirtyRateMeasurement {
     /// held.
     pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
         let claim = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;
-        let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false };
+        let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false, is_finished: false };
         let shared = Arc::new(Shared { progress: Mutex::new(progress), changed: Condvar::new() });
         let its = Arc::clone(&shared);
         thread::Builder::new()
@@ -107,6 +112,15 @@ impl DirtyRateMeasurement {
         self.shared.lock().is_cancelled = true;
         self.shared.changed.notify_all();
         // Cancelled or, just before, measured: both are ends.
+        let _ = self.wait();
+    }
+
+    /// Ends it with what was counted until now, but not before [`SHORTEST`] has passed; nothing is tracked any more when
+    /// this returns.
+    pub fn finish(&self) {
+        self.shared.lock().is_finished = true;
+        self.shared.changed.notify_all();
+        // Whatever came of it, it has ended.
         let _ = self.wait();
     }
 
@@ -191,7 +205,9 @@ impl Shared {
         dirty.clear_all();
         // Pages were armed one after the other: on average in the middle of that.
         let armed = began + began.elapsed() / 2;
-        self.sleep(interval.saturating_sub(armed.elapsed()))?;
+        self.sleep(SHORTEST.min(interval).saturating_sub(armed.elapsed()), |progress| progress.is_cancelled)?;
+        let may_end = |progress: &Progress| progress.is_cancelled || progress.is_finished;
+        self.sleep(interval.saturating_sub(armed.elapsed()), may_end)?;
         let (looked, _) = timed(|| source.harvest(&mut dirty).map_err(MigrationError::from))?;
         let sync = looked.elapsed();
         Ok(DirtyReading {
@@ -203,9 +219,9 @@ impl Shared {
         })
     }
 
-    /// Waits for `time`, or for a cancel.
-    fn sleep(&self, time: Duration) -> Result<(), MigrationError> {
-        let waited = self.changed.wait_timeout_while(self.lock(), time, |progress| !progress.is_cancelled);
+    /// Waits for `time`, or until `may_end`.
+    fn sleep(&self, time: Duration, may_end: impl Fn(&Progress) -> bool) -> Result<(), MigrationError> {
+        let waited = self.changed.wait_timeout_while(self.lock(), time, |progress| !may_end(progress));
         let progress = match waited {
             Ok((progress, _)) => progress,
             Err(poisoned) => poisoned.into_inner().0,

@@ -46,6 +46,10 @@ pub struct Statistics {
     /// Harvests, scans, compression and waits are not in it. An average over the last seconds: half of it
     /// is of the last two.
     pub bandwidth_bytes: u64,
+    /// Bytes per second that went out, all time counted, waits under `max-bandwidth` as well: what QEMU calls `mbps`. Of
+    /// the last seconds while it runs, of all of it at its end.
+    #[serde(default)]
+    pub throughput_bytes: u64,
     /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
     /// what the time for the rest is reckoned with, unless `max-bandwidth` is less or `avail-switchover-bandwidth` stated.
     pub drain_bytes: u64,

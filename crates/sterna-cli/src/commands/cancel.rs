@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sterna_qmp::Endpoint;
 
 use crate::exit::{Done, Status, Stop};
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, Progress};
 use crate::terminal;
 
 /// What to cancel.
@@ -22,9 +22,10 @@ pub struct Arguments {
 /// Cancels.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
-    let progress = monitor.progress()?;
-    // QEMU does nothing then, and does not say so.
-    if !monitor.is_sterna() && progress.is_over() {
+    let query = monitor.execute("query-migrate", Value::Null)?;
+    let progress = Progress::from_query(&query);
+    // A monitor does nothing then, and does not say so. A destination that holds its guest waits for a word.
+    if progress.is_over() && query["x-sterna-held"] != true {
         return Err(Stop::failed(format!(
             "{} has no migration under way (status `{}`)",
             monitor.endpoint(),

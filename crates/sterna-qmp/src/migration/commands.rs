@@ -5,7 +5,9 @@ use sterna::{Address, HandedFd, SourceVm};
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
-use super::{MigrationControl, address, capabilities, dirty_limit, dirty_rate, hmp, objects, parameters};
+use super::{
+    MigrationControl, address, capabilities, dirty_limit, dirty_rate, hmp, objects, parameters, qom,
+};
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
 use crate::server::{Arguments, CommandSpec, Context, Handler};
@@ -54,6 +56,7 @@ impl Handler for MigrationControl {
         ]);
         commands.extend(dirty_rate::commands());
         commands.extend(dirty_limit::commands());
+        commands.extend(qom::commands());
         commands
     }
 
@@ -120,6 +123,8 @@ impl Handler for MigrationControl {
             "query-vcpu-dirty-limit" => Ok(self.query_dirty_limits()),
             "object-add" => self.add_object(arguments).map(done),
             "object-del" => self.delete_object(text("id")?).map(done),
+            "qom-list" => self.list_properties(text("path")?),
+            "qom-get" => self.property(text("path")?, text("property")?),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),
             "x-sterna-decide" => self.decide(guest_at(text("guest")?)?).map(done),
             _ => self.describe(command),

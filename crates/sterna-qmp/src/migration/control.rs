@@ -96,6 +96,10 @@ impl MigrationControl {
         state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
+        if let Some(measuring) = &state.measuring {
+            // The dirty log has one owner.
+            measuring.finish();
+        }
         let capabilities = state.capabilities.to_engine(true);
         let started = self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone());
         state.outgoing = Some(started.map_err(QmpError::generic)?);
@@ -171,10 +175,11 @@ impl MigrationControl {
         Ok(())
     }
 
-    /// `migrate_cancel`, for either side. With `force` a destination discards even a guest that it holds.
+    /// `migrate_cancel`, for either side. With `force` a destination discards even a guest that it holds. Where
+    /// nothing runs there is nothing to do.
     ///
     /// # Errors
-    /// When nothing runs, and after the commit; without `force`, while a guest is held here, of which this may be the
+    /// After the commit, until the end; without `force`, while a guest is held here, of which this may be the
     /// only copy.
     pub fn cancel(&self, force: bool) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
@@ -182,12 +187,6 @@ impl MigrationControl {
             match outgoing.status() {
                 Status::Cancelling => return Ok(()),
                 status if !status.is_terminal() => return outgoing.cancel().map_err(QmpError::generic),
-                Status::Completed => {
-                    return Err(QmpError::generic(
-                        "The migration has completed: the guest runs at the destination and cannot be called \
-                         back; migrate it back from there",
-                    ));
-                }
                 _ => {}
             }
         }
@@ -196,9 +195,7 @@ impl MigrationControl {
                 Err(QmpError::generic(MAY_BE_ONLY_COPY))
             }
             Some(incoming) if is_waiting(&*incoming) => incoming.cancel(force).map_err(QmpError::generic),
-            _ => Err(QmpError::generic(
-                "No migration is running, so there is nothing to cancel; start one with 'migrate'",
-            )),
+            _ => Ok(()),
         }
     }
 
@@ -245,6 +242,11 @@ impl MigrationControl {
     /// A kind, property or id that does not do, and files that cannot be used.
     pub fn add_object(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
         lock(&self.state).objects.add(arguments)
+    }
+
+    /// Every object's id and kind.
+    pub(super) fn objects(&self) -> Vec<(String, &'static str)> {
+        lock(&self.state).objects.list()
     }
 
     /// `object-del`.
@@ -296,7 +298,10 @@ impl MigrationControl {
     /// `query-migrate`: the last migration away from here, else the one to here, else nothing.
     pub fn query(&self) -> Value {
         match self.handles() {
-            (Some(outgoing), _) => query::outgoing(&outgoing.statistics()),
+            (Some(outgoing), _) => {
+                let limit = self.parameters().to_engine().downtime_limit;
+                query::outgoing(&outgoing.statistics(), limit)
+            }
             (None, Some(incoming)) => query::incoming(&*incoming),
             (None, None) => json!({}),
         }
@@ -466,9 +471,6 @@ impl State {
             NO_GUEST
         } else if let Some(refusal) = cannot_leave(custody) {
             refusal
-        } else if self.is_measuring() {
-            "The dirty rate is being measured, and the dirty log has one owner; migrate when 'query-dirty-rate' shows \
-             'measured'"
         } else if self.is_listening() {
             "The guest that came here is not started yet; start it with 'cont' first"
         } else if to.is_descriptor() && self.capabilities.get("multifd") {

@@ -5,10 +5,10 @@
 //! rounds to whole MB per second.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
-use sterna::SourceVm;
 use sterna::dirty_rate::{DirtyRateMeasurement, DirtyReading, MeasuringState};
 use sterna::ram::PAGE_SIZE;
 
@@ -36,6 +36,8 @@ pub(super) struct Measuring {
     started: SystemTime,
     interval: Duration,
     mode: &'static str,
+    /// A migration ended it before its time.
+    is_short: AtomicBool,
 }
 
 pub(super) fn commands() -> [CommandSpec; 2] {
@@ -95,13 +97,14 @@ impl Order {
         let measurement = DirtyRateMeasurement::start(vm, self.interval)
             .map_err(|error| QmpError::generic(error.to_string()))?;
         let started = SystemTime::now();
-        Ok(Measuring { measurement, started, interval: self.interval, mode: own })
+        let is_short = AtomicBool::new(false);
+        Ok(Measuring { measurement, started, interval: self.interval, mode: own, is_short })
     }
 }
 
-/// Which log the VM has.
-fn own_mode(vm: &dyn SourceVm) -> &'static str {
-    if super::dirty_limit::limiter(vm.throttle()).is_some() { RING } else { BITMAP }
+/// Which log the VM has. Only KVM has rings; another VM may count what each vCPU dirties in its own way.
+fn own_mode(vm: &dyn MonitoredVm) -> &'static str {
+    if vm.uses_kvm() && super::dirty_limit::limiter(vm.throttle()).is_some() { RING } else { BITMAP }
 }
 
 impl Measuring {
@@ -109,12 +112,20 @@ impl Measuring {
         self.measurement.is_running()
     }
 
+    /// Ends it with what was counted so far; the dirty log is free when this returns.
+    pub fn finish(&self) {
+        if self.is_running() {
+            self.is_short.store(true, Ordering::Relaxed);
+            self.measurement.finish();
+        }
+    }
+
     fn query(&self, unit_ms: u64) -> Value {
         let since = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut answer = info("measuring", unit_ms, self.mode, since, self.interval);
         match self.measurement.state() {
             MeasuringState::Measuring => {}
-            MeasuringState::Measured(reading) => self.fill(&mut answer, &reading),
+            MeasuringState::Measured(reading) => self.fill(&mut answer, &reading, unit_ms),
             MeasuringState::Failed(error) => {
                 answer["status"] = "unstarted".into();
                 answer["x-sterna-error"] = error.to_string().into();
@@ -123,10 +134,13 @@ impl Measuring {
         answer
     }
 
-    fn fill(&self, answer: &mut Value, reading: &DirtyReading) {
+    fn fill(&self, answer: &mut Value, reading: &DirtyReading, unit_ms: u64) {
         answer["status"] = "measured".into();
+        if self.is_short.load(Ordering::Relaxed) {
+            answer["calc-time"] = (reading.interval.as_millis() as u64 / unit_ms).into();
+        }
         answer["dirty-rate"] = (reading.bytes_per_second() as u64 / MEGABYTE).into();
-        if self.mode == RING {
+        if !reading.vcpu_bytes_per_second.is_empty() {
             let rates = reading.vcpu_bytes_per_second.iter().enumerate();
             answer["vcpu-dirty-rate"] =
                 rates.map(|(id, rate)| json!({"id": id, "dirty-rate": rate / MEGABYTE})).collect();

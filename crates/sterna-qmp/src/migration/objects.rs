@@ -23,7 +23,17 @@ pub(super) struct Objects(BTreeMap<String, Object>);
 #[derive(Clone)]
 enum Object {
     Credentials(Arc<TlsCredentials>),
-    Authorization(Authorization),
+    /// With its kind: one identity, or a list.
+    Authorization(Authorization, &'static str),
+}
+
+impl Object {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Credentials(_) => "tls-creds-x509",
+            Self::Authorization(_, kind) => kind,
+        }
+    }
 }
 
 /// `object-add`: its arguments are those of all kinds together.
@@ -65,9 +75,9 @@ impl Objects {
             "tls-creds-x509" => Object::Credentials(Arc::new(credentials(given)?)),
             "authz-simple" => {
                 given.only(&["qom-type", "id", "identity"])?;
-                Object::Authorization(Authorization::only(given.required_string("identity")?))
+                Object::Authorization(Authorization::only(given.required_string("identity")?), "authz-simple")
             }
-            "authz-list" => Object::Authorization(list(given)?),
+            "authz-list" => Object::Authorization(list(given)?, "authz-list"),
             other => return Err(unknown_kind(other)),
         };
         self.0.insert(id.to_owned(), object);
@@ -80,6 +90,11 @@ impl Objects {
             Some(_) => Ok(()),
             None => Err(QmpError::generic(format!("object '{id}' not found"))),
         }
+    }
+
+    /// Every object's id and kind.
+    pub fn list(&self) -> Vec<(String, &'static str)> {
+        self.0.iter().map(|(id, object)| (id.clone(), object.kind())).collect()
     }
 
     /// What the parameters `tls-creds`, `tls-hostname` and `tls-authz` ask for at this end of a migration.
@@ -103,7 +118,7 @@ impl Objects {
         let authorization = match (endpoint, text("tls-authz")) {
             (TlsEndpoint::Client, _) | (_, None) => None,
             (TlsEndpoint::Server, Some(id)) => match self.0.get(id) {
-                Some(Object::Authorization(authorization)) => Some(authorization.clone()),
+                Some(Object::Authorization(authorization, _)) => Some(authorization.clone()),
                 Some(_) => return Err(wrong_object("tls-authz", id, "no authorization")),
                 None => return Err(wrong_object("tls-authz", id, "not there; add it with 'object-add'")),
             },

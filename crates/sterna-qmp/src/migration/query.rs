@@ -25,8 +25,8 @@ pub fn status_word(status: Status) -> &'static str {
     }
 }
 
-/// The source's side.
-pub(crate) fn outgoing(statistics: &Statistics) -> Value {
+/// The source's side. `downtime_limit` is what the pause may take.
+pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Value {
     let mut info = Map::new();
     let status = statistics.status;
     if status == Status::None {
@@ -41,7 +41,9 @@ pub(crate) fn outgoing(statistics: &Statistics) -> Value {
             let downtime = statistics.downtime.unwrap_or_default();
             info.insert("downtime".into(), milliseconds(downtime));
         } else {
-            info.insert("expected-downtime".into(), milliseconds(statistics.expected_downtime));
+            // Before the first look at what the guest dirties nothing is expected but what is allowed.
+            let expected = Some(statistics.expected_downtime).filter(|expected| !expected.is_zero());
+            info.insert("expected-downtime".into(), milliseconds(expected.unwrap_or(downtime_limit)));
         }
     }
     if statistics.cpu_throttle_percent > 0 && !status.is_terminal() {
@@ -93,7 +95,7 @@ fn ram(statistics: &Statistics) -> Value {
         "normal": statistics.normal_pages,
         "normal-bytes": statistics.normal_pages.saturating_mul(PAGE_SIZE as u64),
         "dirty-pages-rate": statistics.dirty_pages_per_second,
-        "mbps": statistics.bandwidth_bytes as f64 * 8.0 / 1e6,
+        "mbps": statistics.throughput_bytes as f64 * 8.0 / 1e6,
         "dirty-sync-count": statistics.rounds_begun,
         "page-size": PAGE_SIZE,
         "multifd-bytes": statistics.multifd_bytes,

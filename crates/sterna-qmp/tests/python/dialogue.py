@@ -33,7 +33,6 @@ async def main(path):
         ("migrate-set-parameters", {"multifd-channels": 0}, "GenericError"),
         ("migrate-set-parameters", {"x-rdma-chunk-size": 3 << 20}, "GenericError"),
         ("no-such-command", {}, "CommandNotFound"),
-        ("migrate_cancel", {}, "GenericError"),
     ):
         try:
             await qmp.execute(command, arguments)

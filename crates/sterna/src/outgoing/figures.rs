@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counts;
 use super::pace::{HALF_LIFE, Pace, SHOWN_HALF_LIFE};
+use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::stats::{LaneTimes, Round, Sample, Statistics};
 use crate::throttle::DirtyLimitTimes;
@@ -45,6 +46,7 @@ pub(super) struct Figures {
     /// By which is decided, and which is shown.
     pace: Pace,
     shown: Pace,
+    throughput: Throughput,
     pages_per_second: u64,
     pub cpu_throttle_percent: u8,
     pub is_dirty_limited: bool,
@@ -77,6 +79,7 @@ impl Figures {
             window: (now, Counts::default()),
             pace: Pace::fading(HALF_LIFE),
             shown: Pace::fading(SHOWN_HALF_LIFE),
+            throughput: Throughput::default(),
             pages_per_second: 0,
             cpu_throttle_percent: 0,
             is_dirty_limited: false,
@@ -140,6 +143,7 @@ impl Figures {
         if passed < WINDOW {
             return;
         }
+        self.throughput = self.throughput.and(counts.bytes() - before.bytes(), passed);
         if counts.bytes() > before.bytes() {
             (self.pace, self.shown) = (self.pace(counts), self.with_window(self.shown, counts));
             self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
@@ -182,6 +186,7 @@ impl Figures {
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
             bandwidth_bytes: now(self.shown).bandwidth_bytes(),
+            throughput_bytes: self.throughput(counts),
             drain_bytes: now(self.pace).drain_bytes(),
             dirty_pages_per_second: self.dirty_pages_per_second,
             pages_per_second: self.pages_per_second,
@@ -194,6 +199,17 @@ impl Figures {
             is_dirty_limited: self.is_dirty_limited,
             dirty_limit_times: self.dirty_limit_times,
             streams: Vec::new(),
+        }
+    }
+
+    /// While it runs that of the last seconds; at its end, of all of it but the setup.
+    fn throughput(&self, counts: Counts) -> u64 {
+        let whole = |end: Duration| per_second(counts.bytes(), end.saturating_sub(self.setup.unwrap_or(end)));
+        match (self.ended, self.throughput.bytes_per_second()) {
+            (Some(end), _) => whole(end),
+            // Before the first window is full.
+            (None, 0) => whole(self.began.elapsed()),
+            (None, shown) => shown,
         }
     }
 
@@ -256,5 +272,25 @@ mod tests {
 
         let bandwidth = figures.snapshot(counts, None).bandwidth_bytes;
         assert!(bandwidth.abs_diff(409_600_000) < 100, "{bandwidth}");
+    }
+
+    #[test]
+    fn figures_under_a_limit_show_what_went_out_and_not_how_fast_sockets_take_bursts() {
+        let mut figures = Figures::new(1 << 30, 1);
+        figures.set_status(Status::Active, Counts::default());
+        // Windows of 100 ms, in each 500 kB within 0.2 ms.
+        let mut counts = Counts::default();
+        for _ in 0..5 {
+            figures.window.0 -= WINDOW;
+            counts.multifd_bytes += 500_000;
+            counts.normal_pages += 122;
+            counts.times.moving += Duration::from_micros(200);
+            figures.observe(counts);
+        }
+
+        let shown = figures.snapshot(counts, None);
+
+        assert!(shown.bandwidth_bytes > 2_000_000_000, "{shown:?}");
+        assert!(shown.throughput_bytes > 0 && shown.throughput_bytes <= 5_000_000, "{shown:?}");
     }
 }

@@ -24,6 +24,7 @@ mod setup;
 mod shared;
 mod streams;
 mod switchover;
+mod throughput;
 
 use std::sync::Arc;
 

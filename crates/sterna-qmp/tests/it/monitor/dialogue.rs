@@ -123,6 +123,42 @@ fn expected_ram() -> Value {
 }
 
 #[test]
+fn parts_of_the_vm_are_listed_as_a_tree() {
+    let (_monitor, mut client) = Monitor::running().client_of();
+    client.ok("object-add", json!({"qom-type": "authz-simple", "id": "az", "identity": "x"}));
+
+    let root = client.ok("qom-list", json!({"path": "/"}));
+    let machine = client.ok("qom-get", json!({"path": "/machine", "property": "type"}));
+
+    let kind = format!("child<{}>", machine.as_str().unwrap());
+    assert!(machine.as_str().unwrap().ends_with("-machine"), "{machine}");
+    assert_eq!(
+        root,
+        json!([{"name": "type", "type": "string"}, {"name": "objects", "type": "child<container>"},
+            {"name": "machine", "type": kind}])
+    );
+    assert_eq!(
+        client.ok("qom-list", json!({"path": "/objects"})),
+        json!([{"name": "type", "type": "string"}, {"name": "az", "type": "child<authz-simple>"}])
+    );
+    assert_eq!(client.ok("qom-get", json!({"path": "objects", "property": "az"})), "/objects/az");
+    assert_eq!(client.refused("qom-list", json!({"path": "/nope"})), "Device '/nope' not found");
+    let refusal = client.refused("qom-get", json!({"path": "/objects/az", "property": "nope"}));
+    assert_eq!(refusal, "Property 'authz-simple.nope' not found");
+}
+
+#[test]
+fn expected_downtime_is_the_limit_before_anything_else_is_expected() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    client.ok("migrate-set-parameters", json!({"downtime-limit": 250}));
+    client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    monitor.engine.outgoing().set(Status::Active);
+    monitor.engine.outgoing().forget_expectation();
+
+    assert_eq!(client.ok("query-migrate", Value::Null)["expected-downtime"], 250);
+}
+
+#[test]
 fn failed_migration_shows_its_reason() {
     let (monitor, mut client) = Monitor::running().client_of();
     client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));

@@ -110,18 +110,18 @@ fn calc_dirty_rate_with_wrong_arguments_is_refused_with_qemus_words() {
 }
 
 #[test]
-fn measurement_and_migration_exclude_each_other() {
-    let (monitor, mut client) = Monitor::running().client_of();
+fn migrate_ends_a_measurement_with_what_it_has_counted() {
+    let (_monitor, mut client) = Monitor::running().client_of();
     client.ok("calc-dirty-rate", json!({"calc-time": 60}));
-
     let refusal = client.refused("calc-dirty-rate", calc(50));
     assert!(refusal.contains("already being measured"), "{refusal}");
-    let refusal = client.refused("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
-    assert!(refusal.contains("query-dirty-rate"), "{refusal}");
-    drop((monitor, client));
 
-    let (_monitor, mut client) = Monitor::running().client_of();
     client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+
+    let answer = client.ok("query-dirty-rate", json!({"calc-time-unit": "millisecond"}));
+    assert_eq!(answer["status"], "measured");
+    let took = answer["calc-time"].as_u64().unwrap();
+    assert!((50..60_000).contains(&took), "{answer}");
     let refusal = client.refused("calc-dirty-rate", calc(50));
     assert!(refusal.contains("query-migrate"), "{refusal}");
 }

@@ -126,6 +126,9 @@ impl TargetVm for FakeVm {
 }
 
 impl MonitoredVm for FakeVm {
+    fn uses_kvm(&self) -> bool {
+        self.throttle.get().is_some()
+    }
     fn pause(&self) -> Result<(), VmError> {
         self.set_running(false);
         Ok(())
@@ -162,6 +165,7 @@ pub struct FakeEngine {
 }
 
 pub struct FakeMigration {
+    expected: Mutex<Duration>,
     pub address: Address,
     pub parameters: Mutex<Parameters>,
     pub capabilities: Capabilities,
@@ -188,6 +192,11 @@ impl FakeEngine {
 }
 
 impl FakeMigration {
+    /// As before the first look at what the guest dirties.
+    pub fn forget_expectation(&self) {
+        *self.expected.lock().unwrap() = Duration::ZERO;
+    }
+
     /// Puts it into `status` and tells the observer, as the engine does.
     pub fn set(&self, status: Status) {
         if let Some(custody) = &self.custody {
@@ -232,6 +241,7 @@ fn migration(
         autostart: Mutex::new(true),
         held: Mutex::default(),
         custody,
+        expected: Mutex::new(Duration::from_millis(66)),
     })
 }
 
@@ -283,7 +293,7 @@ impl Outgoing for FakeMigration {
             total_time: Duration::from_millis(1234),
             setup_time: Duration::from_millis(5),
             downtime: Some(Duration::from_millis(42)),
-            expected_downtime: Duration::from_millis(66),
+            expected_downtime: *self.expected.lock().unwrap(),
             switchover: vec![(sterna::SwitchoverStep::Stop, Duration::from_millis(1))],
             ram_total_bytes: 1 << 20,
             ram_remaining_bytes: 8192,
@@ -294,7 +304,8 @@ impl Outgoing for FakeMigration {
             zero_pages: 100,
             normal_pages: 122,
             absent_pages: 50,
-            bandwidth_bytes: 1_000_000,
+            bandwidth_bytes: 9_000_000_000,
+            throughput_bytes: 1_000_000,
             drain_bytes: 1_000_000,
             dirty_pages_per_second: 77,
             pages_per_second: 244,

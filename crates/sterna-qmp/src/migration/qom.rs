@@ -1,0 +1,101 @@
+//! `qom-list` and `qom-get`: the VM's parts as a tree of names, as far as a monitor of migrations knows them.
+//!
+//! Programs that connect to a QEMU look here for the machine's type and for objects that they have added. Every node
+//! has the property `type`; its other properties are its children.
+
+use serde_json::{Value, json};
+use sterna::SourceVm;
+
+use super::MigrationControl;
+use crate::error::{ErrorClass, QmpError};
+use crate::server::ArgumentKind::String as Text;
+use crate::server::CommandSpec;
+
+pub(super) fn commands() -> [CommandSpec; 2] {
+    [
+        CommandSpec::new("qom-list").required("path", Text),
+        CommandSpec::new("qom-get").required("path", Text).required("property", Text),
+    ]
+}
+
+/// A part and its parts.
+struct Node {
+    kind: String,
+    children: Vec<(String, Node)>,
+}
+
+impl Node {
+    fn leaf(kind: impl Into<String>) -> Self {
+        Self { kind: kind.into(), children: Vec::new() }
+    }
+
+    fn child(&self, name: &str) -> Option<&Node> {
+        self.children.iter().find(|(own, _)| own == name).map(|(_, node)| node)
+    }
+}
+
+impl MigrationControl {
+    /// `qom-list`: the properties of the part at `path`.
+    ///
+    /// # Errors
+    /// There is no such part.
+    pub fn list_properties(&self, path: &str) -> Result<Value, QmpError> {
+        let root = self.tree();
+        let mut list = vec![json!({"name": "type", "type": "string"})];
+        let children = &find(&root, path)?.children;
+        list.extend(
+            children
+                .iter()
+                .map(|(name, node)| json!({"name": name, "type": format!("child<{}>", node.kind)})),
+        );
+        Ok(list.into())
+    }
+
+    /// `qom-get`: a property of the part at `path`.
+    ///
+    /// # Errors
+    /// There is no such part, or no such property.
+    pub fn property(&self, path: &str, property: &str) -> Result<Value, QmpError> {
+        let root = self.tree();
+        let node = find(&root, path)?;
+        if property == "type" {
+            return Ok(node.kind.as_str().into());
+        }
+        // A child's value is where it is.
+        node.child(property)
+            .map(|_| format!("/{}", names(path).chain([property]).collect::<Vec<_>>().join("/")))
+            .map(Value::from)
+            .ok_or_else(|| QmpError::generic(format!("Property '{}.{property}' not found", node.kind)))
+    }
+
+    fn tree(&self) -> Node {
+        let vcpus = 0..self.vm.vcpu_threads().len();
+        let machine = Node {
+            kind: format!("{}-machine", SourceVm::machine_type(&*self.vm)),
+            children: vcpus.map(|index| (format!("cpu[{index}]"), Node::leaf("cpu"))).collect(),
+        };
+        let objects = Node {
+            kind: "container".into(),
+            children: self.objects().into_iter().map(|(id, kind)| (id, Node::leaf(kind))).collect(),
+        };
+        Node {
+            kind: "container".into(),
+            children: vec![("objects".into(), objects), ("machine".into(), machine)],
+        }
+    }
+}
+
+fn names(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|name| !name.is_empty())
+}
+
+/// The part at `path`. A path need not begin with a slash: nothing here is called twice.
+fn find<'a>(root: &'a Node, path: &str) -> Result<&'a Node, QmpError> {
+    if path.is_empty() {
+        return Err(QmpError::generic("Path '' is ambiguous"));
+    }
+    names(path).try_fold(root, |node, name| node.child(name)).ok_or_else(|| QmpError {
+        class: ErrorClass::DeviceNotFound,
+        desc: format!("Device '{path}' not found"),
+    })
+}
