@@ -23,6 +23,12 @@ pub enum DriveError {
     /// What was asked for cannot work with these machines or this file. Nothing was changed.
     #[error("{0}")]
     Unfit(String),
+    /// What was asked for contradicts itself or is not enough, whatever the machine. Nothing was changed.
+    #[error("{0}")]
+    Request(String),
+    /// A file that was named for reading cannot be read, or is not what it should be. Nothing was changed.
+    #[error("{0}")]
+    Unreadable(String),
     /// The local system refused a file operation.
     #[error("cannot {doing} {}: {error}", path.display())]
     File {
@@ -77,6 +83,11 @@ impl From<ImageError> for DriveError {
 
 impl From<TransportError> for DriveError {
     fn from(error: TransportError) -> Self {
-        Self::Failed(error.to_string())
+        match error {
+            TransportError::FileExists { .. } | TransportError::NotAFile { .. } => {
+                Self::Request(error.to_string())
+            }
+            error => Self::Failed(error.to_string()),
+        }
     }
 }

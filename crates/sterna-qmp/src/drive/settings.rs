@@ -41,6 +41,11 @@ impl Settings {
         self.capabilities.iter().find(|(known, _)| known == name).map(|(_, state)| *state)
     }
 
+    /// The capabilities' names.
+    pub fn capability_names(&self) -> impl Iterator<Item = &str> {
+        self.capabilities.iter().map(|(name, _)| name.as_str())
+    }
+
     /// A parameter's value; none if this VM does not know it.
     pub fn parameter(&self, name: &str) -> Option<&Value> {
         self.parameters.get(name)

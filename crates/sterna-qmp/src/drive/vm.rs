@@ -54,13 +54,6 @@ impl Vm {
         self.client.is_sterna()
     }
 
-    /// The version that it speaks as, major and minor.
-    pub fn qemu_version(&self) -> (u64, u64) {
-        let qemu = &self.client.version()["qemu"];
-        let number = |name: &str| qemu[name].as_u64().unwrap_or(0);
-        (number("major"), number("minor"))
-    }
-
     /// The monitor's version in words.
     pub fn version(&self) -> String {
         let version = self.client.version();
@@ -82,6 +75,18 @@ impl Vm {
     /// Executes a command whose refusal means something to the caller.
     pub fn try_execute(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
         self.client.execute(command, arguments)
+    }
+
+    /// `migrate-incoming`. A VM that can stays to say why it failed.
+    pub fn migrate_incoming(&mut self, uri: &str) -> Result<(), DriveError> {
+        let stays = json!({ "uri": uri, "exit-on-error": false });
+        match self.try_execute("migrate-incoming", stays) {
+            // A QEMU of before 9.1 knows no such argument, and ends with its reason on its standard error.
+            Err(ClientError::Refused { desc, .. }) if desc.contains("'exit-on-error' is unexpected") => {
+                self.execute("migrate-incoming", json!({ "uri": uri })).map(drop)
+            }
+            answer => answer.map(drop).map_err(|error| self.error(error)),
+        }
     }
 
     /// The next event within `limit`.

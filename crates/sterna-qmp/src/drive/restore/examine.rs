@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sterna_image::tools::finding::{Finding, Severity};
 use sterna_image::tools::verify::structure;
-use sterna_image::{Container, Form, Image, ImageKind, Packing, Preview, Shape};
+use sterna_image::{Container, Form, Image, ImageError, ImageKind, Packing, Preview, Shape};
 
 use crate::drive::save::check_stream;
 use crate::drive::{DriveError, MachineBlock, Vm};
@@ -24,27 +24,28 @@ impl Subject {
     /// packed one.
     ///
     /// # Errors
-    /// [`DriveError::Failed`]: what is wrong with it, and what helps.
+    /// [`DriveError::Unreadable`]: what is wrong with it, and what helps.
     pub fn examine(path: &Path) -> Result<Self, DriveError> {
-        let mut preview = Preview::open(path)?;
+        let mut preview = Preview::open(path).map_err(unreadable)?;
         let mut is_whole = true;
         let mut damage = Vec::new();
         match (preview.kind.form, preview.kind.packing) {
             (Form::Mapped, _) => {
-                let image = Image::open(path)?;
+                let image = Image::open(path).map_err(unreadable)?;
                 check_bitmaps(path, &image)?;
                 if !has_its_end(&image) {
                     return Err(torn(path));
                 }
-                damage = structure(&image)?;
+                damage = structure(&image).map_err(unreadable)?;
                 damage.retain(|finding| finding.severity == Severity::Error);
                 preview.shape = image.shape().clone();
             }
             (Form::Legacy, Packing::None) => {
-                let has_end = check_stream(path, preview.stream_offset)
-                    .map_err(|error| DriveError::file("read", path, error))?;
+                let has_end = check_stream(path, preview.stream_offset).map_err(|error| {
+                    DriveError::Unreadable(format!("cannot read {}: {error}", path.display()))
+                })?;
                 // Something may lie behind the end; only a walk over all of it finds that.
-                if !has_end && !has_its_end(&Image::open(path)?) {
+                if !has_end && !has_its_end(&Image::open(path).map_err(unreadable)?) {
                     return Err(torn(path));
                 }
             }
@@ -147,7 +148,7 @@ fn compare_block(
 /// A background snapshot's bitmaps were never written (specs/mapped-ram.md §4.9): RAM would be all zero.
 fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
     if image.lacks_bitmaps() {
-        return Err(DriveError::Unfit(format!(
+        return Err(DriveError::Unreadable(format!(
             "{} is a background snapshot whose page bitmaps QEMU never wrote, and would load as empty memory: \
              `sterna repair` mends it",
             path.display()
@@ -161,8 +162,12 @@ fn has_its_end(image: &Image) -> bool {
     image.shape().has_eof && !image.is_description_torn()
 }
 
+fn unreadable(error: ImageError) -> DriveError {
+    DriveError::Unreadable(error.to_string())
+}
+
 fn torn(path: &Path) -> DriveError {
-    DriveError::Unfit(format!(
+    DriveError::Unreadable(format!(
         "{} has no end: it was cut off, or its writer is not done; `sterna verify` says where",
         path.display()
     ))

@@ -30,18 +30,20 @@ impl Launched {
     /// and what it says go into `directory`, which stays.
     ///
     /// # Errors
-    /// [`DriveError::Unfit`]: there is no such program, or the command has an `-incoming` of its own.
+    /// [`DriveError::Request`]: there is no such program, or the command has an `-incoming` of its own.
     pub fn start(command: &[OsString], directory: &Path) -> Result<Self, DriveError> {
         let Some((program, arguments)) = command.split_first() else {
-            return Err(DriveError::Unfit("a command must follow `--`, such as qemu-system-x86_64 …".into()));
+            return Err(DriveError::Request(
+                "a command must follow `--`, such as qemu-system-x86_64 …".into(),
+            ));
         };
         if arguments.iter().any(|argument| is_option(argument, "incoming")) {
-            return Err(DriveError::Unfit(
+            return Err(DriveError::Request(
                 "the command has an `-incoming` of its own: leave it out, `-incoming defer` is added".into(),
             ));
         }
         if arguments.iter().any(|argument| is_option(argument, "daemonize")) {
-            return Err(DriveError::Unfit(
+            return Err(DriveError::Request(
                 "the command has `-daemonize`: leave it out, the VM is apart from this terminal anyway, and lives on".into(),
             ));
         }
@@ -59,7 +61,7 @@ impl Launched {
             child.args(["-incoming", "defer", "-qmp", &monitor]);
         }
         let child = child.stdin(Stdio::null()).stdout(log_too).stderr(log).process_group(0).spawn().map_err(
-            |error| DriveError::Unfit(format!("cannot start {}: {error}", Path::new(program).display())),
+            |error| DriveError::Request(format!("cannot start {}: {error}", Path::new(program).display())),
         )?;
         Ok(Self { child, directory, is_released: false })
     }

@@ -17,7 +17,7 @@ use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOption
 
 use super::cached::is_cached;
 use super::{RestoreRequest, Subject};
-use crate::drive::{DriveError, Progress, Vm, pipe};
+use crate::drive::{DriveError, Progress, Settings, Vm, pipe};
 
 /// The name under which the VM gets its end of the pipe.
 const NAME: &str = "sterna-restore";
@@ -50,7 +50,12 @@ pub enum Feed {
 
 impl Feed {
     /// Opens the image and passes it, or a pipe's end, to the VM.
-    pub fn begin(vm: &mut Vm, subject: &Subject, request: &RestoreRequest) -> Result<Self, DriveError> {
+    pub fn begin(
+        vm: &mut Vm,
+        settings: &Settings,
+        subject: &Subject,
+        request: &RestoreRequest,
+    ) -> Result<Self, DriveError> {
         let (is_mapped, is_plain) =
             (subject.kind().form == Form::Mapped, subject.kind().packing == Packing::None);
         let mut direct = request.direct;
@@ -61,8 +66,10 @@ impl Feed {
             }
         }
         let file = Arc::new(PageFile::open(&request.path, PageOptions { direct })?);
-        // QEMU reads streams through the page cache only; past it a pipe is the faster way.
-        if is_mapped || is_plain && (vm.is_sterna() || !file.is_direct()) {
+        // QEMU reads streams through the page cache only; past it a pipe is the faster way. One without mapped-ram may not
+        // know `file:`.
+        let knows_files = settings.capability("mapped-ram").is_some();
+        if is_mapped || is_plain && (vm.is_sterna() || knows_files && !file.is_direct()) {
             return Self::file(vm, subject, request, is_mapped && file.is_direct());
         }
         Self::pipe(vm, subject, request, file)

@@ -19,7 +19,7 @@ mod setup;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use sterna_transport::Direct;
 
 pub use examine::Subject;
@@ -95,7 +95,7 @@ pub fn restore(
     let settings = Settings::read(vm)?;
     setup::check(vm, &settings, request)?;
     let mut warnings = subject.compare(vm)?;
-    let mut feed = Feed::begin(vm, &subject, request)?;
+    let mut feed = Feed::begin(vm, &settings, &subject, request)?;
     let changed = match setup::change(vm, &settings, &subject, request, feed.is_direct_in_vm()) {
         Ok(changed) => changed,
         Err(error) => {
@@ -155,12 +155,7 @@ fn begin(vm: &mut Vm, feed: &Feed, is_held: bool) -> Result<(), DriveError> {
         // While it waits, this only says so.
         vm.execute("stop", Value::Null)?;
     }
-    let mut arguments = json!({ "uri": feed.uri() });
-    if !vm.is_sterna() && vm.qemu_version() >= (9, 1) {
-        // It stays to say why it failed.
-        arguments["exit-on-error"] = false.into();
-    }
-    let Err(error) = vm.execute("migrate-incoming", arguments) else { return Ok(()) };
+    let Err(error) = vm.migrate_incoming(&feed.uri()) else { return Ok(()) };
     if is_held && !error.is_disconnect() {
         let _ = vm.execute("cont", Value::Null);
     }

@@ -9,7 +9,7 @@ use crate::drive::{Changed, DriveError, Settings, Vm, save};
 /// Refuses a VM that takes no guest.
 pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Result<(), DriveError> {
     if request.channels == Some(0) {
-        return Err(DriveError::Unfit("no channels cannot carry pages: take 1 to 255".into()));
+        return Err(DriveError::Request("no channels cannot carry pages: take 1 to 255".into()));
     }
     let state = vm.run_state()?;
     if state != "inmigrate" {

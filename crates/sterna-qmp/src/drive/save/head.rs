@@ -15,7 +15,7 @@ pub struct Head {
 impl Head {
     /// For an image that nobody has finished yet.
     pub fn new(format: Format, domain: &Domain, was_running: bool) -> Result<Self, DriveError> {
-        let unfit = |text: &str| Err(DriveError::Unfit(text.to_owned()));
+        let unfit = |text: &str| Err(DriveError::Unreadable(text.to_owned()));
         if !domain.xml.windows(7).any(|part| part == b"<domain") || domain.xml.contains(&0) {
             return unfit(
                 "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",

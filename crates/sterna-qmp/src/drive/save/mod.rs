@@ -35,6 +35,8 @@ use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
 /// How long a cancelled migration may take to end, and a guest to go on.
 const BACK_LIMIT: Duration = Duration::from_secs(30);
 
+/// The name under which the VM gets a descriptor of a file or a pipe.
+const NAME: &str = "sterna-save";
 /// The run state of a guest that runs.
 const RUNNING: &str = "running";
 
@@ -102,7 +104,7 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
     let state = setup::check(vm, &settings, request)?;
     let was_running = state == RUNNING;
     let is_live = was_running || state == "suspended";
-    let mut road = Road::begin(vm, request, &state)?;
+    let mut road = Road::begin(vm, &settings, request, &state)?;
     let changed = match setup::change(vm, &settings, request, road.is_direct()) {
         Ok(changed) => changed,
         Err(error) => {
@@ -160,11 +162,16 @@ struct Settled {
 }
 
 impl Road {
-    fn begin(vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Self, DriveError> {
+    fn begin(
+        vm: &mut Vm,
+        settings: &Settings,
+        request: &SaveRequest,
+        state: &str,
+    ) -> Result<Self, DriveError> {
         if request.format.is_packed() {
             return Ok(Self::Piped(piped::Piped::begin(vm, request, state)?));
         }
-        Ok(Self::Written(written::Written::begin(vm, request, state == RUNNING)?))
+        Ok(Self::Written(written::Written::begin(vm, settings, request, state == RUNNING)?))
     }
 
     fn is_direct(&self) -> bool {

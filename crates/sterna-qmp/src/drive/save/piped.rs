@@ -16,12 +16,10 @@ use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions}
 
 use super::check::is_whole_tail;
 use super::head::Head;
-use super::{RUNNING, SaveRequest, Settled, run_state};
+use super::{NAME, RUNNING, SaveRequest, Settled, run_state};
 use crate::drive::pipe::pipe;
 use crate::drive::{DriveError, Vm};
 
-/// The name under which the VM gets its end of the pipe.
-const NAME: &str = "sterna-save";
 /// Of the stream's end, held back.
 const TAIL_BYTES: usize = 4 << 20;
 

@@ -39,17 +39,17 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
         ));
     }
     if request.format.is_libvirt != request.domain.is_some() {
-        return unfit(if request.format.is_libvirt {
+        return Err(DriveError::Request(if request.format.is_libvirt {
             format!(
                 "{} needs the domain's XML: virsh dumpxml --migratable --inactive DOMAIN, and its name here",
                 request.format
             )
         } else {
             format!("only libvirt's forms hold XML and cookie, and {} is none", request.format)
-        });
+        }));
     }
     if request.channels == Some(0) {
-        return unfit("no channels cannot carry pages: take 1 to 255".into());
+        return Err(DriveError::Request("no channels cannot carry pages: take 1 to 255".into()));
     }
     let state = vm.run_state()?;
     if state == "inmigrate" {

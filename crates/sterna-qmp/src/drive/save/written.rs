@@ -1,10 +1,12 @@
 //! The file that the VM writes itself.
 //!
 //! QEMU gets descriptors instead of a name (`file:/dev/fdset/N`, specs/mapped-ram.md §4.11): one through the page
-//! cache for everything, and one past it for the pages, both write-only. Sterna's own VMM is given a name beside the
+//! cache for everything, and one past it for the pages, both write-only. A QEMU without mapped-ram may not know `file:`
+//! (it came with 8.2): it gets the descriptor itself (`fd:NAME`), standing where the stream begins. Sterna's own VMM is given a name beside the
 //! place; it puts a whole file there or none.
 
 use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -16,8 +18,8 @@ use sterna_image::Form;
 use sterna_transport::{CreateOptions, Direct, Flusher, IoPart, PageFile};
 
 use super::head::Head;
-use super::{RUNNING, SaveRequest, Settled, check, run_state};
-use crate::drive::{DriveError, Vm};
+use super::{NAME, RUNNING, SaveRequest, Settled, check, run_state};
+use crate::drive::{DriveError, Settings, Vm};
 
 /// A file aside, and how the VM names it.
 pub struct Written {
@@ -25,6 +27,8 @@ pub struct Written {
     /// Where pages go through the page cache.
     flusher: Option<Flusher>,
     set: Option<u64>,
+    /// The VM was given a descriptor under [`NAME`].
+    is_named: bool,
     /// What Sterna's own VMM writes.
     beside: Option<PathBuf>,
     head: Option<Head>,
@@ -33,7 +37,12 @@ pub struct Written {
 
 impl Written {
     /// Makes the file and passes it to the VM.
-    pub fn begin(vm: &mut Vm, request: &SaveRequest, was_running: bool) -> Result<Self, DriveError> {
+    pub fn begin(
+        vm: &mut Vm,
+        settings: &Settings,
+        request: &SaveRequest,
+        was_running: bool,
+    ) -> Result<Self, DriveError> {
         if vm.is_sterna() && request.domain.is_some() {
             return Err(DriveError::Unfit(
                 "libvirt runs no VMM of Sterna's: save as mapped-ram or legacy".into(),
@@ -46,7 +55,7 @@ impl Written {
         // The legacy stream is unaligned from its first byte on; QEMU writes it through the page cache.
         let direct = match (request.format.form, request.direct) {
             (Form::Legacy, Direct::Required) => {
-                return Err(DriveError::Unfit(format!(
+                return Err(DriveError::Request(format!(
                     "{} is a stream, which goes through the page cache: leave --direct-io out, or save as mapped-ram or \
                      libvirt-sparse",
                     request.format
@@ -63,8 +72,9 @@ impl Written {
             file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
         }
         let flusher = (!file.is_direct()).then(|| Flusher::start(&file));
-        let mut written = Self { file, flusher, set: None, beside: None, head, uri: String::new() };
-        written.pass(vm)?;
+        let (set, is_named, beside) = (None, false, None);
+        let mut written = Self { file, flusher, set, is_named, beside, head, uri: String::new() };
+        written.pass(vm, settings)?;
         Ok(written)
     }
 
@@ -125,16 +135,19 @@ impl Written {
             // If it is gone, so are they.
             let _ = vm.try_execute("remove-fd", json!({ "fdset-id": set }));
         }
+        if std::mem::take(&mut self.is_named) {
+            // A migration takes it out of the list; then there is nothing to close.
+            let _ = vm.try_execute("closefd", json!({ "fdname": NAME }));
+        }
         if let Some(beside) = self.beside.take() {
             // Mostly it was not even written.
             let _ = std::fs::remove_file(beside);
         }
     }
 
-    fn pass(&mut self, vm: &mut Vm) -> Result<(), DriveError> {
+    fn pass(&mut self, vm: &mut Vm, settings: &Settings) -> Result<(), DriveError> {
         let path = self.file.aside_path().unwrap_or_default();
-        let offset =
-            self.head.as_ref().map_or(String::new(), |head| format!(",offset={:#x}", head.stream_offset()));
+        let offset = self.head.as_ref().map_or(0, Head::stream_offset);
         if vm.is_sterna() {
             let mut beside = std::path::absolute(&path)
                 .map_err(|error| DriveError::file("find", &path, error))?
@@ -149,11 +162,20 @@ impl Written {
             options.write(true).custom_flags(flags.bits() as i32);
             options.open(&path).map_err(|error| DriveError::file("open", &path, error))
         };
+        if settings.capability("mapped-ram").is_none() {
+            let mut file = open(OFlags::empty())?;
+            file.seek(SeekFrom::Start(offset)).map_err(|error| DriveError::file("seek in", &path, error))?;
+            vm.send_fd(NAME, file.as_fd())?;
+            self.is_named = true;
+            self.uri = format!("fd:{NAME}");
+            return Ok(());
+        }
         let set = vm.add_fd(None, open(OFlags::empty())?.as_fd(), "sterna save")?;
         self.set = Some(set);
         if self.file.is_direct() {
             vm.add_fd(Some(set), open(OFlags::DIRECT)?.as_fd(), "sterna save, direct")?;
         }
+        let offset = if offset == 0 { String::new() } else { format!(",offset={offset:#x}") };
         self.uri = format!("file:/dev/fdset/{set}{offset}");
         Ok(())
     }
