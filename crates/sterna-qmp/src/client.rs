@@ -140,6 +140,11 @@ impl Client {
         self.version["package"].as_str().is_some_and(|package| package.starts_with("Sterna "))
     }
 
+    /// The connection, to be asked about and not to be read or written.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Changes the limit on every wait for an answer.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;

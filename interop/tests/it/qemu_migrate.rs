@@ -81,6 +81,24 @@ fn migrate_between_two_qemus_reports_and_lets_the_guest_go_on() -> Result<(), Fa
 }
 
 #[test]
+fn migrate_to_a_destination_that_was_started_with_s_leaves_the_guest_paused() -> Result<(), Failure> {
+    let test = "migrate_to_a_destination_that_was_started_with_s_leaves_the_guest_paused";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut source = guest(&root).spawn()?;
+    source.wait_for_ticks(1)?;
+    let mut target = guest(&root).incoming_defer().arg("-S").spawn()?;
+
+    let (status, said) = end(start(migrate(&source, &target, &["--set", "max-bandwidth=0"]))?)?;
+
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("started with -S") && said.contains("`cont` there"), "{said}");
+    assert_eq!(target.status()?, "paused");
+    target.resume()?;
+    target.wait_for_ticks(1)?;
+    unbroken(&[&source, &target]).map(drop)
+}
+
+#[test]
 fn migrate_that_is_cancelled_leaves_the_guest_at_the_source() -> Result<(), Failure> {
     let test = "migrate_that_is_cancelled_leaves_the_guest_at_the_source";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };

@@ -154,6 +154,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         socket: source.endpoint().clone(),
         destination: "tcp:127.0.0.1:0".into(),
         dest_qmp: Some(destination.endpoint().clone()),
+        paused: false,
         set,
         cap: if multifd { vec!["multifd".into()] } else { Vec::new() },
         forecast: arguments.forecast,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna::TlsEndpoint;
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::handover::{self, Handover};
+use sterna_qmp::drive::handover::{self, Arrived, Handover, OnArrival, StaysPaused};
 use sterna_qmp::drive::{DriveError, Settings};
 
 use super::pair;
@@ -30,10 +30,15 @@ pub struct Arguments {
     /// QMP socket of the source: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Where the destination listens: tcp:HOST:PORT, unix:PATH or fd:NAME
+    #[arg(value_parser = address)]
     pub destination: String,
     /// QMP socket of the destination: it is given the same settings and told to listen, if it does not yet
     #[arg(long, value_name = "SOCKET")]
     pub dest_qmp: Option<Endpoint>,
+    /// Leave the guest paused at the destination; `cont` there starts it. Without this it runs on there if it ran,
+    /// unless the destination was started with -S, which is seen only on the destination's own host
+    #[arg(long, requires = "dest_qmp")]
+    pub paused: bool,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
@@ -60,6 +65,15 @@ pub struct Arguments {
     /// Seconds to wait for the truth when the acknowledgement was lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub undecided_wait: u64,
+}
+
+/// An address that some QEMU knows; which of them, the VM says.
+fn address(text: &str) -> Result<String, String> {
+    const KINDS: [&str; 7] = ["tcp", "unix", "fd", "vsock", "exec", "file", "rdma"];
+    match text.split_once(':') {
+        Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is no address, such as tcp:HOST:PORT or unix:PATH")),
+    }
 }
 
 /// Migrates.
@@ -105,7 +119,11 @@ pub fn drive(
         address = listen(arguments, destination)?;
     }
     let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
-    let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm))?;
+    let on_arrival = if arguments.paused { OnArrival::Paused } else { OnArrival::AsStarted };
+    let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm), on_arrival)?;
+    if let Some(remark) = handover.remark() {
+        live.note(&format!("sterna: warning: {remark}"));
+    }
     let begun = if interrupts.count() > pressed {
         Err(Stop::with(
             Status::Cancelled,
@@ -137,11 +155,14 @@ pub fn drive(
     };
     match figures.status.as_str() {
         "completed" => {
-            if handover.completed(source.vm(), destination)?
-                && let Some(stopped) = trace.stopped
-            {
+            let at = destination.as_ref().map(|destination| destination.at().to_owned()).unwrap_or_default();
+            match (handover.completed(source.vm(), destination)?, trace.stopped) {
                 // The guest waited for us: QEMU's own figure ends too early.
-                figures.downtime = Some((trace.began.elapsed() - stopped).as_secs_f64());
+                (Arrived::Started, Some(stopped)) => {
+                    figures.downtime = Some((trace.began.elapsed() - stopped).as_secs_f64());
+                }
+                (Arrived::Paused(why), _) => live.note(&left_paused(&at, why)),
+                _ => {}
             }
         }
         "failed" | "cancelled" => {
@@ -158,6 +179,15 @@ pub fn drive(
         Err(error) => live.note(&format!("the number of channels is not known: {error}")),
     }
     Ok(Record { forecast, ..Record::new(&source.endpoint().to_string(), &address, figures) })
+}
+
+/// What is said of a guest that has arrived and stays paused.
+fn left_paused(at: &str, why: StaysPaused) -> String {
+    let why = match why {
+        StaysPaused::StartedStopped => "which was started with -S",
+        StaysPaused::Asked => "as --paused says",
+    };
+    format!("the guest has arrived and is paused at {at}, {why}: `cont` there starts it")
 }
 
 /// Plans, shows the plan, and stores it: whoever reads the record later sees what was known before.
@@ -200,12 +230,7 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
             tls::give(destination, directory, TlsEndpoint::Server)?;
         }
         destination.set_parameters(&both_sides(&arguments.set))?;
-        let mut incoming = json!({ "uri": arguments.destination });
-        if !destination.is_sterna() && destination.vm().qemu_version() >= (9, 1) {
-            // It stays to say why it failed.
-            incoming["exit-on-error"] = false.into();
-        }
-        destination.execute("migrate-incoming", incoming)?;
+        destination.vm().migrate_incoming(&arguments.destination)?;
     }
     let now = destination.execute("query-migrate", Value::Null)?;
     Ok(with_real_port(&arguments.destination, &now))

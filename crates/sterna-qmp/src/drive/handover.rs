@@ -5,6 +5,9 @@
 //! waits), and `cont` goes there only when the source has said `completed` (ARCHITECTURE.md, *Handover*).
 //! Between two Sternas the engine sees to it, and nothing is held.
 //!
+//! The hold hides what the destination would have done by itself: started with `-S` it leaves its guest paused. So that
+//! is looked up before ([`Vm::was_started_stopped`]), and then nobody gives `cont`.
+//!
 //! A QEMU source believes a migration completed as soon as its last byte is written, unless `return-path` is
 //! on. With both monitors in hand it is switched on for the time of the migration.
 
@@ -23,6 +26,42 @@ pub struct Handover {
     source: Changed,
     ran: bool,
     is_held: bool,
+    /// The destination was told `stop`, which is new to it: it is taken back if nothing begins.
+    is_stop_ours: bool,
+    /// Why the guest is to stay paused at the destination.
+    stays_paused: Option<StaysPaused>,
+    remark: Option<String>,
+}
+
+/// What shall become of the guest at the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnArrival {
+    /// What the destination does by itself: the guest runs on if it ran, or stays paused if the destination was
+    /// started with `-S`.
+    #[default]
+    AsStarted,
+    /// It stays paused until `cont`.
+    Paused,
+}
+
+/// Why a guest stays paused where it has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StaysPaused {
+    /// The destination was started with `-S`.
+    StartedStopped,
+    /// The operator said so.
+    Asked,
+}
+
+/// What became of a guest that has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrived {
+    /// Nobody had a hand in it: it runs, or was not running before.
+    ByItself,
+    /// It was held and has been started.
+    Started,
+    /// It ran and is paused now; `cont` at the destination starts it.
+    Paused(StaysPaused),
 }
 
 /// Refuses a pair that cannot work: the stream names its machine type, and only the same one can load it.
@@ -69,7 +108,11 @@ fn compare_blocks(source: &mut Vm, destination: &mut Vm) -> Result<(), DriveErro
 impl Handover {
     /// Before `migrate`: prepares `source`, and holds `destination` if its guest must not start by itself.
     /// The operator's own settings have been made already.
-    pub fn begin(source: &mut Vm, destination: Option<&mut Vm>) -> Result<Self, DriveError> {
+    pub fn begin(
+        source: &mut Vm,
+        mut destination: Option<&mut Vm>,
+        on_arrival: OnArrival,
+    ) -> Result<Self, DriveError> {
         let ran = source.run_state()? == "running";
         let mut capabilities = vec![("events", true)];
         let is_held = destination.is_some() && !source.is_sterna();
@@ -81,13 +124,45 @@ impl Handover {
         } else {
             Settings::read(source)?.change(source, &capabilities, &Map::new())?
         };
-        if let Some(destination) = destination.filter(|_| is_held)
+        let mut remark = None;
+        let is_told = is_held || destination.is_some() && on_arrival == OnArrival::Paused;
+        let was_stopped = match destination.as_deref_mut().filter(|_| is_told) {
+            Some(destination) => {
+                let seen = destination.was_started_stopped();
+                if seen.is_none() && on_arrival == OnArrival::AsStarted {
+                    remark = Some(format!(
+                        "whether {} was started with -S cannot be seen from here: its guest will be started; \
+                         --paused leaves it paused",
+                        destination.at()
+                    ));
+                }
+                seen.unwrap_or(false)
+            }
+            None => false,
+        };
+        let stays_paused = match on_arrival {
+            OnArrival::Paused => Some(StaysPaused::Asked),
+            OnArrival::AsStarted => was_stopped.then_some(StaysPaused::StartedStopped),
+        };
+        if let Some(destination) = destination.filter(|_| is_told)
             && let Err(error) = destination.execute("stop", Value::Null)
         {
             let _ = changed.undo(source);
             return Err(error);
         }
-        Ok(Self { source: changed, ran, is_held })
+        Ok(Self {
+            source: changed,
+            ran,
+            is_held,
+            is_stop_ours: is_told && !was_stopped,
+            stays_paused,
+            remark,
+        })
+    }
+
+    /// What the operator should know before anything moves, as a sentence.
+    pub fn remark(&self) -> Option<&str> {
+        self.remark.as_deref()
     }
 
     /// Whether the destination's guest waits for our `cont`.
@@ -97,26 +172,27 @@ impl Handover {
 
     /// Nothing has begun, for the source refused: everything is as before, and the destination waits on for a guest.
     pub fn refused(self, source: &mut Vm, destination: Option<&mut Vm>) {
-        if let Some(destination) = destination.filter(|_| self.is_held) {
+        if let Some(destination) = destination.filter(|_| self.is_stop_ours) {
             // While it waits, this only takes the `stop` back. If it is gone, there is nothing to take back.
             let _ = destination.execute("cont", Value::Null);
         }
         self.put_back(source);
     }
 
-    /// After the source has said `completed`: starts the guest at the destination, if it ran and was held.
-    /// Gives back whether it did.
+    /// After the source has said `completed`: starts the guest at the destination, if it ran and was held, unless it is
+    /// to stay paused.
     ///
     /// # Errors
     /// [`DriveError::Failed`]: the destination has not taken the guest, which is stopped at the source.
     /// [`DriveError::Undecided`]: it is not known whether it has.
-    pub fn completed(self, source: &mut Vm, destination: Option<&mut Vm>) -> Result<bool, DriveError> {
-        let started = match destination.filter(|_| self.is_held) {
-            Some(destination) => take_over(source.at(), destination, self.ran),
-            None => Ok(false),
+    pub fn completed(self, source: &mut Vm, destination: Option<&mut Vm>) -> Result<Arrived, DriveError> {
+        let stays_paused = self.stays_paused.filter(|_| self.ran && destination.is_some());
+        let taken = match destination.filter(|_| self.is_held) {
+            Some(destination) => take_over(source.at(), destination, self.ran && stays_paused.is_none()),
+            None => Ok(Arrived::ByItself),
         };
         self.put_back(source);
-        started
+        taken.map(|arrived| stays_paused.map_or(arrived, Arrived::Paused))
     }
 
     /// After a failure or a cancel: asks the destination why, and ends it if it is a QEMU that waits for
@@ -184,7 +260,7 @@ impl Handover {
 }
 
 /// The source at `source` has sent everything and stands stopped.
-fn take_over(source: &str, destination: &mut Vm, ran: bool) -> Result<bool, DriveError> {
+fn take_over(source: &str, destination: &mut Vm, starts: bool) -> Result<Arrived, DriveError> {
     let at = destination.at().to_owned();
     let undecided = |why: String| {
         DriveError::Undecided(format!(
@@ -195,10 +271,11 @@ fn take_over(source: &str, destination: &mut Vm, ran: bool) -> Result<bool, Driv
     let progress =
         wait_until_over(destination, LOADED_LIMIT).map_err(|error| undecided(error.to_string()))?;
     if progress.status == "completed" {
-        if ran {
-            destination.execute("cont", Value::Null).map_err(|error| undecided(error.to_string()))?;
+        if !starts {
+            return Ok(Arrived::ByItself);
         }
-        return Ok(ran);
+        destination.execute("cont", Value::Null).map_err(|error| undecided(error.to_string()))?;
+        return Ok(Arrived::Started);
     }
     if !progress.is_over() {
         return Err(undecided(format!("{at} is still `{}`", progress.status)));

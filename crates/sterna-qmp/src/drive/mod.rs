@@ -15,6 +15,7 @@
 
 mod error;
 pub mod handover;
+mod launch_line;
 mod pipe;
 mod progress;
 pub mod restore;

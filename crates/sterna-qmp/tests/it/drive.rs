@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna_image::{BlockShape, Envelope, MappedOptions, MappedWriter, Shape};
 use sterna_qmp::Client;
-use sterna_qmp::drive::handover::Handover;
+use sterna_qmp::drive::handover::{Arrived, Handover, OnArrival, StaysPaused};
 use sterna_qmp::drive::restore::{RestoreRequest, Start, restore};
 use sterna_qmp::drive::save::{Format, SaveRequest, save};
 use sterna_qmp::drive::{DriveError, Progress, Vm, Watch, Wish};
@@ -96,7 +96,7 @@ fn destination(status: &'static str) -> (Vm, Asked) {
 
 fn begun(destination: (Vm, Asked)) -> (Handover, (Vm, Asked), (Vm, Asked)) {
     let (mut from, mut to) = (source(), destination);
-    let handover = Handover::begin(&mut from.0, Some(&mut to.0)).unwrap();
+    let handover = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted).unwrap();
     assert!(handover.is_held());
     assert_eq!((to.1.count("stop"), from.1.count("migrate-set-capabilities")), (1, 1));
     (handover, from, to)
@@ -172,6 +172,42 @@ fn completed_with_a_destination_that_failed_sends_the_operator_to_the_source() {
     assert_eq!(from.1.count("migrate-set-capabilities"), 2);
 }
 
+/// A destination on this host, started as this test's process was: without `-S`.
+fn destination_in_sight() -> (Vm, Asked) {
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    qemu("DEST", move |command, _| match command {
+        "query-migrate" => Answer::Return(json!({"status": "completed"})),
+        "query-cpus-fast" => Answer::Return(json!([{"cpu-index": 0, "thread-id": thread}])),
+        _ => usual(command),
+    })
+}
+
+#[test]
+fn completed_starts_the_guest_where_nobody_wants_it_paused() {
+    for (to, is_in_sight) in [(destination_in_sight(), true), (destination("completed"), false)] {
+        let (handover, mut from, mut to) = begun(to);
+        let remark = handover.remark().map(str::to_owned);
+
+        let arrived = handover.completed(&mut from.0, Some(&mut to.0)).unwrap();
+
+        assert_eq!((arrived, to.1.count("cont")), (Arrived::Started, 1));
+        let said = remark.is_some_and(|remark| remark.contains("-S") && remark.contains("--paused"));
+        assert_eq!(said, !is_in_sight);
+    }
+}
+
+#[test]
+fn completed_leaves_a_guest_paused_that_the_operator_wants_paused() {
+    let (mut from, mut to) = (source(), destination("completed"));
+    let handover = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::Paused).unwrap();
+    assert_eq!(handover.remark(), None);
+
+    let arrived = handover.completed(&mut from.0, Some(&mut to.0)).unwrap();
+
+    assert_eq!(arrived, Arrived::Paused(StaysPaused::Asked));
+    assert_eq!((to.1.count("stop"), to.1.count("cont")), (1, 0));
+}
+
 #[test]
 fn refused_migration_leaves_the_destination_waiting_as_it_was() {
     let (handover, mut from, mut to) = begun(destination("setup"));
@@ -190,7 +226,8 @@ fn begin_with_a_destination_that_cannot_be_held_puts_the_sources_settings_back()
         _ => usual(command),
     });
 
-    let error = Handover::begin(&mut from.0, Some(&mut to.0)).expect_err("it would start by itself");
+    let error = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted)
+        .expect_err("it would start by itself");
 
     assert!(error.to_string().contains("DEST"), "{error}");
     assert_eq!(from.1.count("migrate-set-capabilities"), 2);
