@@ -1,33 +1,71 @@
 //! How the command ends: one clear sentence on standard error and a documented exit status.
+//!
+//! Here alone errors become statuses, by one rule for all commands:
+//!
+//! * **2** before anything was tried: the command line makes no sense or lacks something ([`Status::Usage`], said with
+//!   `usage:`), which includes names and values that the VM does not know, and a target that is there already without
+//!   `--force`; or a file that it names for reading cannot be read or is not what it should be ([`Status::Unreadable`]);
+//! * **1** when it was tried and failed: at a VM, a monitor, a peer, or writing.
+//!
+//! Commands that judge have their verdict as 0 or 1 (`verify`, `diff`); that they cannot judge is 2.
 
+use std::path::Path;
 use std::process::ExitCode;
 
+use sterna_image::ImageError;
+use sterna_qmp::ClientError;
 use sterna_qmp::drive::DriveError;
+use sterna_transport::TransportError;
 
 /// Exit statuses. They are part of the command's promise; scripts may rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Status {
     /// All went well.
-    Done = 0,
+    Done,
     /// It failed. If it was a migration, the guest runs on at the source.
-    Failed = 1,
-    /// The command line, or a file named on it, cannot be understood.
-    Usage = 2,
+    Failed,
+    /// The command line cannot be understood, or asks for what cannot be.
+    Usage,
+    /// A file that the command line names cannot be read, or is not what it should be.
+    Unreadable,
     /// Committed without an acknowledgement, or stopped on both sides: the source stays stopped until it has learnt
     /// the truth or an operator decides.
-    Undecided = 3,
+    Undecided,
     /// The guest that arrived is not the guest that left: memory is damaged.
-    Damaged = 4,
+    Damaged,
     /// A second Ctrl-C: the migration goes on, nobody watches it.
-    Detached = 5,
+    Detached,
     /// Cancelled by Ctrl-C; the guest runs on at the source.
-    Cancelled = 130,
+    Cancelled,
+}
+
+impl Status {
+    /// The number that the process ends with.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage | Self::Unreadable => 2,
+            Self::Undecided => 3,
+            Self::Damaged => 4,
+            Self::Detached => 5,
+            Self::Cancelled => 130,
+        }
+    }
+
+    /// What stands before the sentence.
+    pub fn head(self) -> &'static str {
+        match self {
+            Self::Usage => "sterna: usage",
+            Self::Done | Self::Cancelled | Self::Detached => "sterna",
+            Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged => "sterna: error",
+        }
+    }
 }
 
 impl From<Status> for ExitCode {
     fn from(status: Status) -> Self {
-        ExitCode::from(status as u8)
+        ExitCode::from(status.code())
     }
 }
 
@@ -36,7 +74,7 @@ pub const HELP: &str = "\
 Exit status:
   0    done
   1    failed; if a migration was under way, the guest runs on at the source
-  2    the command line, or a file named on it, cannot be understood
+  2    the command line cannot be understood, or a file that it names cannot be read or is not what it should be
   3    undecided: committed but not acknowledged, the source stays stopped
   4    the guest that arrived is not the guest that left
   5    detached by a second Ctrl-C; the migration goes on
@@ -63,6 +101,42 @@ impl Stop {
         Self { status: Status::Usage, message: message.into() }
     }
 
+    /// Ends with [`Status::Unreadable`].
+    pub fn unreadable(message: impl Into<String>) -> Self {
+        Self { status: Status::Unreadable, message: message.into() }
+    }
+
+    /// Why the file at `path`, which is to be read, could not be.
+    pub fn cannot_read(path: &Path, error: &std::io::Error) -> Self {
+        Self::unreadable(format!("cannot read {}: {error}", path.display()))
+    }
+
+    /// What became of a command that reads the images `from` and may write something else.
+    pub fn of_image(error: &ImageError, from: &[&Path]) -> Self {
+        let is_source = |file: &str| from.iter().any(|path| path.display().to_string() == file);
+        let status = match error {
+            ImageError::Request(_) | ImageError::Exists { .. } | ImageError::SameFile { .. } => Status::Usage,
+            ImageError::File(error) => of_file(error),
+            // An image may be mended in its place.
+            ImageError::Io { file, call, .. } if is_source(file) && !matches!(*call, "write" | "fsync") => {
+                Status::Unreadable
+            }
+            ImageError::Changed { file } if is_source(file) => Status::Unreadable,
+            error if error.is_image_at_fault() => Status::Unreadable,
+            _ => Status::Failed,
+        };
+        Self { status, message: error.to_string() }
+    }
+
+    /// What a monitor's answer to settings from the command line means: a refusal is of the line.
+    pub fn of_settings(at: &str, error: ClientError) -> Self {
+        let status = match &error {
+            ClientError::Refused { .. } => Status::Usage,
+            _ => Status::Failed,
+        };
+        Self { status, message: DriveError::Monitor { at: at.to_owned(), error }.to_string() }
+    }
+
     /// The same with more behind it.
     pub fn with_more(mut self, more: &str) -> Self {
         self.message += more;
@@ -81,9 +155,19 @@ impl From<DriveError> for Stop {
             DriveError::Cancelled(_) => Status::Cancelled,
             DriveError::Detached(_) => Status::Detached,
             DriveError::Undecided(_) => Status::Undecided,
+            DriveError::Request(_) => Status::Usage,
+            DriveError::Unreadable(_) => Status::Unreadable,
             _ => Status::Failed,
         };
         Self { status, message: error.to_string() }
+    }
+}
+
+/// What a file that is to be written says before anything is written into it.
+fn of_file(error: &TransportError) -> Status {
+    match error {
+        TransportError::FileExists { .. } | TransportError::NotAFile { .. } => Status::Usage,
+        _ => Status::Failed,
     }
 }
 

@@ -40,7 +40,7 @@ impl Interrupts {
             if signals.forever().next().is_some() {
                 PageFile::remove_all_aside();
                 terminal::complain(&Stop::with(Status::Cancelled, "interrupted; what was begun is removed"));
-                std::process::exit(Status::Cancelled as i32);
+                std::process::exit(Status::Cancelled.code().into());
             }
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(end);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 pub use sterna_qmp::drive::Progress;
-use sterna_qmp::drive::{ANSWER_LIMIT, DriveError, Vm};
+use sterna_qmp::drive::{ANSWER_LIMIT, DriveError, Settings, Vm};
 use sterna_qmp::{ClientError, Endpoint};
 
 use crate::exit::Stop;
@@ -101,9 +101,18 @@ impl Monitor {
         if capabilities.is_empty() {
             return Ok(());
         }
+        let settings = Settings::read(&mut self.vm)?;
+        if let Some(unknown) = capabilities.iter().find(|name| settings.capability(name).is_none()) {
+            let names: Vec<&str> = settings.capability_names().collect();
+            return Err(Stop::usage(format!(
+                "--cap {unknown}: {} knows no such capability; it knows {}",
+                self.endpoint,
+                names.join(", ")
+            )));
+        }
         let states: Vec<Value> =
             capabilities.iter().map(|name| json!({"capability": name, "state": true})).collect();
-        self.execute("migrate-set-capabilities", json!({ "capabilities": states })).map(drop)
+        self.change("migrate-set-capabilities", json!({ "capabilities": states }))
     }
 
     /// Sets parameters from `NAME=VALUE` pairs. What a value is, the monitor's present one says: a number may
@@ -117,7 +126,17 @@ impl Monitor {
         for (name, value) in pairs {
             changes.insert(name.clone(), parameter(&present, name, value)?);
         }
-        self.execute("migrate-set-parameters", Value::Object(changes)).map(drop)
+        self.change("migrate-set-parameters", Value::Object(changes))
+    }
+
+    /// Settings from the command line.
+    fn change(&mut self, command: &str, arguments: Value) -> Result<(), Stop> {
+        let Err(error) = self.try_execute(command, arguments) else { return Ok(()) };
+        // What was asked for may be good another time.
+        if matches!(error, ClientError::Refused { .. }) && !self.progress()?.is_over() {
+            return Err(self.stop(error));
+        }
+        Err(Stop::of_settings(&self.endpoint.to_string(), error))
     }
 }
 

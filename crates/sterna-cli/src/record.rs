@@ -89,7 +89,7 @@ fn units() -> BTreeMap<String, String> {
             "seconds",
         ),
         ("*_seconds", "seconds"),
-        ("*_bytes", "bytes; bandwidth_bytes: bytes per second"),
+        ("*_bytes", "bytes; bandwidth_bytes, throughput_bytes, drain_bytes: bytes per second"),
         ("*_pages, pages", "pages of 4096 bytes"),
         ("*_per_second", "pages of 4096 bytes per second"),
     ];
@@ -142,10 +142,10 @@ impl Record {
     pub fn read(file: &Path) -> Result<Self, Stop> {
         let name = file.display();
         let text = std::fs::read_to_string(file).map_err(|error| {
-            Stop::usage(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
+            Stop::unreadable(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
         })?;
         Self::from_json(&text)
-            .map_err(|why| Stop::usage(format!("{name} {why}. Name a file that `--report` wrote.")))
+            .map_err(|why| Stop::unreadable(format!("{name} {why}. Name a file that `--report` wrote.")))
     }
 }
 

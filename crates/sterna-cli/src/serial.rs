@@ -37,7 +37,7 @@ impl Serial {
             Self::None => Box::new(io::sink()),
             Self::Stdio => Box::new(Flushed(io::stdout())),
             Self::File(path) => Box::new(File::create(path).map_err(|error| {
-                Stop::usage(format!(
+                Stop::failed(format!(
                     "cannot write the console to {}: {error}. Name another file.",
                     path.display()
                 ))

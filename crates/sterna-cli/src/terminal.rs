@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use owo_colors::OwoColorize;
 use sterna_transport::PageFile;
 
-use crate::exit::{Status, Stop};
+use crate::exit::Stop;
 use crate::monitor::Progress;
 use crate::units;
 
@@ -31,12 +31,8 @@ pub fn note(text: &str) {
 
 /// Prints the sentence with which a command ends early.
 pub fn complain(stop: &Stop) {
-    let head = match stop.status {
-        Status::Usage => "sterna: usage".to_owned(),
-        Status::Cancelled | Status::Detached => "sterna".to_owned(),
-        _ => "sterna: error".to_owned(),
-    };
-    let _ = writeln!(anstream::stderr().lock(), "{} {}", format!("{head}:").red().bold(), stop.message);
+    let head = format!("{}:", stop.status.head());
+    let _ = writeln!(anstream::stderr().lock(), "{} {}", head.red().bold(), stop.message);
 }
 
 /// Tells of files for `place` that a run left aside when it was killed: they hold a guest's memory.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use sterna::TlsEndpoint;
-use sterna_qmp::{MigrationControl, QmpError};
+use sterna_qmp::{ClientError, MigrationControl, QmpError};
 
 use crate::exit::Stop;
 use crate::monitor::Monitor;
@@ -18,7 +18,7 @@ use crate::monitor::Monitor;
 /// Gives a VM of ours both kinds of credentials, `tls-server` and `tls-client`, as far as the files are there, and
 /// makes migrations use those of `endpoint`, which must be there.
 pub fn host(control: &MigrationControl, directory: &Path, endpoint: TlsEndpoint) -> Result<(), Stop> {
-    let refused = |error: QmpError| Stop::failed(error.to_string());
+    let refused = |error: QmpError| Stop::unreadable(error.to_string());
     let directory = absolute(directory)?;
     for kind in [TlsEndpoint::Server, TlsEndpoint::Client] {
         if kind != endpoint && !directory.join(format!("{}-cert.pem", kind.word())).exists() {
@@ -38,7 +38,14 @@ pub fn give(monitor: &mut Monitor, directory: &Path, endpoint: TlsEndpoint) -> R
     let id = format!("sterna-{}", id(endpoint));
     // Left from a migration of ours before; its files may have been renewed since.
     let _ = monitor.try_execute("object-del", json!({ "id": id }));
-    monitor.execute("object-add", Value::Object(object(&id, &directory, endpoint)))?;
+    let added = monitor.try_execute("object-add", Value::Object(object(&id, &directory, endpoint)));
+    added.map_err(|error| match error {
+        // It read the files.
+        ClientError::Refused { desc, .. } => {
+            Stop::unreadable(format!("--tls-dir at {}: {desc}", monitor.endpoint()))
+        }
+        error => monitor.stop(error),
+    })?;
     monitor.execute("migrate-set-parameters", json!({ "tls-creds": id })).map(drop)
 }
 

@@ -152,7 +152,7 @@ fn save_of_a_running_guest_keeps_the_operators_settings_and_can_resume() -> Resu
             save.push(if direct { "--direct-io" } else { "--no-direct-io" });
             if direct && form == "legacy" {
                 // QEMU writes a stream through the page cache only.
-                fails(&save, 1, &["--direct-io", "mapped-ram"])?;
+                fails(&save, 2, &["--direct-io", "mapped-ram"])?;
                 continue;
             }
 
@@ -178,7 +178,7 @@ fn save_onto_an_existing_file_needs_force() -> Result<(), Failure> {
     let (socket, image) = (qemu.operator_socket(), qemu.directory().join("vm.img"));
     std::fs::write(&image, "precious").map_err(|error| error.to_string())?;
 
-    fails(&["save", text(&socket), text(&image)], 1, &["vm.img"])?;
+    fails(&["save", text(&socket), text(&image)], 2, &["vm.img"])?;
     assert_eq!(std::fs::read(&image).ok().as_deref(), Some(&b"precious"[..]));
     assert_eq!(qemu.status()?, "running");
     works(&["save", text(&socket), text(&image), "--force"])?;
@@ -287,7 +287,7 @@ fn restore_of_a_cut_image_is_refused_before_qemu_sees_it() -> Result<(), Failure
 
             let output = run(&["restore", text(&cut), text(&to)])?;
 
-            assert_eq!(output.status.code(), Some(1), "{form} cut to {keep}");
+            assert_eq!(output.status.code(), Some(2), "{form} cut to {keep}");
             assert_eq!(target.status()?, "inmigrate", "{form} cut to {keep}");
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
-use sterna_image::{Direct, Form, ImageError, Packing};
+use sterna_image::{Direct, Form, Packing};
 use sterna_qmp::drive::save::newest_libvirt_format_here;
 
 use crate::exit::{Done, Status, Stop};
@@ -71,7 +71,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     if !is_pipe(&arguments.to) {
         terminal::note_left_behind(&arguments.to);
     }
-    let converted = convert(input(&arguments.from)?, output(&arguments.to), &options).map_err(stop)?;
+    let converted = convert(input(&arguments.from)?, output(&arguments.to), &options)
+        .map_err(|error| Stop::of_image(&error, &[&arguments.from]))?;
     let seconds = started.elapsed().as_secs_f64();
     for finding in &converted.damage {
         terminal::note(&format!("sterna: warning: left as it is: {finding}"));
@@ -140,7 +141,7 @@ fn input(path: &Path) -> Result<Input, Stop> {
         return Ok(Input::File(path.into()));
     }
     let pipe = File::open(path);
-    Ok(Input::Pipe(Box::new(pipe.map_err(|error| Stop::failed(format!("{}: {error}", path.display())))?)))
+    Ok(Input::Pipe(Box::new(pipe.map_err(|error| Stop::cannot_read(path, &error))?)))
 }
 
 fn output(path: &Path) -> Output {
@@ -149,22 +150,11 @@ fn output(path: &Path) -> Output {
 
 /// A text file for the container, without the NUL that may end it.
 fn text(path: &Path) -> Result<Vec<u8>, Stop> {
-    let read = std::fs::read(path).map_err(|error| Stop::usage(format!("{}: {error}", path.display())));
-    let mut text = read?;
+    let mut text = std::fs::read(path).map_err(|error| Stop::cannot_read(path, &error))?;
     if text.last() == Some(&0) {
         text.pop();
     }
     Ok(text)
-}
-
-/// What went wrong, and whose move it is.
-fn stop(error: ImageError) -> Stop {
-    match error {
-        ImageError::Request(_) | ImageError::Exists { .. } | ImageError::SameFile { .. } => {
-            Stop::usage(error.to_string())
-        }
-        _ => Stop::failed(error.to_string()),
-    }
 }
 
 fn sentence(arguments: &Arguments, converted: &Converted, seconds: f64) -> String {
@@ -203,6 +193,7 @@ fn json(arguments: &Arguments, converted: &Converted, seconds: f64) -> Result<St
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use sterna_image::ImageError;
 
     use super::*;
 
@@ -232,9 +223,9 @@ mod tests {
 
     #[test]
     fn convert_of_a_background_snapshot_without_bitmaps_names_repair() {
-        let error = stop(ImageError::NoBitmaps { file: "a".into() });
+        let error = Stop::of_image(&ImageError::NoBitmaps { file: "a".into() }, &[Path::new("a")]);
 
-        assert_eq!(error.status, Status::Failed);
+        assert_eq!(error.status, Status::Unreadable);
         assert!(error.message.contains("sterna repair"), "{}", error.message);
     }
 
@@ -246,7 +237,7 @@ mod tests {
 
         let stop = run(&[from.to_str().unwrap(), to.to_str().unwrap()]).unwrap_err();
 
-        assert_eq!(stop.status, Status::Failed);
+        assert_eq!(stop.status, Status::Unreadable);
         assert!(stop.message.contains("no image of a virtual machine"), "{}", stop.message);
         assert!(!to.exists());
     }

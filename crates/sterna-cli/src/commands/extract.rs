@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use sterna_image::Image;
 use sterna_image::tools::architecture::Architecture;
 use sterna_image::tools::extract::{ExtractOptions, Extracted, Part, extract};
+use sterna_image::{Image, ImageError};
 
-use super::verify::{stop, warn_of_damage};
+use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
@@ -55,6 +55,7 @@ pub struct Arguments {
 
 /// Takes it out.
 pub fn execute(arguments: &Arguments) -> Done {
+    let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
     let image = Image::open(&arguments.image).map_err(stop)?;
     warn_of_damage(&image)?;
     let part = match (&arguments.block, arguments.range) {
@@ -70,8 +71,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     Interrupts::remove_files()?;
     terminal::note_left_behind(&arguments.output);
-    let done = extract(&image, &part, &arguments.output, &options);
-    let extracted = done.map_err(|error| Stop::failed(error.to_string()))?;
+    let extracted = extract(&image, &part, &arguments.output, &options).map_err(stop)?;
     if arguments.json {
         let text = serde_json::to_string_pretty(&extracted);
         terminal::print(&text.map_err(|error| Stop::failed(error.to_string()))?);

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use sterna_image::Image;
 use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::inspect::{Inspection, inspect};
 use sterna_image::tools::picture::picture;
+use sterna_image::{Image, ImageError};
 
-use super::verify::{stop, warn_of_damage};
+use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
 use crate::record::write_whole;
 use crate::{terminal, units};
@@ -27,6 +27,7 @@ pub struct Arguments {
 
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
+    let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
     let image = Image::open(&arguments.image).map_err(stop)?;
     warn_of_damage(&image)?;
     if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {

@@ -92,7 +92,7 @@ impl Wire {
         let mut parameters = set.to_engine();
         if let Some(directory) = &self.tls_dir {
             let credentials = TlsCredentials::from_directory(directory, endpoint, true)
-                .map_err(|error| Stop::usage(error.to_string()))?;
+                .map_err(|error| Stop::unreadable(error.to_string()))?;
             parameters.tls =
                 Some(Tls { hostname: self.tls_hostname.clone(), ..Tls::new(Arc::new(credentials)) });
         }
@@ -107,7 +107,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     let envelope = match &listening.domain {
         Some(domain) => Some(
             Envelope::new(domain.xml.clone(), domain.cookie.clone())
-                .map_err(|error| Stop::usage(error.to_string()))?,
+                .map_err(|error| Stop::unreadable(error.to_string()))?,
         ),
         None => None,
     };
@@ -124,7 +124,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     }
     if listening.image.exists() && !listening.replace {
         // Told now, and not when the peer has sent everything.
-        return Err(Stop::failed(format!(
+        return Err(Stop::usage(format!(
             "{} is there already: choose another name, or --force",
             listening.image.display()
         )));
@@ -155,7 +155,7 @@ pub fn send_to(
     interrupts: &Interrupts,
 ) -> Done {
     let (parameters, capabilities) = wire.engine(TlsEndpoint::Client)?;
-    let opened = Image::open(image).map_err(|error| Stop::failed(error.to_string()))?;
+    let opened = Image::open(image).map_err(|error| Stop::of_image(&error, &[image]))?;
     let (kind, ram_bytes) = (opened.kind().name(), opened.shape().ram_bytes());
     let options = SendOptions { uuid: wire.uuid, file: OpenOptions { direct }, ..SendOptions::default() };
     let began = Instant::now();
@@ -184,7 +184,7 @@ pub fn send_to(
             total_bytes: statistics.ram_total_bytes,
             remaining_bytes: statistics.ram_remaining_bytes,
             transferred_bytes: statistics.transferred_bytes,
-            bandwidth_bytes: statistics.bandwidth_bytes as f64,
+            bandwidth_bytes: statistics.throughput_bytes as f64,
             round: statistics.rounds_begun,
             ..Progress::default()
         });

@@ -41,7 +41,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         terminal::note_left_behind(output);
     }
     let done = repair(&arguments.image, &to, &VerifyOptions::default());
-    let repaired = done.map_err(|error| Stop::failed(error.to_string()))?;
+    let repaired = done.map_err(|error| Stop::of_image(&error, &[&arguments.image]))?;
     let path = arguments.output.as_ref().unwrap_or(&arguments.image);
     terminal::note(&format!(
         "wrote {}: {} bitmaps, {} pages; `sterna verify` checks it",

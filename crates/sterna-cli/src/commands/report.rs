@@ -45,14 +45,14 @@ mod tests {
     }
 
     #[test]
-    fn report_of_something_else_is_a_usage_error_and_writes_nothing() {
+    fn report_of_something_else_is_refused_and_writes_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("m.json");
         std::fs::write(&file, "{}").unwrap();
 
         let stop = execute(&Arguments { file, output: None }).unwrap_err();
 
-        assert_eq!(stop.status, exit::Status::Usage);
+        assert_eq!(stop.status, exit::Status::Unreadable);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

@@ -277,11 +277,10 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
         )),
         Some("defer") => Ok(()),
         Some(uri) => {
-            let refused =
-                |error: sterna_qmp::QmpError| Stop::failed(format!("cannot wait at {uri}: {error}"));
-            let address = sterna_qmp::migration::from_uri(uri).map_err(refused)?;
+            let address = sterna_qmp::migration::from_uri(uri)
+                .map_err(|error| Stop::usage(format!("--incoming {uri}: {error}")))?;
             let address = address.claim_inherited().map_err(|error| Stop::failed(error.to_string()))?;
-            control.listen(&address).map_err(refused)
+            control.listen(&address).map_err(|error| Stop::failed(format!("cannot wait at {uri}: {error}")))
         }
         None if arguments.stopped => Ok(()),
         None => vm.cont().map_err(|error| Stop::failed(format!("the guest does not start: {error}"))),
@@ -308,7 +307,7 @@ fn follow(parent: i32) -> Result<(), Stop> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.to_string()))?;
     // It may have ended before the line above.
     if getppid() != Pid::from_raw(parent) {
-        process::exit(Status::Failed as i32);
+        process::exit(Status::Failed.code().into());
     }
     Ok(())
 }

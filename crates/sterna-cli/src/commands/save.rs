@@ -143,9 +143,7 @@ pub fn direct(required: bool, off: bool) -> Direct {
 }
 
 fn domain(arguments: &Arguments) -> Result<Option<Domain>, Stop> {
-    let read = |file: &Path| {
-        std::fs::read(file).map_err(|error| Stop::usage(format!("cannot read {}: {error}", file.display())))
-    };
+    let read = |file: &Path| std::fs::read(file).map_err(|error| Stop::cannot_read(file, &error));
     let Some(xml) = &arguments.xml else { return Ok(None) };
     let cookie = arguments.cookie.as_deref().map(read).transpose()?;
     Ok(Some(Domain { xml: without_nul(read(xml)?), cookie: cookie.map(without_nul) }))

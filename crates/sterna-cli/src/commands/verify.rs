@@ -47,9 +47,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(if verdict.is_sound() { Status::Done } else { Status::Failed })
 }
 
-/// An image that cannot be read at all is a wrong file on the command line.
+/// An image that cannot be judged, whatever the reason: 1 would be a verdict.
 pub fn stop(error: ImageError) -> Stop {
-    Stop::usage(error.to_string())
+    Stop::unreadable(error.to_string())
 }
 
 /// Says what is damaged in an image that is used for something else, as far as that is told without reading all of it.
@@ -118,15 +118,18 @@ mod tests {
     }
 
     #[test]
-    fn verify_of_damage_fails_and_of_no_image_is_a_usage_error() {
+    fn verify_of_damage_fails_and_of_what_is_no_image_cannot_tell() {
         let directory = tempfile::tempdir().unwrap();
         let (empty, other) = (directory.path().join("empty"), directory.path().join("other"));
         std::fs::write(&empty, "").unwrap();
         std::fs::write(&other, "no image at all").unwrap();
 
         assert_eq!(execute(&arguments(empty)), Ok(Status::Failed));
-        assert_eq!(execute(&arguments(other)).unwrap_err().status, Status::Usage);
-        assert_eq!(execute(&arguments(directory.path().join("absent"))).unwrap_err().status, Status::Usage);
-        assert_eq!(execute(&arguments(directory.path().into())).unwrap_err().status, Status::Usage);
+        assert_eq!(execute(&arguments(other)).unwrap_err().status, Status::Unreadable);
+        assert_eq!(
+            execute(&arguments(directory.path().join("absent"))).unwrap_err().status,
+            Status::Unreadable
+        );
+        assert_eq!(execute(&arguments(directory.path().into())).unwrap_err().status, Status::Unreadable);
     }
 }

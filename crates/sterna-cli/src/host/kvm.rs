@@ -84,7 +84,7 @@ fn vhost_user(config: &Config) -> Vec<VhostUserOptions> {
 fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> {
     let read = |file: &PathBuf| {
         std::fs::read(file).map_err(|error| {
-            Stop::usage(format!(
+            Stop::unreadable(format!(
                 "cannot read the guest {}: {error}. Name a file with its code.",
                 file.display()
             ))

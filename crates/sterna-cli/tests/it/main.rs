@@ -9,6 +9,7 @@ mod support;
 mod convert;
 mod demo;
 mod dirty_limit;
+mod exit_statuses;
 mod peer;
 mod save;
 mod vfio_user;

@@ -12,7 +12,7 @@ use sterna::foreign::{ImagePlan, receive};
 use sterna::{Address, Capabilities, Parameters};
 use sterna_image::{BlockShape, Image, MappedOptions, MappedWriter, Shape};
 
-fn image(path: &Path) {
+pub fn image(path: &Path) {
     let mut shape = Shape { has_configuration: true, has_end: true, has_eof: true, ..Shape::empty() };
     shape.configuration.machine_type = "none".into();
     shape.ram.footers = true;

@@ -9,13 +9,13 @@ use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Vm;
 
 /// A VM that ends with the test.
-struct Process {
+pub struct Process {
     child: Child,
     socket: PathBuf,
 }
 
 impl Process {
-    fn start(socket: PathBuf, more: &[&str]) -> Self {
+    pub fn start(socket: PathBuf, more: &[&str]) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["run", "--machine=process", "--ram=64M"])
             .arg(format!("--qmp=unix:{}", socket.display()))
@@ -31,7 +31,7 @@ impl Process {
         process
     }
 
-    fn vm(&self) -> Vm {
+    pub fn vm(&self) -> Vm {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             match Vm::connect(&Endpoint::Unix(self.socket.clone())) {
@@ -92,7 +92,7 @@ fn save_onto_an_existing_file_is_refused_and_the_guest_runs_on() {
 
     let refused = sterna("save", &socket, &image, &[]);
 
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
     assert_eq!(std::fs::read(&image).unwrap(), b"precious");
     assert_eq!(source.vm().run_state().unwrap(), "running");
     told(&sterna("save", &socket, &image, &["--force", "--resume-after"]));

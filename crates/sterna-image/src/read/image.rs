@@ -237,8 +237,12 @@ pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
     let file = opened.map_err(|error| ImageError::io(&name, "open", error))?;
     let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
     if !metadata.is_file() {
-        let text = format!("{name} is no regular file, and an image must be readable at any place");
-        return Err(ImageError::Request(text));
+        let why = "it is no regular file, and an image must be readable at any place";
+        return Err(ImageError::io(
+            &name,
+            "open",
+            std::io::Error::new(std::io::ErrorKind::InvalidInput, why),
+        ));
     }
     Ok(Arc::new(file))
 }

@@ -1,0 +1,215 @@
+//! One rule for exit statuses over all commands (README, *exit status*): 2 for a command line that makes no sense, said
+//! with `usage:`, and for a file on it that cannot be read or is not what it should be; 1 for what was tried and failed.
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use rustix::fs::{CWD, Mode, mkfifoat};
+use tempfile::TempDir;
+
+use crate::peer::image;
+use crate::save::Process;
+
+/// What must come of a command line: its status, and whether it is called a usage error by us or by the parser.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Comes {
+    /// 2, `sterna: usage:`
+    Usage,
+    /// 2, `sterna: error:`: a file
+    File,
+    /// 1, `sterna: error:`
+    Failed,
+    /// 2, and the parser's own words
+    Parser,
+    /// 1 without a complaint: the command's verdict
+    Verdict,
+}
+use Comes::{Failed, File, Parser, Usage, Verdict};
+
+/// Files and sockets of every kind, by name.
+struct World {
+    directory: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let world = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(world.path("directory")).unwrap();
+        mkfifoat(CWD, world.path("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+        std::fs::write(world.path("empty"), "").unwrap();
+        std::fs::write(world.path("garbage"), "no image, no record and no certificate\n").unwrap();
+        image(&world.path("whole"));
+        let mut bytes = std::fs::read(world.path("whole")).unwrap();
+        // The version of the stream.
+        bytes[7] = 9;
+        std::fs::write(world.path("broken"), bytes).unwrap();
+        let listener = UnixListener::bind(world.path("talker")).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let _ = stream.unwrap().write_all(b"220 a mail server, perhaps\r\n");
+            }
+        });
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        match name {
+            // Its owner may open it; nobody can read its first byte, not even root.
+            "unreadable" => "/proc/self/mem".into(),
+            name => self.directory.path().join(name),
+        }
+    }
+
+    /// `@NAME` stands for the file of that name, KIND in the lines of tests for each kind's.
+    fn run(&self, line: &str) -> Output {
+        let words = line.split_whitespace().map(|word| match word.split_once('@') {
+            Some((before, name)) => format!("{before}{}", self.path(name).display()),
+            None => word.to_owned(),
+        });
+        let mut command = Command::new("timeout");
+        command.args(["60", env!("CARGO_BIN_EXE_sterna")]).args(words).stdin(Stdio::null());
+        command.env("NO_COLOR", "1").output().unwrap()
+    }
+
+    fn check(&self, line: &str, comes: Comes) {
+        let output = self.run(line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (status, head) = match comes {
+            Usage => (2, "sterna: usage: "),
+            File => (2, "sterna: error: "),
+            Failed => (1, "sterna: error: "),
+            Parser => (2, "error: "),
+            Verdict => (1, ""),
+        };
+        assert_eq!(output.status.code(), Some(status), "sterna {line}: {said}");
+        assert!(said.lines().any(|line| line.starts_with(head)) || head.is_empty(), "sterna {line}: {said}");
+        assert_eq!(said.contains("usage: "), comes == Usage, "sterna {line}: {said}");
+    }
+}
+
+const COMMANDS: [&str; 17] = [
+    "demo", "run", "migrate", "plan", "info", "cancel", "decide", "verify", "inspect", "convert", "save",
+    "restore", "extract", "diff", "repair", "bench", "report",
+];
+
+#[test]
+fn unknown_options_are_usage_errors_of_every_command() {
+    let world = World::new();
+    for command in COMMANDS {
+        world.check(&format!("{command} --no-such-option"), Parser);
+    }
+    world.check("no-such-command", Parser);
+}
+
+#[test]
+fn files_that_cannot_be_read_or_are_something_else_are_named_with_status_2() {
+    let world = World::new();
+    let lines = [
+        "verify @KIND",
+        "inspect @KIND",
+        "convert @KIND @made",
+        "extract @KIND @made",
+        "diff @KIND @whole",
+        "diff @whole @KIND",
+        "repair @KIND -o @made",
+        "restore @KIND send:tcp:127.0.0.1:1",
+        "restore @KIND -- true",
+        "report @KIND",
+    ];
+    for line in lines {
+        for kind in ["missing", "directory", "fifo", "unreadable", "empty", "garbage", "broken"] {
+            let comes = match (line, kind) {
+                // Its verdict.
+                ("verify @KIND", "empty" | "broken") => Verdict,
+                // Pipes are read as anything reads them.
+                ("convert @KIND @made" | "report @KIND", "fifo") => continue,
+                _ => File,
+            };
+            world.check(&line.replace("KIND", kind), comes);
+            assert!(!world.path("made").exists(), "{line} {kind}");
+        }
+    }
+    world.check("convert @whole @made --format libvirt-raw --xml @missing", File);
+    world.check("save @nowhere @made --format libvirt-raw --xml @missing", File);
+    world.check("run --machine=process --ram=16M --tls-dir @missing", File);
+    world.check("save listen:tcp:127.0.0.1:0 @made --tls-dir @missing", File);
+}
+
+#[test]
+fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
+    let world = World::new();
+    for command in ["convert @whole", "extract @whole"] {
+        world.check(&format!("{command} @directory/missing/made"), Failed);
+        world.check(&format!("{command} @garbage"), Usage);
+        world.check(&format!("{command} @directory"), Usage);
+    }
+    world.check("save listen:tcp:127.0.0.1:0 @garbage", Usage);
+    world.check("inspect @whole --svg @directory/missing/made", Failed);
+    world.check("inspect @whole --svg @whole", Usage);
+    world.check("extract @whole @made --block no-such-block", Usage);
+    world.check("repair @whole -o @made", Usage);
+    world.check("restore @whole send:tcp:127.0.0.1:1", Failed);
+    world.check("restore @whole send:nonsense", Usage);
+    world.check("save listen:nonsense @made", Usage);
+    world.check("save listen:tcp:127.0.0.1:0 @made --cap bogus", Usage);
+    world.check("save listen:tcp:127.0.0.1:0 @made --set bogus=1", Usage);
+    world.check("save listen:tcp:127.0.0.1:0 @made --set multifd-channels=0", Usage);
+    world.check("save listen:tcp:127.0.0.1:0 @made --format qcow2", Usage);
+    world.check("restore @whole send:tcp:127.0.0.1:1 --cap bogus", Usage);
+    world.check("run --machine=process --ram=16M --incoming nonsense", Usage);
+    world.check("run --machine=process --ram=16M --incoming defer", Usage);
+    world.check("run --ram=lots", Parser);
+    world.check("plan", Usage);
+    world.check("demo --forecast", Usage);
+}
+
+#[test]
+fn sockets_without_a_monitor_are_failures() {
+    let world = World::new();
+    for line in [
+        "info @KIND",
+        "cancel @KIND",
+        "decide @KIND source",
+        "plan @KIND",
+        "migrate @KIND tcp:127.0.0.1:1",
+        "save @KIND @made",
+        "restore @whole @KIND",
+    ] {
+        for kind in ["missing", "directory", "fifo", "garbage", "talker"] {
+            world.check(&line.replace("KIND", kind), Failed);
+        }
+    }
+}
+
+#[test]
+fn settings_that_a_vm_does_not_know_are_usage_errors() {
+    let world = World::new();
+    let vm = Process::start(world.path("vm"), &[]);
+
+    for (line, comes) in [
+        ("migrate @vm tcp:127.0.0.1:1 --cap bogus", Usage),
+        ("migrate @vm tcp:127.0.0.1:1 --set bogus=1", Usage),
+        ("migrate @vm tcp:127.0.0.1:1 --set max-bandwidth=fast", Usage),
+        ("migrate @vm tcp:127.0.0.1:1 --set multifd-channels=0", Usage),
+        ("migrate @vm tcp:127.0.0.1:1 --set novalue", Parser),
+        ("migrate @vm nonsense", Parser),
+        ("migrate @vm tcp:127.0.0.1:1 --paused", Parser),
+        ("migrate @vm tcp:127.0.0.1:1 --tls-dir @missing", File),
+        ("migrate @vm tcp:127.0.0.1:1", Failed),
+        ("save @vm @garbage", Usage),
+        ("save @vm @directory", Usage),
+        ("save @vm @made --format qcow2", Usage),
+        ("save @vm @made --format libvirt-raw", Usage),
+        ("save @vm @made --cap multifd", Usage),
+        ("save @vm @directory/missing/made", Failed),
+        ("restore @whole @vm", Failed),
+        ("cancel @vm", Failed),
+        ("decide @vm source", Failed),
+        ("decide @vm nobody", Parser),
+    ] {
+        world.check(line, comes);
+        assert_eq!(vm.vm().run_state().unwrap(), "running", "{line}");
+    }
+}
