@@ -20,6 +20,10 @@
 //! GnuTLS looks at certificates behind the handshake, and a TLS 1.3 client believes the handshake done
 //! before its certificate was looked at: a peer that closes before its first byte may mean that.
 
+#[cfg(test)]
+#[path = "../tests/support/certificates.rs"]
+#[allow(dead_code, reason = "made for several tests")]
+mod certificates;
 mod credentials;
 #[cfg(test)]
 mod exhausted;

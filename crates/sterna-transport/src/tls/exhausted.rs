@@ -1,15 +1,12 @@
 //! A session whose key has sealed all that its cipher allows, with a cipher that allows little.
 
-#[path = "../../tests/support/certificates.rs"]
-#[allow(dead_code, reason = "made for several tests")]
-mod certificates;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::crypto::{CipherSuiteCommon, CryptoProvider};
 use rustls::{CipherSuite, SupportedCipherSuite, Tls12CipherSuite};
 
+use super::certificates;
 use super::provider::provider;
 use super::{Tls, TlsCredentials, TlsEndpoint, TlsFault, TlsProblem};
 use crate::{CancelFlag, Channel, TransportError};

@@ -1,14 +1,11 @@
 //! The binding is the value that rustls exports itself, where it can be asked.
 
-#[path = "../../tests/support/certificates.rs"]
-#[allow(dead_code, reason = "made for several tests")]
-mod certificates;
-
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
 
+use super::certificates;
 use super::credentials::Config;
 use super::exporter::Exporter;
 use super::{TlsCredentials, TlsEndpoint};
