@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sterna_image::ImageError;
 use sterna_image::tools::repair::{RepairTo, repair};
 use sterna_image::tools::verify::VerifyOptions;
 
@@ -41,7 +42,11 @@ pub fn execute(arguments: &Arguments) -> Done {
         terminal::note_left_behind(output);
     }
     let done = repair(&arguments.image, &to, &VerifyOptions::default());
-    let repaired = done.map_err(|error| Stop::of_image(&error, &[&arguments.image]))?;
+    let repaired = done.map_err(|error| match error {
+        // What it asks of an image, this one is not.
+        ImageError::Request(why) => Stop::unreadable(why),
+        error => Stop::of_image(&error, &[&arguments.image]),
+    })?;
     let path = arguments.output.as_ref().unwrap_or(&arguments.image);
     terminal::note(&format!(
         "wrote {}: {} bitmaps, {} pages; `sterna verify` checks it",

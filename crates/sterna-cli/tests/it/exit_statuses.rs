@@ -149,7 +149,7 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("inspect @whole --svg @directory/missing/made", Failed);
     world.check("inspect @whole --svg @whole", Usage);
     world.check("extract @whole @made --block no-such-block", Usage);
-    world.check("repair @whole -o @made", Usage);
+    world.check("repair @whole -o @made", File);
     world.check("restore @whole send:tcp:127.0.0.1:1", Failed);
     world.check("restore @whole send:nonsense", Usage);
     world.check("save listen:nonsense @made", Usage);
