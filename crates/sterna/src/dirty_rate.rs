@@ -5,13 +5,13 @@
 //! measurement leaves the log as it was.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, TrackingClaim};
 
 use crate::error::MigrationError;
 use crate::outgoing::StartError;
+use crate::threads::{self, call, tried};
 use crate::throttle::Throttle;
 use crate::vm::SourceVm;
 
@@ -90,10 +90,12 @@ impl DirtyRateMeasurement {
         let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false, is_finished: false };
         let shared = Arc::new(Shared { progress: Mutex::new(progress), changed: Condvar::new() });
         let its = Arc::clone(&shared);
-        thread::Builder::new()
-            .name("dirty-rate".into())
-            .spawn(move || its.measure(&*vm, interval, claim))
-            .map_err(|error| StartError::System(format!("dirty-rate thread: {error}")))?;
+        let died = {
+            let shared = Arc::clone(&shared);
+            move |error| shared.end(Err(error))
+        };
+        threads::spawn("dirty-rate", move || its.measure(&*vm, interval, claim), died)
+            .map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })
     }
 
@@ -164,6 +166,10 @@ impl Shared {
     fn measure(&self, vm: &dyn SourceVm, interval: Duration, claim: TrackingClaim) {
         let result = self.count(vm, interval);
         drop(claim);
+        self.end(result);
+    }
+
+    fn end(&self, result: Result<DirtyReading, MigrationError>) {
         self.lock().state = match result {
             Ok(reading) => MeasuringState::Measured(reading),
             Err(error) => MeasuringState::Failed(error),
@@ -173,17 +179,20 @@ impl Shared {
 
     fn count(&self, vm: &dyn SourceVm, interval: Duration) -> Result<DirtyReading, MigrationError> {
         let (ram, source) = (vm.ram(), vm.dirty_source());
-        source.start()?;
-        let counted = self.count_started(ram, source, interval).map(|reading| {
-            // Nobody counts any more once tracking has ended.
-            let vcpus = vm.throttle().map(Throttle::vcpu_dirty_rates).unwrap_or_default();
-            DirtyReading {
-                vcpu_bytes_per_second: vcpus.iter().map(|vcpu| vcpu.rate_bytes).collect(),
-                ..reading
-            }
-        });
+        call("DirtySource::start", || source.start())?;
+        let counting = || {
+            self.count_started(ram, source, interval).map(|reading| {
+                // Nobody counts any more once tracking has ended.
+                let vcpus = vm.throttle().map(Throttle::vcpu_dirty_rates).unwrap_or_default();
+                DirtyReading {
+                    vcpu_bytes_per_second: vcpus.iter().map(|vcpu| vcpu.rate_bytes).collect(),
+                    ..reading
+                }
+            })
+        };
+        let counted = tried("a callback of the VMM while its dirty rate was measured", counting);
         // Whatever was counted, a log that cannot be stopped is what must be heard of.
-        source.stop()?;
+        call("DirtySource::stop", || source.stop())?;
         counted
     }
 

@@ -54,6 +54,14 @@ pub enum MigrationError {
     /// The VMM could not do what the engine asked.
     #[error("{0}")]
     Vm(#[from] VmError),
+    /// A callback of this side's VMM panicked instead of returning.
+    #[error("{callback} panicked: {message}; the log of this side's VMM says where")]
+    Panicked {
+        /// Which, with the device or hook that it concerns; or the engine's thread or action, where no callback is known.
+        callback: String,
+        /// What it said.
+        message: String,
+    },
     /// Guest RAM could not be reached.
     #[error("guest RAM: {0}")]
     Ram(String),
@@ -108,6 +116,7 @@ impl MigrationError {
             Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
             Self::Vm(_)
+            | Self::Panicked { .. }
             | Self::Ram(_)
             | Self::Poisoned { .. }
             | Self::Dirty(_)

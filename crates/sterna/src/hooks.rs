@@ -20,11 +20,12 @@ pub trait Hook: Send + Sync {
         Ok(())
     }
     /// Destination, all loaded, before prepare is answered. On error nothing of it may be held, and the
-    /// migration fails; the source runs on.
+    /// migration fails; the source runs on. After a panic [`Hook::give_back`] is called.
     fn acquire(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// Destination: undo [`Hook::acquire`]. Must not fail: there is nobody left to tell.
+    /// Destination: undo [`Hook::acquire`]. Must not fail: there is nobody left to tell. One that panics is told to the
+    /// observer; the source then holds its guest until it can take the hook back.
     fn give_back(&self) {}
     /// Destination, the guest runs: tell the network where it lives now. An error is reported, nothing undone.
     fn announce(&self) -> Result<(), VmError> {

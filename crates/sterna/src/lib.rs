@@ -38,6 +38,7 @@ pub mod pages;
 pub mod params;
 pub mod stats;
 mod streams;
+mod threads;
 pub mod throttle;
 pub mod vm;
 
@@ -47,7 +48,7 @@ pub use error::{Fault, MigrationError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
-pub use outgoing::{Decision, Migration, Outcome, StartError};
+pub use outgoing::{Decision, Migration, Outcome, RetryError, StartError};
 pub use params::{
     Capabilities, Compression, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
 };
@@ -57,5 +58,7 @@ pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, HandedFd, Tls, TlsCredentials,
     TlsEndpoint, TlsFiles,
 };
+#[cfg(feature = "planted-faults")]
+pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};

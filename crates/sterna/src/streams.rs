@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::device_stream::DeviceStream;
 use crate::error::MigrationError;
+use crate::threads::caught;
 use crate::vm::{Device, VmError};
 
 /// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for, and should still lie in
@@ -44,6 +45,19 @@ impl Streamed {
         streamed.collect()
     }
 
+    /// Makes a call to its stream.
+    ///
+    /// # Errors
+    /// What it says, or that it panicked, with whose stream it is.
+    pub fn call<T>(
+        &self,
+        doing: &str,
+        act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
+    ) -> Result<T, MigrationError> {
+        let name = format!("DeviceStream of {self}, told to {doing}");
+        caught(&name, || act(self.stream.as_ref()))?.map_err(|error| self.named(doing, error))
+    }
+
     /// Says whose `error` it is.
     pub fn named(&self, doing: &str, error: VmError) -> MigrationError {
         VmError::new(format!("{self}: {doing}: {}", error.what), error.why).into()
@@ -72,14 +86,13 @@ pub(crate) fn failed_in_parallel(
     doing: &str,
     act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
 ) -> Vec<MigrationError> {
-    let one =
-        &|device: &Streamed| act(device.stream.as_ref()).map_err(|error| device.named(doing, error)).err();
+    let one = &|device: &Streamed| device.call(doing, &act).err();
     let Some((last, others)) = devices.split_last() else { return Vec::new() };
     std::thread::scope(|scope| {
         let spawn = |device| std::thread::Builder::new().spawn_scoped(scope, move || one(device));
         let others: Vec<_> = others.iter().map(|device| (device, spawn(device))).collect();
         let last = one(last);
-        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
+        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread died"));
         let joined = others.into_iter().map(|(device, thread)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
             // Out of threads: one behind the other, then.

@@ -2,6 +2,11 @@
 //!
 //! The same object is usually both: a [`TargetVm`] while it waits for a guest, a [`SourceVm`] later.
 //! All methods may be called from the engine's control thread; none may call back into the engine.
+//!
+//! A method that panics has failed: the engine takes it as that method's error ([`crate::MigrationError::Panicked`]),
+//! undoes what the migration did to the guest, and calls other methods on the way, so what was being changed must be fit
+//! for that (a mutex of the VMM's own may be poisoned). This needs a program built with `panic = "unwind"`; with
+//! `panic = "abort"` the process ends, and the guest with it.
 
 use std::sync::Arc;
 
@@ -39,7 +44,7 @@ pub enum RunState {
     Paused,
 }
 
-/// A virtual machine that has a guest.
+/// A virtual machine that has a guest. What comes of a method that panics: see [the module](self).
 pub trait SourceVm: Send + Sync {
     /// The machine type's name as it stands in the configuration (specs/stream.md §1.2).
     fn machine_type(&self) -> String;
@@ -54,7 +59,8 @@ pub trait SourceVm: Send + Sync {
     /// Whether the guest runs now.
     fn run_state(&self) -> RunState;
     /// Stops the guest: on return no vCPU runs, pending I/O is completed, no device writes RAM, and
-    /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent.
+    /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent. After an error the guest runs as
+    /// before; after a panic [`SourceVm::resume`] is called.
     fn stop(&self) -> Result<(), VmError>;
     /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream were told to run before.
     fn resume(&self) -> Result<(), VmError>;
@@ -76,7 +82,7 @@ pub trait SourceVm: Send + Sync {
     }
 }
 
-/// A virtual machine that waits for a guest.
+/// A virtual machine that waits for a guest. What comes of a method that panics: see [the module](self).
 pub trait TargetVm: Send + Sync {
     /// Must equal the source's.
     fn machine_type(&self) -> String;
@@ -103,7 +109,8 @@ pub trait TargetVm: Send + Sync {
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         Vec::new()
     }
-    /// Starts the guest from the loaded state. An error means: it did not run and never will.
+    /// Starts the guest from the loaded state. An error, and so a panic, means: it did not run and never will. The source
+    /// may run it then, so no vCPU may have been let go.
     fn start(&self) -> Result<(), VmError>;
     /// Takes the loaded state over without starting: the source's guest was paused. Nothing is left to do
     /// where [`Device::load`] has done it all.

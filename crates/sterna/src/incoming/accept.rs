@@ -26,6 +26,7 @@ use super::questions;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
+use crate::threads::{self, tried};
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
@@ -35,9 +36,9 @@ const TLS_MAGIC: [u8; 2] = [0x16, 3];
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Starts the listener thread. The address is free when it has ended.
-pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> std::io::Result<JoinHandle<()>> {
-    let shared = Arc::clone(shared);
-    std::thread::Builder::new().name("listener".to_owned()).spawn(move || listen(&shared, &listener))
+pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
+    let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
+    threads::spawn("listener", move || listen(&shared, &listener), move |error| at_death.fail(error))
 }
 
 fn listen(shared: &Arc<Shared>, listener: &Listener) {
@@ -73,7 +74,7 @@ fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
     let spawned = std::thread::Builder::new().name("greeter".to_owned()).spawn({
         let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || {
-            let sorted = sort(&shared, &channel);
+            let sorted = tried("the greeting of a connection", || sort(&shared, &channel));
             shared.greetings.leave(&channel);
             drop(channel);
             let error = sorted.err();

@@ -16,6 +16,7 @@ use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
+use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -23,9 +24,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Starts the control thread; it waits for the first channel.
-pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
-    let shared = Arc::clone(shared);
-    std::thread::Builder::new().name("incoming".to_owned()).spawn(move || {
+pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
+    let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
+    let work = move || {
         if let Some(driver) = shared.wait_for_migration() {
             let mut control = Control {
                 shared: Arc::clone(&shared),
@@ -37,8 +38,8 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
             };
             control.run(driver);
         }
-    })?;
-    Ok(())
+    };
+    threads::spawn("incoming", work, move |error| at_death.end(Arrival::Failed(error))).map(drop)
 }
 
 struct Control {
@@ -53,28 +54,66 @@ struct Control {
     last_status: Option<Status>,
 }
 
+fn give_back(hook: &dyn Hook) -> Result<(), MigrationError> {
+    caught("Hook::give_back", || {
+        call(format!("Hook::give_back of {}", hook.name()), || hook.give_back());
+    })
+}
+
 impl Control {
     fn run(&mut self, driver: &Driver<Destination>) {
         self.shared.tell(&Event::Status(Status::Setup));
         loop {
-            self.shared.tell_passed(driver, &mut self.last_status);
-            self.start_loading(driver);
-            let Some(action) = driver.next_action(PATIENCE) else {
-                if self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held {
-                    // It stays loaded, for the VMM to start.
-                    self.shared.guest_is(Custody::Free);
-                    return;
+            match caught("the incoming migration's control thread", || self.turn(driver)) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    self.shared.fail(error);
+                    std::thread::sleep(PATIENCE);
                 }
-                continue;
-            };
-            self.shared.tell_passed(driver, &mut self.last_status);
-            tracing::debug!(?action, "destination");
-            if let Action::Finish(outcome) = action {
-                self.finish(outcome);
-                return;
             }
-            self.perform(driver, action);
         }
+    }
+
+    /// Performs the next action, if there is one. True: it was the last.
+    fn turn(&mut self, driver: &Driver<Destination>) -> bool {
+        self.shared.tell_passed(driver, &mut self.last_status);
+        self.start_loading(driver);
+        let Some(action) = driver.next_action(PATIENCE) else {
+            let is_left =
+                self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held;
+            if is_left {
+                // It stays loaded, for the VMM to start.
+                self.shared.guest_is(Custody::Free);
+            }
+            return is_left;
+        };
+        self.shared.tell_passed(driver, &mut self.last_status);
+        tracing::debug!(?action, "destination");
+        if let Action::Finish(outcome) = action {
+            if let Err(error) = caught("the end of the incoming migration", || self.finish(outcome)) {
+                self.shared.end(Arrival::Failed(error));
+            }
+            return true;
+        }
+        let place = format!("a callback of the VMM during {action:?}");
+        if let Err(panic) = caught(&place, || self.perform(driver, action)) {
+            self.panicked(action, panic);
+        }
+        false
+    }
+
+    /// An action that panicked has failed: the machine hears of it as of any failure of that action.
+    fn panicked(&mut self, action: Action, error: MigrationError) {
+        let event = match action {
+            Action::FinishLoading | Action::SendPong => return self.shared.fail(error),
+            Action::AcquireHooks => Fed::HookAcquireFailed,
+            Action::StartGuest => Fed::GuestStartFailed,
+            Action::GiveBackHooks => Fed::HookGiveBackFailed,
+            _ => return self.shared.tell(&Event::Warning(error.to_string())),
+        };
+        self.shared.note_error(error);
+        self.shared.report(event);
     }
 
     /// Loader and lanes start when the last channel has come.
@@ -102,9 +141,14 @@ impl Control {
     }
 
     fn start(&mut self, name: &str, work: impl FnOnce() + Send + 'static) {
-        match std::thread::Builder::new().name(name.to_owned()).spawn(work) {
+        let shared = Arc::clone(&self.shared);
+        let died = move |error| {
+            shared.fail(error);
+            shared.nudge();
+        };
+        match threads::spawn(name, work, died) {
             Ok(thread) => self.threads.push(thread),
-            Err(error) => self.shared.fail(MigrationError::System(format!("thread {name:?}: {error}"))),
+            Err(error) => self.shared.fail(error),
         }
     }
 
@@ -128,12 +172,7 @@ impl Control {
             Action::Answer(_) => {}
             Action::ReportHeld(why) => self.report_held(why),
             Action::StopLoading => self.stop_loading(),
-            Action::GiveBackHooks => {
-                while let Some(hook) = self.acquired.pop() {
-                    hook.give_back();
-                }
-                self.shared.report(Fed::HooksGivenBack);
-            }
+            Action::GiveBackHooks => self.give_back_hooks(),
             Action::CloseChannels => self.close_channels(),
             Action::ResetMemory => self.reset(),
             Action::Finish(_) => {}
@@ -184,13 +223,31 @@ impl Control {
 
     fn acquire_hooks(&mut self) {
         for hook in self.shared.target.hooks().into_iter().skip(self.acquired.len()) {
-            if let Err(error) = hook.acquire() {
-                self.shared.note_error(error.into());
+            let name = hook.name();
+            let acquired = tried(&format!("Hook::acquire of {name}"), || hook.acquire());
+            if let Err(error) = acquired {
+                if matches!(error, MigrationError::Panicked { .. }) {
+                    // Perhaps it holds something all the same, which the source is about to take back.
+                    let _ = give_back(hook.as_ref());
+                }
+                self.shared.note_error(error);
                 return self.shared.report(Fed::HookAcquireFailed);
             }
             self.acquired.push(hook);
         }
         self.shared.report(Fed::HooksAcquired);
+    }
+
+    /// One that cannot be given back keeps no other from it.
+    fn give_back_hooks(&mut self) {
+        let mut event = Fed::HooksGivenBack;
+        while let Some(hook) = self.acquired.pop() {
+            if let Err(error) = give_back(hook.as_ref()) {
+                self.shared.tell(&Event::Warning(error.to_string()));
+                event = Fed::HookGiveBackFailed;
+            }
+        }
+        self.shared.report(event);
     }
 
     fn start_guest(&mut self) {
@@ -205,7 +262,7 @@ impl Control {
         } else {
             self.shared.streams.run_devices()
         };
-        match devices.and_then(|()| self.shared.target.start()) {
+        match devices.and_then(|()| tried("TargetVm::start", || self.shared.target.start())) {
             Ok(()) => {
                 if self.shared.target.runs_guests() {
                     self.shared.tell(&Event::Resumed);
@@ -230,7 +287,7 @@ impl Control {
             return;
         }
         self.taken_over = true;
-        if let Err(error) = self.shared.target.take_over_paused() {
+        if let Err(error) = tried("TargetVm::take_over_paused", || self.shared.target.take_over_paused()) {
             self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
         }
         self.shared.guest_is(Custody::Arriving { is_free: true });
@@ -238,7 +295,7 @@ impl Control {
 
     fn announce(&mut self) {
         for hook in self.shared.target.hooks() {
-            if let Err(error) = hook.announce() {
+            if let Err(error) = tried("Hook::announce", || hook.announce()) {
                 self.shared.tell(&Event::Warning(format!("{} was not announced: {error}", hook.name())));
             }
         }
@@ -289,9 +346,8 @@ impl Control {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                self.shared.note_error(MigrationError::Internal("a receiving thread panicked".to_owned()));
-            }
+            // One that panicked has said so.
+            let _ = thread.join();
         }
     }
 

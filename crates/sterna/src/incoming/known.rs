@@ -15,6 +15,7 @@ use crate::error::MigrationError;
 use crate::hooks::Hook;
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
+use crate::threads::{call, caught};
 use crate::vm::{Device, TargetVm};
 
 const CHANNEL: &str = "main channel";
@@ -142,7 +143,8 @@ impl Target for KnownVm {
         let Some(device) = self.sections.find(name, instance) else {
             return Err(MigrationError::Internal(format!("section {name:?} passed and has no device")));
         };
-        if let Err(error) = device.load(version, body) {
+        let loaded = call(format!("Device::load of {name:?}"), || device.load(version, body));
+        if let Err(error) = loaded {
             // A record that is refused says how the machines differ; a device that cannot load is broken here.
             return Err(if name == COMPATIBILITY_SECTION {
                 MigrationError::PeerIncompatible { what: error.to_string() }
@@ -184,7 +186,7 @@ impl Target for KnownVm {
     }
 
     fn reset(&self) -> Vec<String> {
-        self.vm.reset();
+        let reset = caught("TargetVm::reset", || self.vm.reset());
         let left = self.vm.ram().blocks().iter().filter_map(|block| {
             let name = block.name();
             match block.empty() {
@@ -198,7 +200,7 @@ impl Target for KnownVm {
                 )),
             }
         });
-        left.collect()
+        reset.err().map(|error| error.to_string()).into_iter().chain(left).collect()
     }
 
     fn cleared_pages(&self) -> u64 {

@@ -118,7 +118,7 @@ impl Incoming {
         control::spawn(&guard.shared)
             .and_then(|()| accept::spawn(&guard.shared, listener))
             .map(|thread| guard.listening = Some(thread))
-            .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
+            .map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { guard: Arc::new(guard) })
     }
 
@@ -143,8 +143,7 @@ impl Incoming {
             let _ = shared.autostart.set(false);
         }
         let guard = Guard { shared, listening: None };
-        control::spawn(&guard.shared)
-            .map_err(|error| StartError::System(format!("thread of an incoming migration: {error}")))?;
+        control::spawn(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
         file::begin(&guard.shared);
         Ok(Self { guard: Arc::new(guard) })
     }
@@ -248,9 +247,8 @@ impl Drop for Guard {
         self.shared.close();
         // An observer may drop the last handle on that very thread, which then ends by itself.
         let listening = self.listening.take().filter(|thread| thread.thread().id() != current().id());
-        if listening.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the listener thread panicked");
-        }
+        // One that panicked has said so.
+        let _ = listening.map(JoinHandle::join);
     }
 }
 

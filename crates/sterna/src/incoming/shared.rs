@@ -26,6 +26,7 @@ use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;
 use crate::streams::Streamed;
+use crate::threads;
 
 pub(super) struct Shared {
     pub target: Arc<dyn Target>,
@@ -378,7 +379,7 @@ impl Shared {
     }
 
     pub fn tell(&self, event: &Event) {
-        self.observer.event(event);
+        threads::tell(self.observer.as_ref(), event);
     }
 
     /// Tells the observer which states were passed. Control thread only, so that the order holds.

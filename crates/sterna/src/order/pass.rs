@@ -8,6 +8,7 @@ use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};
 
 use super::geometry::{Geometry, Range};
 use super::{Clause, PageRun, SliceSize};
+use crate::threads::call;
 
 /// A set of pages to send, and which of them lanes have claimed.
 pub struct Pass {
@@ -247,12 +248,15 @@ impl Pass {
         }
         if bits.next_run(slice.first, slice.end, 1).is_some() {
             let began = Instant::now();
-            dirty.rearm(slice.block, slice.first, count, bits)?;
+            call("DirtySource::rearm", || dirty.rearm(slice.block, slice.first, count, bits))?;
             self.rearms.fetch_add(1, Ordering::Relaxed);
             self.rearm_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
         if let Some(absent) = &self.absent {
-            dirty.mark_absent(ram, slice.block, slice.first, count, absent.block(slice.block))?;
+            let absent = absent.block(slice.block);
+            call("DirtySource::mark_absent", || {
+                dirty.mark_absent(ram, slice.block, slice.first, count, absent)
+            })?;
         }
         Ok(())
     }
@@ -262,7 +266,8 @@ impl Pass {
         let Some(violation) = &self.violated else { return Ok(()) };
         for chunk in at.overdue.drain(..) {
             let bits = violation.harvested.block(chunk.block);
-            dirty.rearm(chunk.block, chunk.first, chunk.end - chunk.first, bits)?;
+            let count = chunk.end - chunk.first;
+            call("DirtySource::rearm", || dirty.rearm(chunk.block, chunk.first, count, bits))?;
         }
         Ok(())
     }

@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{
-    Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal,
-};
+use sterna_proto::source::{Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome};
 use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
@@ -17,34 +15,52 @@ use super::main_stream::MainStream;
 use super::rounds::Rounds;
 use super::shared::{Shared, lock};
 use super::streams::{Streams, Way};
-use super::{Outcome, ask, returns, setup};
+use super::{Outcome, RetryError, ask, returns, setup};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
 use crate::params::{StatusQuestions, WaitLimits};
+use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 
 /// How often an idle control thread looks up.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+const NAME: &str = "migration";
+
 /// Starts the control thread of a new migration.
-pub(super) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let control = Control::new(Arc::clone(shared));
-    std::thread::Builder::new().name("migration".to_owned()).spawn(move || control.run())?;
-    Ok(())
+    threads::spawn(NAME, move || control.run(), died(shared)).map(drop)
 }
 
 /// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
-pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), Refusal> {
+pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
+    let mut control = Control::new(Arc::clone(shared));
+    let (go, gone) = std::sync::mpsc::channel();
+    // Before the machine is told: what it asks for must find somebody who does it.
+    let performs = move || {
+        if gone.recv().is_ok() {
+            control.perform_all();
+        }
+    };
+    threads::spawn(NAME, performs, died(shared)).map_err(|error| RetryError::System(error.to_string()))?;
     shared.feed(Fed::OperatorRetry)?;
     shared.begin_again();
-    let mut control = Control::new(Arc::clone(shared));
-    let spawned =
-        std::thread::Builder::new().name("migration".to_owned()).spawn(move || control.perform_all());
-    if let Err(error) = spawned {
-        shared.note_error(MigrationError::System(format!("control thread: {error}")));
-    }
+    // It waits for nothing else.
+    let _ = go.send(());
     Ok(())
+}
+
+/// What is left to do where a control thread died: nobody performs actions any more, but nobody shall wait for ever.
+fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
+    let shared = Arc::clone(shared);
+    move |error| {
+        shared.note_error(error.clone());
+        shared.interrupt();
+        let held = !shared.vm.ram().custody().may_run();
+        shared.end(Outcome::Failed { error, held });
+    }
 }
 
 pub(super) struct Control {
@@ -61,6 +77,8 @@ pub(super) struct Control {
     /// How long the peer took to answer.
     pub round_trip: Duration,
     identify_sent: Option<Instant>,
+    /// The guest is being stopped, and whether it ran before.
+    stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
     step_began: Instant,
@@ -88,6 +106,7 @@ impl Control {
             streams: None,
             round_trip: Duration::ZERO,
             identify_sent: None,
+            stopping: None,
             ran_before: false,
             step_began: now,
             keepalive: now,
@@ -96,36 +115,85 @@ impl Control {
 
     fn run(mut self) {
         self.shared.tell(&Event::Status(crate::events::Status::Setup));
-        if let Err(error) = setup::connect(&mut self).and_then(|()| setup::greet(&mut self)) {
-            self.shared.fail(error);
-        } else {
-            self.shared.report(Fed::ChannelsReady);
+        match tried("connecting", || setup::connect(&mut self).and_then(|()| setup::greet(&mut self))) {
+            Ok(()) => self.shared.report(Fed::ChannelsReady),
+            Err(error) => self.shared.fail(error),
         }
         self.perform_all();
     }
 
     fn perform_all(&mut self) {
         loop {
-            self.shared.tell_passed();
-            let Some(action) = self.shared.driver.next_action(PATIENCE) else {
-                self.idle();
-                continue;
-            };
-            self.shared.tell_passed();
-            tracing::debug!(?action, "source");
-            if let Action::Finish(outcome) = action {
-                self.finish(outcome);
-                return;
+            match caught("the migration's control thread", || self.turn()) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    self.shared.fail(error);
+                    std::thread::sleep(PATIENCE);
+                }
             }
-            self.perform(action);
         }
     }
 
-    fn perform(&mut self, action: Action) {
+    /// Performs the next action, if there is one. True: it was the last.
+    fn turn(&mut self) -> bool {
+        self.shared.tell_passed();
+        let Some(action) = self.shared.driver.next_action(PATIENCE) else {
+            self.idle();
+            return false;
+        };
+        self.shared.tell_passed();
+        tracing::debug!(?action, "source");
+        if let Action::Finish(outcome) = action {
+            if let Err(error) = caught("the end of the migration", || self.finish(outcome)) {
+                died(&self.shared)(error);
+            }
+            return true;
+        }
+        match caught(&format!("a callback of the VMM during {action:?}"), || self.perform(action)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.shared.fail(error),
+            Err(panic) => self.panicked(action, panic),
+        }
+        false
+    }
+
+    /// An action that panicked has failed: the machine hears of it as of any failure of that action, and undoes what
+    /// was done. Nothing is known of how far it came, so each answer is the one that is right if it came far.
+    fn panicked(&mut self, action: Action, error: MigrationError) {
+        let event = match (action, self.stopping.take()) {
+            (Action::StopGuest, Some(was_running)) => {
+                // It has to know before, or it would go on to release hooks.
+                self.shared.fail(error);
+                return self.shared.report(Fed::GuestStopped { was_running });
+            }
+            (Action::StopGuest, None) => Fed::GuestStopFailed,
+            (Action::ReleaseHooks, _) => Fed::HookReleaseFailed,
+            (Action::SendEof, _) => Fed::EofFailed,
+            (Action::AskAgain, _) => Fed::AskFailed,
+            (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
+            (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
+            (Action::StopTracking, _) => Fed::TrackingStopFailed,
+            (Action::ReportUndecided(_) | Action::CloseChannels | Action::Finish(_), _) => {
+                return self.shared.tell(&Event::Warning(error.to_string()));
+            }
+            _ => return self.shared.fail(error),
+        };
+        let is_undoing =
+            matches!(action, Action::ReacquireHooks | Action::ResumeGuest | Action::StopTracking);
+        if is_undoing {
+            self.shared.tell(&Event::Warning(error.to_string()));
+        } else {
+            self.shared.note_error(error);
+        }
+        self.shared.report(event);
+    }
+
+    fn perform(&mut self, action: Action) -> Result<(), MigrationError> {
         if let Some(sent) = self.identify_sent.take_if(|_| !matches!(action, Action::Identify)) {
             self.round_trip = sent.elapsed();
         }
-        let result = match action {
+        match action {
             Action::Identify => self.identify(),
             Action::SendHandoverId => self.send_handover_id(),
             Action::Compare => self.compare(),
@@ -142,9 +210,6 @@ impl Control {
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
             Action::Finish(_) => Ok(()),
-        };
-        if let Err(error) = result {
-            self.shared.fail(error);
         }
     }
 
@@ -208,17 +273,18 @@ impl Control {
         let Some(record) = self.shared.vm.compatibility() else {
             return Err(MigrationError::Internal("there is no compatibility record".to_owned()));
         };
-        let body = record.save()?;
+        let body = call("Device::save of the compatibility record", || record.save())?;
         let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
         self.with_main(|stream| stream.full_section(header, &body, true))?;
         self.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
     }
 
     fn stop_guest(&mut self) -> Result<(), MigrationError> {
-        let was_running = self.shared.vm.run_state() == RunState::Running;
+        let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
-        match self.shared.vm.stop() {
+        self.stopping = Some(was_running);
+        match call("SourceVm::stop", || self.shared.vm.stop()) {
             Ok(()) => {
                 self.ran_before = was_running;
                 let devices = self.stop_devices();
@@ -233,9 +299,11 @@ impl Control {
                 if let Err(error) = devices {
                     self.shared.fail(error);
                 }
+                self.stopping = None;
                 self.shared.report(Fed::GuestStopped { was_running });
             }
             Err(error) => {
+                self.stopping = None;
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::GuestStopFailed);
             }
@@ -249,7 +317,7 @@ impl Control {
         for hook in self.shared.vm.hooks() {
             // Counted as released before it is tried: half a release is to be undone too.
             lock(&self.shared.released).push(Arc::clone(&hook));
-            if let Err(error) = hook.release() {
+            if let Err(error) = call(format!("Hook::release of {}", hook.name()), || hook.release()) {
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::HookReleaseFailed);
                 return Ok(());
@@ -262,14 +330,16 @@ impl Control {
 
     fn reacquire_hooks(&mut self) -> Result<(), MigrationError> {
         loop {
-            let Some(hook) = lock(&self.shared.released).pop() else { break };
-            if let Err(error) = hook.take_back() {
-                tracing::warn!(hook = hook.name(), %error, "cannot take a hook back");
-                self.shared.tell(&Event::Warning(format!("{} is not taken back yet: {error}", hook.name())));
-                lock(&self.shared.released).push(hook);
+            // It counts as released until it is certainly back.
+            let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
+            let name = hook.name();
+            if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
+                tracing::warn!(hook = name, %error, "cannot take a hook back");
+                self.shared.tell(&Event::Warning(format!("{name} is not taken back yet: {error}")));
                 self.shared.report(Fed::HooksReacquireFailed);
                 return Ok(());
             }
+            lock(&self.shared.released).pop();
         }
         self.shared.report(Fed::HooksReacquired);
         Ok(())
@@ -278,7 +348,7 @@ impl Control {
     fn resume_guest(&mut self) -> Result<(), MigrationError> {
         self.unthrottle();
         self.shared.run_devices();
-        match self.shared.vm.resume() {
+        match call("SourceVm::resume", || self.shared.vm.resume()) {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);
                 self.shared.report(Fed::GuestResumed);
@@ -293,7 +363,7 @@ impl Control {
 
     fn stop_tracking(&mut self) -> Result<(), MigrationError> {
         self.unthrottle();
-        match self.shared.vm.dirty_source().stop() {
+        match call("DirtySource::stop", || self.shared.vm.dirty_source().stop()) {
             Ok(()) => self.shared.report(Fed::TrackingStopped),
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));
@@ -342,9 +412,8 @@ impl Control {
     fn close_channels(&mut self) -> Result<(), MigrationError> {
         self.shared.interrupt();
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                self.shared.note_error(MigrationError::Internal("a lane panicked".to_owned()));
-            }
+            // One that panicked has said so.
+            let _ = thread.join();
         }
         self.end_streams();
         self.main = None;
@@ -412,11 +481,12 @@ impl Control {
     }
 
     pub fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MigrationError> {
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(work)
-            .map_err(|error| MigrationError::System(format!("thread {name:?}: {error}")))?;
-        self.threads.push(thread);
+        let shared = Arc::clone(&self.shared);
+        let died = move |error| {
+            shared.fail(error);
+            shared.driver.nudge();
+        };
+        self.threads.push(threads::spawn(name, work, died)?);
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use super::shared::lock;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::params::{Capabilities, NonConvergence, Parameters};
+use crate::threads::{call, caught, tried};
 use crate::throttle::Throttle;
 use crate::vm::VmError;
 
@@ -59,6 +60,10 @@ impl Limits {
     }
 }
 
+fn set_cpu_throttle(throttle: &dyn Throttle, percent: u8) {
+    call("Throttle::set_cpu_throttle", || throttle.set_cpu_throttle(percent));
+}
+
 /// Holds each vCPU to `bytes` per second, or to the operator's limit if that is less.
 fn limit_dirty_rates(
     throttle: Option<&dyn Throttle>,
@@ -71,7 +76,7 @@ fn limit_dirty_rates(
     }
     limits.ours = Some(bytes);
     if limits.before.iter().all(Option::is_none) {
-        return Ok(throttle.set_dirty_limit(None, Some(bytes))?);
+        return Ok(call("Throttle::set_dirty_limit", || throttle.set_dirty_limit(None, Some(bytes)))?);
     }
     for (vcpu, before) in limits.before.iter().enumerate() {
         throttle.set_dirty_limit(Some(vcpu), Some(before.map_or(bytes, |own| own.min(bytes))))?;
@@ -92,7 +97,7 @@ impl Control {
         if let Some(percent) = watch.convergence.lower_to(params.max_cpu_throttle)
             && let Some(throttle) = shared.vm.throttle()
         {
-            throttle.set_cpu_throttle(percent);
+            set_cpu_throttle(throttle, percent);
         }
         if watch.convergence.is_limited() {
             // The operator may have changed it.
@@ -118,7 +123,7 @@ impl Control {
         drop(figures);
         let throttle = shared.vm.throttle();
         match (step, throttle) {
-            (Step::Throttle(percent), Some(throttle)) => throttle.set_cpu_throttle(percent),
+            (Step::Throttle(percent), Some(throttle)) => set_cpu_throttle(throttle, percent),
             (Step::LimitDirtyRate, throttle) => {
                 limit_dirty_rates(throttle, &mut self.limits, params.vcpu_dirty_limit_bytes)?;
             }
@@ -144,12 +149,15 @@ impl Control {
             let limited = std::mem::take(&mut figures.is_dirty_limited);
             (std::mem::take(&mut figures.cpu_throttle_percent), limited)
         };
-        let Some(throttle) = self.shared.vm.throttle() else { return };
-        if percent > 0 {
-            throttle.set_cpu_throttle(0);
-        }
         let limits = std::mem::take(&mut self.limits);
-        if is_limited && let Err(error) = limits.take_back(throttle) {
+        let Some(throttle) = self.shared.vm.throttle().filter(|_| percent > 0 || is_limited) else { return };
+        // Neither keeps the other from being tried, nor the guest from running on.
+        if percent > 0
+            && let Err(error) = caught("Throttle", || set_cpu_throttle(throttle, 0))
+        {
+            self.shared.tell(&Event::Warning(format!("the guest is still throttled: {error}")));
+        }
+        if is_limited && let Err(error) = tried("Throttle::set_dirty_limit", || limits.take_back(throttle)) {
             self.shared.tell(&Event::Warning(format!("the dirty limit is not taken back: {error}")));
         }
     }

@@ -97,6 +97,18 @@ pub enum StartError {
     System(String),
 }
 
+/// Why a held guest is not brought back. Nothing was changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetryError {
+    /// No guest is held.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The operating system refused a thread.
+    #[error("{0}; try again")]
+    System(String),
+}
+
 impl Migration {
     /// Starts to migrate `vm`'s guest to `to`. Returns at once; a control thread works.
     ///
@@ -202,8 +214,9 @@ impl Migration {
     /// Tries again to bring back a guest that is held stopped because that failed before.
     ///
     /// # Errors
-    /// [`Refusal`] unless the outcome says that the guest is held.
-    pub fn retry(&self) -> Result<(), Refusal> {
+    /// [`RetryError::Refused`] unless the outcome says that the guest is held; [`RetryError::System`] when there is no
+    /// thread to do it: the guest is held as before, and this may be tried again.
+    pub fn retry(&self) -> Result<(), RetryError> {
         control::retry(&self.shared)
     }
 
@@ -295,7 +308,7 @@ impl Migration {
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
         let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source, violated);
         let shared = Arc::new(shared);
-        control::spawn(&shared).map_err(|error| StartError::System(format!("control thread: {error}")))?;
+        control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })
     }
 }

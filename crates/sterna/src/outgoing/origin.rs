@@ -16,6 +16,7 @@ use sterna_wire::vmdesc;
 use super::main_stream::MainStream;
 use crate::error::MigrationError;
 use crate::order::PageRun;
+use crate::threads::call;
 use crate::vm::SourceVm;
 
 /// What a migration sends.
@@ -120,8 +121,8 @@ impl Origin for LiveVm {
             (global_state::SECTION_NAME, global_state::SECTION_INSTANCE, global_state::SECTION_VERSION);
         stream.full_section(header, &body, false)?;
         for device in self.0.devices() {
-            let body = device.save()?;
             let name = device.name();
+            let body = call(format!("Device::save of {name:?}"), || device.save())?;
             stream.full_section((name.as_str(), device.instance(), device.version()), &body, true)?;
         }
         Ok(())

@@ -28,6 +28,7 @@ use crate::forecast::{FIXED_PAUSE, Pause};
 use crate::order::{Clause, Pass, SliceSize};
 use crate::params::ZeroPageDetection;
 use crate::stats::{Round, SyncParts};
+use crate::threads::call;
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -92,7 +93,7 @@ impl Control {
         if !self.until(|| shared.lanes.are_through(0).then_some(())) {
             return Ok(());
         }
-        shared.vm.dirty_source().start()?;
+        call("DirtySource::start", || shared.vm.dirty_source().start())?;
         if !is_mapped {
             self.start_ram()?;
         }
@@ -262,7 +263,7 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         let began = Instant::now();
-        let harvest = shared.vm.dirty_source().harvest(&mut rounds.next)?;
+        let harvest = call("DirtySource::harvest", || shared.vm.dirty_source().harvest(&mut rounds.next))?;
         let dropped = rounds.pass.drop_unsent(&mut rounds.next);
         rounds.dirtied += harvest.newly_dirty.saturating_sub(dropped);
         rounds.last_sync = began.elapsed();

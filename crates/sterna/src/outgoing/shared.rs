@@ -22,6 +22,7 @@ use crate::hooks::Hook;
 use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Parameters};
+use crate::threads;
 use crate::vm::SourceVm;
 
 pub(super) struct Shared {
@@ -192,7 +193,7 @@ impl Shared {
     }
 
     pub fn tell(&self, event: &Event) {
-        self.observer.event(event);
+        threads::tell(self.observer.as_ref(), event);
     }
 
     /// Tells the observer which states were passed. Control thread only, so that the order holds.

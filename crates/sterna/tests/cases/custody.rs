@@ -6,13 +6,19 @@ use std::sync::Arc;
 
 use crate::support::hook::{Call, Journal, LeaseHook, Side};
 use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
-use crate::support::{TestVm, assert_next_works, case, short, small, until_status, vm, vms};
+use crate::support::{TestVm, assert_next_works, case, small, until_status, vm, vms};
 use sterna::ram::Custody;
 use sterna::{
     Address, Arrival, Capabilities, Decision, Incoming, Migration, Outcome, Parameters, SourceVm, StartError,
-    Status, TargetVm,
+    Status, TargetVm, WaitLimits,
 };
 use sterna_guests::process::ProcessGuest;
+
+/// Limits that a busy machine keeps, and a short one for taking hooks back.
+fn params() -> Parameters {
+    let limits = WaitLimits { prepare: std::time::Duration::from_secs(2), ..common::LIMITS };
+    Parameters { limits, ..common::parameters() }
+}
 
 /// Nobody listens there.
 fn dead() -> Address {
@@ -27,7 +33,7 @@ fn custody(vm: &TestVm) -> Custody {
 #[track_caller]
 fn assert_stays(source: &Arc<TestVm>, expected: Custody, advice: &str) {
     let vm: Arc<dyn SourceVm> = Arc::clone(source) as _;
-    let refused = Migration::start(vm, &dead(), short(), Capabilities::default(), Arc::new(())).err();
+    let refused = Migration::start(vm, &dead(), params(), Capabilities::default(), Arc::new(())).err();
     let Some(StartError::Guest(custody)) = refused else { panic!("{refused:?}") };
     assert_eq!((custody, self::custody(source)), (expected, expected));
     let text = StartError::Guest(custody).to_string();
@@ -37,7 +43,7 @@ fn assert_stays(source: &Arc<TestVm>, expected: Custody, advice: &str) {
 fn listen(target: &Arc<TestVm>) -> Result<Incoming, StartError> {
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
     let any = "tcp:127.0.0.1:0".parse().unwrap();
-    Incoming::listen(vm, &any, short(), Capabilities::default(), Arc::new(()))
+    Incoming::listen(vm, &any, params(), Capabilities::default(), Arc::new(()))
 }
 
 #[test]
@@ -51,7 +57,7 @@ fn held_guest_is_not_forgotten_by_the_next_migration() {
         *ours.fails.lock().unwrap() = Some((Call::TakeBack, u32::MAX));
         let incoming = listen(&target).expect("listening");
         let migration =
-            vm::start(&source, &incoming.address(), &short(), Capabilities::default(), Arc::new(()));
+            vm::start(&source, &incoming.address(), &params(), Capabilities::default(), Arc::new(()));
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Failed { held: true, .. }), "{outcome:?}");
         incoming.wait();
@@ -79,7 +85,7 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         let (source, target) = vms();
         let incoming = listen(&target).expect("listening");
         let migration =
-            vm::start(&source, &incoming.address(), &short(), Capabilities::default(), Arc::new(()));
+            vm::start(&source, &incoming.address(), &params(), Capabilities::default(), Arc::new(()));
         let outcome = migration.wait();
         common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         assert_stays(&source, Custody::Gone, "destination");
@@ -92,7 +98,7 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         assert_stays(&source, Custody::Gone, "destination");
         let third = TestVm::new(ProcessGuest::waiting(small()).unwrap());
         let further = listen(&third).expect("listening");
-        let onward = vm::start(&target, &further.address(), &short(), Capabilities::default(), Arc::new(()));
+        let onward = vm::start(&target, &further.address(), &params(), Capabilities::default(), Arc::new(()));
         common::assert_arrived(&onward.wait(), &further.wait(), &third.guest);
         assert_eq!((custody(&target), custody(&third)), (Custody::Gone, Custody::Free));
         assert!(!migration.may_guest_run());
@@ -106,7 +112,8 @@ fn undecided_guest_is_not_migrated_until_it_is_decided() {
         let incoming = listen(&target).expect("listening");
         let shut = at_pattern(Line::Main, Way::Back, &[0, 1, 0, 4, 0, 0, 0], false, Verdict::Cut);
         let proxy = Proxy::new(&incoming.address(), shut);
-        let migration = vm::start(&source, &proxy.address(), &short(), Capabilities::default(), Arc::new(()));
+        let migration =
+            vm::start(&source, &proxy.address(), &params(), Capabilities::default(), Arc::new(()));
         until_status(&migration, Status::Active);
         proxy.refuse(true);
         until_status(&migration, Status::Undecided);
@@ -125,7 +132,7 @@ fn saved_guest_is_not_migrated_until_it_runs_again() {
         let (source, target) = vms();
         let directory = tempfile::tempdir().unwrap();
         let to = Address::File { path: directory.path().join("image"), offset: 0 };
-        let migration = vm::start(&source, &to, &short(), Capabilities::default(), Arc::new(()));
+        let migration = vm::start(&source, &to, &params(), Capabilities::default(), Arc::new(()));
         assert!(matches!(migration.wait(), Outcome::Completed));
         assert!(migration.is_saved() && !migration.may_guest_run());
         assert_stays(&source, Custody::Saved, "Migration::resume_saved");
@@ -167,7 +174,7 @@ fn migration_that_failed_to_bring_a_guest_leaves_none() {
         let incoming = listen(&target).expect("listening");
         vm::order(&target.fail_start, true);
         let migration =
-            vm::start(&source, &incoming.address(), &short(), Capabilities::default(), Arc::new(()));
+            vm::start(&source, &incoming.address(), &params(), Capabilities::default(), Arc::new(()));
         assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
         assert!(matches!(incoming.wait(), Arrival::Failed(_)));
         assert_stays(&target, Custody::NoGuest, "has_new_guest");

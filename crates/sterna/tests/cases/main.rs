@@ -16,6 +16,7 @@ mod endings;
 mod hooks;
 mod machines;
 mod operator;
+mod panics;
 mod peer_answers;
 mod peer_bytes;
 mod peer_connections;

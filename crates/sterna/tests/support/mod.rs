@@ -9,6 +9,7 @@ pub mod destination;
 pub mod hook;
 pub mod proxy;
 pub mod recording;
+pub mod trapped;
 pub mod vm;
 
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use crate::error::MigrationError;
 use crate::incoming::shared::Shared;
 use crate::order::PageRun;
 use crate::pages::PageSink;
+use crate::threads::tried;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -31,7 +32,7 @@ pub(super) fn load(
     let threads = if shared.capabilities.multifd { usize::from(shared.params.multifd_channels) } else { 1 };
     let windows = windows(blocks);
     let next = AtomicU64::new(0);
-    let work = || -> Result<(), MigrationError> {
+    let load = || -> Result<(), MigrationError> {
         let mut lane = Lane::new(shared, file, blocks)?;
         while let Some(window) = windows.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
             if shared.stopping.load(Ordering::Acquire) {
@@ -45,6 +46,7 @@ pub(super) fn load(
         }
         lane.finish()
     };
+    let work = || tried("a thread that loads pages", load);
     std::thread::scope(|scope| {
         let spawn = |index: usize| {
             std::thread::Builder::new()
@@ -56,8 +58,8 @@ pub(super) fn load(
         let mut result = work();
         for other in others? {
             let ended = other.join();
-            let panicked = || Err(MigrationError::Internal("a loading thread panicked".to_owned()));
-            result = result.and(ended.unwrap_or_else(|_| panicked()));
+            let died = || Err(MigrationError::Internal("a loading thread died".to_owned()));
+            result = result.and(ended.unwrap_or_else(|_| died()));
         }
         result
     })

@@ -121,18 +121,17 @@ pub(super) fn load(shared: &Shared, inbox: &Inbox) {
 
 fn run(shared: &Shared, inbox: &Inbox) -> Result<(), MigrationError> {
     let device = &inbox.device;
-    device.stream.begin_load().map_err(|error| device.named("begin to load", error))?;
+    device.call("begin to load", |stream| stream.begin_load())?;
     while let Some(chunk) = inbox.take() {
         let began = Instant::now();
         match chunk.kind {
             DeviceChunkKind::Data { .. } if chunk.data().is_empty() => {}
             DeviceChunkKind::Data { .. } => {
-                device.stream.write(chunk.data()).map_err(|error| device.named("load", error))?;
+                device.call("load", |stream| stream.write(chunk.data()))?;
             }
             DeviceChunkKind::Configuration { total_bytes } => {
                 inbox.check_total(total_bytes)?;
-                let loaded = device.stream.finish_load(chunk.data());
-                loaded.map_err(|error| device.named("finish loading", error))?;
+                device.call("finish loading", |stream| stream.finish_load(chunk.data()))?;
             }
         }
         let is_last = matches!(chunk.kind, DeviceChunkKind::Configuration { .. });

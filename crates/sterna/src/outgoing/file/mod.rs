@@ -37,6 +37,7 @@ use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::order::PageRun;
 use crate::pages::{FileWriter, MappedFile, PageWriter};
+use crate::threads::{call, tried};
 use crate::vm::VmError;
 use stream::FileStream;
 
@@ -83,7 +84,7 @@ pub(super) fn open(control: &mut Control) -> Result<(), MigrationError> {
 /// Sends what a Sterna destination compares before any RAM moves; here it is compared when the file is loaded.
 pub(super) fn record_compatibility(control: &mut Control) -> Result<(), MigrationError> {
     let Some(record) = control.shared.vm.compatibility() else { return Ok(()) };
-    let body = record.save()?;
+    let body = call("Device::save of the compatibility record", || record.save())?;
     let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
     control.with_main(|stream| stream.full_section(header, &body, true))
 }
@@ -212,7 +213,11 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     }
     // The control thread may still have to stop the tracking of writes.
     shared.wait();
-    let resumed = take_back_and_run(shared);
+    let resumed =
+        tried("resuming a saved guest", || take_back_and_run(shared)).map_err(|error| match error {
+            MigrationError::Vm(error) => error,
+            error => VmError::new("resuming a saved guest", error),
+        });
     let now = if resumed.is_ok() { Custody::Free } else { Custody::Saved };
     shared.custody.exchange(resuming, now);
     resumed
@@ -221,12 +226,12 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
 fn take_back_and_run(shared: &Shared) -> Result<(), VmError> {
     let mut released = lock(&shared.released);
     while let Some(hook) = released.last() {
-        hook.take_back()?;
+        call(format!("Hook::take_back of {}", hook.name()), || hook.take_back())?;
         released.pop();
     }
     drop(released);
     shared.run_devices();
-    shared.vm.resume()
+    call("SourceVm::resume", || shared.vm.resume())
 }
 
 /// One lane's writer, with what the whole migration counts and limits.

@@ -28,6 +28,7 @@ use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
+use crate::threads::caught;
 
 use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
@@ -366,8 +367,12 @@ impl Shared {
     /// The guest runs on: so do its devices, before its vCPUs. One that is dead or hangs cannot: a guest without it is
     /// better off than one that stands still.
     pub(super) fn run_devices(&self) {
-        let devices = Streamed::of(&self.vm.devices());
-        for error in failed_in_parallel(&devices, "run", |device| device.run()) {
+        let devices = caught("SourceVm::devices", || Streamed::of(&self.vm.devices()));
+        let failed = match devices {
+            Ok(devices) => failed_in_parallel(&devices, "run", |device| device.run()),
+            Err(error) => vec![error],
+        };
+        for error in failed {
             let text = format!("the guest runs on without one of its devices: {error}");
             self.tell(&crate::events::Event::Warning(text));
         }

@@ -9,6 +9,7 @@ use super::{Chunk, Order, Progress, Streams};
 use crate::device_stream::{DeviceStream, PendingState};
 use crate::error::MigrationError;
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
+use crate::threads::call;
 use crate::vm::VmError;
 
 /// Bytes of a chunk's head, where it carries data.
@@ -75,7 +76,9 @@ enum Read {
 
 impl Saver<'_> {
     fn run(&mut self) -> Result<(), MigrationError> {
-        let expected = self.device.stream.expected_bytes_per_second();
+        let expected = call("DeviceStream::expected_bytes_per_second", || {
+            self.device.stream.expected_bytes_per_second()
+        });
         self.note(|progress| progress.bytes_per_second = expected);
         // Counted from the start, also where nothing is read before the stop.
         self.look()?;
@@ -235,11 +238,11 @@ impl Saver<'_> {
         act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
     ) -> Result<Option<(T, bool)>, MigrationError> {
         let Some(runs) = self.streams.begin_call(self.index) else { return Ok(None) };
-        let result = act(self.device.stream.as_ref());
+        let result = self.device.call(doing, act);
         if self.streams.end_call(self.index) {
             self.shared.driver.nudge();
         }
-        result.map(|result| Some((result, runs))).map_err(|error| self.device.named(doing, error))
+        result.map(|result| Some((result, runs)))
     }
 
     /// Packet header and head of the next chunk, with `data` bytes behind it.

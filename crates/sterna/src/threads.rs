@@ -1,0 +1,163 @@
+//! A VMM's callback that panics is an error of that callback, and a thread of the engine that dies tells so.
+//!
+//! Nobody outside can undo what a migration has begun: if its threads just died, the guest would stay stopped, and no
+//! limit would end it. So every thread of the engine is begun by [`spawn`], which says why it died; the threads that
+//! perform a handover machine's actions catch each action apart ([`caught`]), so that what has to be undone is undone
+//! behind it. Which callback it was is known where it is called ([`call`]).
+//!
+//! This needs a program that unwinds (`panic = "unwind"`). With `panic = "abort"` the process ends, and its guest.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::{Builder, JoinHandle};
+
+use crate::error::MigrationError;
+use crate::events::{Event, Observer};
+
+thread_local! {
+    /// The callback that the panic on its way came out of.
+    static PANICKED: RefCell<Option<Cow<'static, str>>> = const { RefCell::new(None) };
+}
+
+/// While it lives, this thread is inside that callback.
+struct Calling(Cow<'static, str>);
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The innermost is dropped first.
+            PANICKED.with_borrow_mut(|name| {
+                name.get_or_insert_with(|| std::mem::take(&mut self.0));
+            });
+        }
+    }
+}
+
+/// Makes a call to the VMM under its name: `Device::save of "vga"`.
+pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce() -> T) -> T {
+    let _inside = Calling(callback.into());
+    act()
+}
+
+/// Does `act`; a panic becomes an error, which names the callback that panicked, or else `place`.
+///
+/// Whoever goes on behind an error must not rely on what `act` was about to change. The engine's locks are of use
+/// after a panic: each is taken for whole changes only.
+pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
+    PANICKED.take();
+    catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
+        let callback = PANICKED.take().map_or_else(|| place.to_owned(), Cow::into_owned);
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+        let error = MigrationError::Panicked {
+            callback,
+            message: message.unwrap_or_else(|| "(it left no message)".to_owned()),
+        };
+        tracing::error!("{error}");
+        error
+    })
+}
+
+/// As [`caught`], for what may fail by itself.
+pub(crate) fn tried<T, E: Into<MigrationError>>(
+    place: &str,
+    act: impl FnOnce() -> Result<T, E>,
+) -> Result<T, MigrationError> {
+    caught(place, act)?.map_err(Into::into)
+}
+
+/// Tells `observer`. One that panics is told so, and changes nothing: what it watches must come to its end.
+pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
+    let told = |event: &Event| caught("Observer::event", || observer.event(event));
+    if let Err(error) = told(event) {
+        let _ = told(&Event::Warning(format!("{error}, at {event:?}; the migration goes on")));
+    }
+}
+
+/// Begins a thread. Should it panic, it calls `died` last.
+///
+/// # Errors
+/// The operating system has no thread for it.
+pub(crate) fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+    died: impl FnOnce(MigrationError) + Send + 'static,
+) -> Result<JoinHandle<()>, MigrationError> {
+    let refused = |why: &dyn std::fmt::Display| MigrationError::System(format!("thread {name:?}: {why}"));
+    #[cfg(feature = "planted-faults")]
+    let planted = planted::of_this_thread();
+    #[cfg(feature = "planted-faults")]
+    if planted.as_deref() == Some(name) {
+        return Err(refused(&"told to fail"));
+    }
+    let place = format!("the engine's thread {name:?}");
+    let thread = Builder::new().name(name.to_owned()).spawn(move || {
+        #[cfg(feature = "planted-faults")]
+        planted::refuse_threads(planted.as_deref());
+        if let Err(error) = caught(&place, work) {
+            died(error);
+        }
+    });
+    thread.map_err(|error| refused(&error))
+}
+
+#[cfg(feature = "planted-faults")]
+pub(crate) mod planted {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static REFUSED: RefCell<Option<String>> = const { RefCell::new(None) };
+    }
+
+    pub fn of_this_thread() -> Option<String> {
+        REFUSED.with_borrow(Clone::clone)
+    }
+
+    /// From now on no thread of that name is to be had for what this thread begins, and what that begins in turn.
+    pub fn refuse_threads(named: Option<&str>) {
+        REFUSED.set(named.map(str::to_owned));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_names_the_innermost_callback_and_keeps_its_message() {
+        let error = caught("the place", || {
+            call("outer", || call(format!("inner of {:?}", "vga"), || panic!("no {}", 7)));
+        });
+        let Err(MigrationError::Panicked { callback, message }) = error else { panic!("{error:?}") };
+        assert_eq!((callback.as_str(), message.as_str()), ("inner of \"vga\"", "no 7"));
+        let Err(MigrationError::Panicked { callback, .. }) = caught("the place", || panic!("plain")) else {
+            panic!("caught nothing")
+        };
+        assert_eq!(callback, "the place", "the name of the panic before is forgotten");
+        assert!(caught("all is well", || call("outer", || 7)).is_ok_and(|seven| seven == 7));
+    }
+
+    #[test]
+    fn thread_that_dies_says_why() {
+        let (sender, said) = std::sync::mpsc::channel();
+        let thread = spawn("tern", || panic!("told to"), move |error| sender.send(error).unwrap()).unwrap();
+        thread.join().unwrap();
+        let said = said.recv().unwrap().to_string();
+        assert!(said.contains("tern") && said.contains("told to"), "{said}");
+    }
+
+    #[test]
+    fn observer_that_panics_is_told_so_and_no_more() {
+        let told = std::sync::Mutex::new(Vec::new());
+        let observer = |event: &Event| {
+            told.lock().unwrap().push(event.clone());
+            if !matches!(event, Event::Warning(_)) {
+                panic!("told to");
+            }
+        };
+        tell(&observer, &Event::Prepared);
+        let told = told.lock().unwrap();
+        assert!(matches!(&told[..], [Event::Prepared, Event::Warning(_)]), "{told:?}");
+    }
+}

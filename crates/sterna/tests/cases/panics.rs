@@ -1,0 +1,399 @@
+//! A callback of the VMM that panics is an error of that callback: the migration ends, the guest runs where it was and
+//! holds its hooks, the destination gives everything back, and the next migration works.
+
+use crate::common;
+
+use std::sync::Arc;
+
+use crate::support::bank::Bank;
+use crate::support::hook::{Call, Journal, Lease, LeaseHook, Side};
+use crate::support::trapped::{Bomb, Trapped};
+use crate::support::{TestVm, assert_next_works, assert_reset, case, eventually, short, small, vm, warnings};
+use sterna::ram::Custody;
+use sterna::{
+    Address, Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, SourceVm,
+    TargetVm,
+};
+
+struct Bench {
+    source: Arc<TestVm>,
+    target: Arc<TestVm>,
+    hooks: [Arc<LeaseHook>; 2],
+    lease: Arc<Lease>,
+}
+
+impl Bench {
+    fn new(capabilities: Capabilities) -> Self {
+        let calls = Arc::default();
+        let bank = Bank::new(0, 7, 300_000, 100_000, &calls);
+        // Without multifd nothing of it is read before the guest stops.
+        let bank = if capabilities.multifd { bank.read_while_running() } else { bank };
+        let theirs = Arc::new(bank.waiting(&Arc::default()));
+        let (source, target) = common::pair(&small());
+        let (source, target) =
+            (TestVm::with_banks(source, vec![Arc::new(bank)]), TestVm::with_banks(target, vec![theirs]));
+        let (ours, theirs, lease) = LeaseHook::pair("disk", &Arc::new(Journal::default()));
+        source.guest.add_hook(Arc::clone(&ours) as _);
+        target.guest.add_hook(Arc::clone(&theirs) as _);
+        Self { source, target, hooks: [ours, theirs], lease }
+    }
+
+    /// Migrates to the end, which must come, with the bomb at both sides.
+    fn migrate(
+        &self,
+        bomb: &Arc<Bomb>,
+        (params, capabilities): &(Parameters, Capabilities),
+        watched: Watched,
+    ) -> (Migration, Outcome, Arrival) {
+        let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let (source, target) = (Trapped::new(&self.source, bomb), Trapped::new(&self.target, bomb));
+        let nobody = || Arc::new(()) as Arc<dyn sterna::Observer>;
+        let [ours, theirs] = match watched {
+            Watched::No => [nobody(), nobody()],
+            Watched::Source => [Arc::clone(bomb) as _, nobody()],
+            Watched::Destination => [nobody(), Arc::clone(bomb) as _],
+        };
+        let target: Arc<dyn TargetVm> = target;
+        let incoming =
+            Incoming::listen(target, &any, params.clone(), *capabilities, theirs).expect("listening");
+        let source: Arc<dyn SourceVm> = source;
+        let migration = Migration::start(source, &incoming.address(), params.clone(), *capabilities, ours)
+            .expect("started");
+        eventually("the end at the source", || migration.outcome().is_some());
+        eventually("the end at the destination", || incoming.arrival().is_some());
+        let ends = (migration.wait(), incoming.wait());
+        (migration, ends.0, ends.1)
+    }
+
+    /// The guest runs here as it did, with its lock, and a further migration takes it away.
+    fn assert_as_before(&self) {
+        assert_eq!(SourceVm::ram(self.source.as_ref()).custody(), Custody::Free);
+        assert_eq!(self.lease.holder(), Some(Side::Source));
+        assert!(self.source.banks[0].runs(), "its device stands still");
+        common::assert_lives_on(&self.source.guest);
+        assert_reset(&self.target);
+        assert_next_works(&self.source, &self.target);
+        assert_eq!(self.lease.holder(), Some(Side::Destination));
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Watched {
+    No,
+    Source,
+    Destination,
+}
+
+fn settings() -> [(Parameters, Capabilities); 2] {
+    [(common::parameters(), Capabilities::default()), common::multifd(2)]
+}
+
+/// It is that callback's error, with its message, and this side's fault.
+fn assert_names(error: &MigrationError, callback: &str) {
+    let MigrationError::Panicked { callback: named, message } = error else { panic!("{callback}: {error}") };
+    let name = callback.trim_end_matches(", done");
+    assert!(message.contains(&format!("told to panic in {name}")), "{callback}: {error}");
+    // The rest is the device or hook that it concerns; what lists things is known by who asked for the list.
+    let is_listing = name.ends_with("::devices") || name.ends_with("::hooks");
+    assert!(named.contains(name) || is_listing, "{callback}: {error}");
+    assert_eq!(error.fault(), Some(sterna::Fault::Local));
+}
+
+fn fails(callbacks: &[&str], at: Side) {
+    for settings in settings() {
+        for callback in callbacks {
+            case(callback, || {
+                let bench = Bench::new(settings.1);
+                let bomb = Bomb::new(Some(callback));
+                let (_, outcome, arrival) = bench.migrate(&bomb, &settings, Watched::No);
+                assert!(!bomb.is_armed(), "{callback} was never called: {outcome:?}, {arrival:?}");
+                let Outcome::Failed { error: ours, held: false } = outcome else {
+                    panic!("{callback}: {outcome:?}")
+                };
+                let Arrival::Failed(theirs) = arrival else { panic!("{callback}: {arrival:?}") };
+                assert_names(if at == Side::Source { &ours } else { &theirs }, callback);
+                bench.assert_as_before();
+            });
+        }
+    }
+}
+
+#[test]
+fn callback_of_the_source_that_panics_fails_the_migration() {
+    fails(
+        &[
+            "SourceVm::stop",
+            "SourceVm::stop, done",
+            "SourceVm::devices",
+            "SourceVm::hooks",
+            "Device::save",
+            "DirtySource::start",
+            "DirtySource::harvest",
+            "DirtySource::rearm",
+            "DirtySource::mark_absent",
+            "Hook::release",
+            "Hook::release, done",
+        ],
+        Side::Source,
+    );
+}
+
+#[test]
+fn stream_of_the_source_that_panics_fails_the_migration() {
+    fails(
+        &[
+            "begin to save",
+            "look at what is left",
+            "expected_bytes_per_second",
+            "read",
+            "read, done",
+            "quiesce",
+            "stop",
+            "stop, done",
+            "read its configuration",
+        ],
+        Side::Source,
+    );
+}
+
+#[test]
+fn callback_of_the_destination_that_panics_fails_the_migration() {
+    fails(
+        &[
+            "Device::load",
+            "TargetVm::devices",
+            "TargetVm::hooks",
+            "Hook::acquire",
+            "Hook::acquire, done",
+            "TargetVm::start",
+            "begin to load",
+            "load",
+            "load, done",
+            "finish loading",
+            "run",
+        ],
+        Side::Destination,
+    );
+}
+
+#[test]
+fn callback_that_panics_while_all_is_undone_keeps_nothing_from_being_undone() {
+    for settings in settings() {
+        for callback in [
+            "Hook::take_back",
+            "Hook::take_back, done",
+            "Hook::give_back, done",
+            "DirtySource::stop, done",
+            "TargetVm::reset, done",
+            "end saving, done",
+            "forget what was loaded, done",
+            "run",
+        ] {
+            case(callback, || {
+                let bench = Bench::new(settings.1);
+                // `run` is the source's then.
+                *bench.hooks[1].fails.lock().unwrap() = Some((Call::Acquire, 1));
+                if callback == "Hook::give_back, done" {
+                    *bench.hooks[1].fails.lock().unwrap() = None;
+                    vm::order(&bench.target.fail_start, true);
+                }
+                let bomb = Bomb::new(Some(callback));
+                let (_, outcome, arrival) = bench.migrate(&bomb, &settings, Watched::No);
+                assert!(!bomb.is_armed(), "{callback} was never called: {outcome:?}, {arrival:?}");
+                assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{callback}: {outcome:?}");
+                assert!(matches!(arrival, Arrival::Failed(_)), "{callback}: {arrival:?}");
+                vm::order(&bench.target.fail_start, false);
+                if callback == "run" {
+                    // Told to the operator: it runs on without this device.
+                    sterna::DeviceStream::run(bench.source.banks[0].as_ref()).unwrap();
+                }
+                bench.assert_as_before();
+            });
+        }
+    }
+}
+
+#[test]
+fn guest_that_cannot_be_brought_back_for_a_panic_is_held_until_a_retry() {
+    case("resume", || {
+        let bench = Bench::new(common::multifd(2).1);
+        *bench.hooks[1].fails.lock().unwrap() = Some((Call::Acquire, 1));
+        let bomb = Bomb::new(Some("SourceVm::resume"));
+        let (migration, outcome, _) = bench.migrate(&bomb, &common::multifd(2), Watched::No);
+        assert!(matches!(outcome, Outcome::Failed { held: true, .. }), "{outcome:?}");
+        assert!(!migration.may_guest_run());
+        assert_eq!(SourceVm::ram(bench.source.as_ref()).custody(), Custody::Held);
+
+        // No thread is to be had: nothing has changed, and it may be tried again.
+        sterna::refuse_threads(Some("migration"));
+        let refused = migration.retry().expect_err("without a thread").to_string();
+        sterna::refuse_threads(None);
+        assert!(refused.contains("told to fail"), "{refused}");
+        assert!(matches!(migration.outcome(), Some(Outcome::Failed { held: true, .. })));
+        migration.retry().expect("held");
+        eventually("the end of the retry", || migration.outcome().is_some());
+        assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
+        bench.assert_as_before();
+    });
+}
+
+#[test]
+fn lock_that_a_panicking_destination_keeps_holds_the_guest() {
+    case("give back", || {
+        let bench = Bench::new(Capabilities::default());
+        vm::order(&bench.target.fail_start, true);
+        let bomb = Bomb::new(Some("Hook::give_back"));
+        let mut settings = (common::parameters(), Capabilities::default());
+        settings.0.limits.prepare = std::time::Duration::from_secs(2);
+        let (migration, outcome, arrival) = bench.migrate(&bomb, &settings, Watched::No);
+        assert!(matches!(outcome, Outcome::Failed { held: true, .. }), "{outcome:?}");
+        assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
+        assert_eq!(bench.source.run_state(), sterna::RunState::Paused);
+        assert_reset(&bench.target);
+        sterna::Hook::give_back(bench.hooks[1].as_ref());
+        migration.retry().expect("held");
+        assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
+        vm::order(&bench.target.fail_start, false);
+        bench.assert_as_before();
+    });
+}
+
+#[test]
+fn panic_that_comes_too_late_to_matter_changes_nothing() {
+    for settings in settings() {
+        for (callback, watched) in [
+            ("Hook::announce", Watched::No),
+            ("DirtySource::stop, done", Watched::No),
+            ("end saving, done", Watched::No),
+            ("Observer::event", Watched::Source),
+            ("Observer::event", Watched::Destination),
+        ] {
+            case(callback, || {
+                let bench = Bench::new(settings.1);
+                let bomb = Bomb::new(Some(callback));
+                let (_, outcome, arrival) = bench.migrate(&bomb, &settings, watched);
+                assert!(!bomb.is_armed(), "{callback} was never called");
+                common::assert_arrived(&outcome, &arrival, &bench.target.guest);
+                assert_eq!(bench.lease.holder(), Some(Side::Destination));
+            });
+        }
+    }
+}
+
+#[test]
+fn observer_that_panics_at_every_event_does_not_end_a_migration() {
+    case("observers", || {
+        let (source, target) = common::pair(&small());
+        let (source, target) = (TestVm::new(source), TestVm::new(target));
+        let log = Arc::new(common::Log::default());
+        let told = Arc::clone(&log);
+        let observer = move |event: &sterna::Event| {
+            sterna::Observer::event(told.as_ref(), event);
+            panic!("told to");
+        };
+        let (params, capabilities) = common::multifd(2);
+        let incoming = vm::listen(&target, &params, capabilities);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(observer));
+        let (outcome, arrival) = (migration.wait(), incoming.wait());
+        common::assert_arrived(&outcome, &arrival, &target.guest);
+        let said = warnings(&log.events());
+        assert!(said.iter().any(|text| text.contains("Observer::event panicked: told to")), "{said:?}");
+    });
+}
+
+#[test]
+fn throttle_that_panics_fails_the_migration_and_is_let_go_of() {
+    for callback in ["Throttle::set_cpu_throttle", "Throttle::set_cpu_throttle 0"] {
+        case(callback, || {
+            let bench = Bench::new(common::multifd(2).1);
+            let bomb = Bomb::new(Some(callback));
+            // A guest that dirties more than that never fits.
+            let (mut params, mut capabilities) = common::multifd(2);
+            params.max_bandwidth_bytes = 2_000_000;
+            params.downtime_limit = std::time::Duration::ZERO;
+            capabilities.auto_converge = true;
+            let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
+            let target: Arc<dyn TargetVm> = Trapped::new(&bench.target, &bomb);
+            let incoming = Incoming::listen(target, &any, params.clone(), capabilities, Arc::new(()))
+                .expect("listening");
+            let source: Arc<dyn SourceVm> = Trapped::new(&bench.source, &bomb);
+            let migration = Migration::start(source, &incoming.address(), params, capabilities, Arc::new(()))
+                .expect("started");
+            eventually("throttled", || !bench.source.throttled.lock().unwrap().is_empty());
+            if callback.ends_with('0') {
+                migration.cancel().expect("before the commit");
+            }
+            eventually("the end", || migration.outcome().is_some() && incoming.arrival().is_some());
+            assert!(!bomb.is_armed(), "{callback} was never called");
+            match migration.wait() {
+                Outcome::Failed { error, held: false } => assert_names(&error, callback),
+                outcome => assert!(matches!(outcome, Outcome::Cancelled) && callback.ends_with('0')),
+            }
+            assert_eq!(bench.source.throttled.lock().unwrap().last(), Some(&0), "it is throttled still");
+            drop(incoming);
+            bench.assert_as_before();
+        });
+    }
+}
+
+#[test]
+fn cancel_ends_a_migration_whose_callback_panicked() {
+    case("cancel", || {
+        let bench = Bench::new(common::multifd(2).1);
+        let bomb = Bomb::new(Some("DirtySource::harvest"));
+        let (migration, outcome, _) = bench.migrate(&bomb, &common::multifd(2), Watched::No);
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        migration.cancel().expect_err("it is over");
+        bench.assert_as_before();
+    });
+}
+
+#[test]
+fn greeting_that_panics_turns_that_connection_away() {
+    case("greeting", || {
+        let bench = Bench::new(common::multifd(2).1);
+        let bomb = Bomb::new(Some("TargetVm::uuid"));
+        let (params, capabilities) = common::multifd(2);
+        let settings = (Parameters { limits: short().limits, ..params }, capabilities);
+        let (_, outcome, arrival) = bench.migrate(&bomb, &settings, Watched::No);
+        assert!(!bomb.is_armed());
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
+        bench.assert_as_before();
+    });
+}
+
+#[test]
+fn thread_that_is_not_to_be_had_fails_the_migration() {
+    for name in ["lane 1", "save bank", "return path", "load bank", "loader"] {
+        case(name, || {
+            let bench = Bench::new(common::multifd(2).1);
+            sterna::refuse_threads(Some(name));
+            let (_, outcome, arrival) = bench.migrate(&Bomb::new(None), &common::multifd(2), Watched::No);
+            sterna::refuse_threads(None);
+            assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{name}: {outcome:?}");
+            assert!(matches!(arrival, Arrival::Failed(_)), "{name}: {arrival:?}");
+            bench.assert_as_before();
+        });
+    }
+    case("control threads", || {
+        let bench = Bench::new(common::multifd(2).1);
+        let (params, capabilities) = common::multifd(2);
+        for name in ["incoming", "listener", "migration"] {
+            sterna::refuse_threads(Some(name));
+            let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
+            let target: Arc<dyn TargetVm> = Arc::clone(&bench.target) as _;
+            let source: Arc<dyn SourceVm> = Arc::clone(&bench.source) as _;
+            let is_refused = match name {
+                "migration" => {
+                    Migration::start(source, &any, params.clone(), capabilities, Arc::new(())).is_err()
+                }
+                _ => Incoming::listen(target, &any, params.clone(), capabilities, Arc::new(())).is_err(),
+            };
+            sterna::refuse_threads(None);
+            assert!(is_refused, "{name}");
+        }
+        assert_eq!(SourceVm::ram(bench.source.as_ref()).custody(), Custody::Free);
+        bench.assert_as_before();
+    });
+}
