@@ -77,6 +77,10 @@ impl Play {
         if case.blow == Blow::Silence {
             settings = settings.impatient();
         }
+        if case.blow == Blow::Panic && case.stop == Stop::GivingBack {
+            // As long as the source tries to take back what the destination never gives.
+            settings.params.limits.prepare = Duration::from_secs(2);
+        }
         let wanted = case.stop.prelude().map(|(before, _)| before).into_iter().chain([case.stop]);
         let stage = Arc::new(Stage::new(wanted));
         let ledger = match case.blow {
@@ -172,6 +176,13 @@ impl Play {
                 Ok(())
             }
             (Blow::ForkSource, ..) => Ok(()),
+            (Blow::Panic, ..) => {
+                // The network is no callback of a VMM.
+                if self.case.stop.side() != Side::Network {
+                    self.stage.panic();
+                }
+                Ok(())
+            }
             (Blow::KillSource, Actor::Away(process), _)
             | (Blow::KillDestination, _, Actor::Away(process)) => {
                 process.kill();

@@ -14,7 +14,8 @@ use sterna_guests::checker::CheckError;
 use crate::bank::Bank;
 use crate::case::{Play, is_back, listen, start};
 use crate::ledger::Ledger;
-use crate::schedule::Blow;
+use crate::panics;
+use crate::schedule::{Blow, Case};
 use crate::settings::Settings;
 use crate::stage::Stage;
 use crate::staged::Staged;
@@ -49,11 +50,16 @@ pub(crate) fn judge(play: &Play) -> Judgement {
     if !violations.is_empty() {
         return Err(violations.join("; "));
     }
+    if let (Blow::Panic, panics::Effect::Holds, Some((vm, migration))) =
+        (play.case.blow, panics::effect(play.case.stop), play.source.here())
+    {
+        panics::free_held(vm, migration, &play.ledger)?;
+    }
     let source =
         play.source.here().map(|(vm, migration)| (vm, migration.outcome(), migration.may_guest_run()));
     let target = play.target.here().map(|(vm, incoming)| (vm, incoming.arrival()));
     let source_runs = match &source {
-        Some((vm, Some(outcome), may_run)) => Some(at_source(vm, outcome, *may_run)?),
+        Some((vm, Some(outcome), may_run)) => Some(at_source(play.case, vm, outcome, *may_run)?),
         Some((_, None, _)) => return Err("the source's migration has not ended".into()),
         None => None,
     };
@@ -90,7 +96,7 @@ pub(crate) fn judge(play: &Play) -> Judgement {
 }
 
 /// Whether the guest runs at the source.
-fn at_source(vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, String> {
+fn at_source(case: Case, vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, String> {
     let runs = vm.run_state() == RunState::Running;
     let should = match outcome {
         Outcome::Completed => false,
@@ -101,7 +107,8 @@ fn at_source(vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, Stri
         return Err(format!("after {outcome:?} the source's guest runs: {runs}, may run: {may_run}"));
     }
     let ram = SourceVm::ram(vm);
-    if vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(ram)).is_ok() {
+    let is_left_tracked = case.blow == Blow::Panic && panics::leaves_tracking(case.stop);
+    if !is_left_tracked && vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(ram)).is_ok() {
         return Err(format!("after {outcome:?} the source's writes are still tracked"));
     }
     Ok(runs)
@@ -154,6 +161,7 @@ fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
     let arrives = match play.case.blow {
         // Refused from the commit on; the migration goes through.
         Blow::Cancel => stop.is_committed(),
+        Blow::Panic => panics::effect(stop) == panics::Effect::Nothing,
         // There is no connection yet that could be cut.
         Blow::Cut if stop == Stop::Setup => true,
         blow if blow.is_harmless() => !stop.is_undoing(),

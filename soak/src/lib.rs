@@ -1,4 +1,5 @@
-//! The soak: migrations that are cancelled, cut off or killed in every state, and what they leave behind.
+//! The soak: migrations that are cancelled, cut off or killed in every state, or whose callbacks panic there, and what they
+//! leave behind.
 //!
 //! A case is a [`Stop`] and a [`Blow`]. Two VMs of the process guest migrate over a network that is a
 //! proxy of this process. Whatever the engine calls (observers, hooks, devices, the dirty log) passes a
@@ -18,6 +19,7 @@ mod judge;
 mod leaks;
 mod ledger;
 mod network;
+mod panics;
 mod report;
 pub mod round_trips;
 mod schedule;

@@ -23,6 +23,8 @@ pub enum Blow {
     /// Nothing is done, but the source is a process that looked what it can track with, forked, and migrates
     /// in the child, as a VMM that becomes a daemon does.
     ForkSource,
+    /// The callback that stands at the stop panics.
+    Panic,
     /// The network swallows every byte and closes nothing: only limits end the wait. Takes seconds, so not
     /// among [`Blow::ALL`].
     Silence,
@@ -30,7 +32,7 @@ pub enum Blow {
 
 impl Blow {
     /// Those of a soak.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Cancel,
         Self::Abandon,
         Self::Cut,
@@ -39,6 +41,7 @@ impl Blow {
         Self::KillDestination,
         Self::Strangers,
         Self::ForkSource,
+        Self::Panic,
     ];
 
     /// For tables.
@@ -52,6 +55,7 @@ impl Blow {
             Self::KillDestination => "kill-dst",
             Self::Strangers => "stranger",
             Self::ForkSource => "fork-src",
+            Self::Panic => "panic",
             Self::Silence => "silence",
         }
     }

@@ -25,6 +25,8 @@ struct State {
     released: u32,
     /// Nobody stops any more.
     open: bool,
+    /// Whoever is let go next panics.
+    panics: bool,
 }
 
 impl Stage {
@@ -49,6 +51,14 @@ impl Stage {
         while state.reached && !state.open {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let panics = std::mem::take(&mut state.panics);
+        drop(state);
+        assert!(!panics, "told to panic at {}", stop.label());
+    }
+
+    /// Whoever stands at the stop panics when it is let go.
+    pub fn panic(&self) {
+        self.lock().panics = true;
     }
 
     /// Whether the migration has not yet come to `stop`, and shall.
