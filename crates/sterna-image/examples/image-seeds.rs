@@ -13,6 +13,7 @@ use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
 use sterna_image::{Image, ImageError, LegacyWriter, PageVisitor};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::libvirt::{ByteOrder, SaveHeader, VERSION};
+use sterna_wire::main::{SectionHeader, encode_footer, encode_section_part};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -21,7 +22,7 @@ const PAGES: u64 = 3;
 /// Bits of the first byte of a seed of `unpack` whose bytes are to be packed, and how many bytes.
 const PACKS: u8 = 0b0011_1000;
 const PLAIN_BYTES: usize = 600;
-const XML: &[u8] = b"<domain type='qemu'/>\0";
+const XML: &[u8] = b"<domain type='qemu'></domain>\0";
 const COOKIE: &[u8] = b"<cookie/>\0";
 
 fn main() -> Result<(), Failure> {
@@ -30,6 +31,9 @@ fn main() -> Result<(), Failure> {
     let (small, contained) = (scratch.path().join("small"), scratch.path().join("contained"));
     let legacy = small_legacy()?;
     fs::write(&small, &legacy)?;
+    let beside = beside_ram(&legacy)?;
+    put(&directory, "image", "beside-ram", &beside)?;
+    put(&directory, "image_tools", "beside-ram", &beside)?;
     fs::write(&contained, in_container(&legacy))?;
     for target in Target::all() {
         let options = ConvertOptions {
@@ -60,6 +64,36 @@ fn main() -> Result<(), Failure> {
 fn put(directory: &Path, target: &str, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(directory.join(target))?;
     fs::write(directory.join(target).join(name), bytes)
+}
+
+/// The machine of `stream` with sections of other devices beside its RAM, as QEMU 10.0's virtio-mem and dirty bitmaps have.
+fn beside_ram(stream: &[u8]) -> Result<Vec<u8>, Failure> {
+    let mut shape = Image::open_source(Arc::new(stream.to_vec()), "beside RAM")?.shape().clone();
+    let (live, early) = (900, 901);
+    let name = "dirty-bitmap";
+    SectionHeader { id: live, name, instance: 0, version: 1 }.encode_start(&mut shape.setup)?;
+    shape.setup.extend_from_slice(b"first");
+    encode_footer(live, &mut shape.setup);
+    let name = "0000:00:02.0/virtio-mem-device-early";
+    SectionHeader { id: early, name, instance: 0, version: 1 }.encode_full(&mut shape.setup)?;
+    shape.setup.extend_from_slice(&[7; 20]);
+    encode_footer(early, &mut shape.setup);
+    let part = |is_last: bool, body: u8| {
+        let mut section = Vec::new();
+        encode_section_part(live, is_last, &mut section);
+        section.push(body);
+        encode_footer(live, &mut section);
+        section
+    };
+    shape.between = [part(false, 1), shape.between].concat();
+    shape.devices = [part(true, 2), shape.devices].concat();
+    // Without its first device the description is that of another machine.
+    shape.description = None;
+    let mut writer = LegacyWriter::new(Vec::new(), "beside RAM", &shape)?;
+    for (index, block) in shape.ram.blocks.iter().enumerate() {
+        writer.zero(index, 0, block.length_bytes / PAGE_SIZE as u64)?;
+    }
+    Ok(writer.finish(&shape)?)
 }
 
 /// A libvirt save image without room behind its texts.
