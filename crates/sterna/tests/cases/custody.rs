@@ -158,6 +158,8 @@ fn guest_in_a_migration_is_not_migrated_twice_nor_measured() {
         );
         assert!(matches!(measured, Err(StartError::Tracked)), "{measured:?}");
         assert!(listen(&target).is_err(), "one migration at a time into one VM");
+        // Before that the destination may not know of it, and would wait for another.
+        until_status(&migration, Status::Active);
         migration.cancel().expect("before the commit");
         assert!(matches!(migration.wait(), Outcome::Cancelled));
         assert_eq!(custody(&source), Custody::Free);

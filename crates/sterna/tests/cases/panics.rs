@@ -354,11 +354,20 @@ fn greeting_that_panics_turns_that_connection_away() {
         let bench = Bench::new(common::multifd(2).1);
         let bomb = Bomb::new(Some("TargetVm::uuid"));
         let (params, capabilities) = common::multifd(2);
-        let settings = (Parameters { limits: short().limits, ..params }, capabilities);
-        let (_, outcome, arrival) = bench.migrate(&bomb, &settings, Watched::No);
+        let params = Parameters { limits: short().limits, ..params };
+        let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let target: Arc<dyn TargetVm> = Trapped::new(&bench.target, &bomb);
+        let incoming =
+            Incoming::listen(target, &any, params.clone(), capabilities, Arc::new(())).expect("listening");
+        let source: Arc<dyn SourceVm> = Arc::clone(&bench.source) as _;
+        let migration = Migration::start(source, &incoming.address(), params, capabilities, Arc::new(()))
+            .expect("started");
+        eventually("the end at the source", || migration.outcome().is_some());
         assert!(!bomb.is_armed());
-        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
-        assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
+        assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
+        assert!(incoming.arrival().is_none(), "it waits for a source whose channels all come");
+        incoming.cancel().expect("nothing has begun");
+        drop(incoming);
         bench.assert_as_before();
     });
 }
