@@ -24,7 +24,7 @@ pub struct Target {
     pub run: fn(&[u8]),
     /// No input is longer, in bytes.
     pub longest: usize,
-    /// Mutated inputs in a run of [`check`](crate::check), about two seconds of one core.
+    /// Mutated inputs in a run of [`check`](crate::check), one or two seconds of one core.
     pub inputs: u64,
 }
 
@@ -37,14 +37,14 @@ const IMAGE: usize = 64 << 10;
 pub const TARGETS: [Target; 13] = [
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
-    Target { name: "image", run: image::target, longest: IMAGE, inputs: 10_000 },
-    Target { name: "image_tools", run: image_tools::target, longest: IMAGE, inputs: 5_000 },
+    Target { name: "image", run: image::target, longest: IMAGE, inputs: 50_000 },
+    Target { name: "image_tools", run: image_tools::target, longest: IMAGE, inputs: 40_000 },
     Target { name: "libvirt_header", run: libvirt_header::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "main_channel", run: main_channel::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "mapped_ram", run: mapped_ram::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
-    Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 3_000 },
+    Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "vmdesc", run: vmdesc::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "xbzrle", run: xbzrle::target, longest: MESSAGE, inputs: 300_000 },
