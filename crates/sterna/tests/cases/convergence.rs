@@ -14,7 +14,7 @@ use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 
 /// 8 MiB, rewritten five times as fast as `max-bandwidth` sends it, and a pause that only a tenth of it fits.
-fn hopeless() -> (Arc<TestVm>, Arc<TestVm>, Parameters, Capabilities) {
+pub fn hopeless() -> (Arc<TestVm>, Arc<TestVm>, Parameters, Capabilities) {
     trace();
     let config = ProcessConfig {
         blocks: vec![("ram".into(), 8 << 20)],
