@@ -224,8 +224,10 @@ impl Play {
                     }
                 }
             }
-            // No whole migration reached the destination: it still waits for one.
-            if let (true, Some((_, incoming))) = (source_over, self.target.here())
+            // No whole migration reached the destination: it still waits for one. A source that forked lives on in a
+            // process of its own, and its migration comes.
+            let comes = self.case.blow == Blow::ForkSource;
+            if let (true, Some((_, incoming))) = (source_over && !comes, self.target.here())
                 && incoming.status() == Status::Setup
             {
                 let _ = incoming.cancel();

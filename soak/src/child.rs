@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use fork::Fork;
 use rustix::process::{Pid, Signal, kill_process_group};
-use sterna::{Address, Incoming, Migration, SourceVm, TargetVm};
+use sterna::{Address, Incoming, Migration, SourceVm, Status, TargetVm};
 use sterna_guests::ProcessGuest;
 use sterna_guests::process::Tracking;
 
@@ -168,7 +168,19 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     });
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match (line.as_str(), &migration) {
-            ("go", _) => stage.release(),
+            ("go", migration) => {
+                // One that is not killed goes on to its end: what stops it there is an operator's to say.
+                if let (Stop::LaterPass, Some(migration)) = (stop, migration) {
+                    migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
+                }
+                stage.release();
+                while let Some(migration) =
+                    migration.as_ref().filter(|it| it.status() == Status::PreSwitchover)
+                {
+                    let _ = migration.continue_switchover();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
             ("cancel", Some(migration)) => {
                 migration.cancel().map_err(|refusal| format!("cancelling a child: {refusal}"))?;
             }
