@@ -20,6 +20,40 @@ pub const PADDING_BYTES: u32 = 65_536;
 /// The greatest format number (§2): `sparse`, which is mapped-ram.
 pub const FORMAT_SPARSE: u32 = 6;
 
+/// Whether a text can be the domain's XML (§1.2): it has no NUL, and a `domain` element is all that it holds beside
+/// white space, comments, and what `<?…?>` and `<!…>` say. Whether libvirt can use that domain is libvirt's to say.
+pub fn is_domain_xml(text: &[u8]) -> bool {
+    if text.contains(&0) {
+        return false;
+    }
+    let element = without_comments_behind(behind_prologue(text));
+    let Some(rest) = element.strip_prefix(b"<domain") else { return false };
+    let is_name_whole = rest.first().is_some_and(|byte| byte.is_ascii_whitespace() || b"/>".contains(byte));
+    let is_empty_element =
+        || element.ends_with(b"/>") && element.iter().filter(|byte| **byte == b'<').count() == 1;
+    is_name_whole && (element.ends_with(b"</domain>") || is_empty_element())
+}
+
+/// What follows white space, comments, the XML declaration and a document type.
+fn behind_prologue(text: &[u8]) -> &[u8] {
+    const PARTS: [(&[u8], &[u8]); 3] = [(b"<!--", b"-->"), (b"<?", b"?>"), (b"<!", b">")];
+    let mut text = text.trim_ascii();
+    while let Some((_, end)) = PARTS.iter().find(|(begin, _)| text.starts_with(begin)) {
+        let Some(at) = text.windows(end.len()).position(|part| part == *end) else { return &[] };
+        text = text[at + end.len()..].trim_ascii_start();
+    }
+    text
+}
+
+/// What comes before the comments at the end.
+fn without_comments_behind(mut text: &[u8]) -> &[u8] {
+    while text.ends_with(b"-->") {
+        let Some(at) = text.windows(4).rposition(|part| part == b"<!--") else { return text };
+        text = text[..at].trim_ascii_end();
+    }
+    text
+}
+
 /// Order of the bytes of the header's integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ByteOrder {
@@ -222,6 +256,37 @@ mod tests {
 
             assert!(error.rule.starts_with("version 3 of the save image is not known"), "{error}");
             assert_eq!(error.fault, Fault::PeerIncompatible);
+        }
+    }
+
+    #[test]
+    fn domain_xml_is_one_domain_element_and_what_may_stand_around_it() {
+        for xml in [
+            "<domain/>",
+            "<domain type='kvm'/>",
+            "<domain type='kvm'><name>a</name></domain>",
+            " <domain>\n</domain>\n",
+            "<?xml version='1.0'?>\n<!-- made by hand -->\n<domain></domain> <!-- end -->",
+        ] {
+            assert!(is_domain_xml(xml.as_bytes()), "{xml}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_domain_element_is_none() {
+        for xml in [
+            "",
+            "domain",
+            "<network/>",
+            "<domainsnapshot></domainsnapshot>",
+            "<domain><name>a</name>",
+            "<domain><name/>",
+            "<a><domain></domain></a>",
+            "<!-- <domain></domain> -->",
+            "<?xml",
+            "<domain>\0</domain>",
+        ] {
+            assert!(!is_domain_xml(xml.as_bytes()), "{xml}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! libvirt's container around an image (`specs/libvirt-save.md §1`).
 
-use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION};
+use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
 use crate::ImageError;
 use crate::model::{Form, LibvirtHeader, Packing, Shape};
@@ -36,10 +36,10 @@ impl Envelope {
     /// An envelope for a domain.
     ///
     /// # Errors
-    /// [`ImageError::Request`] for a text with a NUL in it, or no text.
+    /// [`ImageError::Request`] unless `xml` is a domain's ([`is_domain_xml`]), or for a cookie with a NUL in it.
     pub fn new(xml: Vec<u8>, cookie: Option<Vec<u8>>) -> Result<Self, ImageError> {
         let request = |text: &str| Err(ImageError::Request(text.to_owned()));
-        if !xml.windows(7).any(|part| part == b"<domain") || xml.contains(&0) {
+        if !is_domain_xml(&xml) {
             return request(
                 "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
             );

@@ -1,7 +1,7 @@
 //! The first bytes: a bare stream, a compressed one, or libvirt's container (specs/libvirt-save.md).
 
 use sterna_wire::Fault;
-use sterna_wire::libvirt::{FORMAT_SPARSE, MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader};
+use sterna_wire::libvirt::{FORMAT_SPARSE, MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader, is_domain_xml};
 use sterna_wire::main::FileHeader;
 
 use super::window::Window;
@@ -157,8 +157,7 @@ fn texts(
                 .remedy("Put the XML back with `virsh save-image-define`"),
         ),
         Some(end) => {
-            let xml = area[..end].trim_ascii();
-            if !xml.starts_with(b"<domain") || !xml.ends_with(b"</domain>") {
+            if !is_domain_xml(&area[..end]) {
                 let what = "the XML is no <domain> element";
                 report.add(
                     Finding::error("xml", AREA, Place::byte(first), what)

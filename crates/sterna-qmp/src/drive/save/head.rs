@@ -1,7 +1,7 @@
 //! What lies before the stream in libvirt's container (specs/libvirt-save.md §1).
 
 use sterna_image::{Form, Packing};
-use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION};
+use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
 use super::{Domain, Format};
 use crate::drive::DriveError;
@@ -16,7 +16,7 @@ impl Head {
     /// For an image that nobody has finished yet.
     pub fn new(format: Format, domain: &Domain, was_running: bool) -> Result<Self, DriveError> {
         let unfit = |text: &str| Err(DriveError::Unreadable(text.to_owned()));
-        if !domain.xml.windows(7).any(|part| part == b"<domain") || domain.xml.contains(&0) {
+        if !is_domain_xml(&domain.xml) {
             return unfit(
                 "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
             );
