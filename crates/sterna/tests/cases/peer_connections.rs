@@ -258,14 +258,13 @@ fn strangers_alone_do_not_end_the_waiting() {
 
 #[test]
 fn inherited_connection_that_does_not_fit_ends_the_waiting_with_the_reason() {
-    use std::os::fd::IntoRawFd;
     let good = case("recording", || Recording::take(MACHINE, 0));
     for (bytes, words) in
         [(b"GET / HTTP/1.0\r\n".to_vec(), "begin no channel"), (good.main[..8].to_vec(), "closed")]
     {
         case(words, || {
             let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-            let at = sterna::Address::Fd(ours.into_raw_fd().to_string());
+            let at = sterna::Address::Handed(sterna::HandedFd::new(ours.into(), "socket"));
             let (params, capabilities) = settings(0);
             let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
             let target = support::TestVm::new(guest);
