@@ -471,12 +471,28 @@ fn channel_counts_that_differ_fail_both_sides_and_the_guest_runs_on() -> Result<
         let at: Address = "tcp:127.0.0.1:0".parse().map_err(|error| format!("{error:?}"))?;
         let place = directory.path().join("image");
         let plan = ImagePlan { path: place, options: MappedOptions::default(), convert: None };
-        let receiving = receive(&at, plan, parameters, here.capabilities(), Arc::new(()))
+        let warnings = Arc::new(std::sync::Mutex::new(String::new()));
+        let heard = Arc::clone(&warnings);
+        let observer = move |event: &sterna::Event| {
+            if let sterna::Event::Warning(text) = event {
+                heard.lock().unwrap().push_str(text);
+            }
+        };
+        let receiving = receive(&at, plan, parameters, here.capabilities(), Arc::new(observer))
             .map_err(|error| error.to_string())?;
         let told = source.migrate(&uri(&receiving.address()));
         assert!(told.is_err(), "{theirs} channels there, {ours} here: {told:?}");
+        // A destination that no whole migration has reached says why, and waits for another.
+        for _ in 0..1000 {
+            if warnings.lock().unwrap().contains("multifd") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let _ = receiving.cancel();
         let error = receiving.wait().err().ok_or("an image")?.to_string();
-        assert!(error.contains("multifd"), "{error}");
+        let said = format!("{}; {error}", warnings.lock().unwrap());
+        assert!(said.contains("multifd"), "{said}");
         source.wait_for_status("running")?;
         source.wait_for_ticks(1)?;
         drop(receiving);
