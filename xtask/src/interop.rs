@@ -5,7 +5,9 @@
 
 use crate::parts::Parts;
 use crate::process::{Failure, Result};
+use crate::roots;
 use crate::suite::{Binary, Build, Job, Runner};
+use crate::workspace::Metadata;
 
 /// The crate of the tests.
 pub const PACKAGE: &str = "sterna-interop";
@@ -17,9 +19,15 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
             "interop takes names of files in interop/tests/it, not `{option}`"
         )));
     }
+    let targets = Metadata::of_members(None)?.targets();
+    let tests = targets.iter().find(|target| target.package == PACKAGE && target.kind == "test");
+    let is_subject = |name: &String| tests.is_some_and(|tests| tests.has_module(name));
+    if let Some(unknown) = arguments.iter().find(|name| !is_subject(name)) {
+        return Err(Failure::Usage(format!("there is no interop/tests/it/{unknown}.rs")));
+    }
     let mut parts = Parts::default();
     let mut runner = Runner::new()?;
-    runner.add(Job::of_ours("roots", &["roots"]));
+    runner.add(roots::job());
     let report = runner.run(Some(Build::new()?), |binary| wanted(binary, arguments))?;
     report.close(&mut parts);
     parts.finish()

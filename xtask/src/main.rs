@@ -47,7 +47,7 @@ usage: cargo xtask COMMAND
   roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
                                 qemu-bookworm, qemu-trixie
   interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)
-  demo-loop N [-- ARGS]         N demo migrations in a row, every one checked
+  demo-loop N [--built] [-- ARGS]   N demo migrations in a row, every one checked
   setup                         only install what is missing";
 
 fn main() -> ExitCode {

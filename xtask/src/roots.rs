@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::setup::{self, Tool};
+use crate::suite::{self, Job};
 use crate::workspace::target_directory;
 
 /// What builds a root.
@@ -97,6 +98,11 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
+/// The command for all roots, beside others: as it may have to download all of them, it may take long.
+pub fn job() -> Job {
+    Job { limit: suite::DOWNLOAD_LIMIT, ..Job::of_ours("roots", &["roots"]) }
+}
+
 /// A root that is there.
 #[derive(Debug)]
 pub struct Root {
@@ -154,7 +160,7 @@ fn build(plan: &'static Plan) -> Result<Root> {
     let aside = Aside::beside(&place)?;
     fill(plan, &mirror, &aside.0)?;
     write_stamp(plan, &aside.0)?;
-    // What stands there is half a root of old, or one of another list.
+    // What stands there is an unfinished root, or one of another list.
     if place.exists() {
         std::fs::remove_dir_all(&place).map_err(|e| said(&place, &e))?;
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure};
 use crate::suite::{Binary, Build, Job, Runner, built_program};
-use crate::{interop, lab, layering, licences, quick, setup, sources};
+use crate::{interop, lab, layering, licences, quick, roots, setup, sources};
 
 const PARTS: [&str; 15] = [
     "setup", "format", "licences", "layers", "sources", "build", "tests", "doctests", "lints", "roots",
@@ -48,7 +48,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         runner.add(lints());
     }
     if parts.wants("roots") || parts.wants("interop") {
-        runner.add(Job::of_ours("roots", &["roots"]));
+        runner.add(roots::job());
     }
     if parts.wants("soak") {
         let mut soak = Command::new(built_program("soak"));

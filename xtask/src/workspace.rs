@@ -28,6 +28,8 @@ pub struct Target {
     pub name: String,
     /// `bin`, `example`, `test` or `bench`.
     pub kind: String,
+    /// Its first source file.
+    pub file: PathBuf,
 }
 
 impl Metadata {
@@ -65,6 +67,7 @@ impl Metadata {
                     package: text(&package["name"]),
                     name: text(&target["name"]),
                     kind: text(&target["kind"][0]),
+                    file: text(&target["src_path"]).into(),
                 });
             }
         }
@@ -78,6 +81,14 @@ impl Metadata {
             .into_iter()
             .filter(|target| target.name == name && rank(&target.kind).is_some())
             .min_by_key(|target| rank(&target.kind))
+    }
+}
+
+impl Target {
+    /// Whether a file or directory beside its first source file is named like that module.
+    pub fn has_module(&self, name: &str) -> bool {
+        let path = self.file.with_file_name(name);
+        path.is_dir() || path.with_extension("rs").is_file()
     }
 }
 

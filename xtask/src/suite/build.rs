@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -18,6 +19,8 @@ const PART: &str = "build";
 /// Cargo at work, and how far its messages have been read.
 #[derive(Debug)]
 pub struct Build {
+    command: Command,
+    /// Its standard output.
     messages: PathBuf,
     read: u64,
     /// Programs that have not come yet, as package and name.
@@ -27,28 +30,31 @@ pub struct Build {
 }
 
 impl Build {
+    /// Cargo, in the form that builds each dependency once: all packages, with the features of all.
     pub fn new() -> Result<Self> {
+        let mut command = process::cargo();
+        command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
         let programs = Metadata::of_members(None)?.targets();
         let programs = programs.into_iter().filter(|target| target.kind == "bin");
         let missing = programs.map(|target| (target.package, target.name)).collect();
         let messages = directory().join("messages.json");
-        Self::reading(messages, missing)
+        Self::of(command, messages, missing)
     }
 
-    /// Reads that file, of which what an earlier run has left is removed: its programs are of old.
-    fn reading(messages: PathBuf, missing: Vec<(String, String)>) -> Result<Self> {
+    /// That command, writing into that file. What an earlier run has left there is removed: the programs that it lists may
+    /// be out of date.
+    pub(super) fn of(command: Command, messages: PathBuf, missing: Vec<(String, String)>) -> Result<Self> {
         match std::fs::remove_file(&messages) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(format!("{}: {error}", messages.display()))
             }
-            _ => Ok(Self { messages, read: 0, missing, held: Vec::new() }),
+            _ => Ok(Self { command, messages, read: 0, missing, held: Vec::new() }),
         }
     }
 
-    /// Cargo, in the form that builds each dependency once: all packages, with the features of all.
-    pub fn job(&self) -> Job {
-        let mut command = process::cargo();
-        command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    /// What builds, for the one who runs it.
+    pub fn take_job(&mut self) -> Job {
+        let command = std::mem::replace(&mut self.command, Command::new("true"));
         let job = Job::new(PART, PART, command).calls_cargo();
         Job { messages: Some(self.messages.clone()), ..job }
     }
@@ -61,11 +67,13 @@ impl Build {
             other => other.map_err(failed)?,
         };
         file.seek(SeekFrom::Start(self.read)).map_err(failed)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(failed)?;
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(failed)?;
+        // Cargo may be in the middle of a line, or of a character.
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         self.read += whole as u64;
-        let messages = text[..whole].lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = text[..whole].split(|byte| *byte == b'\n');
+        let messages = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
         for message in messages {
             self.missing.retain(|(package, name)| !is_program(&message, package, name));
             self.held.extend(Binary::of(&message));
@@ -75,6 +83,11 @@ impl Build {
         });
         self.held = held;
         Ok(ready)
+    }
+
+    /// The tests that still wait for a program of their package, now that cargo has ended.
+    pub fn never_ready(self) -> Vec<Binary> {
+        self.held
     }
 }
 
@@ -124,7 +137,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
         let missing = missing.iter().map(|(package, name)| ((*package).into(), (*name).into())).collect();
         std::fs::write(&path, format!("{}\n", message("lib", true))).expect("what an earlier run left");
-        (Build::reading(path.clone(), missing).expect("a build"), path)
+        (Build::of(Command::new("true"), path.clone(), missing).expect("a build"), path)
     }
 
     fn message(kind: &str, test: bool) -> Value {

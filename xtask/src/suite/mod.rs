@@ -20,6 +20,7 @@ use std::time::Duration;
 pub use binary::Binary;
 pub use build::{Build, built_program};
 pub use report::{Done, Report};
+pub use rules::DOWNLOAD_LIMIT;
 pub use runner::Runner;
 
 use crate::workspace::target_directory;

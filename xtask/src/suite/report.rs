@@ -102,8 +102,13 @@ impl Report {
         if counts.passed > 0 {
             text.push_str(&format!("  {} passed", counts.passed));
         }
-        let skipped = of().flat_map(|done| &done.notes).filter(|note| note.starts_with("SKIPPED ")).count();
-        if skipped > 0 {
+        let mut skips = of().flat_map(|done| &done.notes).filter_map(|note| note.strip_prefix("SKIPPED "));
+        let first = skips.next();
+        if let Some(first) = first {
+            let skipped = 1 + skips.count();
+            if counts.passed == 0 {
+                return (ended - began, Ok(Outcome::Skipped(format!("{skipped} skipped: {first}"))));
+            }
             text.push_str(&format!("  {skipped} skipped"));
         }
         (ended - began, Ok(Outcome::Partly(text)))
@@ -139,5 +144,14 @@ mod tests {
         assert_eq!(took, Duration::from_secs(5));
         assert_eq!(result, Ok(Outcome::Partly("(2.0 s CPU)  4 passed".into())));
         assert_eq!(report.part("b").1, Err("two: broke".into()));
+    }
+
+    #[test]
+    fn part_of_which_nothing_ran_was_skipped() {
+        let mut report = Report::default();
+        let all_skipped = Done { counts: Counts::default(), ..done("lab", "one", (0, 1), Ok(())) };
+        report.add(Done { notes: vec!["SKIPPED it boots: no KVM".into()], ..all_skipped });
+
+        assert_eq!(report.part("lab").1, Ok(Outcome::Skipped("1 skipped: it boots: no KVM".into())));
     }
 }

@@ -13,6 +13,13 @@ pub const LIMIT: Duration = Duration::from_secs(600);
 /// Cargo may have everything to build, beside the tests that run already.
 pub const CARGO_LIMIT: Duration = Duration::from_secs(3600);
 
+/// Four Debian roots may have to be downloaded, from a mirror that may be slow.
+pub const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+
+/// What draws at random draws the same in each run, unless the caller sets another seed: whether a commit passes must not
+/// hang on chance. `cargo xtask soak` and `cargo xtask fuzz` explore.
+pub const SEEDS: [(&str, &str); 2] = [("STERNA_SEED", "1"), ("PROPTEST_RNG_SEED", "1")];
+
 /// Jobs that run with nothing beside them, and why.
 const ALONE: &[(&str, &str)] = &[(
     "sterna-guests it throttle",
@@ -35,4 +42,22 @@ pub fn apply(job: Job) -> Job {
         return Job { beside: Beside::Nothing, ..job };
     }
     job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quick;
+    use crate::workspace::Metadata;
+
+    #[test]
+    fn modules_that_are_named_here_exist() {
+        let targets = Metadata::of_members(None).expect("the workspace").targets();
+        let named = ALONE.iter().map(|(name, _)| *name).chain(LONG.iter().map(|(name, _)| *name));
+        for name in named.chain(quick::NOT) {
+            let [package, target, module] = name.split(' ').collect::<Vec<_>>()[..] else { continue };
+            let target = targets.iter().find(|found| found.package == package && found.name == target);
+            assert!(target.is_some_and(|target| target.has_module(module)), "no tests are named `{name}`");
+        }
+    }
 }

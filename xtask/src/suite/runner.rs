@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::history::History;
@@ -64,19 +64,19 @@ impl Runner {
         mut build: Option<Build>,
         wanted: impl Fn(&Binary) -> Result<Vec<Job>>,
     ) -> Result<Report> {
-        if let Some(build) = &build {
-            self.waiting.insert(0, build.job());
+        if let Some(build) = &mut build {
+            self.waiting.insert(0, build.take_job());
         }
         loop {
             // Asked before cargo is: what it printed last has come when it has ended.
             let builds = self.holds("build");
             if let Some(coming) = &mut build {
-                for binary in coming.come()? {
-                    self.waiting.extend(wanted(&binary)?);
-                }
+                self.take_in(coming, &wanted);
             }
-            if !builds {
-                build = None;
+            if !builds && let Some(build) = build.take() {
+                for binary in build.never_ready() {
+                    self.cannot_run(&binary, "a program of its package did not come out of the build".into());
+                }
             }
             self.reap();
             while let Some(next) = self.next() {
@@ -85,10 +85,34 @@ impl Runner {
             }
             if self.running.is_empty() && self.waiting.is_empty() && build.is_none() {
                 self.history.write();
-                return Ok(self.report);
+                return Ok(std::mem::take(&mut self.report));
             }
             std::thread::sleep(TICK);
         }
+    }
+
+    /// Makes jobs of the tests that the build has made since the last call.
+    fn take_in(&mut self, build: &mut Build, wanted: &impl Fn(&Binary) -> Result<Vec<Job>>) {
+        let ready = build.come().unwrap_or_else(|why| {
+            self.failed("build", "messages of the build".into(), why);
+            Vec::new()
+        });
+        for binary in ready {
+            match wanted(&binary) {
+                Ok(jobs) => self.waiting.extend(jobs),
+                Err(why) => self.cannot_run(&binary, why),
+            }
+        }
+    }
+
+    fn cannot_run(&mut self, binary: &Binary, why: String) {
+        self.failed("tests", format!("{} {}", binary.package, binary.target), why);
+    }
+
+    /// Something that never became a job has failed.
+    fn failed(&mut self, part: &'static str, name: String, why: String) {
+        let job = Job::new(part, name, Command::new("true"));
+        self.ended(&job, Instant::now(), Duration::ZERO, "", Err(why));
     }
 
     /// Whether a job of that part has not ended yet.
@@ -211,6 +235,13 @@ impl Runner {
     }
 }
 
+/// What runs when the scheduler itself is stopped is of no use to anybody.
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.running.iter().for_each(|running| load::kill_tree(running.child.id()));
+    }
+}
+
 fn hung(job: &Job, text: &str) -> String {
     let running = log::running(text, &job.tests, rules::THREADS);
     let at = if running.is_empty() { String::new() } else { format!(" in {}", running.join(", ")) };
@@ -225,6 +256,8 @@ fn spawn(job: &mut Job, log: &PathBuf) -> Result<Child> {
         Some(path) => create(path)?,
         None => again,
     };
+    let chosen = |name: &str| std::env::var_os(name).is_some();
+    job.command.envs(rules::SEEDS.into_iter().filter(|(name, _)| !chosen(name)));
     job.command.stdin(Stdio::null()).stdout(stdout).stderr(file);
     job.command
         .spawn()

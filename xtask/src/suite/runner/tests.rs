@@ -25,6 +25,14 @@ fn shell(name: &str, script: &str) -> Job {
     Job::new("tests", name, command)
 }
 
+/// A build that prints this message, of a package with these programs.
+fn build(aside: &Aside, programs: &[(&str, &str)], message: &serde_json::Value) -> Build {
+    let mut command = Command::new("echo");
+    command.arg(message.to_string());
+    let missing = programs.iter().map(|(package, name)| ((*package).into(), (*name).into())).collect();
+    Build::of(command, aside.0.join("messages.json"), missing).expect("a build")
+}
+
 fn run(runner: Runner) -> Vec<Done> {
     runner.run(None, |_| Ok(Vec::new())).expect("a report").into_jobs()
 }
@@ -93,4 +101,40 @@ fn program_that_is_not_there_is_a_failure() {
     runner.add(Job::new("tests", "gone", Command::new("/nowhere/at/all")));
 
     assert!(run(runner)[0].result.as_ref().is_err_and(|why| why.contains("cannot start")));
+}
+
+#[test]
+fn jobs_get_fixed_seeds() {
+    let (mut runner, _aside) = runner();
+    runner.add(shell("seeds", "test -n \"$STERNA_SEED\" && test -n \"$PROPTEST_RNG_SEED\""));
+
+    assert_eq!(run(runner)[0].result, Ok(()));
+}
+
+#[test]
+fn program_whose_tests_cannot_be_listed_is_a_failure_and_the_others_run() {
+    let (mut runner, aside) = runner();
+    let message = serde_json::json!({"reason": "compiler-artifact", "profile": {"test": true},
+        "manifest_path": "/w/a/Cargo.toml", "package_id": "path+file:///w/a#0.1.0",
+        "target": {"kind": ["lib"], "name": "a"}, "executable": "/nowhere/at/all"});
+    let build = build(&aside, &[], &message);
+    runner.add(shell("other", "exit 0"));
+
+    let done = runner.run(Some(build), |binary| binary.jobs()).expect("a report").into_jobs();
+
+    assert!(named(&done, "a a").result.as_ref().is_err_and(|why| why.contains("cannot start")));
+    assert_eq!(named(&done, "other").result, Ok(()));
+}
+
+#[test]
+fn tests_whose_program_is_never_built_are_a_failure() {
+    let (runner, aside) = runner();
+    let message = serde_json::json!({"reason": "compiler-artifact", "profile": {"test": true},
+        "manifest_path": "/w/a/Cargo.toml", "package_id": "path+file:///w/a#0.1.0",
+        "target": {"kind": ["test"], "name": "it"}, "executable": "/bin/true"});
+    let build = build(&aside, &[("a", "a")], &message);
+
+    let done = runner.run(Some(build), |binary| binary.jobs()).expect("a report").into_jobs();
+
+    assert!(named(&done, "a it").result.as_ref().is_err_and(|why| why.contains("did not come")));
 }
