@@ -80,6 +80,9 @@ Exit status:
   5    detached by a second Ctrl-C; the migration goes on
   130  cancelled by Ctrl-C; the guest runs on at the source";
 
+/// What helps where damage is refused.
+pub const FORCE_DAMAGED: &str = "; `--force-damaged` takes it as it is";
+
 /// Why a command ends early: what happened and what to do next, in one sentence or two.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -125,7 +128,11 @@ impl Stop {
             error if error.is_image_at_fault() => Status::Unreadable,
             _ => Status::Failed,
         };
-        Self { status, message: error.to_string() }
+        let stop = Self { status, message: error.to_string() };
+        match error {
+            ImageError::Damaged { .. } => stop.with_more(FORCE_DAMAGED),
+            _ => stop,
+        }
     }
 
     /// What a monitor's answer to settings from the command line means: a refusal is of the line.

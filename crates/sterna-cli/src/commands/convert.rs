@@ -46,7 +46,8 @@ pub struct Arguments {
     /// Replace the target if it is there
     #[arg(long)]
     pub force: bool,
-    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named
+    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named; a
+    /// description that is cut off is left out
     #[arg(long)]
     pub force_damaged: bool,
     /// Threads that copy, pack and write [default: one for each CPU]

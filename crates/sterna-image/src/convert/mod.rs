@@ -35,8 +35,8 @@ use crate::read::begun::{Begun, Tee};
 use crate::read::body::{End, RecordSink};
 use crate::read::image::{check_unchanged, open_file};
 use crate::read::{Image, PageVisitor};
-use crate::tools::finding::{Finding, Severity};
-use crate::tools::verify::{structure, structure_of_stream};
+use crate::tools::finding::Finding;
+use crate::tools::verify::{self, structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
 use out::{Out, Shared};
 pub use target::Target;
@@ -74,7 +74,8 @@ pub struct ConvertOptions {
     pub threads: usize,
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
-    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is.
+    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is, but for a
+    /// description that is cut off, which is left out.
     pub force_damaged: bool,
 }
 
@@ -225,16 +226,12 @@ impl Job<'_> {
     }
 
     /// Those of `findings` that are damage; refused unless that was forced.
-    fn damage(&self, file: &str, mut findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
-        findings.retain(|finding| finding.severity == Severity::Error);
-        match findings.first() {
-            Some(first) if !self.options.force_damaged => Err(ImageError::Damaged {
-                file: file.to_owned(),
-                first: first.to_string(),
-                more: findings.len() - 1,
-            }),
-            _ => Ok(findings),
+    fn damage(&self, file: &str, findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
+        let damage = verify::damage(findings);
+        if !self.options.force_damaged {
+            verify::refuse(file, &damage)?;
         }
+        Ok(damage)
     }
 
     /// `known` is the shape if it had to be known beforehand.

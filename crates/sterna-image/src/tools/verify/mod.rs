@@ -29,8 +29,8 @@ mod window;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use structure::structure;
-pub(crate) use structure::structure_of_stream;
+pub(crate) use structure::{damage, refuse, structure_of_stream};
+pub use structure::{refuse_damage, structure};
 
 use serde::Serialize;
 
