@@ -187,7 +187,8 @@ impl Planner<'_> {
     }
 
     fn range(&self, start: u64, length: u64) -> Result<Plan, ImageError> {
-        let map = self.map(&State::of(self.image))?;
+        let state = State::of(self.image);
+        let map = self.map(&state)?;
         let Some(end) = start.checked_add(length).filter(|end| *end <= i64::MAX as u64 && length > 0) else {
             return Err(ImageError::Request("the range is empty or ends beyond 2^63".into()));
         };
@@ -205,6 +206,9 @@ impl Planner<'_> {
             let length = region.length_bytes.min(end - at);
             plan.copies.push(Copy { block: region.block, from: region.block_offset, length, to: at - start });
             at += length;
+        }
+        if let Some(main) = map.unplaced_main.filter(|_| missing > 0) {
+            return Err(self.unplaced(main, &state));
         }
         if plan.copies.is_empty() {
             return Err(ImageError::Request(format!("no RAM lies at {start:#x} to {end:#x}")));
@@ -247,10 +251,17 @@ impl Planner<'_> {
         }
         match state.registers() {
             _ if architecture != Some(Architecture::X86) => {
-                plan.notes.push("no registers: those of x86 are known alone".into());
+                plan.notes.push("no registers in the core: Sterna reads only those of x86".into());
             }
             Ok(processors) => plan.processors = processors,
-            Err(why) => plan.notes.push(format!("no registers: {why}")),
+            Err(why) => plan.notes.push(format!("no registers in the core: {why}")),
+        }
+        if self.options.architecture.is_none() && architecture == Some(Architecture::Aarch64) {
+            plan.notes.push(
+                "the guest is taken for one of 64-bit Arm: the image of a 32-bit one looks the same, and Sterna writes no \
+                 cores of those"
+                    .into(),
+            );
         }
         self.notes(&map, &mut plan);
         plan.map = map;
@@ -263,7 +274,7 @@ impl Planner<'_> {
             return Ok(known);
         }
         let machine = &self.image.shape().configuration.machine_type;
-        Architecture::of(machine, state.registers().is_ok()).map_err(|why| {
+        state.architecture().map_err(|why| {
             let text = match why {
                 Unknown::Machine => format!(
                     "the image does not say what processors the machine {machine:?} has, and a core must: give --arch \
@@ -276,6 +287,24 @@ impl Planner<'_> {
                 ),
             };
             ImageError::Request(text)
+        })
+    }
+
+    /// Why a range that may be in block `main`, the machine's RAM, cannot be taken out.
+    fn unplaced(&self, main: usize, state: &State<'_>) -> ImageError {
+        let shape = self.image.shape();
+        let (machine, block) = (&shape.configuration.machine_type, &shape.ram.blocks[main].name);
+        let is_known = self.options.architecture.is_some() || state.architecture().is_ok();
+        ImageError::Request(if is_known {
+            format!(
+                "where the machine {machine:?} has its RAM is not known: give its address (--at {block}=ADDRESS)"
+            )
+        } else {
+            format!(
+                "the image does not say what processors the machine {machine:?} has, and so not where its RAM lies: give \
+                 --arch ({}) or --at {block}=ADDRESS",
+                Architecture::names()
+            )
         })
     }
 
@@ -298,6 +327,12 @@ impl Planner<'_> {
                 plan.notes
                     .push(format!("block {:?} at {at:#x} is not in the image; it is zeros", block.name));
             }
+        }
+        if let Some(base) = map.assumed_base {
+            let machine = &self.image.shape().configuration.machine_type;
+            plan.notes.push(format!(
+                "RAM is taken to begin at {base:#x}, as in every {machine}; the image does not say (--at BLOCK=ADDRESS)"
+            ));
         }
         let has_high = map.regions.iter().any(|region| region.address == 4 << 30);
         if map.split.is_some_and(|split| !split.is_from_cmos) && has_high {

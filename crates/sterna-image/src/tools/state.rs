@@ -2,7 +2,7 @@
 
 use sterna_wire::global_state::GlobalState;
 
-use super::architecture::{Architecture, Unknown};
+use super::architecture::{Architecture, Signs, Unknown};
 use super::description::{Described, Description};
 use super::memory_map::{MapBlock, MapHints, MemoryMap};
 use super::registers::Registers;
@@ -137,6 +137,19 @@ impl<'a> State<'a> {
         section.body.get(start..start.checked_add(usize::try_from(place.bytes).ok()?)?)
     }
 
+    /// What processors the machine has.
+    ///
+    /// # Errors
+    /// The image does not tell.
+    pub fn architecture(&self) -> Result<Architecture, Unknown> {
+        let shape = self.image.shape();
+        Architecture::of(&Signs {
+            machine_type: &shape.configuration.machine_type,
+            blocks: &shape.ram.blocks,
+            has_x86_registers: self.registers().is_ok(),
+        })
+    }
+
     /// Where blocks lie in physical memory; `placed` are addresses, and `architecture` the processors, that the user
     /// gives.
     pub fn memory_map(&self, placed: &[(usize, u64)], architecture: Option<Architecture>) -> MemoryMap {
@@ -157,7 +170,8 @@ impl<'a> State<'a> {
         }
         let machine_type = &shape.configuration.machine_type;
         let cmos = self.field("mc146818rtc", 0, "cmos_data");
-        let told = || match Architecture::of(machine_type, self.registers().is_ok()) {
+        let told = || match self.architecture() {
+            // Both have it at the same place.
             Err(Unknown::ByteOrder) => Some(Architecture::Ppc64),
             told => told.ok(),
         };

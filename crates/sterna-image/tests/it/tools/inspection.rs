@@ -31,6 +31,19 @@ fn inspect_sample_tells_blocks_devices_and_state() {
 }
 
 #[test]
+fn inspect_tells_how_ram_is_split_of_pcs_alone() {
+    for (machine, block, is_split) in
+        [("pc-q35-10.0", "pc.ram", true), ("virt", "riscv_virt_board.ram", false), ("none", "ram", false)]
+    {
+        let image = open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
+
+        let it = inspect(&image, &Coverage::of(&image).unwrap()).unwrap();
+
+        assert_eq!(it.split.is_some(), is_split, "{machine}");
+    }
+}
+
+#[test]
 fn inspect_real_images_of_one_guest_agree_in_both_forms() {
     let of = |name| {
         let image = open(vector(name));
