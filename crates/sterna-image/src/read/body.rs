@@ -91,6 +91,8 @@ pub(crate) fn read(
             }
         }
     }
+    // Without its end nobody loads a copy of the stream.
+    cursor.hold()?;
     let (start, devices) = beside.devices(shape).unwrap_or((cursor.position(), Vec::new()));
     rest(cursor, shape, start, devices)
 }

@@ -17,6 +17,7 @@ mod regions;
 mod sniff;
 mod source;
 mod tail;
+pub(crate) mod tee;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
