@@ -1,5 +1,7 @@
 //! The devices of an image, taken apart: each section's body, and by the description its fields.
 
+use std::collections::BTreeMap;
+
 use sterna_wire::global_state::GlobalState;
 
 use super::architecture::{Architecture, Signs, Unknown};
@@ -18,9 +20,10 @@ pub struct State<'a> {
     pub sections: Vec<Section<'a>>,
     /// Devices that live beside RAM, in the order of their STARTs.
     pub live: Vec<Live<'a>>,
-    /// Numbers of the commands between RAM's sections.
-    pub commands: Vec<u16>,
-    /// Whether all bytes could be told apart.
+    /// Commands between RAM's sections: number and body.
+    pub commands: Vec<(u16, &'a [u8])>,
+    /// Whether every section is in these lists: all bytes could be told apart, and the stream is not cut off. What the
+    /// description says wrongly does not matter.
     pub is_whole: bool,
 }
 
@@ -74,17 +77,21 @@ impl<'a> State<'a> {
 
     fn take(&mut self, shape: &'a Shape) {
         let walk = ShapeWalk::of(shape, self.description.as_ref());
-        self.commands = walk.between.commands.clone();
+        let commands = walk.between.commands.iter();
+        self.commands = commands.map(|command| (command.number, &shape.between[command.body()])).collect();
+        // Each START has a number of its own.
+        let mut live_of: BTreeMap<u32, usize> = BTreeMap::new();
         for (index, (walk, bytes)) in walk.stretches(shape).into_iter().enumerate() {
             // QEMU 10.0 puts behind RAM's START what it loads before RAM's pages.
             let is_early = index < 2;
-            self.is_whole &= walk.stop == Stop::Whole && walk.flaws.is_empty();
+            self.is_whole &= walk.stop == Stop::Whole;
             for header in &walk.starts {
+                live_of.insert(header.id, self.live.len());
                 let bodies = vec![&bytes[header.body()]];
                 self.live.push(Live { header: header.clone(), bodies, has_end: false });
             }
             for part in &walk.parts {
-                if let Some(live) = self.live.iter_mut().rev().find(|live| live.header.id == part.id) {
+                if let Some(live) = live_of.get(&part.id).and_then(|index| self.live.get_mut(*index)) {
                     live.bodies.push(&bytes[part.body()]);
                     live.has_end |= part.is_end;
                 }
