@@ -12,11 +12,10 @@ use super::head::{self, Head, Lengths};
 use super::mapped::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
 use super::tee::Tee;
-use super::{libvirt, sniff, tail};
+use super::{half_repaired, libvirt, sniff, tail};
 use crate::ImageError;
 use crate::model::{Container, Form, ImageKind, Packing, Shape};
 use crate::pack::{Places, unpack_with};
-use crate::tools::repair::in_place;
 
 /// An image whose head has been read.
 pub(crate) struct Begun {
@@ -38,9 +37,8 @@ impl Begun {
         name: &str,
         tee: Option<Tee>,
     ) -> Result<Self, ImageError> {
-        let half_repaired =
-            in_place::broken_off(&**source).map_err(|error| ImageError::io(name, "read", error))?;
-        if half_repaired.is_some() {
+        let broken_off = half_repaired::broken_off(&**source);
+        if broken_off.map_err(|error| ImageError::io(name, "read", error))?.is_some() {
             return Err(ImageError::HalfRepaired { file: name.to_owned() });
         }
         let (kind, stream_offset) = kind(&**source, name)?;

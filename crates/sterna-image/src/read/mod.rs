@@ -7,6 +7,7 @@
 pub(crate) mod begun;
 pub(crate) mod body;
 mod cursor;
+pub(crate) mod half_repaired;
 pub(crate) mod head;
 pub(crate) mod image;
 mod libvirt;
