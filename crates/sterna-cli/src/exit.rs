@@ -73,8 +73,9 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; if a migration was under way, the guest runs on at the source
-  2    the command line cannot be understood, or a file that it names cannot be read or is not what it should be
+  1    failed; if a migration was under way, the guest runs on at the source. verify: damaged; diff: different
+  2    the command line cannot be understood, a target is there already and --force is not given, or a file that the
+       line names cannot be read or is not what it should be. verify, diff: cannot tell
   3    undecided: committed but not acknowledged, the source stays stopped
   4    the guest that arrived is not the guest that left
   5    detached by a second Ctrl-C; the migration goes on

@@ -167,6 +167,8 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("save listen:tcp:127.0.0.1:0 @made --format qcow2", Usage);
     world.check("restore @whole send:tcp:127.0.0.1:1 --cap bogus", Usage);
     world.check("run --machine=process --ram=16M --incoming nonsense", Usage);
+    world.check("run --machine=process --ram=16M --incoming fd:99", Usage);
+    world.check("restore @whole send:fd:99", Usage);
     world.check("run --machine=process --ram=16M --incoming defer", Usage);
     world.check("run --ram=lots", Parser);
     world.check("plan", Usage);
