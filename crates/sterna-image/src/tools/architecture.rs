@@ -156,13 +156,8 @@ mod tests {
 
     fn of(machine_type: &str, block: &str, has_x86_registers: bool) -> Result<Architecture, Unknown> {
         let name = block.to_owned();
-        let block = BlockShape {
-            name,
-            length_bytes: 4096,
-            address: None,
-            host_page_bytes: None,
-            is_skipped: false,
-        };
+        let block =
+            BlockShape { name, length_bytes: 4096, address: None, host_page_bytes: None, is_skipped: false };
         Architecture::of(&Signs { machine_type, blocks: &[block], has_x86_registers })
     }
 

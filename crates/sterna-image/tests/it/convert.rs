@@ -211,11 +211,8 @@ fn convert_of_a_damaged_stream_into_a_pipe_gives_nothing_that_anybody_loads() {
         let pipe = |at_once| Input::Pipe(Box::new(Drops(std::io::Cursor::new(damaged.clone()), at_once)));
 
         let out = Kept::default();
-        let refused = convert(
-            Input::File(file.clone()),
-            Output::Pipe(Box::new(out.clone())),
-            &target("legacy"),
-        );
+        let refused =
+            convert(Input::File(file.clone()), Output::Pipe(Box::new(out.clone())), &target("legacy"));
         assert!(matches!(refused, Err(ImageError::Damaged { .. })), "{refused:?}");
         assert_eq!(out.0.lock().unwrap().len(), 0, "of a file");
         for at_once in [1, 7, 100, 4096, usize::MAX] {

@@ -177,7 +177,8 @@ fn core_is_of_the_machines_processors_or_refused() {
 #[test]
 fn range_of_a_machine_that_is_not_known_is_refused_until_the_user_says_where_its_ram_is() {
     const GIB: u64 = 1 << 30;
-    let ram = |machine, block| open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
+    let ram =
+        |machine, block| open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
     let at = |start| Part::Range { start, length_bytes: 150 * PAGE as u64 };
     let options = |architecture| ExtractOptions { architecture, ..ExtractOptions::default() };
     for (machine, block, given, start, wanted) in [
