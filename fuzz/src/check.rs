@@ -5,6 +5,7 @@
 //! signal, its memory's ceiling, the parent when an input takes too long) the parent knows the input, makes it
 //! again and writes it to a file.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -20,6 +21,8 @@ use crate::{corpus, mutate};
 
 /// What a child may allocate.
 const MOST_MEMORY: u64 = 1 << 30;
+/// What a child may take until it begins with the first input, at least: it reads all that are stored.
+const BEGINNING: Duration = Duration::from_secs(300);
 /// How often a parent looks at its child.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -93,7 +96,7 @@ impl<'a> Inputs<'a> {
 ///
 /// # Errors
 /// What was found, with the input's name, its file and how to run it again; or why nothing could be run.
-pub fn run(target: &Target, options: &Options, arguments: &[String]) -> Result<Passed, String> {
+pub fn run(target: &Target, options: &Options, arguments: &[OsString]) -> Result<Passed, String> {
     let failed = |error: io::Error| format!("{}: {error}", target.name);
     let inputs = Inputs::of(target, options).map_err(failed)?;
     let progress: File = rustix::fs::memfd_create("progress", MemfdFlags::CLOEXEC)
@@ -138,6 +141,7 @@ struct Ended {
 fn watch(child: &mut Child, progress: &File, limit: Duration) -> io::Result<Ended> {
     let mut last = (None, Instant::now());
     loop {
+        let limit = if last.0.is_none() { limit.max(BEGINNING) } else { limit };
         let exited = child.try_wait()?;
         let at = read_progress(progress)?;
         if let Some(status) = exited {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
 fn command(arguments: &[String]) -> Result<(), String> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match &words[..] {
-        ["check", rest @ ..] => check_all(rest, arguments),
+        ["check", rest @ ..] => check_all(rest),
         ["child", rest @ ..] => {
             let (targets, options) = parse(rest)?;
             targets.iter().try_for_each(|target| check::child(target, &options).map_err(|e| e.to_string()))
@@ -101,16 +102,29 @@ fn parse(words: &[&str]) -> Result<(Vec<&'static Target>, Options), String> {
     Ok((targets, options))
 }
 
-fn check_all(words: &[&str], arguments: &[String]) -> Result<(), String> {
+/// The command line of a child that runs one target with these options.
+fn child_of(target: &Target, options: &Options) -> Vec<OsString> {
+    let Options { seed, count, seeds, artifacts, limit } = options;
+    let mut line: Vec<OsString> = vec!["child".into(), target.name.into()];
+    let mut option = |name: &str, value: OsString| line.extend([name.into(), value]);
+    option("--seed", seed.to_string().into());
+    option("--limit", limit.as_secs().to_string().into());
+    option("--artifacts", artifacts.into());
+    if let Some(count) = count {
+        option("--count", count.to_string().into());
+    }
+    if let Some(seeds) = seeds {
+        option("--seeds", seeds.into());
+    }
+    line
+}
+
+fn check_all(words: &[&str]) -> Result<(), String> {
     let (targets, options) = parse(words)?;
-    let named: Vec<&str> = targets.iter().map(|target| target.name).collect();
     let mut found = Vec::new();
     for target in &targets {
         let began = Instant::now();
-        // The same options, for one target.
-        let only = arguments[1..].iter().filter(|word| !named.contains(&word.as_str())).cloned();
-        let child: Vec<String> = ["child".into(), target.name.into()].into_iter().chain(only).collect();
-        match check::run(target, &options, &child) {
+        match check::run(target, &options, &child_of(target, &options)) {
             Ok(passed) => println!(
                 "fuzz {}: ok. {} stored inputs, {} of seed {} in {:.1} s",
                 target.name,

@@ -91,6 +91,23 @@ fn check_of_a_mutated_input_that_fails_names_seed_and_number_and_can_be_run_agai
 }
 
 #[test]
+fn check_takes_values_that_are_a_targets_name() {
+    let directory = with_seed(b"panic");
+    fs::rename(directory.path().join("seeds"), directory.path().join("self_test")).unwrap();
+    let line = ["check", "self_test", "--count", "0", "--seeds", "self_test", "--artifacts", "out"];
+
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna-fuzz"))
+        .args(line)
+        .current_dir(directory.path())
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("self_test found a bug: stored input 0 ended with signal: 6"), "{said}");
+    assert!(directory.path().join("out/self_test/stored-0").exists(), "{said}");
+}
+
+#[test]
 fn check_of_an_unknown_target_names_those_that_there_are() {
     let output = sterna_fuzz(&["check", "nothing"], Path::new("."));
 

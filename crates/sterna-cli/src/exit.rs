@@ -73,12 +73,16 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; if a migration was under way, the guest runs on at the source
-  2    the command line cannot be understood, or a file that it names cannot be read or is not what it should be
+  1    failed; if a migration was under way, the guest runs on at the source. verify: damaged; diff: different
+  2    the command line cannot be understood, a target is there already and --force is not given, or a file that the
+       line names cannot be read or is not what it should be. verify, diff: cannot tell
   3    undecided: committed but not acknowledged, the source stays stopped
   4    the guest that arrived is not the guest that left
   5    detached by a second Ctrl-C; the migration goes on
   130  cancelled by Ctrl-C; the guest runs on at the source";
+
+/// What helps where damage is refused.
+pub const FORCE_DAMAGED: &str = "; `--force-damaged` takes it as it is";
 
 /// Why a command ends early: what happened and what to do next, in one sentence or two.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -125,7 +129,11 @@ impl Stop {
             error if error.is_image_at_fault() => Status::Unreadable,
             _ => Status::Failed,
         };
-        Self { status, message: error.to_string() }
+        let stop = Self { status, message: error.to_string() };
+        match error {
+            ImageError::Damaged { .. } => stop.with_more(FORCE_DAMAGED),
+            _ => stop,
+        }
     }
 
     /// What a monitor's answer to settings from the command line means: a refusal is of the line.

@@ -38,12 +38,20 @@ pub fn complain(stop: &Stop) {
 /// Tells of files for `place` that a run left aside when it was killed: they hold a guest's memory.
 pub fn note_left_behind(place: &Path) {
     for left in PageFile::left_behind(place) {
-        note(&format!(
-            "sterna: warning: {} was left behind by a run that was killed: it holds a guest's memory; remove it \
-             if `sterna verify` does not call it sound, or nobody needs it",
-            left.display()
-        ));
+        note(&left_behind(&left));
     }
+}
+
+/// What to do about a file that a run which was killed left behind.
+pub fn left_behind(left: &Path) -> String {
+    let changed = std::fs::metadata(left).and_then(|metadata| metadata.modified()).ok();
+    let ago = changed.and_then(|changed| changed.elapsed().ok());
+    let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));
+    format!(
+        "sterna: warning: {} was left behind by a run that was killed{ago}: it holds a guest's memory; remove it if \
+         `sterna verify` does not call it sound, or nobody needs it",
+        left.display()
+    )
 }
 
 /// The verdict's word, coloured where colours are shown.

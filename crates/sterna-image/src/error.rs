@@ -31,11 +31,9 @@ pub enum ImageError {
         /// What is not whole.
         what: &'static str,
     },
-    /// The image can be read, and is damaged: devices, texts, or what describes them. `sterna verify` says all of it.
-    #[error(
-        "{file} is damaged, and was left alone: {first}{}. `sterna verify` says more; `--force-damaged` takes it as it is",
-        more_findings(*.more)
-    )]
+    /// The image can be read, and is damaged: devices, texts, or what describes them. `sterna verify` says all of it;
+    /// [`ConvertOptions::force_damaged`](crate::convert::ConvertOptions::force_damaged) takes it as it is.
+    #[error("{file} is damaged, and was left alone: {first}{}. `sterna verify` says more", more_findings(*.more))]
     Damaged {
         /// The image.
         file: String,

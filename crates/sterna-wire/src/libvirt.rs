@@ -21,12 +21,13 @@ pub const PADDING_BYTES: u32 = 65_536;
 pub const FORMAT_SPARSE: u32 = 6;
 
 /// Whether a text can be the domain's XML (§1.2): it has no NUL, and a `domain` element is all that it holds beside
-/// white space, comments, and what `<?…?>` and `<!…>` say. Whether libvirt can use that domain is libvirt's to say.
+/// white space, comments, what `<?…?>` says, and before it what `<!…>` says. Whether libvirt can use that domain is
+/// libvirt's to say.
 pub fn is_domain_xml(text: &[u8]) -> bool {
     if text.contains(&0) {
         return false;
     }
-    let element = without_comments_behind(behind_prologue(text));
+    let element = without_epilogue(behind_prologue(text));
     let Some(rest) = element.strip_prefix(b"<domain") else { return false };
     let is_name_whole = rest.first().is_some_and(|byte| byte.is_ascii_whitespace() || b"/>".contains(byte));
     let is_empty_element =
@@ -45,10 +46,11 @@ fn behind_prologue(text: &[u8]) -> &[u8] {
     text
 }
 
-/// What comes before the comments at the end.
-fn without_comments_behind(mut text: &[u8]) -> &[u8] {
-    while text.ends_with(b"-->") {
-        let Some(at) = text.windows(4).rposition(|part| part == b"<!--") else { return text };
+/// What comes before the comments and instructions at the end.
+fn without_epilogue(mut text: &[u8]) -> &[u8] {
+    const PARTS: [(&[u8], &[u8]); 2] = [(b"<!--", b"-->"), (b"<?", b"?>")];
+    while let Some((begin, _)) = PARTS.iter().find(|(_, end)| text.ends_with(end)) {
+        let Some(at) = text.windows(begin.len()).rposition(|part| part == *begin) else { return text };
         text = text[..at].trim_ascii_end();
     }
     text
@@ -267,6 +269,8 @@ mod tests {
             "<domain type='kvm'><name>a</name></domain>",
             " <domain>\n</domain>\n",
             "<?xml version='1.0'?>\n<!-- made by hand -->\n<domain></domain> <!-- end -->",
+            "<domain></domain><?end of it?>\n",
+            "<domain/> <!-- a --> <?b c?> <!-- d -->",
         ] {
             assert!(is_domain_xml(xml.as_bytes()), "{xml}");
         }
@@ -284,6 +288,7 @@ mod tests {
             "<a><domain></domain></a>",
             "<!-- <domain></domain> -->",
             "<?xml",
+            "<network/><?b <domain/>?>",
             "<domain>\0</domain>",
         ] {
             assert!(!is_domain_xml(xml.as_bytes()), "{xml}");

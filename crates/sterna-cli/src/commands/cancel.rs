@@ -13,8 +13,8 @@ pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
 
-    /// Discard even a guest that a destination holds, which may be its only copy: only if it runs at the source, or
-    /// nobody wants it any more
+    /// Discard a guest that this destination holds, which may be the only copy. Use it only when the guest runs at the
+    /// source or is no longer needed
     #[arg(long)]
     pub force: bool,
 }
@@ -25,7 +25,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     let query = monitor.execute("query-migrate", Value::Null)?;
     let progress = Progress::from_query(&query);
     // A monitor does nothing then, and does not say so. A destination that holds its guest waits for a word.
-    if progress.is_over() && query["x-sterna-held"] != true {
+    let is_held = query["x-sterna-held"] == true;
+    if progress.is_over() && !is_held {
         return Err(Stop::failed(format!(
             "{} has no migration under way (status `{}`)",
             monitor.endpoint(),
@@ -37,9 +38,15 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let order = if arguments.force { json!({"x-sterna-force": true}) } else { Value::Null };
     monitor.execute("migrate_cancel", order)?;
-    terminal::note(match arguments.force {
-        true => "cancelling; a guest that was held here is discarded",
-        false => "cancelling; the guest runs on at the source",
-    });
+    terminal::note(what_comes(is_held));
     Ok(Status::Done)
+}
+
+/// What a cancel that was taken leads to. A held guest is cancelled by force only.
+fn what_comes(is_held: bool) -> &'static str {
+    if is_held {
+        "cancelling; the guest that was held here is discarded"
+    } else {
+        "cancelling; the guest runs on at the source"
+    }
 }

@@ -22,7 +22,8 @@ Formats: mapped-ram, legacy, legacy-gzip, legacy-bzip2, legacy-xz, legacy-lzop, 
 libvirt-gzip, libvirt-bzip2, libvirt-xz, libvirt-lzop, libvirt-zstd, libvirt-sparse (mapped-ram).
 
 The source is not changed. It is checked as it passes: a damaged one is refused unless --force-damaged is given. \
-The target is written aside, put on the disk and renamed into its place: it is there \
+Standard output gets nothing of a damaged file; of a damaged stream on standard input it gets no end, so that nobody \
+loads it. The target is written aside, put on the disk and renamed into its place: it is there \
 whole, or it is not there.")]
 pub struct Arguments {
     /// Image to read; - for a legacy stream, packed or not, on standard input
@@ -46,7 +47,8 @@ pub struct Arguments {
     /// Replace the target if it is there
     #[arg(long)]
     pub force: bool,
-    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named
+    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named; a
+    /// description that is cut off is left out
     #[arg(long)]
     pub force_damaged: bool,
     /// Threads that copy, pack and write [default: one for each CPU]

@@ -39,8 +39,9 @@ pub struct Arguments {
     /// Physical address of a block that the image does not place, such as a DIMM
     #[arg(long = "at", value_name = "BLOCK=ADDRESS", value_parser = placed)]
     pub placed: Vec<(String, u64)>,
-    /// What processors the machine has, where the image does not tell: x86-64, aarch64, ppc64, ppc64le, s390x, riscv64
-    #[arg(long, conflicts_with_all = ["block", "range"])]
+    /// What processors the machine has, and with them where its RAM lies, where the image does not tell: x86-64, aarch64,
+    /// ppc64, ppc64le, s390x, riscv64
+    #[arg(long, conflicts_with = "block")]
     pub arch: Option<Architecture>,
     /// Replace the file if it is there
     #[arg(long)]
@@ -130,7 +131,27 @@ fn number(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn architecture_is_taken_for_cores_and_ranges() {
+        let parse = |more: &[&str]| {
+            let line = [&["extract", "image", "out", "--arch", "riscv64"], more].concat();
+            Line::try_parse_from(line).map(|line| line.arguments.arch)
+        };
+        for more in [&[][..], &["--range", "0x80000000:64K"]] {
+            assert_eq!(parse(more).unwrap(), Some(Architecture::Riscv64), "{more:?}");
+        }
+        assert!(parse(&["--block", "ram"]).is_err());
+    }
 
     #[test]
     fn range_and_place_read_addresses_and_sizes() {

@@ -84,7 +84,8 @@ fn text(it: &Inspection) -> String {
     text += "\n";
     text += &devices(it);
     if !it.is_told_apart {
-        text += "The devices could not all be told apart: the list ends there. `sterna verify` says where.\n";
+        text +=
+            "The devices could not all be told apart: some are missing here. `sterna verify` says where.\n";
     }
     let description = match it.description_bytes {
         Some(bytes) => format!("a description of {}", units::bytes(bytes)),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
-use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, Status as Stage};
+use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, StartError, Status as Stage};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Image, MappedOptions};
 use sterna_qmp::drive::save::{Domain, Format, newest_libvirt_format_here};
@@ -17,7 +17,8 @@ use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, Tls, TlsCredentials, TlsEndpoint};
 
 use super::pair;
-use crate::exit::{Done, Status, Stop};
+use super::verify::warn_of_damage;
+use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::{Progress, parameter};
 use crate::terminal::{self, Live};
@@ -145,22 +146,36 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     Ok(Status::Done)
 }
 
+/// An image that goes to a peer.
+pub struct Sending<'a> {
+    /// The image.
+    pub image: &'a Path,
+    /// Where the peer listens.
+    pub to: &'a str,
+    /// Whether pages go past the page cache.
+    pub direct: Direct,
+    /// Whether an image that is damaged is sent, too.
+    pub force_damaged: bool,
+    /// What the peer was told.
+    pub wire: &'a Wire,
+    /// Print JSON.
+    pub json: bool,
+}
+
 /// Sends an image to a peer that listens.
-pub fn send_to(
-    image: &Path,
-    to: &str,
-    direct: Direct,
-    wire: &Wire,
-    json: bool,
-    interrupts: &Interrupts,
-) -> Done {
+pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
+    let Sending { image, to, direct, force_damaged, wire, json } = *sending;
     let (parameters, capabilities) = wire.engine(TlsEndpoint::Client)?;
     let opened = Image::open(image).map_err(|error| Stop::of_image(&error, &[image]))?;
+    if force_damaged {
+        warn_of_damage(&opened)?;
+    }
     let (kind, ram_bytes) = (opened.kind().name(), opened.shape().ram_bytes());
-    let options = SendOptions { uuid: wire.uuid, file: OpenOptions { direct }, ..SendOptions::default() };
+    let file = OpenOptions { direct };
+    let options = SendOptions { uuid: wire.uuid, file, force_damaged, ..SendOptions::default() };
     let began = Instant::now();
     let migration = send(opened, &address(to)?, &options, parameters, capabilities, Arc::new(()))
-        .map_err(|error| Stop::failed(error.to_string()))?;
+        .map_err(|error| not_sent(&error))?;
     let live = Live::new(json);
     let mut seen = interrupts.count();
     let mut undecided_since = None;
@@ -231,6 +246,15 @@ pub fn send_to(
         )
     });
     Ok(Status::Done)
+}
+
+/// Why nothing was sent.
+fn not_sent(error: &StartError) -> Stop {
+    match error {
+        StartError::Image(why) => Stop::unreadable(why),
+        StartError::DamagedImage(why) => Stop::unreadable(why).with_more(FORCE_DAMAGED),
+        error => Stop::failed(error.to_string()),
+    }
 }
 
 /// The peer may have the machine, and it cannot be asked.

@@ -9,7 +9,7 @@ use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::restore::launch::Launched;
 use sterna_qmp::drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
 
-use crate::commands::peer::{self, Wire};
+use crate::commands::peer::{self, Sending, Wire};
 use crate::commands::save::direct;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -43,6 +43,10 @@ pub struct Arguments {
     /// Start the guest, whatever it was
     #[arg(long, conflicts_with = "paused")]
     pub running: bool,
+    /// send: only: send a damaged image, too (see `sterna verify`): what is damaged goes as it is, and is named; a
+    /// description that is cut off is left out
+    #[arg(long)]
+    pub force_damaged: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -74,16 +78,23 @@ pub fn execute(arguments: &Arguments) -> Done {
                 "--paused and --running are for VMs with a monitor; a peer decides itself",
             ));
         }
-        return peer::send_to(
-            &arguments.image,
-            address,
-            request.direct,
-            &arguments.wire,
-            arguments.json,
-            &interrupts,
-        );
+        let sending = Sending {
+            image: &arguments.image,
+            to: address,
+            direct: request.direct,
+            force_damaged: arguments.force_damaged,
+            wire: &arguments.wire,
+            json: arguments.json,
+        };
+        return peer::send_to(&sending, &interrupts);
     }
     arguments.wire.check_unused()?;
+    if arguments.force_damaged {
+        return Err(Stop::usage(
+            "--force-damaged is for peers without a monitor (send:); elsewhere damage is named, and the VM refuses what \
+             it cannot load",
+        ));
+    }
     let live = Live::new(arguments.json);
     let mut watcher = Watcher::new(&live, &interrupts);
     let Some(target) = &arguments.target else {

@@ -116,17 +116,10 @@ pub fn execute(arguments: &Arguments) -> Done {
 
 /// What to do about a file that a save which was killed left behind, in front of the VM that it may have stopped.
 fn broken_off(left: &Path, vm: &str, state: &str) -> String {
-    let changed = std::fs::metadata(left).and_then(|metadata| metadata.modified()).ok();
-    let ago = changed.and_then(|changed| changed.elapsed().ok());
-    let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));
-    let mut text = format!(
-        "sterna: warning: a save into this place was broken off{ago}: {} holds a part of the guest's memory and can be \
-         deleted",
-        left.display()
-    );
+    let mut text = terminal::left_behind(left);
     if state == "paused" {
         text += &format!(
-            "; the guest at {vm} is paused: if that save stopped it, `cont` lets it run on (until then it is saved as \
+            ". The guest at {vm} is paused: if that save stopped it, `cont` lets it run on (until then it is saved as \
              one that stays paused)"
         );
     }
@@ -246,7 +239,7 @@ mod tests {
         let running = broken_off(file.path(), "unix:/vm", "running");
 
         for text in [&paused, &running] {
-            assert!(text.contains(&file.path().display().to_string()) && text.contains("deleted"), "{text}");
+            assert!(text.contains(&file.path().display().to_string()) && text.contains("verify"), "{text}");
         }
         assert!(paused.contains("`cont`") && paused.contains("unix:/vm"), "{paused}");
         assert!(!running.contains("`cont`"), "{running}");

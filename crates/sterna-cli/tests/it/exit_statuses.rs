@@ -45,6 +45,10 @@ impl World {
         // The version of the stream.
         bytes[7] = 9;
         std::fs::write(world.path("broken"), bytes).unwrap();
+        let mut bytes = std::fs::read(world.path("whole")).unwrap();
+        // A description begins behind EOF.
+        bytes.extend(b"\x06\0\0\0\x40{");
+        std::fs::write(world.path("damaged"), bytes).unwrap();
         let listener = UnixListener::bind(world.path("talker")).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -152,6 +156,10 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("repair @whole -o @made", File);
     world.check("restore @whole send:tcp:127.0.0.1:1", Failed);
     world.check("restore @whole send:nonsense", Usage);
+    world.check("restore @whole @nowhere --force-damaged", Usage);
+    world.check("restore @damaged send:tcp:127.0.0.1:1", File);
+    world.check("restore @damaged send:tcp:127.0.0.1:1 --force-damaged", Failed);
+    world.check("convert @damaged @made", File);
     world.check("save listen:nonsense @made", Usage);
     world.check("save listen:tcp:127.0.0.1:0 @made --cap bogus", Usage);
     world.check("save listen:tcp:127.0.0.1:0 @made --set bogus=1", Usage);
@@ -159,6 +167,8 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("save listen:tcp:127.0.0.1:0 @made --format qcow2", Usage);
     world.check("restore @whole send:tcp:127.0.0.1:1 --cap bogus", Usage);
     world.check("run --machine=process --ram=16M --incoming nonsense", Usage);
+    world.check("run --machine=process --ram=16M --incoming fd:99", Usage);
+    world.check("restore @whole send:fd:99", Usage);
     world.check("run --machine=process --ram=16M --incoming defer", Usage);
     world.check("run --ram=lots", Parser);
     world.check("plan", Usage);

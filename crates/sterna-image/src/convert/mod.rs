@@ -12,7 +12,9 @@
 //!
 //! What goes over is checked as it passes, by the rules of [`verify`](crate::tools::verify): a damaged image is refused
 //! ([`ImageError::Damaged`]) unless [`ConvertOptions::force_damaged`] says otherwise, and then [`Converted::damage`] says what
-//! was left as it is. Nothing is read twice for that but bitmaps and heads; see [`structure`] for what it cannot see.
+//! was left as it is. Nothing is read twice for that but bitmaps and heads, and a legacy file that goes into a
+//! pipe, which is checked before the first byte. From a pipe into a pipe the end of the stream is held back until it is judged:
+//! what came without it is loaded by nobody. See [`structure`] for what it cannot see.
 
 mod out;
 mod relayout;
@@ -31,12 +33,13 @@ use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
 
 use crate::ImageError;
 use crate::model::{Container, Form, IGNORE_SHARED, ImageKind, Shape};
-use crate::read::begun::{Begun, Tee};
+use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
 use crate::read::image::{check_unchanged, open_file};
+use crate::read::tee::Tee;
 use crate::read::{Image, PageVisitor};
-use crate::tools::finding::{Finding, Severity};
-use crate::tools::verify::{structure, structure_of_stream};
+use crate::tools::finding::Finding;
+use crate::tools::verify::{self, structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
 use out::{Out, Shared};
 pub use target::Target;
@@ -74,7 +77,8 @@ pub struct ConvertOptions {
     pub threads: usize,
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
-    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is.
+    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is, but for a
+    /// description that is cut off, which is left out.
     pub force_damaged: bool,
 }
 
@@ -155,7 +159,12 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
             };
             // Which blocks are left out is only known at the end of the stream, and needed at the start.
             let skipped = begun.head.shape.has_capability(IGNORE_SHARED) && target.form() == Form::Mapped;
-            let known = if skipped { Some(Image::open_source(source.clone(), &file)?) } else { None };
+            let open = || Image::open_source(source.clone(), &file);
+            let known = if skipped { Some(open()?) } else { None };
+            // A pipe's reader cannot be told that what it got was damaged.
+            if matches!(job.to, Output::Pipe(_)) {
+                job.examine(&open()?)?;
+            }
             job.take_legacy(begun, &tee, known.as_ref().map(Image::shape), &check)?
         }
         (_, None) if begun.head.shape.has_capability(IGNORE_SHARED) && target.form() == Form::Mapped => {
@@ -205,9 +214,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn take_mapped(mut self, image: &Image) -> Result<Vec<Finding>, ImageError> {
-        check_whole(image.shape(), image.path_name(), image.end())?;
-        image.check_bitmaps()?;
-        let damage = self.damage(image.path_name(), structure(image)?)?;
+        let damage = self.examine(image)?;
         if self.target.form() == Form::Mapped {
             let writer = self.mapped_writer(image.shape())?;
             relayout::copy(image, &writer, self.options, self.counts)?;
@@ -224,17 +231,20 @@ impl Job<'_> {
         Ok(damage)
     }
 
+    /// What is damaged in `image`; refused unless that was forced.
+    fn examine(&self, image: &Image) -> Result<Vec<Finding>, ImageError> {
+        check_whole(image.shape(), image.path_name(), image.end())?;
+        image.check_bitmaps()?;
+        self.damage(image.path_name(), structure(image)?)
+    }
+
     /// Those of `findings` that are damage; refused unless that was forced.
-    fn damage(&self, file: &str, mut findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
-        findings.retain(|finding| finding.severity == Severity::Error);
-        match findings.first() {
-            Some(first) if !self.options.force_damaged => Err(ImageError::Damaged {
-                file: file.to_owned(),
-                first: first.to_string(),
-                more: findings.len() - 1,
-            }),
-            _ => Ok(findings),
+    fn damage(&self, file: &str, findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
+        let damage = verify::damage(findings);
+        if !self.options.force_damaged {
+            verify::refuse(file, &damage)?;
         }
+        Ok(damage)
     }
 
     /// `known` is the shape if it had to be known beforehand.
@@ -250,9 +260,10 @@ impl Job<'_> {
             let out = Shared::new(self.out()?, &self.name);
             tee.to(Box::new(out.clone())).map_err(|error| crate::write::failed(&self.name, error))?;
             let (shape, end) = begun.finish(&mut Counting(self.counts))?;
-            tee.off();
             check_whole(&shape, &file, end)?;
             let damage = self.damage(&file, check(&shape, end)?)?;
+            tee.release().map_err(|error| crate::write::failed(&self.name, error))?;
+            tee.off();
             self.complete_out(out.into_inner()?, &shape)?;
             return Ok((shape, damage));
         }

@@ -1,9 +1,11 @@
 //! What an image is, without its pages: [`Shape`] is the machine, [`ImageKind`] how it is wrapped.
 
+mod beside;
 mod convert;
 mod kind;
 mod shape;
 
+pub use beside::Beside;
 pub use kind::{ByteOrder, Container, Form, ImageKind, LibvirtHeader, Packing};
 pub(crate) use shape::IGNORE_SHARED;
 pub use shape::{BlockShape, RamShape, Shape};

@@ -60,29 +60,33 @@ pub fn unpack(packing: Packing, from: impl Read + Send + 'static) -> io::Result<
 }
 
 /// As [`unpack`], and writes down where what came out stood.
-pub(crate) fn unpack_with(
+pub(crate) fn unpack_with<R: Read + Send + 'static>(
     packing: Packing,
-    from: impl Read + Send + 'static,
+    from: R,
     places: &Places,
 ) -> io::Result<Box<dyn Read + Send>> {
-    match packing {
-        Packing::None => Ok(Box::new(BufReader::with_capacity(PIECE, from))),
-        _ => Ok(Box::new(reader(packing, from, places)?)),
-    }
+    let decoder: Decoder<R> = match packing {
+        Packing::None => return Ok(Box::new(BufReader::with_capacity(PIECE, from))),
+        Packing::Gzip => gzip,
+        Packing::Bzip2 => |from| Ok(Box::new(bzip2::bufread::MultiBzDecoder::new(from))),
+        Packing::Xz => |from| Ok(Box::new(lzma_rust2::XzReader::new_mem_limit(from, true, XZ_KIB))),
+        Packing::Lzop => |from| Ok(Box::new(lzop::Reader::new(from))),
+        Packing::Zstd => |from| Ok(Box::new(zstd::stream::read::Decoder::with_buffer(from)?)),
+    };
+    Ok(Box::new(reader(packing, decoder, from, places)?))
 }
 
-fn reader(packing: Packing, from: impl Read + Send + 'static, places: &Places) -> io::Result<Ahead> {
+/// Begins to unpack.
+type Decoder<R> = fn(Taken<R>) -> io::Result<Box<dyn Read + Send>>;
+
+fn gzip<R: Read + Send + 'static>(from: Taken<R>) -> io::Result<Box<dyn Read + Send>> {
+    Ok(Box::new(flate2::bufread::MultiGzDecoder::new(from)))
+}
+
+fn reader<R: Read>(packing: Packing, decoder: Decoder<R>, from: R, places: &Places) -> io::Result<Ahead> {
     let taken = Arc::new(AtomicU64::new(0));
     let from = Taken { from: BufReader::with_capacity(PACKED, from), taken: Arc::clone(&taken) };
-    let decoder: Box<dyn Read + Send> = match packing {
-        Packing::None => Box::new(from),
-        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(from)),
-        Packing::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(from)),
-        Packing::Xz => Box::new(lzma_rust2::XzReader::new_mem_limit(from, true, XZ_KIB)),
-        Packing::Lzop => Box::new(lzop::Reader::new(from)),
-        Packing::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
-    };
-    let codec = Codec { packing, decoder, taken, unpacked: 0, places: places.clone() };
+    let codec = Codec { packing, decoder: decoder(from)?, taken, unpacked: 0, places: places.clone() };
     Ok(Ahead { next: Next::Here(codec), piece: Vec::new(), at: 0 })
 }
 
@@ -262,7 +266,7 @@ mod tests {
     fn unpack_of_what_fits_the_first_piece_starts_no_thread() {
         for length in [0, 1, FIRST - 1] {
             let mut reader =
-                reader(Packing::Gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
+                reader(Packing::Gzip, gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
             let mut byte = [0];
 
             let first = reader.read(&mut byte).unwrap();
@@ -278,7 +282,7 @@ mod tests {
     fn unpack_of_more_than_the_first_piece_goes_on_in_a_thread_and_ends_where_it_must() {
         for length in [FIRST, FIRST + 1, FIRST + PIECE, FIRST + PIECE + 1, FIRST + 7 * PIECE] {
             let mut reader =
-                reader(Packing::Gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
+                reader(Packing::Gzip, gzip, io::Cursor::new(packed(length)), &Places::default()).unwrap();
             let mut out = vec![0];
 
             reader.read_exact(&mut out).unwrap();
@@ -297,7 +301,7 @@ mod tests {
             cut.truncate(cut.len() - 1);
             let mut out = Vec::new();
 
-            let error = reader(Packing::Gzip, io::Cursor::new(cut), &Places::default())
+            let error = reader(Packing::Gzip, gzip, io::Cursor::new(cut), &Places::default())
                 .unwrap()
                 .read_to_end(&mut out);
 

@@ -1,7 +1,7 @@
 //! An image whose head has been read: what it is, and a cursor in front of its pages.
 
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 use sterna_wire::vmdesc::{self, SectionLength};
@@ -11,11 +11,11 @@ use super::cursor::Cursor;
 use super::head::{self, Head, Lengths};
 use super::mapped::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
-use super::{libvirt, sniff, tail};
+use super::tee::Tee;
+use super::{half_repaired, libvirt, sniff, tail};
 use crate::ImageError;
 use crate::model::{Container, Form, ImageKind, Packing, Shape};
 use crate::pack::{Places, unpack_with};
-use crate::tools::repair::in_place;
 
 /// An image whose head has been read.
 pub(crate) struct Begun {
@@ -30,15 +30,15 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    /// Begins to read `source`. What is read from the unpacked stream also goes to `tee`.
+    /// Begins to read `source`. What is consumed of the unpacked stream also goes to `tee`, which is held from the end of
+    /// RAM on.
     pub(crate) fn of_source(
         source: &Arc<dyn ReadAt>,
         name: &str,
         tee: Option<Tee>,
     ) -> Result<Self, ImageError> {
-        let half_repaired =
-            in_place::broken_off(&**source).map_err(|error| ImageError::io(name, "read", error))?;
-        if half_repaired.is_some() {
+        let broken_off = half_repaired::broken_off(&**source);
+        if broken_off.map_err(|error| ImageError::io(name, "read", error))?.is_some() {
             return Err(ImageError::HalfRepaired { file: name.to_owned() });
         }
         let (kind, stream_offset) = kind(&**source, name)?;
@@ -97,11 +97,7 @@ impl Begun {
     ) -> Result<Self, ImageError> {
         let file: Arc<str> = name.into();
         let position = if kind.packing == Packing::None { stream_offset } else { 0 };
-        let input: Box<dyn Input> = match tee {
-            Some(tee) => Box::new(Teed { input, tee }),
-            None => input,
-        };
-        let mut cursor = Cursor::new(input, Arc::clone(&file), position);
+        let mut cursor = Cursor::new(input, Arc::clone(&file), position).copied_to(tee);
         let in_file = |error| in_packed(error, &kind, stream_offset, &places);
         let head = head::read(&mut cursor, &mut lengths).map_err(in_file)?;
         let kind = ImageKind { form: head.shape.form(), ..kind };
@@ -118,6 +114,7 @@ impl Begun {
     pub(crate) fn finish(mut self, sink: &mut dyn RecordSink) -> Result<(Shape, End), ImageError> {
         let read = body::read(&mut self.cursor, &mut self.head, &mut self.lengths, sink);
         let end = read.map_err(|error| in_packed(error, &self.kind, self.stream_offset, &self.places))?;
+        self.cursor.give()?;
         Ok((self.head.shape, end))
     }
 }
@@ -197,61 +194,4 @@ fn check_format(kind: &ImageKind, file: &str) -> Result<(), ImageError> {
     let rule = format!("the format word says {says}, and the stream is {is}");
     let paragraph = "specs/libvirt-save.md §2";
     Err(ImageError::Broken { file: file.to_owned(), offset: 28, rule, paragraph })
-}
-
-/// A second taker of the unpacked stream, which is named when the head is known.
-#[derive(Clone, Default)]
-pub(crate) struct Tee(Arc<Mutex<TeeTo>>);
-
-enum TeeTo {
-    /// Kept until it is known where it goes.
-    Hold(Vec<u8>),
-    Write(Box<dyn io::Write + Send>),
-    Off,
-}
-
-impl Default for TeeTo {
-    fn default() -> Self {
-        TeeTo::Hold(Vec::new())
-    }
-}
-
-impl Tee {
-    /// From now on, and with what came already, to `to`.
-    pub(crate) fn to(&self, mut to: Box<dyn io::Write + Send>) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let TeeTo::Hold(bytes) = &*state {
-            to.write_all(bytes)?;
-        }
-        *state = TeeTo::Write(to);
-        Ok(())
-    }
-
-    /// Nobody wants it.
-    pub(crate) fn off(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = TeeTo::Off;
-    }
-}
-
-struct Teed {
-    input: Box<dyn Input>,
-    tee: Tee,
-}
-
-impl Input for Teed {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let count = self.input.read(to)?;
-        match &mut *self.tee.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            TeeTo::Hold(bytes) => bytes.extend_from_slice(&to[..count]),
-            TeeTo::Write(out) => out.write_all(&to[..count])?,
-            TeeTo::Off => {}
-        }
-        Ok(count)
-    }
-
-    /// A stream that jumps is no legacy stream: nobody wants a copy of it.
-    fn jump(&mut self, position: u64) -> bool {
-        self.tee.off();
-        self.input.jump(position)
-    }
 }

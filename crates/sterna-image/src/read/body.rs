@@ -1,6 +1,7 @@
 //! From the end of RAM's START to the end of the stream.
 
 use sterna_wire::limits::VM_DESCRIPTION_BYTES;
+use sterna_wire::main::SectionKind;
 use sterna_wire::ram::{SECTION_NAME, flags};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
@@ -9,7 +10,7 @@ use super::head::{self, Head, Lengths};
 use super::opaque::{self, COMMAND, END, EOF, FULL, HEADER_BYTES, PART, START};
 use super::tail;
 use crate::ImageError;
-use crate::model::{Form, OPAQUE_BYTES, Shape};
+use crate::model::{Beside, BlockShape, Form, OPAQUE_BYTES, Shape};
 
 /// EOF, and the description's mark and length.
 const DESCRIPTION_HEAD: usize = 6;
@@ -50,7 +51,7 @@ pub(crate) fn read(
     let mut beside = Beside::default();
     let ram = head.shape.ram.section_id;
     let live = &mut head.live;
-    live.push(ram);
+    live.insert(ram);
     let shape = &mut head.shape;
     while !shape.has_end {
         let bytes = cursor.peek(HEADER_BYTES)?;
@@ -58,7 +59,7 @@ pub(crate) fn read(
         let have = bytes.len();
         let taken = match (bytes.first(), id) {
             (Some(&kind @ (PART | END)), Some(id)) if id == ram => {
-                beside.ram_goes_on();
+                beside.ram_went_on(SectionKind::Part);
                 cursor.consume(5);
                 records.read(cursor, shape, sink)?;
                 head::footer(cursor, ram, Some(shape.ram.footers))?;
@@ -66,15 +67,17 @@ pub(crate) fn read(
                 Ok(())
             }
             (Some(&(PART | END)), Some(id)) if live.contains(&id) => {
-                opaque::take_section(cursor, id, 5, live, beside.part(shape))
+                let out = beside.place(shape, Some(SectionKind::Part));
+                opaque::take_section(cursor, id, 5, live, out)
             }
-            (Some(&COMMAND), _) => opaque::take_command(cursor, beside.part(shape)),
+            (Some(&COMMAND), _) => opaque::take_command(cursor, beside.place(shape, None)),
             // Sections without footers cannot be told apart.
             (Some(&FULL), _) if !shape.ram.footers => break,
             (Some(&kind @ (START | FULL)), _) => {
                 match opaque::header(bytes).filter(|header| kind == FULL || header.name != SECTION_NAME) {
                     Some(header) => {
-                        let out = beside.section(shape, kind == FULL, cursor.position());
+                        let of = if kind == FULL { SectionKind::Full } else { SectionKind::Start };
+                        let out = beside.place(shape, Some(of));
                         head::new_section(cursor, kind, &header, lengths, live, out)
                     }
                     None => Err(no_element(cursor, have)),
@@ -91,52 +94,10 @@ pub(crate) fn read(
             }
         }
     }
-    let (start, devices) = beside.devices(shape).unwrap_or((cursor.position(), Vec::new()));
-    rest(cursor, shape, start, devices)
-}
-
-/// What stands beside RAM before its END, and goes into [`Shape::setup`] and [`Shape::between`].
-#[derive(Default)]
-struct Beside {
-    /// Something else than START and FULL sections has come behind RAM's START.
-    is_behind_setup: bool,
-    /// Where the first FULL section stands since RAM's last section, and how much was in setup and between by then.
-    /// Only when RAM goes on it is known that it and what follows it are not the devices behind RAM.
-    held: Option<(u64, usize, usize)>,
-}
-
-impl Beside {
-    /// A section of RAM comes.
-    fn ram_goes_on(&mut self) {
-        self.is_behind_setup = true;
-        self.held = None;
-    }
-
-    /// Where a command, or a PART or END of another device, belongs.
-    fn part<'a>(&mut self, shape: &'a mut Shape) -> &'a mut Vec<u8> {
-        self.is_behind_setup = true;
-        &mut shape.between
-    }
-
-    /// Where a START or FULL section belongs that begins at `position`.
-    fn section<'a>(&mut self, shape: &'a mut Shape, is_full: bool, position: u64) -> &'a mut Vec<u8> {
-        if is_full && self.held.is_none() {
-            self.held = Some((position, shape.setup.len(), shape.between.len()));
-        }
-        if self.is_behind_setup { &mut shape.between } else { &mut shape.setup }
-    }
-
-    fn may_be_devices(&self) -> bool {
-        self.held.is_some()
-    }
-
-    /// RAM does not go on: what was held are devices. Where they begin, and their bytes so far.
-    fn devices(self, shape: &mut Shape) -> Option<(u64, Vec<u8>)> {
-        let (start, setup, between) = self.held?;
-        let mut devices = shape.setup.split_off(setup);
-        devices.append(&mut shape.between.split_off(between));
-        Some((start, devices))
-    }
+    // Without its end nobody loads a copy of the stream.
+    cursor.hold()?;
+    let devices = beside.devices(shape);
+    rest(cursor, shape, devices)
 }
 
 fn no_element(cursor: &Cursor, have: usize) -> ImageError {
@@ -269,10 +230,9 @@ impl Records {
     }
 }
 
-use crate::model::BlockShape;
-
-/// Everything behind RAM, which begins at `start` with `bytes`.
-fn rest(cursor: &mut Cursor, shape: &mut Shape, start: u64, mut bytes: Vec<u8>) -> Result<End, ImageError> {
+/// Everything behind RAM. It begins with `bytes`, the last that were read.
+fn rest(cursor: &mut Cursor, shape: &mut Shape, mut bytes: Vec<u8>) -> Result<End, ImageError> {
+    let start = cursor.position() - bytes.len() as u64;
     loop {
         let some = cursor.some()?;
         let count = some.len();

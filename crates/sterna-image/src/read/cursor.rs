@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::source::Input;
+use super::tee::Tee;
 use crate::ImageError;
 use crate::pack::Damaged;
 
@@ -22,11 +23,38 @@ pub(crate) struct Cursor {
     /// Offset of the next byte: in the file, or in the unpacked stream.
     position: u64,
     at_end: bool,
+    /// Who gets a copy of what was consumed, and how much of the buffer that was.
+    tee: Option<Tee>,
+    given: usize,
 }
 
 impl Cursor {
     pub(crate) fn new(input: Box<dyn Input>, file: Arc<str>, position: u64) -> Self {
-        Self { input, file, buffer: vec![0; FIRST], start: 0, end: 0, position, at_end: false }
+        let buffer = vec![0; FIRST];
+        Self { input, file, buffer, start: 0, end: 0, position, at_end: false, tee: None, given: 0 }
+    }
+
+    /// What is consumed also goes to `tee`.
+    pub(crate) fn copied_to(mut self, tee: Option<Tee>) -> Self {
+        self.tee = tee;
+        self
+    }
+
+    /// From here on nobody gets a copy until it is released.
+    pub(crate) fn hold(&mut self) -> Result<(), ImageError> {
+        self.give()?;
+        self.tee.iter().for_each(Tee::hold);
+        Ok(())
+    }
+
+    /// Gives a copy of what was consumed: at the end, and before the buffer is used anew.
+    pub(crate) fn give(&mut self) -> Result<(), ImageError> {
+        if let Some(tee) = self.tee.as_ref().filter(|_| self.given < self.start) {
+            let taken = tee.take(&self.buffer[self.given..self.start]);
+            taken.map_err(|error| explain(error, &self.file))?;
+        }
+        self.given = self.start;
+        Ok(())
     }
 
     pub(crate) fn position(&self) -> u64 {
@@ -42,9 +70,10 @@ impl Cursor {
         while self.end - self.start < count && !self.at_end {
             let is_full = self.end == self.buffer.len();
             if is_full || self.buffer.len() >= CHUNK && self.buffer.len() - self.start < count {
+                self.give()?;
                 self.buffer.copy_within(self.start..self.end, 0);
                 self.end -= self.start;
-                self.start = 0;
+                (self.start, self.given) = (0, 0);
                 // A stream that fills the first buffer is worth a large one.
                 let wanted = if self.buffer.len() < CHUNK { CHUNK } else { count.next_multiple_of(CHUNK) };
                 if is_full && self.buffer.len() < wanted {
@@ -62,7 +91,8 @@ impl Cursor {
             if self.end == self.buffer.len() && self.end < CHUNK {
                 self.buffer.resize(CHUNK, 0);
             }
-            (self.start, self.end) = (0, 0);
+            self.give()?;
+            (self.start, self.end, self.given) = (0, 0, 0);
         }
         self.peek(1)
     }
@@ -112,6 +142,8 @@ impl Cursor {
                         compressed stream";
             return Err(self.unsupported(rule, "specs/mapped-ram.md §4.1"));
         }
+        // A stream that jumps is no legacy stream: nobody wants a copy of it.
+        self.tee = None;
         (self.start, self.end, self.at_end) = (0, 0, false);
         self.position = position;
         Ok(())

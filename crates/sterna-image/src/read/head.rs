@@ -1,5 +1,7 @@
 //! From the first byte of the stream to the end of RAM's START section.
 
+use std::collections::BTreeSet;
+
 use sterna_wire::limits::{BLOCKS, MAIN_STEP_BYTES};
 use sterna_wire::main::{Configuration, FileHeader};
 use sterna_wire::mapped_ram::MappedHeader;
@@ -25,7 +27,7 @@ pub(crate) struct Head {
     /// Parts of the file that the head itself takes.
     pub(crate) regions: Vec<(u64, u64)>,
     /// Numbers of the sections of other devices that started before RAM and live on.
-    pub(crate) live: Vec<u32>,
+    pub(crate) live: BTreeSet<u32>,
 }
 
 /// Lengths of the FULL sections' bodies, in stream order, where the description can be had beforehand.
@@ -73,7 +75,7 @@ pub(crate) fn read(cursor: &mut Cursor, lengths: &mut Lengths) -> Result<Head, I
         cursor.consume(used);
         shape.configuration = configuration;
     }
-    let mut live = Vec::new();
+    let mut live = BTreeSet::new();
     shape.early = early(cursor, lengths, &mut live)?;
     let mut head = Head { shape, placed: Vec::new(), regions: Vec::new(), live };
     ram_start(cursor, &mut head, start)?;
@@ -81,7 +83,11 @@ pub(crate) fn read(cursor: &mut Cursor, lengths: &mut Lengths) -> Result<Head, I
 }
 
 /// Sections and commands before RAM (§1.5). Puts the numbers of those that live on into `live`.
-fn early(cursor: &mut Cursor, lengths: &mut Lengths, live: &mut Vec<u32>) -> Result<Vec<u8>, ImageError> {
+fn early(
+    cursor: &mut Cursor,
+    lengths: &mut Lengths,
+    live: &mut BTreeSet<u32>,
+) -> Result<Vec<u8>, ImageError> {
     let mut early = Vec::new();
     loop {
         let bytes = cursor.peek(HEADER_BYTES)?;
@@ -119,11 +125,11 @@ pub(super) fn new_section(
     kind: u8,
     header: &opaque::Header,
     lengths: &mut Lengths,
-    live: &mut Vec<u32>,
+    live: &mut BTreeSet<u32>,
     out: &mut Vec<u8>,
 ) -> Result<(), ImageError> {
     if kind == START {
-        live.push(header.id);
+        live.insert(header.id);
     } else if let Some(length) = lengths.of(header)
         && opaque::take_known(cursor, header, length, live, out)?
     {

@@ -7,6 +7,7 @@
 pub(crate) mod begun;
 pub(crate) mod body;
 mod cursor;
+pub(crate) mod half_repaired;
 pub(crate) mod head;
 pub(crate) mod image;
 mod libvirt;
@@ -17,6 +18,7 @@ mod regions;
 mod sniff;
 mod source;
 mod tail;
+pub(crate) mod tee;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};

@@ -3,6 +3,8 @@
 //! A body has no length (`specs/mapped-ram.md §1.3`). It ends at the first footer of its section's number behind
 //! which an element of a sound stream begins.
 
+use std::collections::BTreeSet;
+
 use super::cursor::Cursor;
 use crate::ImageError;
 use crate::model::OPAQUE_BYTES;
@@ -56,7 +58,7 @@ pub(super) fn take_section(
     cursor: &mut Cursor,
     id: u32,
     header_bytes: usize,
-    live: &[u32],
+    live: &BTreeSet<u32>,
     out: &mut Vec<u8>,
 ) -> Result<(), ImageError> {
     take(cursor, header_bytes, "a section header", out)?;
@@ -85,7 +87,7 @@ pub(super) fn take_known(
     cursor: &mut Cursor,
     header: &Header,
     length: usize,
-    live: &[u32],
+    live: &BTreeSet<u32>,
     out: &mut Vec<u8>,
 ) -> Result<bool, ImageError> {
     let whole = header.bytes.saturating_add(length).saturating_add(FOOTER_BYTES);
@@ -125,11 +127,12 @@ fn take(cursor: &mut Cursor, count: usize, what: &'static str, out: &mut Vec<u8>
 }
 
 /// Whether an element of a sound stream can start so.
-fn begins_element(bytes: &[u8], live: &[u32]) -> bool {
+fn begins_element(bytes: &[u8], live: &BTreeSet<u32>) -> bool {
     match bytes.first() {
         Some(&(START | FULL)) => header(bytes).is_some(),
         Some(&(PART | END)) => {
-            bytes.get(1..5).is_some_and(|id| live.iter().any(|live| live.to_be_bytes() == id))
+            let id = bytes.get(1..5).and_then(|id| id.first_chunk());
+            id.is_some_and(|id| live.contains(&u32::from_be_bytes(*id)))
         }
         Some(&COMMAND) => {
             bytes.get(1..3).is_some_and(|number| number[0] == 0 && (1..=11).contains(&number[1]))

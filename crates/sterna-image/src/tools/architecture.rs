@@ -2,9 +2,13 @@
 //!
 //! An image does not name its processors. What tells them, the first that speaks: the user, the registers of an x86
 //! processor in the devices, the machine type. Machine types are QEMU's names, with or without a version behind them.
+//! `virt` is the name of boards of several processors, and most of them have versions: only the name of its RAM block tells
+//! Arm's. Nothing tells whether an Arm guest has 32 or 64 bits.
 
 use std::fmt;
 use std::str::FromStr;
+
+use crate::model::BlockShape;
 
 /// Processors that a core file can be of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,20 +37,37 @@ pub enum Unknown {
 }
 
 /// Machine types of which each has one kind of processor.
-const MACHINES: [(&str, Architecture); 9] = [
+const MACHINES: [(&str, Architecture); 8] = [
     ("pc", Architecture::X86),
     ("q35", Architecture::X86),
     ("isapc", Architecture::X86),
     ("microvm", Architecture::X86),
     ("xenfv", Architecture::X86),
-    // Arm's has a version behind its name, RISC-V's has none.
-    ("virt-", Architecture::Aarch64),
     ("sbsa-ref", Architecture::Aarch64),
     ("s390-ccw-virtio", Architecture::S390x),
     ("sterna", Architecture::X86),
 ];
 /// Machine types with PowerPC processors.
 const POWER: [&str; 2] = ["pseries", "powernv"];
+/// The board that has a name in common with others, and the block of Arm's.
+const VIRT: &str = "virt";
+const ARM_VIRT_RAM: &str = "mach-virt.ram";
+
+/// What an image says that tells its processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signs<'a> {
+    /// Machine type.
+    pub machine_type: &'a str,
+    /// Its RAM blocks.
+    pub blocks: &'a [BlockShape],
+    /// Whether the devices hold the registers of an x86 processor.
+    pub has_x86_registers: bool,
+}
+
+/// Whether a machine type is `name`, with or without a version.
+fn is(machine_type: &str, name: &str) -> bool {
+    machine_type.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
 
 impl Architecture {
     const ALL: [Self; 6] = [Self::X86, Self::Aarch64, Self::Ppc64, Self::Ppc64Le, Self::S390x, Self::Riscv64];
@@ -79,31 +100,32 @@ impl Architecture {
         matches!(self, Self::Ppc64 | Self::S390x)
     }
 
-    /// Where the machine's RAM begins in physical memory, by QEMU's documentation of its boards.
-    pub fn ram_base(self) -> u64 {
+    /// Where this machine type's RAM begins in physical memory, by QEMU's documentation of its boards; `None`: that of
+    /// Arm and RISC-V differs from board to board, and this one's is not known.
+    pub fn ram_base(self, machine_type: &str) -> Option<u64> {
         match self {
-            Self::Aarch64 => 1 << 30,
-            Self::Riscv64 => 2 << 30,
-            _ => 0,
+            Self::Aarch64 => is(machine_type, VIRT).then_some(1 << 30),
+            Self::Riscv64 => is(machine_type, VIRT).then_some(2 << 30),
+            _ => Some(0),
         }
     }
 
-    /// The processors of a machine type; `has_x86_registers`: the devices hold those of x86.
+    /// The processors of a machine.
     ///
     /// # Errors
     /// Nothing says what they are.
-    pub fn of(machine_type: &str, has_x86_registers: bool) -> Result<Self, Unknown> {
-        if has_x86_registers {
+    pub fn of(signs: &Signs<'_>) -> Result<Self, Unknown> {
+        let machine = signs.machine_type;
+        if signs.has_x86_registers {
             return Ok(Self::X86);
         }
-        let is = |name: &str| {
-            let rest = machine_type.strip_prefix(name);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-') || name.ends_with('-'))
-        };
-        if POWER.iter().any(|name| is(name) || machine_type.starts_with(name)) {
+        if POWER.iter().any(|name| machine.starts_with(name)) {
             return Err(Unknown::ByteOrder);
         }
-        let found = MACHINES.iter().find(|(name, _)| is(name));
+        if is(machine, VIRT) && signs.blocks.iter().any(|block| block.name == ARM_VIRT_RAM) {
+            return Ok(Self::Aarch64);
+        }
+        let found = MACHINES.iter().find(|(name, _)| is(machine, name));
         found.map(|(_, architecture)| *architecture).ok_or(Unknown::Machine)
     }
 
@@ -132,23 +154,33 @@ impl FromStr for Architecture {
 mod tests {
     use super::*;
 
+    fn of(machine_type: &str, block: &str, has_x86_registers: bool) -> Result<Architecture, Unknown> {
+        let name = block.to_owned();
+        let block =
+            BlockShape { name, length_bytes: 4096, address: None, host_page_bytes: None, is_skipped: false };
+        Architecture::of(&Signs { machine_type, blocks: &[block], has_x86_registers })
+    }
+
     #[test]
     fn of_a_machine_type_is_that_of_its_board() {
-        for (machine, found) in [
-            ("pc-i440fx-11.1", Ok(Architecture::X86)),
-            ("pc-q35-7.2", Ok(Architecture::X86)),
-            ("isapc", Ok(Architecture::X86)),
-            ("virt-10.0", Ok(Architecture::Aarch64)),
-            ("s390-ccw-virtio-10.0", Ok(Architecture::S390x)),
-            ("pseries-10.0", Err(Unknown::ByteOrder)),
-            ("powernv10", Err(Unknown::ByteOrder)),
-            ("virt", Err(Unknown::Machine)),
-            ("none", Err(Unknown::Machine)),
-            ("", Err(Unknown::Machine)),
+        for (machine, block, found) in [
+            ("pc-i440fx-11.1", "pc.ram", Ok(Architecture::X86)),
+            ("pc-q35-7.2", "pc.ram", Ok(Architecture::X86)),
+            ("isapc", "pc.ram", Ok(Architecture::X86)),
+            ("virt-10.0", "mach-virt.ram", Ok(Architecture::Aarch64)),
+            ("sbsa-ref", "sbsa-ref.ram", Ok(Architecture::Aarch64)),
+            ("s390-ccw-virtio-10.0", "s390.ram", Ok(Architecture::S390x)),
+            ("pseries-10.0", "ppc_spapr.ram", Err(Unknown::ByteOrder)),
+            ("powernv10", "ram", Err(Unknown::ByteOrder)),
+            // Of m68k, and of RISC-V.
+            ("virt-10.0", "m68k_virt.ram", Err(Unknown::Machine)),
+            ("virt", "riscv_virt_board.ram", Err(Unknown::Machine)),
+            ("none", "ram", Err(Unknown::Machine)),
+            ("", "ram", Err(Unknown::Machine)),
         ] {
-            assert_eq!(Architecture::of(machine, false), found, "{machine}");
+            assert_eq!(of(machine, block, false), found, "{machine}");
         }
-        assert_eq!(Architecture::of("none", true), Ok(Architecture::X86));
+        assert_eq!(of("none", "ram", true), Ok(Architecture::X86));
         for architecture in Architecture::ALL {
             assert_eq!(architecture.name().parse(), Ok(architecture));
         }

@@ -3,7 +3,7 @@
 //! The forms do not matter: a converted image is the same. So of the capabilities `mapped-ram` is left out, and of
 //! the description what it says of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,9 @@ use serde::Serialize;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::sections::DeviceSection;
 use super::spool;
-use super::state::{Section, State};
+use super::state::{Live, Section, State};
 use crate::ImageError;
 use crate::model::{BlockShape, Shape};
 use crate::read::{Image, MappedPages};
@@ -124,13 +125,16 @@ pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Re
     difference.configuration = configuration(a.shape(), b.shape());
     let (state_a, state_b) = (State::of(a), State::of(b));
     difference.sections = sections(&state_a, &state_b);
-    let is_told_apart = state_a.is_whole && state_b.is_whole && !difference.sections.is_empty();
-    if !is_told_apart {
+    if state_a.is_whole && state_b.is_whole {
+        order(&state_a, &state_b, &mut difference);
+        let (a, b) = (commands(&state_a), commands(&state_b));
+        opaque("commands between RAM's sections", &a, &b, &mut difference);
+    } else {
         let (a, b) = (a.shape(), b.shape());
         opaque("sections before RAM (they cannot be told apart)", &a.early, &b.early, &mut difference);
+        opaque("what lies between RAM's sections", &beside(a), &beside(b), &mut difference);
         opaque("devices (they cannot be told apart)", &a.devices, &b.devices, &mut difference);
     }
-    opaque("what lies between RAM's sections", &beside(a.shape()), &beside(b.shape()), &mut difference);
     live(&state_a, &state_b, &mut difference);
     difference.description = described(a.shape()) != described(b.shape());
     let spools = [
@@ -150,21 +154,67 @@ fn beside(shape: &Shape) -> Vec<u8> {
     [&shape.setup[..], &shape.between].concat()
 }
 
-/// What devices sent beside RAM, bit by bit: compared as a whole, for nobody here knows it.
-fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
-    let found = |state: &State<'_>, name: &str, instance: u32| {
-        let mut all = state.live.iter();
-        let live = all.find(|live| live.header.name == name && live.header.instance == instance);
-        live.map_or_else(Vec::new, |live| live.bodies.concat())
+/// Commands between RAM's sections, as they stand there.
+fn commands(state: &State<'_>) -> Vec<u8> {
+    let bytes = |(number, body): &(u16, &[u8])| {
+        [&number.to_be_bytes()[..], &(body.len() as u16).to_be_bytes(), *body].concat()
     };
-    let mut seen = Vec::new();
-    for live in a.live.iter().chain(&b.live) {
-        let key = (live.header.name.as_str(), live.header.instance);
-        if !seen.contains(&key) {
-            seen.push(key);
-            let what = format!("{} instance {} (beside RAM)", key.0, key.1);
-            opaque(&what, &found(a, key.0, key.1), &found(b, key.0, key.1), difference);
+    state.commands.iter().flat_map(bytes).collect()
+}
+
+/// Name, instance, and which of those that have both: a sound stream has one.
+type Key<'s> = (&'s str, u32, usize);
+
+/// Counts names that come again.
+#[derive(Default)]
+struct Keys<'s>(BTreeMap<(&'s str, u32), usize>);
+
+impl<'s> Keys<'s> {
+    fn of(&mut self, header: &'s DeviceSection) -> Key<'s> {
+        let (name, instance) = (header.name.as_str(), header.instance);
+        let count = self.0.entry((name, instance)).or_default();
+        *count += 1;
+        (name, instance, *count)
+    }
+
+    fn of_all(headers: impl IntoIterator<Item = &'s DeviceSection>) -> Vec<Key<'s>> {
+        let mut keys = Self::default();
+        headers.into_iter().map(|header| keys.of(header)).collect()
+    }
+}
+
+/// The FULL sections in stream order.
+fn keys<'s>(state: &'s State<'_>) -> Vec<Key<'s>> {
+    Keys::of_all(state.sections.iter().map(|section| &section.header))
+}
+
+/// Whether the same devices come in another order.
+fn order(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
+    let (a, b) = (keys(a), keys(b));
+    if a != b && a.iter().collect::<BTreeSet<_>>() == b.iter().collect() {
+        let text = |keys: &[Key<'_>]| keys.iter().map(|key| key.0).collect::<Vec<_>>().join(", ");
+        difference.configuration.push(Pair { what: "order of devices".into(), a: text(&a), b: text(&b) });
+    }
+}
+
+/// What devices sent beside RAM, bit by bit: compared as a whole, for nobody here knows it. In how many PARTs it came does
+/// not count.
+fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
+    let mut both: BTreeMap<Key<'_>, [Option<&Live<'_>>; 2]> = BTreeMap::new();
+    for (side, state) in [a, b].into_iter().enumerate() {
+        let keys = Keys::of_all(state.live.iter().map(|live| &live.header));
+        for (key, live) in keys.into_iter().zip(&state.live) {
+            both.entry(key).or_default()[side] = Some(live);
         }
+    }
+    for ((name, instance, _), sides) in &both {
+        let what = format!("{name} instance {instance} (beside RAM)");
+        let [a, b] = sides.map(|live| live.map_or(String::new(), |live| live.header.version.to_string()));
+        if a != b {
+            difference.configuration.push(Pair { what: format!("version of {what}"), a, b });
+        }
+        let [a, b] = sides.map(|live| live.map_or(Vec::new(), |live| live.bodies.concat()));
+        opaque(&what, &a, &b, difference);
     }
 }
 
@@ -229,22 +279,19 @@ fn sections(a: &State<'_>, b: &State<'_>) -> Vec<SectionDifference> {
     type Both<'s> = (Option<&'s Section<'s>>, Option<&'s Section<'s>>);
     // In the order of the first image; what only the second has comes last.
     let mut order = Vec::new();
-    let mut both: BTreeMap<(&str, u32), Both<'_>> = BTreeMap::new();
-    for section in &a.sections {
-        let key = (section.header.name.as_str(), section.header.instance);
+    let mut both: BTreeMap<Key<'_>, Both<'_>> = BTreeMap::new();
+    for (key, section) in keys(a).into_iter().zip(&a.sections) {
         order.push(key);
         both.entry(key).or_default().0 = Some(section);
     }
-    for section in &b.sections {
-        let key = (section.header.name.as_str(), section.header.instance);
+    for (key, section) in keys(b).into_iter().zip(&b.sections) {
         let entry = both.entry(key).or_default();
-        if entry.0.is_none() && entry.1.is_none() {
+        if entry.0.is_none() {
             order.push(key);
         }
         entry.1 = Some(section);
     }
-    order.dedup();
-    let differs = |key: &(&str, u32)| {
+    let differs = |key: &Key<'_>| {
         let (first, second) = both[key];
         section(key, a, first, second)
     };
@@ -252,7 +299,7 @@ fn sections(a: &State<'_>, b: &State<'_>) -> Vec<SectionDifference> {
 }
 
 fn section(
-    key: &(&str, u32),
+    key: &Key<'_>,
     state: &State<'_>,
     a: Option<&Section<'_>>,
     b: Option<&Section<'_>>,

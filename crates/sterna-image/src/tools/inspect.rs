@@ -52,7 +52,7 @@ pub struct Inspection {
     pub blocks: Vec<BlockPart>,
     /// Devices in stream order.
     pub devices: Vec<DevicePart>,
-    /// Whether all bytes of the devices could be told apart; else the list of devices ends where they could not.
+    /// Whether all devices are listed; else some could not be told apart, or are cut off.
     pub is_told_apart: bool,
     /// Length of the devices' sections in bytes.
     pub devices_bytes: u64,
@@ -181,7 +181,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         is_told_apart: state.is_whole,
         devices_bytes: shape.devices.len() as u64,
         description_bytes: shape.description.as_ref().map(|text| text.len() as u64),
-        commands: state.commands.clone(),
+        commands: state.commands.iter().map(|(number, _)| *number).collect(),
         has_end: shape.has_end,
         has_eof: shape.has_eof,
         is_end_unsure: image.is_end_unsure(),

@@ -11,9 +11,9 @@
 //! | `pc-q35-*` | 2.75 GiB on | 2 GiB |
 //! | `microvm` | above 3 GiB | 3 GiB |
 //!
-//! The firmware (`pc.bios`) ends at 4 GiB. A virtio-mem device states its address in its early section. What
-//! Other processors' machines have their RAM in one piece ([`Architecture::ram_base`]). What
-//! has no known address (DIMMs, the backends of several NUMA nodes, video memory) is left out, and named.
+//! The firmware (`pc.bios`) ends at 4 GiB. A virtio-mem device states its address in its early section.
+//! Other processors' machines have their RAM in one piece ([`Architecture::ram_base`]). What has no known address (DIMMs,
+//! the backends of several NUMA nodes, video memory, the RAM of a machine that is not known) is left out, and named.
 
 use super::architecture::Architecture;
 
@@ -49,6 +49,10 @@ pub struct MemoryMap {
     pub regions: Vec<Region>,
     /// Indices of blocks whose address is not known.
     pub unplaced: Vec<usize>,
+    /// The machine's RAM, if its address is not known: what lies elsewhere may be it.
+    pub unplaced_main: Option<usize>,
+    /// Where the machine's RAM begins, if only the machine type says so.
+    pub assumed_base: Option<u64>,
     /// How much of the machine's RAM lies below 4 GiB, where that is known to come from.
     pub split: Option<Split>,
 }
@@ -65,7 +69,8 @@ pub struct Split {
 /// What is known about a machine.
 #[derive(Debug, Clone, Default)]
 pub struct MapHints<'a> {
-    /// Its processors, if they are known; only those of x86 have the hole below 4 GiB.
+    /// Its processors, if they are known; only those of x86 have the hole below 4 GiB. Where the RAM of others lies is
+    /// not known.
     pub architecture: Option<Architecture>,
     /// Machine type, such as `pc-q35-11.1`.
     pub machine_type: &'a str,
@@ -85,11 +90,13 @@ impl MemoryMap {
             }
         }
         let is_placed = |block| hints.placed.iter().any(|placed| placed.0 == block);
-        let is_pc = hints.architecture.is_none_or(|architecture| architecture == Architecture::X86);
+        let is_pc = hints.architecture == Some(Architecture::X86);
         let main = main_block(blocks, hints).filter(|main| !is_placed(*main));
-        if let Some((main, architecture)) = main.zip(hints.architecture).filter(|_| !is_pc) {
-            let (address, length_bytes) = (architecture.ram_base(), blocks[main].length_bytes);
+        let base = hints.architecture.and_then(|architecture| architecture.ram_base(hints.machine_type));
+        if let Some((main, address)) = main.zip(base).filter(|_| !is_pc) {
+            let length_bytes = blocks[main].length_bytes;
             map.place(Region { address, length_bytes, block: main, block_offset: 0 });
+            map.assumed_base = map.regions.iter().find(|region| region.block == main).map(|it| it.address);
         }
         if let Some(main) = main.filter(|_| is_pc) {
             let length = blocks[main].length_bytes;
@@ -108,6 +115,7 @@ impl MemoryMap {
         map.unplaced = (0..blocks.len())
             .filter(|block| map.regions.iter().all(|region| region.block != *block))
             .collect();
+        map.unplaced_main = main.filter(|main| map.unplaced.contains(main));
         map
     }
 
@@ -198,9 +206,14 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const X86: Option<Architecture> = Some(Architecture::X86);
 
     fn blocks(list: &[(&str, u64)]) -> Vec<MapBlock> {
         list.iter().map(|(name, length)| MapBlock { name: (*name).into(), length_bytes: *length }).collect()
+    }
+
+    fn pc(machine_type: &str) -> MapHints<'_> {
+        MapHints { architecture: X86, machine_type, ..MapHints::default() }
     }
 
     fn ranges(map: &MemoryMap) -> Vec<(u64, u64, u64)> {
@@ -220,7 +233,7 @@ mod tests {
         ] {
             let blocks = blocks(&[("pc.ram", mib * MIB), ("pc.bios", 256 << 10)]);
 
-            let map = MemoryMap::of(&blocks, &MapHints { machine_type: machine, ..MapHints::default() });
+            let map = MemoryMap::of(&blocks, &pc(machine));
 
             let mut expected = vec![(0, low_mib * MIB, 0), (HIGH - (256 << 10), 256 << 10, 0)];
             if low_mib < mib {
@@ -236,7 +249,7 @@ mod tests {
         let low = ((1024 - 16) * MIB) >> 16;
         cmos[0x34..0x36].copy_from_slice(&(low as u16).to_le_bytes());
         cmos[0x5b..0x5d].copy_from_slice(&(((1024 * MIB) >> 16) as u16).to_le_bytes());
-        let hints = MapHints { machine_type: "pc-i440fx-11.1", cmos: Some(&cmos), ..MapHints::default() };
+        let hints = MapHints { cmos: Some(&cmos), ..pc("pc-i440fx-11.1") };
 
         let map = MemoryMap::of(&blocks(&[("other", 4096), ("xx", 2048 * MIB)]), &hints);
         let misfit = MemoryMap::of(&blocks(&[("pc.ram", 1024 * MIB)]), &hints);
@@ -250,11 +263,8 @@ mod tests {
     #[test]
     fn map_placed_block_wins_and_overlaps_are_refused() {
         let blocks = blocks(&[("pc.ram", 64 * MIB), ("d0", 4 * MIB), ("d1", 4 * MIB), ("d2", 4 * MIB)]);
-        let hints = MapHints {
-            machine_type: "pc-i440fx-11.1",
-            placed: vec![(1, HIGH), (2, 63 * MIB), (3, u64::MAX - 4095), (9, 0)],
-            ..MapHints::default()
-        };
+        let placed = vec![(1, HIGH), (2, 63 * MIB), (3, u64::MAX - 4095), (9, 0)];
+        let hints = MapHints { placed, ..pc("pc-i440fx-11.1") };
 
         let map = MemoryMap::of(&blocks, &hints);
 
@@ -272,10 +282,32 @@ mod tests {
     fn map_of_several_backends_leaves_them_out() {
         let map = MemoryMap::of(
             &blocks(&[("a", MIB), ("b", MIB), ("/rom@etc/acpi/tables", MIB)]),
-            &MapHints { machine_type: "pc-q35-11.1", ..MapHints::default() },
+            &pc("pc-q35-11.1"),
         );
 
         assert!(map.regions.is_empty());
         assert_eq!(map.unplaced, [0, 1, 2]);
+    }
+
+    #[test]
+    fn map_of_a_machine_that_is_no_pc_has_its_ram_where_the_board_has_it_or_nowhere() {
+        use Architecture::{Aarch64, Riscv64, S390x};
+        for (machine_type, block, architecture, base) in [
+            ("virt", "riscv_virt_board.ram", None, None),
+            ("virt", "riscv_virt_board.ram", Some(Riscv64), Some(2 << 30)),
+            ("virt-10.0", "mach-virt.ram", Some(Aarch64), Some(1 << 30)),
+            ("sbsa-ref", "ram", Some(Aarch64), None),
+            ("raspi3b", "ram", Some(Aarch64), None),
+            ("s390-ccw-virtio-10.0", "s390.ram", Some(S390x), Some(0)),
+        ] {
+            let hints = MapHints { architecture, machine_type, ..MapHints::default() };
+
+            let map = MemoryMap::of(&blocks(&[(block, 64 * MIB), ("pc.bios", MIB)]), &hints);
+
+            let expected: Vec<_> = base.map(|base| (base, 64 * MIB, 0)).into_iter().collect();
+            assert_eq!(ranges(&map), expected, "{machine_type}");
+            assert_eq!((map.assumed_base, map.split), (base, None), "{machine_type}");
+            assert_eq!(map.unplaced_main, if base.is_none() { Some(0) } else { None }, "{machine_type}");
+        }
     }
 }

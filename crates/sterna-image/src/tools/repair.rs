@@ -6,7 +6,7 @@
 //! would bring back stale pages, so nothing else is touched (§7.5).
 //!
 //! A repair in place that is broken off leaves an image that nobody reads, until the next repair finishes it
-//! ([`in_place`]).
+//! ([`in_place`]). Where such an image has RAM's END, only its magic can have been wrong, and only that is mended.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -17,13 +17,15 @@ use serde::Serialize;
 use sterna_transport::{CreateOptions, Direct, IoPart, PageFile};
 use sterna_wire::main::FileHeader;
 
-pub(crate) mod in_place;
+mod in_place;
 
+#[doc(hidden)]
 pub use in_place::Medium;
 
 use super::finding::Severity;
 use super::verify::{self, VerifyOptions};
 use crate::ImageError;
+use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock};
 
@@ -63,11 +65,11 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
     Ok(repaired)
 }
 
-/// As [`repair`] with [`RepairTo::Itself`], and writes to `medium` what belongs into the image's file: for whoever
-/// wants to know what is written when.
+/// As [`repair`] with [`RepairTo::Itself`], and writes to `medium` what belongs into the image's file: for tests alone.
 ///
 /// # Errors
 /// As [`repair`]; those of `medium`.
+#[doc(hidden)]
 pub fn repair_onto(
     image: &Path,
     medium: &dyn Medium,
@@ -87,9 +89,10 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     // One file from here on, whatever comes to lie at its path.
     let mut source = open_file(image)?;
     let name = image.display().to_string();
-    let broken_off = in_place::broken_off(&*source).map_err(|error| ImageError::io(&name, "read", error))?;
+    let broken_off =
+        half_repaired::broken_off(&*source).map_err(|error| ImageError::io(&name, "read", error))?;
     if let Some(offset) = broken_off {
-        source = Arc::new(in_place::WithMagic::new(source, offset));
+        source = Arc::new(WithMagic::new(source, offset));
     }
     let verdict = verify::verify_source(Arc::clone(&source), &name, options)?;
     let name = &verdict.file;
@@ -112,10 +115,12 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     let Some(pages) = opened.mapped() else {
         return Err(ImageError::Request(format!("{name} has no bitmaps")));
     };
-    let data = verify::data_pages(&**opened.source(), name, pages.blocks(), options)?;
+    // With an END it is no background snapshot, whatever its magic says: pages with data under clear bits are stale.
+    let blocks = if opened.shape().has_end { &[] } else { pages.blocks() };
+    let data = verify::data_pages(&**opened.source(), name, blocks, options)?;
     let mut repaired = Repaired::default();
     let mut bitmaps = Vec::new();
-    for (block, data) in pages.blocks().iter().zip(data).filter(|(block, _)| !block.is_skipped) {
+    for (block, data) in blocks.iter().zip(data).filter(|(block, _)| !block.is_skipped) {
         let bytes = merged(block, &data, &mut repaired);
         bitmaps.push((block.bitmap_offset, bytes));
     }

@@ -1,8 +1,10 @@
 //! The devices of an image, taken apart: each section's body, and by the description its fields.
 
+use std::collections::BTreeMap;
+
 use sterna_wire::global_state::GlobalState;
 
-use super::architecture::{Architecture, Unknown};
+use super::architecture::{Architecture, Signs, Unknown};
 use super::description::{Described, Description};
 use super::memory_map::{MapBlock, MapHints, MemoryMap};
 use super::registers::Registers;
@@ -18,9 +20,10 @@ pub struct State<'a> {
     pub sections: Vec<Section<'a>>,
     /// Devices that live beside RAM, in the order of their STARTs.
     pub live: Vec<Live<'a>>,
-    /// Numbers of the commands between RAM's sections.
-    pub commands: Vec<u16>,
-    /// Whether all bytes could be told apart.
+    /// Commands between RAM's sections: number and body.
+    pub commands: Vec<(u16, &'a [u8])>,
+    /// Whether every section is in these lists: all bytes could be told apart, and the stream is not cut off. What the
+    /// description says wrongly does not matter.
     pub is_whole: bool,
 }
 
@@ -74,17 +77,21 @@ impl<'a> State<'a> {
 
     fn take(&mut self, shape: &'a Shape) {
         let walk = ShapeWalk::of(shape, self.description.as_ref());
-        self.commands = walk.between.commands.clone();
+        let commands = walk.between.commands.iter();
+        self.commands = commands.map(|command| (command.number, &shape.between[command.body()])).collect();
+        // Each START has a number of its own.
+        let mut live_of: BTreeMap<u32, usize> = BTreeMap::new();
         for (index, (walk, bytes)) in walk.stretches(shape).into_iter().enumerate() {
             // QEMU 10.0 puts behind RAM's START what it loads before RAM's pages.
             let is_early = index < 2;
-            self.is_whole &= walk.stop == Stop::Whole && walk.flaws.is_empty();
+            self.is_whole &= walk.stop == Stop::Whole;
             for header in &walk.starts {
+                live_of.insert(header.id, self.live.len());
                 let bodies = vec![&bytes[header.body()]];
                 self.live.push(Live { header: header.clone(), bodies, has_end: false });
             }
             for part in &walk.parts {
-                if let Some(live) = self.live.iter_mut().rev().find(|live| live.header.id == part.id) {
+                if let Some(live) = live_of.get(&part.id).and_then(|index| self.live.get_mut(*index)) {
                     live.bodies.push(&bytes[part.body()]);
                     live.has_end |= part.is_end;
                 }
@@ -137,6 +144,19 @@ impl<'a> State<'a> {
         section.body.get(start..start.checked_add(usize::try_from(place.bytes).ok()?)?)
     }
 
+    /// What processors the machine has.
+    ///
+    /// # Errors
+    /// The image does not tell.
+    pub fn architecture(&self) -> Result<Architecture, Unknown> {
+        let shape = self.image.shape();
+        Architecture::of(&Signs {
+            machine_type: &shape.configuration.machine_type,
+            blocks: &shape.ram.blocks,
+            has_x86_registers: self.registers().is_ok(),
+        })
+    }
+
     /// Where blocks lie in physical memory; `placed` are addresses, and `architecture` the processors, that the user
     /// gives.
     pub fn memory_map(&self, placed: &[(usize, u64)], architecture: Option<Architecture>) -> MemoryMap {
@@ -157,7 +177,8 @@ impl<'a> State<'a> {
         }
         let machine_type = &shape.configuration.machine_type;
         let cmos = self.field("mc146818rtc", 0, "cmos_data");
-        let told = || match Architecture::of(machine_type, self.registers().is_ok()) {
+        let told = || match self.architecture() {
+            // Both have it at the same place.
             Err(Unknown::ByteOrder) => Some(Architecture::Ppc64),
             told => told.ok(),
         };

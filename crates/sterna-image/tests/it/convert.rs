@@ -1,12 +1,14 @@
 //! Files of a real QEMU 11.1.3 through every form and back, byte for byte.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use crate::common::{legacy, machine, vector};
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
 use sterna_image::tools::verify::{VerifyOptions, verify};
-use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter};
+use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter, Shape};
 use sterna_transport::IoPart;
 
 const XML: &[u8] = b"<domain type='qemu'>\n  <name>golden</name>\n</domain>\n";
@@ -170,6 +172,67 @@ fn convert_pipes_of_packed_streams_give_the_same_bytes() {
     let from = Input::Pipe(Box::new(std::io::Cursor::new(vector("file-mapped-ram"))));
     let refused = convert(from, Output::File(directory.path().join("x")), &target("legacy")).unwrap_err();
     assert!(refused.to_string().contains("pipe"), "{refused}");
+}
+
+/// Keeps what is written, and can be read a little at a time.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A pipe whose writer writes so many bytes at once.
+struct Drops(std::io::Cursor<Vec<u8>>, usize);
+
+impl Read for Drops {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let count = to.len().min(self.1);
+        self.0.read(&mut to[..count])
+    }
+}
+
+#[test]
+fn convert_of_a_damaged_stream_into_a_pipe_gives_nothing_that_anybody_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    for has_end in [true, false] {
+        let mut shape = Shape { has_end, ..machine() };
+        let sound = legacy(&shape);
+        shape.description = Some(b"{\"page_size\": 4096, \"devices\": [], \"\xe4\": 1}".to_vec());
+        let damaged = legacy(&shape);
+        let eof = damaged.len() - shape.description.unwrap().len() - 6;
+        let file = put(directory.path(), "damaged", &damaged);
+        let pipe = |at_once| Input::Pipe(Box::new(Drops(std::io::Cursor::new(damaged.clone()), at_once)));
+
+        let out = Kept::default();
+        let refused =
+            convert(Input::File(file.clone()), Output::Pipe(Box::new(out.clone())), &target("legacy"));
+        assert!(matches!(refused, Err(ImageError::Damaged { .. })), "{refused:?}");
+        assert_eq!(out.0.lock().unwrap().len(), 0, "of a file");
+        for at_once in [1, 7, 100, 4096, usize::MAX] {
+            let out = Kept::default();
+            let refused = convert(pipe(at_once), Output::Pipe(Box::new(out.clone())), &target("legacy"));
+            assert!(matches!(refused, Err(ImageError::Damaged { .. })), "{refused:?}");
+            let given = out.0.lock().unwrap().clone();
+            assert!(given.len() <= eof && damaged.starts_with(&given), "{} of {eof}", given.len());
+            assert!(given.len() > 5 * 4096 / 2, "all but its end passes: {}", given.len());
+
+            let out = Kept::default();
+            let options = ConvertOptions { force_damaged: true, ..target("legacy") };
+            convert(pipe(at_once), Output::Pipe(Box::new(out.clone())), &options).unwrap();
+            assert!(*out.0.lock().unwrap() == damaged);
+            let out = Kept::default();
+            let whole = Input::Pipe(Box::new(Drops(std::io::Cursor::new(sound.clone()), at_once)));
+            convert(whole, Output::Pipe(Box::new(out.clone())), &target("legacy")).unwrap();
+            assert!(*out.0.lock().unwrap() == sound);
+        }
+    }
 }
 
 #[test]

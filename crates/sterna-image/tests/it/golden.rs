@@ -1,4 +1,4 @@
-//! Files of a real QEMU 11.1.3, opened: every byte has its place, and RAM comes out byte for byte.
+//! Files of real QEMUs (11.1.3 and 10.0), opened: every byte has its place, and RAM comes out byte for byte.
 
 use std::sync::Arc;
 

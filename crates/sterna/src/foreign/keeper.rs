@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use sterna_image::model::Beside;
 use sterna_image::{BlockShape, MappedWriter, OPAQUE_BYTES, RamShape, Shape};
 use sterna_ram::{GuestRam, RamBlock};
 use sterna_transport::Flusher;
@@ -130,49 +131,6 @@ impl State {
         shape.devices.extend_from_slice(&came);
         shape.devices.extend_from_slice(tail);
         Ok(())
-    }
-}
-
-/// What comes behind RAM's START and is not RAM, put where a reader of the image puts it: setup, between, devices.
-#[derive(Default)]
-struct Beside {
-    /// Something else than START and FULL sections has come.
-    is_behind_setup: bool,
-    /// How much was in setup and between when the first FULL section came since RAM's last section: what follows are
-    /// devices unless RAM goes on.
-    held: Option<(usize, usize)>,
-    /// What came behind RAM's END before the tail: last sections of other live devices.
-    behind: Vec<u8>,
-}
-
-impl Beside {
-    /// Where an element belongs; `kind` is that of a section.
-    fn place<'a>(&'a mut self, shape: &'a mut Shape, kind: Option<SectionKind>) -> &'a mut Vec<u8> {
-        if shape.has_end {
-            return &mut self.behind;
-        }
-        if kind == Some(SectionKind::Full) && self.held.is_none() {
-            self.held = Some((shape.setup.len(), shape.between.len()));
-        }
-        self.is_behind_setup |= !matches!(kind, Some(SectionKind::Start | SectionKind::Full));
-        if self.is_behind_setup { &mut shape.between } else { &mut shape.setup }
-    }
-
-    /// A section of RAM ended: what was held before it stands beside RAM.
-    fn ram_went_on(&mut self, kind: SectionKind) {
-        self.held = None;
-        self.is_behind_setup |= kind != SectionKind::Start;
-    }
-
-    /// RAM is over: the devices that came so far.
-    fn devices(&mut self, shape: &mut Shape) -> Vec<u8> {
-        let mut devices = Vec::new();
-        if let Some((setup, between)) = self.held.take() {
-            devices = shape.setup.split_off(setup);
-            devices.append(&mut shape.between.split_off(between));
-        }
-        devices.append(&mut self.behind);
-        devices
     }
 }
 

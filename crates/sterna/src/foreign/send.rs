@@ -4,7 +4,8 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna_image::Image;
+use sterna_image::tools::verify::refuse_damage;
+use sterna_image::{Image, ImageError};
 use sterna_transport::{Address, OpenOptions, PageFile};
 
 use super::stored::StoredMachine;
@@ -25,6 +26,9 @@ pub struct SendOptions {
     /// Where an image whose pages have no fixed places (a legacy stream, a compressed one) is unpacked to: an
     /// unlinked, sparse file. `None`: beside the image.
     pub spool: Option<PathBuf>,
+    /// Send an image that is damaged, too, as far as it can be read. What is damaged goes as it is; a description that is
+    /// cut off is left out.
+    pub force_damaged: bool,
 }
 
 /// Sends the machine in `image` to `to`: a QEMU that waits with `-incoming`, with the same machine, devices and RAM,
@@ -34,8 +38,10 @@ pub struct SendOptions {
 /// image is left as it is.
 ///
 /// # Errors
-/// [`StartError::Settings`] for parameters that do not go together, an image that is torn, or a machine type that
-/// multifd cannot serve; [`StartError::System`] for a file that cannot be read.
+/// [`StartError::Settings`] for parameters that do not go together, or a machine type that multifd cannot serve;
+/// [`StartError::Image`] for an image that is torn or has no bitmaps; [`StartError::DamagedImage`] for one in which
+/// [`structure`](sterna_image::tools::verify::structure) finds damage; [`StartError::System`] for a file that cannot be
+/// read.
 pub fn send(
     image: Image,
     to: &Address,
@@ -52,19 +58,25 @@ pub fn send(
         )));
     }
     if !image.shape().has_eof {
-        return Err(StartError::Settings(format!(
+        return Err(StartError::Image(format!(
             "{} ends inside the devices' state: it cannot be restored",
             image.path_name()
         )));
     }
     if image.lacks_bitmaps() {
-        return Err(StartError::Settings(format!(
+        return Err(StartError::Image(format!(
             "{} is a background snapshot whose bitmaps were never written, so all of RAM would be zero: \
              `sterna repair` mends it",
             image.path_name()
         )));
     }
     let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
+    if !options.force_damaged {
+        refuse_damage(&image).map_err(|error| match error {
+            ImageError::Damaged { .. } => StartError::DamagedImage(error.to_string()),
+            error => system(&error),
+        })?;
+    }
     let (image, file) = open(image, options).map_err(|error| system(&error))?;
     let machine = StoredMachine::new(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
     // Pages are read once and sent once: nothing to be gained by looking at them with the guest's downtime in mind.

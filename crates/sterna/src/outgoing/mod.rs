@@ -83,6 +83,13 @@ pub enum StartError {
     /// A parameter or capability makes no sense, or does not go with another.
     #[error("{0}")]
     Settings(String),
+    /// The image that is to be sent cannot be restored by anybody.
+    #[error("{0}")]
+    Image(String),
+    /// The image that is to be sent is damaged; [`SendOptions::force_damaged`](crate::foreign::SendOptions::force_damaged)
+    /// sends it as it is.
+    #[error("{0}")]
+    DamagedImage(String),
     /// Pages of guest RAM have failed, and what they held cannot be moved.
     #[error(
         "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",

@@ -4,6 +4,7 @@ mod stream;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use crate::support;
 use crate::support::destination::HandMade;
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, receive, send};
 use sterna::{
-    Address, Capabilities, Compression, MigrationError, Outcome, Parameters, SourceVm, ZeroPageDetection,
+    Address, Capabilities, Compression, MigrationError, Outcome, Parameters, SourceVm, StartError,
+    ZeroPageDetection,
 };
 use sterna_image::{Image, MappedOptions};
 use sterna_wire::extension::{KEEPALIVE_PING, PREPARE_PING};
@@ -465,20 +467,48 @@ fn image_cut_short_is_not_sent() {
     let target = tempfile::tempdir().unwrap();
     let receiving = reception(&target, &parameters(), Capabilities::default());
 
-    let migration = send(
-        image,
-        &receiving.address(),
-        &SendOptions::default(),
-        parameters(),
-        Capabilities::default(),
-        Arc::new(()),
-    );
+    // Without a look at it before: it can be cut at any time.
+    let options = SendOptions { force_damaged: true, ..SendOptions::default() };
+    let migration =
+        send(image, &receiving.address(), &options, parameters(), Capabilities::default(), Arc::new(()));
 
     let outcome = migration.unwrap().wait();
     assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
     receiving.wait().expect_err("no image of half an image");
     assert_absent(&target);
     drop(directory);
+}
+
+#[test]
+fn damaged_image_is_sent_only_if_that_is_forced() {
+    let mut stream = Stream::new(true);
+    stream.has_end = false;
+    stream.between.clear();
+    let (_directory, stored, _) = store(&mut stream);
+    let path = stored.unwrap().path;
+    let to: Address = "tcp:127.0.0.1:9".parse().unwrap();
+    // As a repair leaves it that wrote some bitmaps: RAM has no END, and a page lies under a clear bit.
+    let bitmap = Image::open(&path).unwrap().mapped().unwrap().blocks()[0].bitmap_offset;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut bits = [0];
+    file.read_exact_at(&mut bits, bitmap).unwrap();
+    assert_eq!(bits[0] & 1, 1);
+    file.write_all_at(&[bits[0] & !1], bitmap).unwrap();
+
+    let image = Image::open(&path).unwrap();
+    assert!(!image.lacks_bitmaps());
+    let options = SendOptions::default();
+    let refused = send(image, &to, &options, parameters(), Capabilities::default(), Arc::new(()));
+
+    assert!(matches!(&refused, Err(StartError::DamagedImage(why)) if why.contains("clear bits")));
+    let target = tempfile::tempdir().unwrap();
+    let receiving = reception(&target, &parameters(), Capabilities::default());
+    let image = Image::open(&path).unwrap();
+    let options = SendOptions { force_damaged: true, ..options };
+    let forced =
+        send(image, &receiving.address(), &options, parameters(), Capabilities::default(), Arc::new(()));
+    assert!(matches!(forced.unwrap().wait(), Outcome::Completed));
+    receiving.wait().expect("stored");
 }
 
 #[test]

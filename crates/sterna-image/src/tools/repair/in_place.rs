@@ -9,17 +9,13 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use sterna_wire::libvirt::SaveHeader;
 use sterna_wire::main::FileHeader;
-
-use crate::read::{ReadAt, Stamp};
 
 /// The byte of the magic that tells the two apart.
 const AT: usize = 3;
 
-/// What a repair in place writes to: the image's file.
+/// What a repair in place writes to: the image's file. A trait for tests alone, which want to know what is written when.
 pub trait Medium {
     /// Writes all bytes at `offset`.
     ///
@@ -55,65 +51,4 @@ pub(super) fn write(medium: &dyn Medium, stream_offset: u64, bitmaps: &[(u64, Ve
     medium.sync()?;
     magic(FileHeader::MAGIC)?;
     medium.sync()
-}
-
-/// Where the stream of an image starts in which a repair was broken off; `None` for all other files.
-pub(crate) fn broken_off(source: &dyn ReadAt) -> io::Result<Option<u64>> {
-    let mut start = [0; SaveHeader::BYTES];
-    let got = read(source, 0, &mut start)?;
-    let offset = match SaveHeader::decode(&start[..got]) {
-        Ok(Some((header, _))) => header.stream_offset(),
-        _ => 0,
-    };
-    let mut magic = [0; 4];
-    let is_marked = read(source, offset, &mut magic)? == magic.len() && magic == FileHeader::REPAIR_MAGIC;
-    Ok(is_marked.then_some(offset))
-}
-
-fn read(source: &dyn ReadAt, offset: u64, to: &mut [u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < to.len() {
-        match source.read_at(offset + done as u64, &mut to[done..])? {
-            0 => break,
-            count => done += count,
-        }
-    }
-    Ok(done)
-}
-
-/// An image in which a repair was broken off, with its magic in its place: for the next repair.
-pub(crate) struct WithMagic {
-    source: Arc<dyn ReadAt>,
-    stream_offset: u64,
-}
-
-impl WithMagic {
-    pub(crate) fn new(source: Arc<dyn ReadAt>, stream_offset: u64) -> Self {
-        Self { source, stream_offset }
-    }
-}
-
-impl ReadAt for WithMagic {
-    fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
-        let count = self.source.read_at(offset, to)?;
-        for (at, byte) in (self.stream_offset..).zip(FileHeader::MAGIC) {
-            if let Some(place) = at.checked_sub(offset).and_then(|index| to[..count].get_mut(index as usize))
-            {
-                *place = byte;
-            }
-        }
-        Ok(count)
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.source.len_bytes()
-    }
-
-    fn stamp(&self) -> io::Result<Stamp> {
-        self.source.stamp()
-    }
-
-    fn file(&self) -> Option<&File> {
-        self.source.file()
-    }
 }

@@ -29,15 +29,15 @@ mod window;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use structure::structure;
-pub(crate) use structure::structure_of_stream;
+pub(crate) use structure::{damage, refuse, structure_of_stream};
+pub use structure::{refuse_damage, structure};
 
 use serde::Serialize;
 
 use super::finding::{Finding, Place, Severity};
-use super::repair::in_place;
 use crate::ImageError;
 use crate::model::{Form, Packing};
+use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock, ReadAt};
 use window::Window;
@@ -119,16 +119,16 @@ pub fn verify_source(
     name: &str,
     options: &VerifyOptions,
 ) -> Result<Verdict, ImageError> {
-    let half_repaired =
-        in_place::broken_off(&*source).map_err(|error| ImageError::io(name, "read", error))?;
-    let source = match half_repaired {
-        Some(offset) => Arc::new(in_place::WithMagic::new(source, offset)),
+    let broken_off =
+        half_repaired::broken_off(&*source).map_err(|error| ImageError::io(name, "read", error))?;
+    let source = match broken_off {
+        Some(offset) => Arc::new(WithMagic::new(source, offset)),
         None => source,
     };
     let window = Window::new(&*source, name)?;
     let stamp = window.stamp()?;
     let mut report = Report::new(name, window.length);
-    if let Some(offset) = half_repaired {
+    if let Some(offset) = broken_off {
         let what = "a repair in place was broken off: the magic is QEVR, and bitmaps may be missing";
         report.add(
             Finding::error("half-repaired", "specs/mapped-ram.md §7.5", Place::byte(offset), what)

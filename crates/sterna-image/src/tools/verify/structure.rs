@@ -3,7 +3,7 @@
 use super::container;
 use super::legacy::{self, Stream};
 use super::window::Window;
-use super::{Depth, Finding, Report, VerifyOptions};
+use super::{Depth, Finding, Report, Severity, VerifyOptions};
 use crate::ImageError;
 use crate::model::{Form, ImageKind, Shape};
 use crate::read::body::End;
@@ -35,7 +35,28 @@ pub fn structure(image: &Image) -> Result<Vec<Finding>, ImageError> {
     }
 }
 
-/// The same of a legacy stream that was read to its end; `source` is none for a pipe.
+/// Refuses an image that is damaged, as far as [`structure`] tells.
+///
+/// # Errors
+/// [`ImageError::Damaged`]; the image cannot be read any more.
+pub fn refuse_damage(image: &Image) -> Result<(), ImageError> {
+    let damage = damage(structure(image)?);
+    refuse(image.path_name(), &damage)
+}
+
+/// Those of `findings` that are damage.
+pub(crate) fn damage(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.retain(|finding| finding.severity == Severity::Error);
+    findings
+}
+
+/// Refuses the image in `file` if it has any `damage`.
+pub(crate) fn refuse(file: &str, damage: &[Finding]) -> Result<(), ImageError> {
+    let Some(first) = damage.first() else { return Ok(()) };
+    Err(ImageError::Damaged { file: file.to_owned(), first: first.to_string(), more: damage.len() - 1 })
+}
+
+/// As [`structure`], of a legacy stream that was read to its end; `source` is none for a pipe.
 pub(crate) fn structure_of_stream(
     source: Option<&dyn ReadAt>,
     name: &str,

@@ -163,3 +163,23 @@ fn half_repaired_image_is_told_with_the_way_out() {
     assert!(error.contains("a.img") && error.contains("sterna repair"), "{error}");
     assert!(verdict.has("half-repaired") && !verdict.has("unreadable"));
 }
+
+#[test]
+fn image_with_an_end_that_bears_the_mark_of_a_repair_gets_its_magic_back_and_no_stale_page() {
+    let right = Plan::default().build();
+    let free = right.page(0, false);
+    // Data of a page that was written and became zero later.
+    let stale = right.edited(|bytes, sample| bytes[sample.page_range(0, free)].fill(9));
+    let mut marked = stale.clone();
+    marked[3] = b'R';
+    let directory = tempfile::tempdir().unwrap();
+    let (image, mended) = (directory.path().join("image"), directory.path().join("mended"));
+    std::fs::write(&image, &marked).unwrap();
+
+    let to = RepairTo::File { path: mended.clone(), replace: false };
+    let copied = repair(&image, &to, &VerifyOptions::default()).unwrap();
+    let repaired = repair(&image, &RepairTo::Itself, &VerifyOptions::default()).unwrap();
+
+    assert!(std::fs::read(&image).unwrap() == stale && std::fs::read(&mended).unwrap() == stale);
+    assert_eq!((repaired.pages, repaired.bitmaps, &copied), (0, 0, &repaired));
+}

@@ -175,6 +175,57 @@ fn core_is_of_the_machines_processors_or_refused() {
 }
 
 #[test]
+fn range_of_a_machine_that_is_not_known_is_refused_until_the_user_says_where_its_ram_is() {
+    const GIB: u64 = 1 << 30;
+    let ram =
+        |machine, block| open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
+    let at = |start| Part::Range { start, length_bytes: 150 * PAGE as u64 };
+    let options = |architecture| ExtractOptions { architecture, ..ExtractOptions::default() };
+    for (machine, block, given, start, wanted) in [
+        ("virt", "riscv_virt_board.ram", None, 0, Err("--arch")),
+        ("virt", "riscv_virt_board.ram", None, 2 * GIB, Err("--arch")),
+        ("virt", "riscv_virt_board.ram", Some(Architecture::Riscv64), 2 * GIB, Ok(())),
+        ("virt-10.0", "m68k_virt.ram", None, GIB, Err("--arch")),
+        ("virt-10.0", "mach-virt.ram", None, GIB, Ok(())),
+        ("virt-10.0", "mach-virt.ram", None, 0, Err("no RAM lies")),
+        ("sbsa-ref", "sbsa-ref.ram", None, GIB, Err("--at sbsa-ref.ram=")),
+        ("s390-ccw-virtio-10.0", "s390.ram", None, 0, Ok(())),
+    ] {
+        let taken = take(&ram(machine, block), at(start), &options(given));
+
+        match (taken, wanted) {
+            (Ok(bytes), Ok(())) => assert!(bytes == content(0, 150), "{machine}"),
+            (Err(ImageError::Request(why)), Err(word)) => assert!(why.contains(word), "{machine}: {why}"),
+            (taken, _) => panic!("{machine}, {block} at {start:#x}: {:?}", taken.map(|bytes| bytes.len())),
+        }
+    }
+    let placed = vec![("riscv_virt_board.ram".to_owned(), GIB)];
+    let by_hand = ExtractOptions { placed, ..ExtractOptions::default() };
+    let taken = take(&ram("virt", "riscv_virt_board.ram"), at(GIB), &by_hand).unwrap();
+    assert!(taken == content(0, 150));
+}
+
+#[test]
+fn core_with_an_address_or_processors_by_the_machines_name_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    for (machine, block, is_assumed, is_arm) in [
+        ("virt-10.0", "mach-virt.ram", true, true),
+        ("s390-ccw-virtio-10.0", "s390.ram", true, false),
+        ("pc-q35-10.0", "pc.ram", false, false),
+    ] {
+        let image = open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
+        let file = directory.path().join(machine);
+
+        let part = Part::Core { is_virtual: false };
+        let notes = extract(&image, &part, &file, &ExtractOptions::default()).unwrap().notes;
+
+        let says = |words: &str| notes.iter().any(|note| note.contains(words));
+        assert_eq!(says("RAM is taken to begin at"), is_assumed, "{machine}: {notes:?}");
+        assert_eq!(says("32-bit"), is_arm, "{machine}: {notes:?}");
+    }
+}
+
+#[test]
 fn extract_onto_the_image_itself_is_refused_even_if_forced() {
     let directory = tempfile::tempdir().unwrap();
     let (path, link) = (directory.path().join("image"), directory.path().join("link"));

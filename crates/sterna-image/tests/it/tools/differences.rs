@@ -161,6 +161,75 @@ fn diff_of_each_part_of_the_stream_that_differs_is_not_the_same() {
     }
 }
 
+/// A section of type START (1), PART (2) or END (3) of device `name`.
+fn live(kind: u8, id: u32, name: &str, body: &[u8]) -> Vec<u8> {
+    let mut out = section(id, name, body);
+    out[0] = kind;
+    if kind != 1 {
+        out.drain(5..14 + name.len());
+    }
+    out
+}
+
+/// A machine with `bitmaps` that are sent beside RAM, each in so many PARTs.
+fn with_bitmaps(bitmaps: u32, parts: usize, content: u8) -> Shape {
+    let mut shape = machine();
+    let ids = 100..100 + bitmaps;
+    shape.setup = ids.clone().flat_map(|id| live(1, id, &format!("bitmap {id}"), b"a name")).collect();
+    let part = |id: u32| {
+        let all = [content; 24];
+        all.chunks(24 / parts).flat_map(|some| live(2, id, "x", some)).collect::<Vec<_>>()
+    };
+    shape.between = [ids.clone().flat_map(part).collect::<Vec<_>>(), shape.between].concat();
+    shape.devices = [ids.flat_map(|id| live(3, id, "x", b"")).collect::<Vec<_>>(), shape.devices].concat();
+    shape
+}
+
+#[test]
+fn diff_of_what_is_sent_beside_ram_in_more_parts_is_nothing() {
+    let [three, four] = [3, 4].map(|parts| legacy(&with_bitmaps(1, parts, 7)));
+
+    let same = compare(three.clone(), four);
+    let other = compare(three.clone(), legacy(&with_bitmaps(1, 4, 8)));
+    let none = compare(three, legacy(&machine()));
+
+    assert!(same.is_same(), "{same:#?}");
+    for difference in [other, none] {
+        let what: Vec<_> = difference.configuration.iter().map(|pair| pair.what.as_str()).collect();
+        assert!(what.contains(&"bitmap 100 instance 0 (beside RAM)"), "{what:?}");
+    }
+}
+
+#[test]
+fn diff_of_the_same_devices_in_another_order_is_told() {
+    let one = machine();
+    let (first, second) = (section(9, "cpu", b"registers"), section(10, "apic", &[0; 40]));
+    let [a, b] = [[&first[..], &second], [&second, &first]].map(|devices| {
+        let devices = devices.concat();
+        legacy(&Shape { devices, ..one.clone() })
+    });
+
+    let difference = compare(a, b);
+
+    let what: Vec<_> = difference.configuration.iter().map(|pair| pair.what.as_str()).collect();
+    assert_eq!(what, ["order of devices"]);
+}
+
+/// Takes no time that anybody notices, unless each part is looked for among all sections.
+#[test]
+fn diff_of_many_sections_beside_ram_finds_the_one_that_differs() {
+    let many = with_bitmaps(20_000, 4, 7);
+    let mut other = many.clone();
+    // The last part of the last bitmap.
+    let at = other.between.windows(6).rposition(|bytes| bytes == [7; 6]).unwrap();
+    other.between[at] = 8;
+
+    let difference = compare(legacy(&many), legacy(&other));
+
+    let what: Vec<_> = difference.configuration.iter().map(|pair| pair.what.as_str()).collect();
+    assert_eq!(what, ["bitmap 20099 instance 0 (beside RAM)"]);
+}
+
 #[test]
 fn diff_of_a_background_snapshot_without_bitmaps_is_refused() {
     let plan = Plan { has_end: false, ..Plan::default() };

@@ -4,7 +4,7 @@ use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::inspect::inspect;
 use sterna_image::tools::picture::picture;
 
-use super::sample::{Plan, holds, open};
+use super::sample::{Plan, describe, holds, open};
 use crate::common::vector;
 
 #[test]
@@ -28,6 +28,41 @@ fn inspect_sample_tells_blocks_devices_and_state() {
     let devices: Vec<_> = it.devices.iter().map(|d| (d.name.as_str(), d.bytes, d.is_described)).collect();
     assert_eq!(devices[0], ("timer", 24, true));
     assert_eq!((devices.len(), devices[1].0, devices[2]), (3, "trap", ("globalstate", 104, true)));
+}
+
+#[test]
+fn inspect_tells_how_ram_is_split_of_pcs_alone() {
+    for (machine, block, is_split) in
+        [("pc-q35-10.0", "pc.ram", true), ("virt", "riscv_virt_board.ram", false), ("none", "ram", false)]
+    {
+        let image = open(Plan { machine, blocks: vec![(block, 150)], ..Plan::default() }.build().bytes);
+
+        let it = inspect(&image, &Coverage::of(&image).unwrap()).unwrap();
+
+        assert_eq!(it.split.is_some(), is_split, "{machine}");
+    }
+}
+
+#[test]
+fn inspect_of_a_description_that_is_wrong_lists_all_devices_and_says_so() {
+    let plan = Plan::default();
+    let mut told = plan.devices.clone();
+    told[0].1.push(0);
+    let wrong = Plan { description: Some(describe(&told, &["mapped-ram"])), ..plan.clone() }.build();
+    let sample = plan.build();
+    for (bytes, is_whole) in [
+        (sample.bytes.clone(), true),
+        (wrong.bytes, true),
+        (sample.bytes[..sample.eof - 2].to_vec(), false),
+        (sample.edited(|bytes, sample| bytes[sample.devices] = 9), false),
+    ] {
+        let image = open(bytes);
+
+        let it = inspect(&image, &Coverage::of(&image).unwrap()).unwrap();
+
+        assert_eq!(it.is_told_apart, is_whole, "{:?}", it.devices);
+        assert_eq!(it.devices.len() == plan.devices.len(), is_whole, "{:?}", it.devices);
+    }
 }
 
 #[test]

@@ -27,6 +27,9 @@ impl Random {
 /// Changes some bytes, cuts, or fills a stretch; seldom among the pages, which are most of an image.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     let length = bytes.len();
+    if length == 0 {
+        return;
+    }
     let at = match random.below(4) {
         0 => random.below(length),
         1 => random.below(length.min(600)),

@@ -226,7 +226,7 @@ impl Stream {
         encode_footer(RAM, out);
     }
 
-    /// Two passes: pages with content, zero pages, a page that becomes zero, one that becomes content, deltas.
+    /// Several passes: pages with content, zero pages, a page that becomes zero, one that becomes content, deltas.
     fn pages(&self, out: &mut Vec<u8>) -> Vec<Vec<u8>> {
         let mut ram: Vec<Vec<u8>> = BLOCKS.iter().map(|(_, length)| vec![0; *length as usize]).collect();
         let mut records = RamRecordWriter::new();
@@ -235,7 +235,8 @@ impl Stream {
                 .map(|at| (at * 7 + page * 31 + block * 3 + pass * 101 + at / 256) as u8)
                 .collect::<Vec<_>>()
         };
-        for pass in 0..3 {
+        // A background snapshot, which has no END, sends each page once.
+        for pass in 0..if self.has_end { 3 } else { 1 } {
             encode_section_part(RAM, false, out);
             if let Some(word) = self.pages_word {
                 records.zero(0, BLOCKS[0].0, word, out).unwrap();

@@ -1,0 +1,337 @@
+//! What of an image goes where in the file.
+
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+
+use super::{ExtractOptions, Part};
+use crate::ImageError;
+use crate::read::{Image, MappedPages};
+use crate::tools::architecture::{Architecture, Unknown};
+use crate::tools::elf::Load;
+use crate::tools::memory_map::{MemoryMap, Region};
+use crate::tools::paging::{self, Mapping};
+use crate::tools::registers::Registers;
+use crate::tools::state::State;
+
+/// A stretch of a block that goes to one place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copy {
+    pub(super) block: usize,
+    /// Offset in the block.
+    pub(super) from: u64,
+    pub(super) length: u64,
+    /// Offset behind the head.
+    pub(super) to: u64,
+}
+
+/// What goes where.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) copies: Vec<Copy>,
+    pub(super) length: u64,
+    pub(super) is_core: bool,
+    pub(super) is_virtual: bool,
+    pub(super) loads: Vec<Load>,
+    pub(super) architecture: Option<Architecture>,
+    pub(super) processors: Vec<Registers>,
+    map: MemoryMap,
+    pub(super) notes: Vec<String>,
+}
+
+pub(super) struct Planner<'a> {
+    pub(super) image: &'a Image,
+    pub(super) options: &'a ExtractOptions,
+}
+
+impl Planner<'_> {
+    pub(super) fn plan(&self, part: &Part) -> Result<Plan, ImageError> {
+        match part {
+            Part::Block(name) => self.block(name),
+            Part::Range { start, length_bytes } => self.range(*start, *length_bytes),
+            Part::Core { is_virtual } => self.core(*is_virtual),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<usize, ImageError> {
+        let blocks = &self.image.shape().ram.blocks;
+        let found = blocks.iter().position(|block| block.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = blocks.iter().map(|block| block.name.as_str()).collect();
+            ImageError::Request(format!("there is no block {name:?}; there are: {}", names.join(", ")))
+        })
+    }
+
+    fn block(&self, name: &str) -> Result<Plan, ImageError> {
+        let block = self.find(name)?;
+        let shape = &self.image.shape().ram.blocks[block];
+        if shape.is_skipped {
+            return Err(ImageError::Request(format!(
+                "the pages of block {name:?} are not in the image: it was shared memory (x-ignore-shared)"
+            )));
+        }
+        let length = shape.length_bytes;
+        Ok(Plan { copies: vec![Copy { block, from: 0, length, to: 0 }], length, ..Plan::default() })
+    }
+
+    fn map(&self, state: &State<'_>) -> Result<MemoryMap, ImageError> {
+        let place = |(name, at): &(String, u64)| {
+            let block = self.find(name)?;
+            if !at.is_multiple_of(PAGE_SIZE as u64) {
+                return Err(ImageError::Request(format!(
+                    "block {name:?} cannot lie at {at:#x}: addresses of memory are multiples of {PAGE_SIZE}"
+                )));
+            }
+            Ok((block, *at))
+        };
+        let placed: Result<Vec<_>, ImageError> = self.options.placed.iter().map(place).collect();
+        Ok(state.memory_map(&placed?, self.options.architecture))
+    }
+
+    fn range(&self, start: u64, length: u64) -> Result<Plan, ImageError> {
+        let state = State::of(self.image);
+        let map = self.map(&state)?;
+        let Some(end) = start.checked_add(length).filter(|end| *end <= i64::MAX as u64 && length > 0) else {
+            return Err(ImageError::Request("the range is empty or ends beyond 2^63".into()));
+        };
+        let mut plan = Plan { length, ..Plan::default() };
+        let mut missing = 0;
+        let mut at = start;
+        while at < end {
+            let Some(region) = map.at(at) else {
+                let next = map.regions.iter().map(|region| region.address).find(|address| *address > at);
+                let next = next.unwrap_or(end).min(end);
+                missing += next - at;
+                at = next;
+                continue;
+            };
+            let length = region.length_bytes.min(end - at);
+            plan.copies.push(Copy { block: region.block, from: region.block_offset, length, to: at - start });
+            at += length;
+        }
+        if let Some(main) = map.unplaced_main.filter(|_| missing > 0) {
+            return Err(self.unplaced(main, &state));
+        }
+        if plan.copies.is_empty() {
+            return Err(ImageError::Request(format!("no RAM lies at {start:#x} to {end:#x}")));
+        }
+        if missing > 0 {
+            plan.notes.push(format!("{missing} bytes of the range are not RAM of the image; they are zeros"));
+        }
+        self.notes(&map, &mut plan);
+        Ok(plan)
+    }
+
+    fn core(&self, is_virtual: bool) -> Result<Plan, ImageError> {
+        let state = State::of(self.image);
+        let architecture = self.architecture(&state)?;
+        if is_virtual && architecture != Architecture::X86 {
+            return Err(ImageError::Request(format!(
+                "page tables are followed for x86-64 only, and this machine is of {architecture}: leave --virtual out"
+            )));
+        }
+        let map = self.map(&state)?;
+        if map.regions.is_empty() {
+            return Err(ImageError::Request(
+                "no block of the image has a known physical address; place them by hand (--at BLOCK=ADDRESS)"
+                    .into(),
+            ));
+        }
+        let architecture = Some(architecture);
+        let mut plan = Plan { is_core: true, is_virtual, architecture, ..Plan::default() };
+        for region in &map.regions {
+            let to = plan.length;
+            let (block, from, length) = (region.block, region.block_offset, region.length_bytes);
+            plan.copies.push(Copy { block, from, length, to });
+            plan.loads.push(Load {
+                virtual_address: region.address,
+                physical_address: region.address,
+                length_bytes: length,
+                data_offset: to,
+            });
+            plan.length += length;
+        }
+        match state.registers() {
+            _ if architecture != Some(Architecture::X86) => {
+                plan.notes.push("no registers in the core: Sterna reads only those of x86".into());
+            }
+            Ok(processors) => plan.processors = processors,
+            Err(why) => plan.notes.push(format!("no registers in the core: {why}")),
+        }
+        if self.options.architecture.is_none() && architecture == Some(Architecture::Aarch64) {
+            plan.notes.push(
+                "the guest is taken for one of 64-bit Arm: the image of a 32-bit one looks the same, and Sterna writes no \
+                 cores of those"
+                    .into(),
+            );
+        }
+        self.notes(&map, &mut plan);
+        plan.map = map;
+        Ok(plan)
+    }
+
+    /// What the machine's processors are.
+    fn architecture(&self, state: &State<'_>) -> Result<Architecture, ImageError> {
+        if let Some(known) = self.options.architecture {
+            return Ok(known);
+        }
+        let machine = &self.image.shape().configuration.machine_type;
+        state.architecture().map_err(|why| {
+            let text = match why {
+                Unknown::Machine => format!(
+                    "the image does not say what processors the machine {machine:?} has, and a core must: give --arch \
+                     ({})",
+                    Architecture::names()
+                ),
+                Unknown::ByteOrder => format!(
+                    "the guest of a {machine} may have either byte order, and the image does not say which: give --arch \
+                     ppc64 or --arch ppc64le"
+                ),
+            };
+            ImageError::Request(text)
+        })
+    }
+
+    /// Why a range that may be in block `main`, the machine's RAM, cannot be taken out.
+    fn unplaced(&self, main: usize, state: &State<'_>) -> ImageError {
+        let shape = self.image.shape();
+        let (machine, block) = (&shape.configuration.machine_type, &shape.ram.blocks[main].name);
+        let is_known = self.options.architecture.is_some() || state.architecture().is_ok();
+        ImageError::Request(if is_known {
+            format!(
+                "where the machine {machine:?} has its RAM is not known: give its address (--at {block}=ADDRESS)"
+            )
+        } else {
+            format!(
+                "the image does not say what processors the machine {machine:?} has, and so not where its RAM lies: give \
+                 --arch ({}) or --at {block}=ADDRESS",
+                Architecture::names()
+            )
+        })
+    }
+
+    /// What is left out, and how sure the addresses are.
+    fn notes(&self, map: &MemoryMap, plan: &mut Plan) {
+        let blocks = &self.image.shape().ram.blocks;
+        let mut unknown: Vec<_> = map.unplaced.iter().map(|index| blocks[*index].name.as_str()).collect();
+        // Tables for the firmware and option ROMs are copied into RAM at boot.
+        unknown.retain(|name| !name.starts_with("/rom@") && *name != "pc.rom");
+        if !unknown.is_empty() {
+            let names = unknown.join(", ");
+            plan.notes
+                .push(format!("left out, since their addresses are not known: {names} (--at BLOCK=ADDRESS)"));
+        }
+        for (region, block) in
+            map.regions.iter().filter_map(|region| Some((region, blocks.get(region.block)?)))
+        {
+            if block.is_skipped {
+                let at = region.address;
+                plan.notes
+                    .push(format!("block {:?} at {at:#x} is not in the image; it is zeros", block.name));
+            }
+        }
+        if let Some(base) = map.assumed_base {
+            let machine = &self.image.shape().configuration.machine_type;
+            plan.notes.push(format!(
+                "RAM is taken to begin at {base:#x}, as in every {machine}; the image does not say (--at BLOCK=ADDRESS)"
+            ));
+        }
+        let has_high = map.regions.iter().any(|region| region.address == 4 << 30);
+        if map.split.is_some_and(|split| !split.is_from_cmos) && has_high {
+            plan.notes.push(
+                "where RAM is split below 4 GiB is the machine type's rule; the image does not say".into(),
+            );
+        }
+    }
+}
+
+impl Plan {
+    /// Adds segments for what the page tables map, before those by physical address.
+    pub(super) fn with_virtual_addresses(mut self, pages: &MappedPages) -> Result<Self, ImageError> {
+        let in_kernel = |registers: &&Registers| registers.segments[1].selector & 3 == 0;
+        let does_paging = |registers: &&Registers| registers.control[0] & 1 << 31 != 0;
+        let mut candidates = self.processors.iter().filter(does_paging);
+        let first = candidates.clone().find(in_kernel).or_else(|| candidates.next());
+        let Some(registers) = first.copied() else {
+            self.notes.push("no processor does paging: virtual addresses are physical ones".into());
+            return Ok(self);
+        };
+        let mut failure = None;
+        let map = &self.map;
+        let mut read = |at: u64, table: &mut paging::Table| -> bool {
+            let page = PAGE_SIZE as u64;
+            // Where a block's pages are none of the processor's, no table is.
+            let is_page =
+                |region: &Region| region.length_bytes >= page && region.block_offset.is_multiple_of(page);
+            let Some(region) = map.at(at).filter(is_page) else { return false };
+            match pages.read(region.block, region.block_offset >> PAGE_SHIFT, table) {
+                Ok(()) => true,
+                Err(error) => {
+                    failure = Some(error);
+                    false
+                }
+            }
+        };
+        let found = paging::mappings(&registers, &mut read).unwrap_or_default();
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if !found.is_whole {
+            self.notes.push("the page tables have more entries than were followed".into());
+        }
+        let mut loads: Vec<Load> = found.list.iter().flat_map(|mapping| self.loads_of(mapping)).collect();
+        // Physical addresses stay where no virtual ones are.
+        for load in &self.loads {
+            loads.extend(uncovered(load, &found.list));
+        }
+        self.loads = loads;
+        Ok(self)
+    }
+
+    /// The segments of a mapping, as far as it maps RAM.
+    fn loads_of(&self, mapping: &Mapping) -> Vec<Load> {
+        let mut loads = Vec::new();
+        let end = mapping.physical_address.saturating_add(mapping.length_bytes);
+        for physical in self.loads.iter().filter(|load| load.virtual_address == load.physical_address) {
+            let start = physical.physical_address.max(mapping.physical_address);
+            let stop = (physical.physical_address + physical.length_bytes).min(end);
+            if start < stop {
+                loads.push(Load {
+                    virtual_address: mapping.virtual_address.wrapping_add(start - mapping.physical_address),
+                    physical_address: start,
+                    length_bytes: stop - start,
+                    data_offset: physical.data_offset + (start - physical.physical_address),
+                });
+            }
+        }
+        loads
+    }
+}
+
+/// The parts of `load` at virtual addresses that `mappings`, which rise, leave free.
+fn uncovered(load: &Load, mappings: &[Mapping]) -> Vec<Load> {
+    let mut free = Vec::new();
+    let end = load.virtual_address + load.length_bytes;
+    let mut at = load.virtual_address;
+    let part = |from: u64, to: u64| Load {
+        virtual_address: from,
+        physical_address: load.physical_address + (from - load.virtual_address),
+        length_bytes: to - from,
+        data_offset: load.data_offset + (from - load.virtual_address),
+    };
+    for mapping in mappings {
+        let stop = mapping.virtual_address.saturating_add(mapping.length_bytes);
+        if stop <= at {
+            continue;
+        }
+        if mapping.virtual_address >= end {
+            break;
+        }
+        if mapping.virtual_address > at {
+            free.push(part(at, mapping.virtual_address));
+        }
+        at = stop;
+    }
+    if at < end {
+        free.push(part(at, end));
+    }
+    free
+}
