@@ -21,6 +21,8 @@
 //! before its certificate was looked at: a peer that closes before its first byte may mean that.
 
 #[cfg(test)]
+mod broken;
+#[cfg(test)]
 #[path = "../tests/support/certificates.rs"]
 #[allow(dead_code, reason = "made for several tests")]
 mod certificates;

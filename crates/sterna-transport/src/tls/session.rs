@@ -278,6 +278,8 @@ pub(super) struct State {
     /// Messages of TLS itself that are to be sent before anything else.
     out: Vec<u8>,
     is_closed: bool,
+    /// What broke the session. rustls says it once, to whichever thread is there first.
+    failed: Option<Error>,
 }
 
 pub(super) enum Side {
@@ -312,6 +314,7 @@ impl State {
             plain_start: 0,
             out: Vec::new(),
             is_closed: false,
+            failed: None,
         }
     }
 
@@ -388,14 +391,23 @@ impl State {
     }
 
     /// Opens all that came.
-    fn hoard(&mut self) -> Result<(), Error> {
+    pub(super) fn hoard(&mut self) -> Result<(), Error> {
         while self.step()? == Step::Progress {}
         Ok(())
     }
 
+    /// As if these bytes had come.
+    #[cfg(test)]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.inbox[self.end..self.end + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+    }
+
     /// After an error rustls may have an alert to send: puts it into `out`.
     pub(super) fn prepare_alert(&mut self) {
+        let failed = self.failed.take();
         let _ = self.step();
+        self.failed = failed;
     }
 
     fn seal(&mut self, plain: &[u8], sealed: &mut Sealed) -> Result<(), TlsProblem> {
@@ -428,6 +440,9 @@ impl State {
     }
 
     fn advance(&mut self, wish: Wish<'_>, give: &mut dyn FnMut(&[u8])) -> Result<Step, Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         let incoming = &mut self.inbox[self.start..self.end];
         let (discard, step) = match &mut self.side {
             Side::Client(client) => {
@@ -438,6 +453,7 @@ impl State {
             }
         };
         self.start += discard;
+        self.failed = step.as_ref().err().cloned();
         step
     }
 }

@@ -2,6 +2,7 @@
 //! alone in it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::{self, multifd};
 use crate::support::bank::{Bank, Calls};
@@ -24,6 +25,8 @@ fn stream_in_a_file_of_either_form_is_loaded_in_bounded_memory() {
             let to = Address::File { path: directory.path().join(format!("image-{mapped_ram}")), offset: 0 };
             let (mut params, _) = multifd(1);
             params.max_queued_stream_bytes = CEILING;
+            // All of the state is written while the guest stands, on a machine that may have much else to do.
+            params.limits.switchover = Duration::from_secs(300);
             let capabilities = Capabilities { mapped_ram, ..Capabilities::default() };
             let outcome = vm::start(&source, &to, &params, capabilities, Arc::new(())).wait();
             assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
