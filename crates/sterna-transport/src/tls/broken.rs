@@ -1,7 +1,5 @@
 //! A session that is broken stays so for every thread that uses it.
 
-use std::sync::Arc;
-
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 
