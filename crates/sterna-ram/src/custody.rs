@@ -88,7 +88,8 @@ impl Slot {
 pub struct CustodyClaim {
     slot: Arc<Slot>,
     number: u64,
-    before: Custody,
+    /// Whose word counted before this claim, and what it was.
+    before: (u64, Custody),
     has_spoken: AtomicBool,
 }
 
@@ -121,9 +122,14 @@ impl CustodyClaim {
         (holder.claim == self.number).then_some(holder.custody)
     }
 
-    /// The migration never was: the guest is whose it was before.
+    /// The migration never was: the guest is whose it was before, and whoever had a claim to it has it again. This one
+    /// says nothing more.
     pub fn give_back(&self) {
-        self.set(self.before);
+        self.has_spoken.store(true, Ordering::Relaxed);
+        let mut holder = self.slot.lock();
+        if holder.claim == self.number {
+            (holder.claim, holder.custody) = self.before;
+        }
     }
 }
 
@@ -151,9 +157,9 @@ impl GuestRam {
         may: impl FnOnce(Custody) -> bool,
     ) -> Result<CustodyClaim, Custody> {
         let mut holder = self.custody.lock();
-        let before = holder.custody;
-        if !may(before) {
-            return Err(before);
+        let before = (holder.claim, holder.custody);
+        if !may(before.1) {
+            return Err(before.1);
         }
         holder.claims += 1;
         holder.claim = holder.claims;
@@ -227,6 +233,25 @@ mod tests {
         let arriving = Custody::Arriving { is_free: false };
         drop(ram.claim_custody(arriving, Custody::may_arrive).unwrap());
         assert_eq!(ram.custody(), Custody::Gone);
+    }
+
+    #[test]
+    fn claim_that_was_given_back_leaves_the_one_before_it_its_word() {
+        for is_dropped in [false, true] {
+            let ram = guest();
+            let saved = leave(&ram).unwrap();
+            saved.set(Custody::Saved);
+            let arriving = Custody::Arriving { is_free: false };
+            let in_vain = ram.claim_custody(arriving, Custody::may_arrive).unwrap();
+            assert_eq!(saved.now(), None);
+            if !is_dropped {
+                in_vain.give_back();
+                assert!(!in_vain.set(Custody::NoGuest), "it was given back");
+            }
+            drop(in_vain);
+            assert_eq!(saved.now(), Some(Custody::Saved));
+            assert!(saved.exchange(Custody::Saved, Custody::Free) && ram.custody() == Custody::Free);
+        }
     }
 
     #[test]
