@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome};
+use sterna_proto::source::{
+    Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal, Source, State,
+};
 use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
@@ -36,6 +38,11 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 
 /// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
 pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
+    let state = || shared.driver.look(Source::state);
+    // The custody says so as soon as the machine does: the control thread of the last attempt may still have to end.
+    if state() == State::Held {
+        shared.wait();
+    }
     let mut control = Control::new(Arc::clone(shared));
     let (go, gone) = std::sync::mpsc::channel();
     // Before the machine is told: what it asks for must find somebody who does it.
@@ -45,8 +52,11 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
         }
     };
     threads::spawn(NAME, performs, died(shared)).map_err(|error| RetryError::System(error.to_string()))?;
-    shared.feed(Fed::OperatorRetry)?;
-    shared.begin_again();
+    let Some(before) = shared.begin_again() else { return Err(Refusal::NotHeld { state: state() }.into()) };
+    if let Err(refusal) = shared.feed(Fed::OperatorRetry) {
+        shared.end(before);
+        return Err(refusal.into());
+    }
     // It waits for nothing else.
     let _ = go.send(());
     Ok(())

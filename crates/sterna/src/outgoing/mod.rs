@@ -86,7 +86,7 @@ pub enum StartError {
     /// Pages of guest RAM have failed, and what they held cannot be moved.
     #[error(
         "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
-        crate::error::list(pages)
+        crate::error::name_pages(pages)
     )]
     Poisoned {
         /// Where they are.
@@ -213,6 +213,9 @@ impl Migration {
 
     /// Tries again to bring back a guest that is held stopped because that failed before.
     ///
+    /// Waits until the last attempt has ended, so not to be called by the observer; by a thread of the observer's it may
+    /// be.
+    ///
     /// # Errors
     /// [`RetryError::Refused`] unless the outcome says that the guest is held; [`RetryError::System`] when there is no
     /// thread to do it: the guest is held as before, and this may be tried again.
@@ -248,6 +251,8 @@ impl Migration {
 
     /// Lets the guest run again after it was saved to a file: takes its hooks (disks, locks) back and resumes it. The
     /// file is then a snapshot of its past.
+    ///
+    /// Waits for the end of the migration, so not to be called by its observer; by a thread of the observer's it may be.
     ///
     /// # Errors
     /// Unless this is a migration to a file that has completed; or what the VMM says. The guest stays stopped then.
