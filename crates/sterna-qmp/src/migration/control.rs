@@ -510,7 +510,7 @@ const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it o
 /// Why a guest that somebody has cannot be migrated.
 fn cannot_leave(custody: Custody) -> Option<&'static str> {
     Some(match custody {
-        Custody::Free => return None,
+        Custody::Free | Custody::Arrived => return None,
         Custody::Leaving { .. } => {
             "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
         }

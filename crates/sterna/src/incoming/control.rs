@@ -59,7 +59,7 @@ struct Control {
 
 fn custody_after(arrival: &Arrival) -> Custody {
     match arrival {
-        Arrival::Completed(_) => Custody::Free,
+        Arrival::Completed(_) => Custody::Arrived,
         Arrival::Failed(_) => Custody::NoGuest,
     }
 }
@@ -88,7 +88,7 @@ impl Control {
                 self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held;
             if is_left {
                 // It stays loaded, for the VMM to start.
-                self.shared.guest_is(Custody::Free);
+                self.shared.guest_is(Custody::Arrived);
             }
             return is_left;
         };

@@ -322,6 +322,10 @@ impl Migration {
 fn not_free(custody: Custody) -> &'static str {
     match custody {
         Custody::Free => "no migration has to do with this VM's guest",
+        Custody::Arrived => {
+            "a migration has brought a guest into this VM, and another would take its place: use another VM; a VMM that \
+             has discarded its guest says so with GuestRam::has_no_guest"
+        }
         Custody::Leaving { .. } => {
             "this VM is being migrated already: cancel that migration, or wait for its end"
         }

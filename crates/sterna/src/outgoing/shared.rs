@@ -82,7 +82,7 @@ impl Shared {
                     *lock(&tracking) = None;
                 }
                 // An event that changes nothing must not take back what others have said since.
-                let now = custody_of(machine, is_file);
+                let now = custody_of(machine, is_file, custody.before());
                 if told.replace(Some(now)) != Some(now) {
                     custody.set(now);
                 }
@@ -242,14 +242,14 @@ impl Shared {
     }
 }
 
-/// Who has the guest when the machine stands so.
-fn custody_of(machine: &Source, is_file: bool) -> Custody {
+/// Who has the guest when the machine stands so; `before` had it when the migration began.
+fn custody_of(machine: &Source, is_file: bool, before: Custody) -> Custody {
     match machine.state() {
         State::Completed if is_file => Custody::Saved,
         State::Completed => Custody::Gone,
         State::Undecided => Custody::Undecided,
         State::Held => Custody::Held,
-        State::Cancelled | State::Failed => Custody::Free,
+        State::Cancelled | State::Failed => before,
         _ => Custody::Leaving { is_free: machine.may_guest_run() },
     }
 }

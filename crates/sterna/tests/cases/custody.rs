@@ -91,7 +91,8 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         assert_stays(&source, Custody::Gone, "destination");
         assert!(!migration.may_guest_run());
-        assert_eq!(custody(&target), Custody::Free);
+        assert_eq!(custody(&target), Custody::Arrived);
+        assert_no_place(&target);
 
         let back = listen(&source).expect("another may come in its place");
         assert_stays(&source, Custody::Arriving { is_free: false }, "wait");
@@ -101,8 +102,41 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         let further = listen(&third).expect("listening");
         let onward = vm::start(&target, &further.address(), &params(), Capabilities::default(), Arc::new(()));
         common::assert_arrived(&onward.wait(), &further.wait(), &third.guest);
-        assert_eq!((custody(&target), custody(&third)), (Custody::Gone, Custody::Free));
+        assert_eq!((custody(&target), custody(&third)), (Custody::Gone, Custody::Arrived));
         assert!(!migration.may_guest_run());
+    });
+}
+
+/// Another guest would take the place of the one that is here.
+#[track_caller]
+fn assert_no_place(target: &Arc<TestVm>) {
+    let refused = listen(target).err();
+    assert!(matches!(refused, Some(StartError::Guest(Custody::Arrived))), "{refused:?}");
+    let text = refused.map(|why| why.to_string()).unwrap_or_default();
+    assert!(text.contains("has_no_guest"), "{text}");
+}
+
+#[test]
+fn guest_that_has_arrived_keeps_its_place_whatever_is_tried_with_it() {
+    case("arrived", || {
+        let (source, target) = vms();
+        let incoming = listen(&target).expect("listening");
+        let migration =
+            vm::start(&source, &incoming.address(), &params(), Capabilities::default(), Arc::new(()));
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+        drop(incoming);
+        assert_no_place(&target);
+        // It fails to leave, and it is saved and goes on: it is here as before.
+        let failed = vm::start(&target, &dead(), &params(), Capabilities::default(), Arc::new(()));
+        assert!(matches!(failed.wait(), Outcome::Failed { held: false, .. }));
+        assert_no_place(&target);
+        saved(&target).resume_saved().expect("saved");
+        assert_no_place(&target);
+        common::assert_lives_on(&target.guest);
+        // Its VMM discards it.
+        target.guest.quit();
+        sterna::TargetVm::ram(target.as_ref()).has_no_guest().expect("it is the VMM's");
+        assert!(listen(&target).is_ok());
     });
 }
 

@@ -183,7 +183,9 @@ fn flood_of_connections_that_speak_leaves_room_for_a_migration() {
         // They are to be heard before the source comes. If some are not, this run proves less.
         std::thread::sleep(std::time::Duration::from_millis(100));
         let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
-        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+        common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         drop(flood);
     });
 }

@@ -220,7 +220,7 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
         MigrationError::Vm(error) => error,
         error => VmError::new(RESUMING, error),
     });
-    let now = if resumed.is_ok() { Custody::Free } else { Custody::Saved };
+    let now = if resumed.is_ok() { shared.custody.before() } else { Custody::Saved };
     if !shared.custody.exchange(resuming, now) {
         return Err(refused("somebody else has said meanwhile who has it"));
     }
