@@ -25,8 +25,8 @@ fn is_main(places: &Places, channel: &Arc<Channel>) -> bool {
 fn initial_packets_of_strangers_do_not_decide_which_channels_are_the_migrations() {
     let places = places(HOUR);
     let peers: Vec<_> = (0..5).map(|_| connection()).collect();
-    for id in 0..2 {
-        assert_eq!(places.offer_lane(id, STRANGERS, &peers[id].0, &|| true), Offer::Waits);
+    for (id, (lane, _)) in peers.iter().enumerate().take(2) {
+        assert_eq!(places.offer_lane(id, STRANGERS, lane, &|| true), Offer::Waits);
     }
     // The source's own have not said theirs when its main channel has.
     let main = &peers[4].0;
@@ -41,8 +41,8 @@ fn initial_packets_of_strangers_do_not_decide_which_channels_are_the_migrations(
 fn main_channel_that_comes_last_is_waited_with_anew() {
     let places = places(HOUR);
     let peers: Vec<_> = (0..3).map(|_| connection()).collect();
-    for id in 0..2 {
-        assert_eq!(places.offer_lane(id, OURS, &peers[id].0, &|| true), Offer::Waits);
+    for (id, (lane, _)) in peers.iter().enumerate().take(2) {
+        assert_eq!(places.offer_lane(id, OURS, lane, &|| true), Offer::Waits);
     }
     let ready = places.lock().ready_since.expect("every multifd place has a candidate");
     std::thread::sleep(Duration::from_millis(1));
@@ -73,8 +73,8 @@ fn main_channel_whose_peer_has_closed_is_taken_only_if_nobody_is_left() {
     let (dead, peer) = connection();
     drop(peer);
     assert_eq!(places.offer_main(&dead, &|| true), Offer::Waits);
-    for id in 0..2 {
-        assert_eq!(places.offer_lane(id, OURS, &peers[id].0, &|| true), Offer::Waits);
+    for (id, (lane, _)) in peers.iter().enumerate().take(2) {
+        assert_eq!(places.offer_lane(id, OURS, lane, &|| true), Offer::Waits);
     }
     let (younger, _peer) = connection();
     assert_eq!(places.offer_main(&younger, &|| true), Offer::Completes, "one that is there");
