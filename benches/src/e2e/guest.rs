@@ -52,6 +52,8 @@ impl Pair {
         } else {
             populate(&self.there)?;
         }
+        // The guest of the last migration is not needed any more.
+        self.there.has_no_guest().map_err(|custody| format!("the guest is {custody:?}"))?;
         let target = ProcessGuest::waiting_in(self.config.clone(), self.there.clone())?;
         let (params, capabilities) = settings(args);
         let address: Address = "tcp:127.0.0.1:0".parse()?;

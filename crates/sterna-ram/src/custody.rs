@@ -10,8 +10,10 @@
 //!            ├─────► Undecided ─► Gone, or undone
 //!            ├─────► Gone        the destination has it
 //!            └─────► Saved       to a file; it may be let run again
-//! Free, Gone, Saved, NoGuest ─► Arriving ─► Free, or NoGuest when it failed
+//! Free, Gone, Saved, NoGuest ─► Arriving ─► Arrived, or NoGuest when it failed
 //! ```
+//!
+//! Arrived is as Free, and what is undone returns to it, but nothing arrives in its place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +26,9 @@ pub enum Custody {
     /// Its VMM. No migration has anything to say.
     #[default]
     Free,
+    /// Its VMM, since a migration has brought it. As [`Custody::Free`], except that no other guest arrives in its place
+    /// until the VMM has discarded it ([`GuestRam::has_no_guest`]).
+    Arrived,
     /// A migration moves it away.
     Leaving {
         /// It may still run and stop as its operator likes: the switchover has not begun, or is undone.
@@ -42,22 +47,26 @@ pub enum Custody {
         /// It is here, and may run and stop as its operator likes.
         is_free: bool,
     },
-    /// There is none: the migration that was to bring it has failed.
+    /// There is none: the migration that was to bring it has failed, or its VMM has discarded it.
     NoGuest,
 }
 
 impl Custody {
     /// Whether the VMM may let the guest run.
     pub fn may_run(self) -> bool {
-        matches!(self, Self::Free | Self::Leaving { is_free: true } | Self::Arriving { is_free: true })
+        matches!(
+            self,
+            Self::Free | Self::Arrived | Self::Leaving { is_free: true } | Self::Arriving { is_free: true }
+        )
     }
 
     /// Whether a migration may take the guest away.
     pub fn may_leave(self) -> bool {
-        self == Self::Free
+        matches!(self, Self::Free | Self::Arrived)
     }
 
-    /// Whether a migration may bring a guest: there is none that anybody else still has a claim to.
+    /// Whether a migration may bring a guest: there is none that anybody else still has a claim to. Of a VM whose guest
+    /// is its own ([`Custody::Free`]) only the VMM knows whether there is one.
     pub fn may_arrive(self) -> bool {
         matches!(self, Self::Free | Self::Saved | Self::Gone | Self::NoGuest)
     }
@@ -88,7 +97,8 @@ impl Slot {
 pub struct CustodyClaim {
     slot: Arc<Slot>,
     number: u64,
-    before: Custody,
+    /// Whose word counted before this claim, and what it was.
+    before: (u64, Custody),
     has_spoken: AtomicBool,
 }
 
@@ -121,9 +131,19 @@ impl CustodyClaim {
         (holder.claim == self.number).then_some(holder.custody)
     }
 
-    /// The migration never was: the guest is whose it was before.
+    /// Who had the guest when it was claimed.
+    pub fn before(&self) -> Custody {
+        self.before.1
+    }
+
+    /// The migration never was: the guest is whose it was before, and whoever had a claim to it has it again. This one
+    /// says nothing more.
     pub fn give_back(&self) {
-        self.set(self.before);
+        self.has_spoken.store(true, Ordering::Relaxed);
+        let mut holder = self.slot.lock();
+        if holder.claim == self.number {
+            (holder.claim, holder.custody) = self.before;
+        }
     }
 }
 
@@ -151,9 +171,9 @@ impl GuestRam {
         may: impl FnOnce(Custody) -> bool,
     ) -> Result<CustodyClaim, Custody> {
         let mut holder = self.custody.lock();
-        let before = holder.custody;
-        if !may(before) {
-            return Err(before);
+        let before = (holder.claim, holder.custody);
+        if !may(before.1) {
+            return Err(before.1);
         }
         holder.claims += 1;
         holder.claim = holder.claims;
@@ -183,12 +203,24 @@ impl GuestRam {
     /// # Errors
     /// Who has the guest that is here, where a migration still has to do with it.
     pub fn has_new_guest(&self) -> Result<(), Custody> {
+        self.replace(Custody::Free)
+    }
+
+    /// The VMM has discarded the guest that was here: the VM is empty, and a migration may bring another.
+    ///
+    /// # Errors
+    /// Who has the guest that is here, where a migration still has to do with it.
+    pub fn has_no_guest(&self) -> Result<(), Custody> {
+        self.replace(Custody::NoGuest)
+    }
+
+    fn replace(&self, now: Custody) -> Result<(), Custody> {
         let mut holder = self.custody.lock();
-        if !holder.custody.may_arrive() {
+        if !holder.custody.may_arrive() && holder.custody != Custody::Arrived {
             return Err(holder.custody);
         }
-        // Whoever had a claim to the guest before has none to this one.
-        (holder.custody, holder.claim) = (Custody::Free, 0);
+        // Whoever had a claim to the guest before has none to what is here now.
+        (holder.custody, holder.claim) = (now, 0);
         Ok(())
     }
 }
@@ -230,6 +262,25 @@ mod tests {
     }
 
     #[test]
+    fn claim_that_was_given_back_leaves_the_one_before_it_its_word() {
+        for is_dropped in [false, true] {
+            let ram = guest();
+            let saved = leave(&ram).unwrap();
+            saved.set(Custody::Saved);
+            let arriving = Custody::Arriving { is_free: false };
+            let in_vain = ram.claim_custody(arriving, Custody::may_arrive).unwrap();
+            assert_eq!(saved.now(), None);
+            if !is_dropped {
+                in_vain.give_back();
+                assert!(!in_vain.set(Custody::NoGuest), "it was given back");
+            }
+            drop(in_vain);
+            assert_eq!(saved.now(), Some(Custody::Saved));
+            assert!(saved.exchange(Custody::Saved, Custody::Free) && ram.custody() == Custody::Free);
+        }
+    }
+
+    #[test]
     fn claim_that_another_followed_has_nothing_to_say() {
         let ram = guest();
         let first = leave(&ram).unwrap();
@@ -253,6 +304,25 @@ mod tests {
         ram.has_new_guest().unwrap();
         assert_eq!(ram.custody(), Custody::Free);
         assert!(!claim.set(Custody::Gone), "its guest was another");
+    }
+
+    #[test]
+    fn guest_that_has_arrived_is_its_vmms_and_keeps_its_place_until_it_is_discarded() {
+        let arrive =
+            |ram: &GuestRam| ram.claim_custody(Custody::Arriving { is_free: false }, Custody::may_arrive);
+        let ram = guest();
+        arrive(&ram).unwrap().set(Custody::Arrived);
+        assert!(ram.custody().may_run());
+        assert_eq!(arrive(&ram).unwrap_err(), Custody::Arrived);
+        let leaving = leave(&ram).unwrap();
+        assert_eq!(leaving.before(), Custody::Arrived);
+        assert_eq!(ram.has_no_guest(), Err(Custody::Leaving { is_free: true }));
+        leaving.set(leaving.before());
+        ram.has_no_guest().unwrap();
+        assert_eq!((ram.custody(), leave(&ram).unwrap_err()), (Custody::NoGuest, Custody::NoGuest));
+        arrive(&ram).unwrap().set(Custody::Arrived);
+        ram.has_new_guest().unwrap();
+        assert_eq!(ram.custody(), Custody::Free);
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub enum MigrationError {
     #[error(
         "memory of this machine has failed under the guest (poisoned): {}. What these pages held is lost and cannot be \
          moved: restart the guest, which gives it other memory",
-        list(pages)
+        name_pages(pages)
     )]
     Poisoned {
         /// Where they are; empty if nobody could tell.
@@ -198,7 +198,7 @@ impl From<RamFault> for MigrationError {
 }
 
 /// Names failed pages, the first few of many.
-pub(crate) fn list(pages: &[PoisonedPage]) -> String {
+pub(crate) fn name_pages(pages: &[PoisonedPage]) -> String {
     const NAMED: usize = 16;
     if pages.is_empty() {
         return "a page that is not known".to_owned();

@@ -95,6 +95,11 @@ pub(crate) fn spawn(
     let thread = Builder::new().name(name.to_owned()).spawn(move || {
         #[cfg(feature = "planted-faults")]
         planted::refuse_threads(planted.as_deref());
+        #[cfg(feature = "planted-faults")]
+        let work = || {
+            planted::die_if_told();
+            work();
+        };
         if let Err(error) = caught(&place, work) {
             died(error);
         }
@@ -114,9 +119,18 @@ pub(crate) mod planted {
         REFUSED.with_borrow(Clone::clone)
     }
 
-    /// From now on no thread of that name is to be had for what this thread begins, and what that begins in turn.
+    /// From now on no thread of that name is to be had for what this thread begins, and what that begins in turn. With
+    /// `, begun` behind the name it is to be had, and dies at once.
     pub fn refuse_threads(named: Option<&str>) {
         REFUSED.set(named.map(str::to_owned));
+    }
+
+    /// To be called by a thread that has begun.
+    pub fn die_if_told() {
+        let told = of_this_thread();
+        let thread = std::thread::current();
+        let dies = told.as_deref().and_then(|told| told.strip_suffix(", begun"));
+        assert!(dies.is_none() || dies != thread.name(), "told to die");
     }
 }
 

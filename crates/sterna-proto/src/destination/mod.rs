@@ -7,7 +7,7 @@
 //!                                     managed ┌───────┴────────┐       │
 //!                                             ▼     unmanaged  └► Committed
 //!                                            Held ──cont────────►   │  starts
-//!                                             │ abandon             ▼
+//!                                             │ discard             ▼
 //!   any failure, limit or loss                │            Running (or Paused)
 //!   up to Prepared ──────► Failing ◄──────────┴── start failed, SHUT 0 not said
 //!                           hooks back, last first
@@ -71,7 +71,7 @@ enum Hooks {
 }
 
 impl Destination {
-    /// A machine in [`State::Setup`], made when the first channel connects.
+    /// A machine in [`State::Setup`], made when the last channel has come.
     /// `now` is the time since any fixed moment, as in every later call.
     #[must_use]
     pub fn new(config: Config, now: Duration) -> Self {

@@ -232,9 +232,10 @@ pub enum Refusal {
     },
     /// Abandon while the guest is held.
     #[error(
-        "the guest is held here, and this may be its only copy: its source may have completed and forgotten it. \
-         Look at the source: start the guest here (cont) unless the source has it and lets it run; only then \
-         discard it here, by force"
+        "the guest is held here, and this may be its only copy: its source may have completed and forgotten it, and a \
+         guest that is discarded cannot be brought back. Look at the source: unless its migration has failed and the \
+         guest runs there, start it here with 'cont'. If it runs there, or nobody wants it any more, discard it by force \
+         ('sterna cancel --force', or 'migrate_cancel' with \"x-sterna-force\": true through QMP)"
     )]
     MayBeOnlyCopy,
     /// Abandon when it has failed already.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Map, Value, json};
 use sterna::ram::Custody;
 use sterna::throttle::Throttle;
-use sterna::{Address, Parameters, RunState, SourceVm, Status, TargetVm, TlsEndpoint};
+use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
 
 use super::capabilities::CapabilitySet;
 use super::dirty_limit;
@@ -96,13 +96,20 @@ impl MigrationControl {
         state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
-        if let Some(measuring) = &state.measuring {
-            // The dirty log has one owner.
-            measuring.finish();
-        }
         let capabilities = state.capabilities.to_engine(true);
-        let started = self.engine.start_outgoing(vm, to, parameters, capabilities, self.relay.clone());
-        state.outgoing = Some(started.map_err(QmpError::generic)?);
+        let start = || {
+            let (vm, observer) = (vm.clone(), self.relay.clone());
+            self.engine.start_outgoing(vm, to, parameters.clone(), capabilities, observer)
+        };
+        let mut started = start();
+        // The dirty log has one owner. Where nothing else is in the way, a measurement gives way.
+        if matches!(started, Err(StartError::Tracked))
+            && let Some(measuring) = &state.measuring
+        {
+            measuring.finish();
+            started = start();
+        }
+        state.outgoing = Some(started.map_err(refused)?);
         Ok(())
     }
 
@@ -167,7 +174,7 @@ impl MigrationControl {
         let before = lock(&self.relay.incoming).take();
         drop(before);
         let incoming = self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone());
-        let incoming = incoming.map_err(QmpError::generic)?;
+        let incoming = incoming.map_err(refused)?;
         // In time: nothing is loaded within the moment since it was bound.
         let _ = incoming.set_autostart(state.autostart);
         *lock(&self.relay.incoming) = Some(incoming.clone());
@@ -191,9 +198,6 @@ impl MigrationControl {
             }
         }
         match incoming {
-            Some(incoming) if !force && incoming.status() == Status::Held => {
-                Err(QmpError::generic(MAY_BE_ONLY_COPY))
-            }
             Some(incoming) if is_waiting(&*incoming) => incoming.cancel(force).map_err(QmpError::generic),
             _ => Ok(()),
         }
@@ -472,7 +476,7 @@ impl State {
         } else if let Some(refusal) = cannot_leave(custody) {
             refusal
         } else if self.is_listening() {
-            "The guest that came here is not started yet; start it with 'cont' first"
+            NOT_STARTED
         } else if to.is_descriptor() && self.capabilities.get("multifd") {
             ONE_CHANNEL
         } else {
@@ -495,12 +499,18 @@ impl State {
     }
 }
 
+fn refused(why: StartError) -> QmpError {
+    QmpError::generic(why.to_string())
+}
+
+const NOT_STARTED: &str = "The guest that came here is not started yet; start it with 'cont' first";
+
 const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it once it runs here";
 
-/// Why a guest cannot be migrated whom somebody has.
+/// Why a guest that somebody has cannot be migrated.
 fn cannot_leave(custody: Custody) -> Option<&'static str> {
     Some(match custody {
-        Custody::Free => return None,
+        Custody::Free | Custody::Arrived => return None,
         Custody::Leaving { .. } => {
             "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
         }
@@ -520,7 +530,10 @@ fn cannot_leave(custody: Custody) -> Option<&'static str> {
             "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
              migrate it from there"
         }
-        Custody::Arriving { .. } => "The guest that came here is not started yet; start it with 'cont' first",
+        Custody::Arriving { is_free: true } => {
+            "The migration that brought the guest here is about to end; wait until 'query-migrate' shows 'completed'"
+        }
+        Custody::Arriving { is_free: false } => NOT_STARTED,
         Custody::NoGuest => NO_GUEST,
     })
 }
@@ -542,11 +555,6 @@ fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
     };
     QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}"))
 }
-
-const MAY_BE_ONLY_COPY: &str = "The guest is held here, and this may be its only copy: its source may have completed and \
-     forgotten it, and a guest that is discarded cannot be brought back. Look at the source: unless its migration has \
-     failed and the guest runs there, start it here with 'cont'. If it runs there, or nobody wants it any more, discard it \
-     with 'migrate_cancel' and \"x-sterna-force\": true (`sterna cancel --force`)";
 
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
      descriptor is one channel";

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use sterna::{
-    Address, Capabilities, IncomingStatistics, Observer, Parameters, SourceVm, Statistics, Status, TargetVm,
+    Address, Capabilities, IncomingStatistics, Observer, Parameters, SourceVm, StartError, Statistics,
+    Status, TargetVm,
 };
 
 /// Which side has the guest, in the operator's judgement.
@@ -16,10 +17,13 @@ pub enum GuestAt {
     Destination,
 }
 
-/// Starts migrations. Errors are sentences for the operator. Who has the guest meanwhile and afterwards it says through
+/// Starts migrations. Errors are sentences for the operator, as [`StartError`] says them. Who has the guest meanwhile and afterwards it says through
 /// the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
 pub trait Engine: Send + Sync {
     /// Starts an outgoing migration and returns at once.
+    ///
+    /// # Errors
+    /// [`StartError::Tracked`] only where nothing else keeps it from starting: a measurement is ended for it then.
     fn start_outgoing(
         &self,
         vm: Arc<dyn SourceVm>,
@@ -27,9 +31,12 @@ pub trait Engine: Send + Sync {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Outgoing>, String>;
+    ) -> Result<Arc<dyn Outgoing>, StartError>;
 
     /// Listens for a migration; bound when it returns.
+    ///
+    /// # Errors
+    /// Why it cannot.
     fn start_incoming(
         &self,
         vm: Arc<dyn TargetVm>,
@@ -37,7 +44,7 @@ pub trait Engine: Send + Sync {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Receiving>, String>;
+    ) -> Result<Arc<dyn Receiving>, StartError>;
 }
 
 /// An outgoing migration.

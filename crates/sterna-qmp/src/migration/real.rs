@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sterna::{
     Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters, SourceVm,
-    Statistics, Status, TargetVm,
+    StartError, Statistics, Status, TargetVm,
 };
 
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
@@ -21,9 +21,8 @@ impl Engine for SternaEngine {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Outgoing>, String> {
-        let migration = Migration::start(vm, to, parameters, capabilities, observer).map_err(sentence)?;
-        Ok(Arc::new(migration))
+    ) -> Result<Arc<dyn Outgoing>, StartError> {
+        Ok(Arc::new(Migration::start(vm, to, parameters, capabilities, observer)?))
     }
 
     fn start_incoming(
@@ -33,9 +32,8 @@ impl Engine for SternaEngine {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Receiving>, String> {
-        let incoming = Incoming::listen(vm, at, parameters, capabilities, observer).map_err(sentence)?;
-        Ok(Arc::new(incoming))
+    ) -> Result<Arc<dyn Receiving>, StartError> {
+        Ok(Arc::new(Incoming::listen(vm, at, parameters, capabilities, observer)?))
     }
 }
 

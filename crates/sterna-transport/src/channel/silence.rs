@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 
 use super::Channel;
+use crate::cancel::timespec;
 use crate::group::ChannelGroup;
 use crate::socket;
 
@@ -37,6 +39,13 @@ impl Channel {
     /// for that. Over a Unix socket the kernel knows without asking.
     pub fn probe_peer(&self, limit: Duration) {
         socket::probe_peer(self.socket.as_fd(), limit);
+    }
+
+    /// Whether the peer has closed the connection, or its direction of it: nothing more comes than what has come, some
+    /// of which may be unread.
+    pub fn peer_has_closed(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(1..))
     }
 
     fn set_limit(&self, limit: Option<Duration>, alone: bool) {

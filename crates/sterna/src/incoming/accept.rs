@@ -38,7 +38,12 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Starts the listener thread. The address is free when it has ended.
 pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
     let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
-    threads::spawn("listener", move || listen(&shared, &listener), move |error| at_death.fail(error))
+    let died = move |error: MigrationError| {
+        if !at_death.end_before_it_began(error.clone()) {
+            at_death.fail(error);
+        }
+    };
+    threads::spawn("listener", move || listen(&shared, &listener), died)
 }
 
 fn listen(shared: &Arc<Shared>, listener: &Listener) {
@@ -65,29 +70,33 @@ fn listen(shared: &Arc<Shared>, listener: &Listener) {
 fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
     if let Some(gone) = shared.greetings.enter(&channel) {
         gone.shutdown();
-        warn(shared, &format!("{}: too many connections at once, and this one waited longest", gone.peer()));
+        warn(shared, &format!("{}: too many connections at once: turned away for a newer one", gone.peer()));
     }
     // Dropped meanwhile: nobody would end it.
     if shared.closing.is_cancelled() {
         channel.shutdown();
     }
-    let spawned = std::thread::Builder::new().name("greeter".to_owned()).spawn({
+    let greeter = {
         let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || {
             let sorted = tried("the greeting of a connection", || sort(&shared, &channel));
-            shared.greetings.leave(&channel);
-            drop(channel);
-            let error = sorted.err();
-            if let Some(error) = &error {
-                warn(&shared, &format!("connection turned away: {error}"));
-            }
-            give_up_if_alone(&shared, error);
+            turn_away(&shared, channel, sorted.err());
         }
-    });
-    if let Err(error) = spawned {
-        shared.greetings.leave(&channel);
-        warn(shared, &format!("connection turned away: no thread to greet it: {error}"));
+    };
+    // What may panic in it is caught there.
+    if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
+        turn_away(shared, channel, Some(error));
     }
+}
+
+/// A connection's greeting is over, well or with an error.
+fn turn_away(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationError>) {
+    shared.greetings.leave(&channel);
+    drop(channel);
+    if let Some(error) = &error {
+        warn(shared, &format!("connection turned away: {error}"));
+    }
+    give_up_if_alone(shared, error);
 }
 
 /// Where no further connection can come, the last one that is turned away was the migration's.
@@ -120,7 +129,6 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     }
     let greeting = Greeting::new(channel, setup);
     let magic = greeting.peek(0, 4)?;
-    shared.greetings.spoke(channel);
     if magic == StatusQuestion::MAGIC {
         return questions::answer(shared, &greeting);
     }

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long a source may be silent between EOF and the end of the description, or its closing.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Starts the control thread; it waits for the first channel.
+/// Starts the control thread; it waits until the last channel has come.
 pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
     let work = move || {
@@ -32,6 +32,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
                 shared: Arc::clone(&shared),
                 threads: Vec::new(),
                 acquired: Vec::new(),
+                left_held: false,
                 taken_over: false,
                 start_has_failed: false,
                 last_status: None,
@@ -47,6 +48,8 @@ struct Control {
     threads: Vec<JoinHandle<()>>,
     /// Hooks that are held, in the order of acquisition.
     acquired: Vec<Arc<dyn Hook>>,
+    /// One that may be held all the same could not be given back.
+    left_held: bool,
     /// The VM was told to take the guest over without starting it.
     taken_over: bool,
     /// Starting the guest was tried, in vain.
@@ -54,10 +57,11 @@ struct Control {
     last_status: Option<Status>,
 }
 
-fn give_back(hook: &dyn Hook) -> Result<(), MigrationError> {
-    caught("Hook::give_back", || {
-        call(format!("Hook::give_back of {}", hook.name()), || hook.give_back());
-    })
+fn custody_after(arrival: &Arrival) -> Custody {
+    match arrival {
+        Arrival::Completed(_) => Custody::Arrived,
+        Arrival::Failed(_) => Custody::NoGuest,
+    }
 }
 
 impl Control {
@@ -84,7 +88,7 @@ impl Control {
                 self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held;
             if is_left {
                 // It stays loaded, for the VMM to start.
-                self.shared.guest_is(Custody::Free);
+                self.shared.guest_is(Custody::Arrived);
             }
             return is_left;
         };
@@ -92,7 +96,14 @@ impl Control {
         tracing::debug!(?action, "destination");
         if let Action::Finish(outcome) = action {
             if let Err(error) = caught("the end of the incoming migration", || self.finish(outcome)) {
-                self.shared.end(Arrival::Failed(error));
+                // Whatever it was, who has the guest is certain.
+                let arrival = match outcome {
+                    Outcome::Running => Arrival::Completed(RunState::Running),
+                    Outcome::Paused => Arrival::Completed(RunState::Paused),
+                    Outcome::Failed { .. } => Arrival::Failed(error),
+                };
+                self.shared.guest_is(custody_after(&arrival));
+                self.shared.end(arrival);
             }
             return true;
         }
@@ -228,26 +239,34 @@ impl Control {
             if let Err(error) = acquired {
                 if matches!(error, MigrationError::Panicked { .. }) {
                     // Perhaps it holds something all the same, which the source is about to take back.
-                    let _ = give_back(hook.as_ref());
+                    self.give_back(hook.as_ref());
                 }
                 self.shared.note_error(error);
                 return self.shared.report(Fed::HookAcquireFailed);
             }
             self.acquired.push(hook);
         }
+        self.left_held = false;
         self.shared.report(Fed::HooksAcquired);
     }
 
     /// One that cannot be given back keeps no other from it.
     fn give_back_hooks(&mut self) {
-        let mut event = Fed::HooksGivenBack;
         while let Some(hook) = self.acquired.pop() {
-            if let Err(error) = give_back(hook.as_ref()) {
-                self.shared.tell(&Event::Warning(error.to_string()));
-                event = Fed::HookGiveBackFailed;
-            }
+            self.give_back(hook.as_ref());
         }
+        let event = if self.left_held { Fed::HookGiveBackFailed } else { Fed::HooksGivenBack };
         self.shared.report(event);
+    }
+
+    fn give_back(&mut self, hook: &dyn Hook) {
+        let given_back = caught("Hook::give_back", || {
+            call(format!("Hook::give_back of {}", hook.name()), || hook.give_back());
+        });
+        if let Err(error) = given_back {
+            self.shared.tell(&Event::Warning(error.to_string()));
+            self.left_held = true;
+        }
     }
 
     fn start_guest(&mut self) {
@@ -413,10 +432,7 @@ impl Control {
                 Arrival::Failed(error)
             }
         };
-        self.shared.guest_is(match &arrival {
-            Arrival::Completed(_) => Custody::Free,
-            Arrival::Failed(_) => Custody::NoGuest,
-        });
+        self.shared.guest_is(custody_after(&arrival));
         self.shared.end(arrival);
         let status = self.shared.status();
         self.shared.tell_status(status, &mut self.last_status);
@@ -427,7 +443,7 @@ impl Control {
         let limits = &self.shared.params.limits;
         match cause {
             Cause::TimedOut(State::Setup) => {
-                MigrationError::Limit { what: "the first step".to_owned(), after: limits.setup }
+                MigrationError::Limit { what: "the start of loading".to_owned(), after: limits.setup }
             }
             Cause::TimedOut(state) => {
                 MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }

@@ -8,8 +8,7 @@ use sterna_transport::Channel;
 use super::shared::lock;
 use crate::error::MigrationError;
 
-/// Connections that may be saying what they are for, beside those of a migration; the longest silent one goes for
-/// each that is new.
+/// Connections that may be saying what they are for, beside those of a migration; for each that is new an old one goes.
 const GREETINGS: usize = 300;
 /// How long a connection has for all of its first bytes together.
 const GREETING: Duration = Duration::from_secs(10);
@@ -22,7 +21,6 @@ pub(super) struct Greetings {
 
 struct Greeted {
     channel: Arc<Channel>,
-    has_spoken: bool,
     /// It was offered a place among the migration's channels.
     is_placed: bool,
 }
@@ -33,25 +31,20 @@ impl Greetings {
         Self { list: Mutex::default(), room: GREETINGS + channels }
     }
 
-    /// Takes one in. Gives the one that has to go for it: the oldest of those that have said nothing, or the oldest
-    /// of all.
+    /// Takes one in. Gives the one that has to go for it: the oldest of those that were not offered a place, or the
+    /// oldest of all.
+    ///
+    /// A few bytes prove nothing: a source's main channel is silent until all the others are connected, and a stranger
+    /// need not be. So each that comes may stay for as many as there is room for.
     #[must_use]
     pub fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
         let mut list = lock(&self.list);
         let gone = (list.len() >= self.room).then(|| {
-            let silent = list.iter().position(|greeted| !greeted.has_spoken);
-            list.remove(silent.unwrap_or(0)).channel
+            let unplaced = list.iter().position(|greeted| !greeted.is_placed);
+            list.remove(unplaced.unwrap_or(0)).channel
         });
-        list.push(Greeted { channel: Arc::clone(channel), has_spoken: false, is_placed: false });
+        list.push(Greeted { channel: Arc::clone(channel), is_placed: false });
         gone
-    }
-
-    /// One has said its first bytes.
-    pub fn spoke(&self, channel: &Arc<Channel>) {
-        let mut list = lock(&self.list);
-        if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
-            greeted.has_spoken = true;
-        }
     }
 
     /// One is offered a place.
@@ -131,5 +124,31 @@ impl<'a> Greeting<'a> {
             to = &mut to[got..];
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_without_a_place_goes_for_one_that_is_new() {
+        let greetings = Greetings { list: Mutex::default(), room: 3 };
+        let peers: Vec<_> = (0..6).map(|_| Channel::pair().unwrap()).collect();
+        let (ours, _theirs): (Vec<_>, Vec<_>) = peers.into_iter().map(|(a, b)| (Arc::new(a), b)).unzip();
+        let enter = |at: usize| {
+            let gone = greetings.enter(&ours[at]);
+            gone.map(|gone| ours.iter().position(|other| Arc::ptr_eq(other, &gone)).unwrap())
+        };
+        assert_eq!((enter(0), enter(1), enter(2)), (None, None, None));
+        // A lane that came first, and the main channel, which says nothing yet.
+        greetings.place(&ours[0]);
+        assert_eq!(enter(3), Some(1));
+        greetings.place(&ours[3]);
+        assert_eq!(enter(4), Some(2));
+        assert!(greetings.has_others());
+        greetings.place(&ours[4]);
+        assert!(!greetings.has_others());
+        assert_eq!(enter(5), Some(0), "all have a place");
     }
 }

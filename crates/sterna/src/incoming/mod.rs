@@ -75,7 +75,8 @@ impl Incoming {
     ///
     /// # Errors
     /// [`StartError`] when the address cannot be bound or the settings make no sense, and [`StartError::Guest`] while
-    /// another migration has to do with the VM's guest.
+    /// another migration has to do with the VM's guest, or where one has brought a guest that is still here
+    /// ([`Custody::Arrived`]). A guest that the VMM has put there itself is the VMM's to look after.
     pub fn listen(
         vm: Arc<dyn TargetVm>,
         at: &Address,

@@ -5,9 +5,10 @@
 //! configuration that fit, a multifd channel by an initial packet that fits. A multifd place goes to the candidate
 //! from which the first packet comes.
 //!
-//! A source connects its main channel first and writes the configuration when all the others are connected. So a main
-//! channel that fits is taken at once if all the others are there. One that came sooner may be a stranger's: it is
-//! taken if no other connection is left that could be the right one, or none of them speaks within [`GRACE`].
+//! A source connects its main channel first and writes the configuration when all the others are connected. So once all
+//! places have candidates, the newest main channel is taken if no other connection is left that could be the right one
+//! of some place, or none of them speaks within [`GRACE`]. One whose peer has closed is what a source left that was
+//! given up, or somebody's recording: it is taken only if no other connection is left at all.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use sterna_transport::Channel;
 
 use crate::error::MigrationError;
 
-/// How long the main channel is waited for once all the others are there.
+/// How long other connections are waited for once every place has a candidate, and after each main channel that comes
+/// then.
 const GRACE: Duration = Duration::from_millis(200);
 /// How often a candidate looks whether its waiting is over; other connections come and go without a word.
 const LOOK: Duration = Duration::from_millis(20);
@@ -27,6 +29,7 @@ pub(super) struct Places {
     state: Mutex<State>,
     changed: Condvar,
     lanes: usize,
+    grace: Duration,
 }
 
 #[derive(Default)]
@@ -36,7 +39,7 @@ struct State {
     /// By id.
     lanes: Vec<Lane>,
     main: Option<Arc<Channel>>,
-    /// Since when every multifd place has a candidate.
+    /// Since when every multifd place has a candidate, and no main channel has come.
     ready_since: Option<Instant>,
     /// Once all are there: what the multifd channels stated.
     complete: Option<Uuid>,
@@ -82,7 +85,7 @@ pub(super) enum Fate {
 impl Places {
     pub fn new(lanes: usize) -> Self {
         let state = State { lanes: (0..lanes).map(|_| Lane::default()).collect(), ..State::default() };
-        Self { state: Mutex::new(state), changed: Condvar::new(), lanes }
+        Self { state: Mutex::new(state), changed: Condvar::new(), lanes, grace: GRACE }
     }
 
     /// Multifd channels that are to come.
@@ -97,8 +100,9 @@ impl Places {
             return Offer::TooLate;
         }
         state.mains.push(Arc::clone(channel));
-        let comes_last = self.lanes == 0 || state.ready_since.is_some();
-        self.look(&mut state, &|| !comes_last && others())
+        // Initial packets alone prove nothing: they may be a stranger's, and the source's may still be on their way.
+        state.ready_since = None;
+        self.look(&mut state, &|| self.lanes > 0 && others())
     }
 
     pub fn offer_lane(
@@ -134,11 +138,14 @@ impl Places {
             return Offer::Waits;
         };
         let since = *state.ready_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < GRACE && others() {
+        let has_others = others();
+        if since.elapsed() < self.grace && has_others {
             return Offer::Waits;
         }
-        let Some(main) = state.mains.pop() else { return Offer::Waits };
-        state.main = Some(main);
+        let newest_open = state.mains.iter().rposition(|main| !main.peer_has_closed());
+        let newest = || state.mains.len().checked_sub(1).filter(|_| !has_others);
+        let Some(chosen) = newest_open.or_else(newest) else { return Offer::Waits };
+        state.main = Some(state.mains.remove(chosen));
         state.complete = Some(uuid);
         for lane in &mut state.lanes {
             lane.candidates.retain(|(stated, channel)| {
@@ -170,7 +177,9 @@ impl Places {
                 return Fate::Displaced;
             }
             let is_newest = state.mains.last().is_some_and(|newest| Arc::ptr_eq(newest, channel));
+            // Looked at by one for all, which may not be the one that is taken.
             if is_newest && state.ready_since.is_some() && self.look(&mut state, others) == Offer::Completes {
+                state.mains.retain(|other| !Arc::ptr_eq(other, channel));
                 return Fate::Completes;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -326,3 +335,6 @@ impl State {
         names.collect::<Vec<_>>().join(", ")
     }
 }
+
+#[cfg(test)]
+mod tests;

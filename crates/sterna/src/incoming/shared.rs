@@ -1,5 +1,6 @@
 //! What the threads of one incoming migration share.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -185,10 +186,16 @@ impl Shared {
                 limits: machine_limits(&self.params.limits),
             };
             let custody = self.custody.clone();
+            let told = Cell::new(None);
             Driver::new(Destination::new(config, Duration::ZERO), move |machine| {
                 // A guest that is taken over paused is free when the VM has taken it: see `guest_is`.
-                if let Some(custody) = custody.as_ref().filter(|_| machine.state() != State::Paused) {
-                    custody.set(Custody::Arriving { is_free: machine.may_guest_run() });
+                let Some(custody) = custody.as_ref().filter(|_| machine.state() != State::Paused) else {
+                    return;
+                };
+                // An event that changes nothing must not take back what others have said since.
+                let now = Custody::Arriving { is_free: machine.may_guest_run() };
+                if told.replace(Some(now)) != Some(now) {
+                    custody.set(now);
                 }
             })
         });
@@ -197,20 +204,20 @@ impl Shared {
         Some(driver)
     }
 
-    /// Ends a migration that has not begun. False: it has.
-    fn end_before_it_began(&self) -> bool {
+    /// Ends a migration that has not begun, for `why`. False: it has.
+    pub fn end_before_it_began(&self, why: MigrationError) -> bool {
         let mut arrival = lock(&self.arrival);
         if self.driver.get().is_some() {
             return false;
         }
         if arrival.is_none() {
-            *arrival = Some(Arrival::Failed(MigrationError::Cancelled));
+            *arrival = Some(Arrival::Failed(why.clone()));
             if let Some(custody) = &self.custody {
                 custody.give_back();
             }
         }
         drop(arrival);
-        self.note_error(MigrationError::Cancelled);
+        self.note_error(why);
         self.places.end();
         self.changed.notify_all();
         true
@@ -426,7 +433,7 @@ impl Shared {
 
     /// An operator gives it up, before or after it has begun; with `held` also a guest that is held.
     pub fn abandon(&self, held: bool) -> Result<(), Refusal> {
-        if self.end_before_it_began() {
+        if self.end_before_it_began(MigrationError::Cancelled) {
             return Ok(());
         }
         // A refused one must not hide what else is wrong.
@@ -440,7 +447,7 @@ impl Shared {
         // A held guest may be the only copy: it stays loaded, for the VMM to start. Refused when all is over,
         // and that is well.
         let is_held = |driver: &Driver<Destination>| driver.look(Destination::state) == State::Held;
-        if !self.end_before_it_began() && !self.driver().is_some_and(is_held) {
+        if !self.end_before_it_began(MigrationError::Cancelled) && !self.driver().is_some_and(is_held) {
             let _ = self.feed(Fed::Abandon);
         }
         self.greetings.end();

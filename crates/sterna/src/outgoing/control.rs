@@ -1,10 +1,14 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
+mod undoing;
+
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome};
+use sterna_proto::source::{
+    Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal, Source, State,
+};
 use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
@@ -36,6 +40,11 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 
 /// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
 pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
+    let state = || shared.driver.look(Source::state);
+    // The custody says so as soon as the machine does: the control thread of the last attempt may still have to end.
+    if state() == State::Held {
+        shared.wait();
+    }
     let mut control = Control::new(Arc::clone(shared));
     let (go, gone) = std::sync::mpsc::channel();
     // Before the machine is told: what it asks for must find somebody who does it.
@@ -45,8 +54,11 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
         }
     };
     threads::spawn(NAME, performs, died(shared)).map_err(|error| RetryError::System(error.to_string()))?;
-    shared.feed(Fed::OperatorRetry)?;
-    shared.begin_again();
+    let Some(before) = shared.begin_again() else { return Err(Refusal::NotHeld { state: state() }.into()) };
+    if let Err(refusal) = shared.feed(Fed::OperatorRetry) {
+        shared.end(before);
+        return Err(refusal.into());
+    }
     // It waits for nothing else.
     let _ = go.send(());
     Ok(())
@@ -156,37 +168,6 @@ impl Control {
             Err(panic) => self.panicked(action, panic),
         }
         false
-    }
-
-    /// An action that panicked has failed: the machine hears of it as of any failure of that action, and undoes what
-    /// was done. Nothing is known of how far it came, so each answer is the one that is right if it came far.
-    fn panicked(&mut self, action: Action, error: MigrationError) {
-        let event = match (action, self.stopping.take()) {
-            (Action::StopGuest, Some(was_running)) => {
-                // It has to know before, or it would go on to release hooks.
-                self.shared.fail(error);
-                return self.shared.report(Fed::GuestStopped { was_running });
-            }
-            (Action::StopGuest, None) => Fed::GuestStopFailed,
-            (Action::ReleaseHooks, _) => Fed::HookReleaseFailed,
-            (Action::SendEof, _) => Fed::EofFailed,
-            (Action::AskAgain, _) => Fed::AskFailed,
-            (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
-            (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
-            (Action::StopTracking, _) => Fed::TrackingStopFailed,
-            (Action::ReportUndecided(_) | Action::CloseChannels | Action::Finish(_), _) => {
-                return self.shared.tell(&Event::Warning(error.to_string()));
-            }
-            _ => return self.shared.fail(error),
-        };
-        let is_undoing =
-            matches!(action, Action::ReacquireHooks | Action::ResumeGuest | Action::StopTracking);
-        if is_undoing {
-            self.shared.tell(&Event::Warning(error.to_string()));
-        } else {
-            self.shared.note_error(error);
-        }
-        self.shared.report(event);
     }
 
     fn perform(&mut self, action: Action) -> Result<(), MigrationError> {
@@ -325,51 +306,6 @@ impl Control {
         }
         self.step(SwitchoverStep::ReleaseHooks);
         self.shared.report(Fed::HooksReleased);
-        Ok(())
-    }
-
-    fn reacquire_hooks(&mut self) -> Result<(), MigrationError> {
-        loop {
-            // It counts as released until it is certainly back.
-            let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
-            let name = hook.name();
-            if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
-                tracing::warn!(hook = name, %error, "cannot take a hook back");
-                self.shared.tell(&Event::Warning(format!("{name} is not taken back yet: {error}")));
-                self.shared.report(Fed::HooksReacquireFailed);
-                return Ok(());
-            }
-            lock(&self.shared.released).pop();
-        }
-        self.shared.report(Fed::HooksReacquired);
-        Ok(())
-    }
-
-    fn resume_guest(&mut self) -> Result<(), MigrationError> {
-        self.unthrottle();
-        self.shared.run_devices();
-        match call("SourceVm::resume", || self.shared.vm.resume()) {
-            Ok(()) => {
-                self.shared.tell(&Event::Resumed);
-                self.shared.report(Fed::GuestResumed);
-            }
-            Err(error) => {
-                self.shared.tell(&Event::Warning(error.to_string()));
-                self.shared.report(Fed::GuestResumeFailed);
-            }
-        }
-        Ok(())
-    }
-
-    fn stop_tracking(&mut self) -> Result<(), MigrationError> {
-        self.unthrottle();
-        match call("DirtySource::stop", || self.shared.vm.dirty_source().stop()) {
-            Ok(()) => self.shared.report(Fed::TrackingStopped),
-            Err(error) => {
-                self.shared.tell(&Event::Warning(error.to_string()));
-                self.shared.report(Fed::TrackingStopFailed);
-            }
-        }
         Ok(())
     }
 

@@ -207,7 +207,7 @@ impl Figures {
         let whole = |end: Duration| per_second(counts.bytes(), end.saturating_sub(self.setup.unwrap_or(end)));
         match (self.ended, self.throughput.bytes_per_second()) {
             (Some(end), _) => whole(end),
-            // Before the first window is full.
+            // No window is full yet, or nothing has gone out for long.
             (None, 0) => whole(self.began.elapsed()),
             (None, shown) => shown,
         }

@@ -93,7 +93,7 @@ pub enum StartError {
     /// Pages of guest RAM have failed, and what they held cannot be moved.
     #[error(
         "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
-        crate::error::list(pages)
+        crate::error::name_pages(pages)
     )]
     Poisoned {
         /// Where they are.
@@ -220,6 +220,9 @@ impl Migration {
 
     /// Tries again to bring back a guest that is held stopped because that failed before.
     ///
+    /// Waits until the last attempt has ended, so not to be called by the observer; by a thread of the observer's it may
+    /// be.
+    ///
     /// # Errors
     /// [`RetryError::Refused`] unless the outcome says that the guest is held; [`RetryError::System`] when there is no
     /// thread to do it: the guest is held as before, and this may be tried again.
@@ -255,6 +258,8 @@ impl Migration {
 
     /// Lets the guest run again after it was saved to a file: takes its hooks (disks, locks) back and resumes it. The
     /// file is then a snapshot of its past.
+    ///
+    /// Waits for the end of the migration, so not to be called by its observer; by a thread of the observer's it may be.
     ///
     /// # Errors
     /// Unless this is a migration to a file that has completed; or what the VMM says. The guest stays stopped then.
@@ -324,6 +329,10 @@ impl Migration {
 fn not_free(custody: Custody) -> &'static str {
     match custody {
         Custody::Free => "no migration has to do with this VM's guest",
+        Custody::Arrived => {
+            "a migration has brought a guest into this VM, and another would take its place: use another VM; a VMM that \
+             has discarded its guest says so with GuestRam::has_no_guest"
+        }
         Custody::Leaving { .. } => {
             "this VM is being migrated already: cancel that migration, or wait for its end"
         }

@@ -1,5 +1,6 @@
 //! What the threads of one outgoing migration share.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -74,12 +75,17 @@ impl Shared {
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
             let is_file = matches!(to, Address::File { .. });
+            let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
                     // All is undone: whoever hears of it may begin another migration at once.
                     *lock(&tracking) = None;
                 }
-                custody.set(custody_of(machine, is_file));
+                // An event that changes nothing must not take back what others have said since.
+                let now = custody_of(machine, is_file, custody.before());
+                if told.replace(Some(now)) != Some(now) {
+                    custody.set(now);
+                }
             }
         };
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
@@ -215,9 +221,10 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    /// A held guest is to be freed: who waits from now on waits for the end of that.
-    pub fn begin_again(&self) {
-        *lock(&self.outcome) = None;
+    /// A held guest is to be freed: who waits from now on waits for the end of that. Gives how it ended before; `None`
+    /// if no guest is held, or somebody else frees it.
+    pub fn begin_again(&self) -> Option<Outcome> {
+        lock(&self.outcome).take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
     }
 
     pub fn outcome(&self) -> Option<Outcome> {
@@ -235,14 +242,14 @@ impl Shared {
     }
 }
 
-/// Who has the guest when the machine stands so.
-fn custody_of(machine: &Source, is_file: bool) -> Custody {
+/// Who has the guest when the machine stands so; `before` had it when the migration began.
+fn custody_of(machine: &Source, is_file: bool, before: Custody) -> Custody {
     match machine.state() {
         State::Completed if is_file => Custody::Saved,
         State::Completed => Custody::Gone,
         State::Undecided => Custody::Undecided,
         State::Held => Custody::Held,
-        State::Cancelled | State::Failed => Custody::Free,
+        State::Cancelled | State::Failed => before,
         _ => Custody::Leaving { is_free: machine.may_guest_run() },
     }
 }

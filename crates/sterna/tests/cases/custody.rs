@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use crate::support::hook::{Call, Journal, LeaseHook, Side};
 use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
+use crate::support::trapped::{Bomb, Trapped};
 use crate::support::{TestVm, assert_next_works, case, small, until_status, vm, vms};
 use sterna::ram::Custody;
 use sterna::{
-    Address, Arrival, Capabilities, Decision, Incoming, Migration, Outcome, Parameters, SourceVm, StartError,
-    Status, TargetVm, WaitLimits,
+    Address, Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, SourceVm,
+    StartError, Status, StatusQuestions, TargetVm, WaitLimits,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -90,7 +91,8 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         assert_stays(&source, Custody::Gone, "destination");
         assert!(!migration.may_guest_run());
-        assert_eq!(custody(&target), Custody::Free);
+        assert_eq!(custody(&target), Custody::Arrived);
+        assert_no_place(&target);
 
         let back = listen(&source).expect("another may come in its place");
         assert_stays(&source, Custody::Arriving { is_free: false }, "wait");
@@ -100,8 +102,41 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
         let further = listen(&third).expect("listening");
         let onward = vm::start(&target, &further.address(), &params(), Capabilities::default(), Arc::new(()));
         common::assert_arrived(&onward.wait(), &further.wait(), &third.guest);
-        assert_eq!((custody(&target), custody(&third)), (Custody::Gone, Custody::Free));
+        assert_eq!((custody(&target), custody(&third)), (Custody::Gone, Custody::Arrived));
         assert!(!migration.may_guest_run());
+    });
+}
+
+/// Another guest would take the place of the one that is here.
+#[track_caller]
+fn assert_no_place(target: &Arc<TestVm>) {
+    let refused = listen(target).err();
+    assert!(matches!(refused, Some(StartError::Guest(Custody::Arrived))), "{refused:?}");
+    let text = refused.map(|why| why.to_string()).unwrap_or_default();
+    assert!(text.contains("has_no_guest"), "{text}");
+}
+
+#[test]
+fn guest_that_has_arrived_keeps_its_place_whatever_is_tried_with_it() {
+    case("arrived", || {
+        let (source, target) = vms();
+        let incoming = listen(&target).expect("listening");
+        let migration =
+            vm::start(&source, &incoming.address(), &params(), Capabilities::default(), Arc::new(()));
+        common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
+        drop(incoming);
+        assert_no_place(&target);
+        // It fails to leave, and it is saved and goes on: it is here as before.
+        let failed = vm::start(&target, &dead(), &params(), Capabilities::default(), Arc::new(()));
+        assert!(matches!(failed.wait(), Outcome::Failed { held: false, .. }));
+        assert_no_place(&target);
+        saved(&target).resume_saved().expect("saved");
+        assert_no_place(&target);
+        common::assert_lives_on(&target.guest);
+        // Its VMM discards it.
+        target.guest.quit();
+        sterna::TargetVm::ram(target.as_ref()).has_no_guest().expect("it is the VMM's");
+        assert!(listen(&target).is_ok());
     });
 }
 
@@ -112,10 +147,9 @@ fn undecided_guest_is_not_migrated_until_it_is_decided() {
         let incoming = listen(&target).expect("listening");
         let shut = at_pattern(Line::Main, Way::Back, &[0, 1, 0, 4, 0, 0, 0], false, Verdict::Cut);
         let proxy = Proxy::new(&incoming.address(), shut);
-        let migration =
-            vm::start(&source, &proxy.address(), &params(), Capabilities::default(), Arc::new(()));
-        until_status(&migration, Status::Active);
-        proxy.refuse(true);
+        // The destination is not asked: nobody but the operator decides.
+        let params = Parameters { status_questions: StatusQuestions::Operator, ..params() };
+        let migration = vm::start(&source, &proxy.address(), &params, Capabilities::default(), Arc::new(()));
         until_status(&migration, Status::Undecided);
         assert_stays(&source, Custody::Undecided, "Migration::decide");
         assert!(matches!(incoming.wait(), Arrival::Completed(_)));
@@ -140,6 +174,77 @@ fn saved_guest_is_not_migrated_until_it_runs_again() {
         assert!(!migration.is_saved() && migration.may_guest_run());
         migration.resume_saved().expect_err("it runs");
         common::assert_lives_on(&source.guest);
+        assert_next_works(&source, &target);
+    });
+}
+
+/// Saves `source`'s guest; an operator may resume it then.
+fn saved(source: &Arc<TestVm>) -> Migration {
+    let directory = tempfile::tempdir().unwrap();
+    let to = Address::File { path: directory.path().join("image"), offset: 0 };
+    let migration = vm::start(source, &to, &params(), Capabilities::default(), Arc::new(()));
+    assert!(matches!(migration.wait(), Outcome::Completed));
+    migration
+}
+
+#[test]
+fn saved_guest_that_is_resumed_at_once_is_its_vmms_when_it_runs() {
+    case("at once", || {
+        let (source, target) = vms();
+        let directory = tempfile::tempdir().unwrap();
+        let to = Address::File { path: directory.path().join("image"), offset: 0 };
+        // The migration has completed, and has to stop the tracking of writes.
+        let slow = Bomb::waiting("DirtySource::stop");
+        let (completes, completed) = std::sync::mpsc::channel();
+        let observer = move |event: &Event| {
+            if *event == Event::Status(Status::Completed) {
+                completes.send(()).unwrap();
+            }
+        };
+        let guest: Arc<dyn SourceVm> = Trapped::new(&source, &slow);
+        let migration =
+            Migration::start(guest, &to, params(), Capabilities::default(), Arc::new(observer)).unwrap();
+        completed.recv().unwrap();
+        let resuming = std::thread::spawn({
+            let migration = migration.clone();
+            move || migration.resume_saved()
+        });
+        // Gives the operator's word the time to come first. If it comes later, this run proves less.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(source.run_state(), sterna::RunState::Paused);
+        slow.disarm();
+        resuming.join().unwrap().expect("saved");
+        assert_eq!((custody(&source), source.run_state()), (Custody::Free, sterna::RunState::Running));
+        assert!(!migration.is_saved());
+        migration.resume_saved().expect_err("it runs");
+        common::assert_lives_on(&source.guest);
+        assert_next_works(&source, &target);
+    });
+}
+
+#[test]
+fn waiting_in_vain_leaves_a_saved_guest_to_be_resumed() {
+    case("in its place", || {
+        let (source, target) = vms();
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let busy: Address = format!("tcp:{}", taken.local_addr().unwrap()).parse().unwrap();
+        for refused in [true, false] {
+            let migration = saved(&source);
+            if refused {
+                let vm: Arc<dyn TargetVm> = Arc::clone(&source) as _;
+                let why = Incoming::listen(vm, &busy, params(), Capabilities::default(), Arc::new(())).err();
+                assert!(matches!(why, Some(StartError::System(_))), "{why:?}");
+            } else {
+                let incoming = listen(&source).expect("another may come in its place");
+                assert!(!migration.is_saved());
+                migration.resume_saved().expect_err("another may come in its place");
+                incoming.cancel().expect("nothing came");
+            }
+            assert_eq!((custody(&source), migration.is_saved()), (Custody::Saved, true));
+            migration.resume_saved().expect("saved");
+            assert_eq!(custody(&source), Custody::Free);
+            common::assert_lives_on(&source.guest);
+        }
         assert_next_works(&source, &target);
     });
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::hook::{Call, Journal, LeaseHook, Side};
 use crate::support::{TestVm, assert_failed, assert_next_works, case, eventually, vm, vms};
-use sterna::{Arrival, Outcome, Status};
+use sterna::{Arrival, Event, Outcome, Status};
 
 struct Bench {
     source: Arc<TestVm>,
@@ -178,6 +178,44 @@ fn resume_that_fails_holds_the_guest_until_a_retry() {
         migration.retry().expect_err("not held any more");
         common::assert_lives_on(&bench.source.guest);
         assert_next_works(&bench.source, &bench.target);
+    });
+}
+
+#[test]
+fn retry_as_soon_as_the_guest_is_held_has_the_last_word() {
+    case("at once", || {
+        let bench = Bench::new();
+        vm::order(&bench.source.fail_resume, true);
+        vm::order(&bench.target.fail_start, true);
+        let (params, capabilities) = common::multifd(2);
+        let incoming = vm::listen(&bench.target, &params, capabilities);
+        // The control thread of the first attempt still has to end.
+        let (go, going) = std::sync::mpsc::channel::<()>();
+        let going = std::sync::Mutex::new(going);
+        let observer = move |event: &Event| {
+            if *event == Event::Status(Status::Failed) {
+                let _ = going.lock().unwrap().recv();
+            }
+        };
+        let to = incoming.address();
+        let migration = vm::start(&bench.source, &to, &params, capabilities, Arc::new(observer));
+        let ram = sterna::SourceVm::ram(bench.source.as_ref());
+        eventually("held", || ram.custody() == sterna::ram::Custody::Held);
+        vm::order(&bench.source.fail_resume, false);
+        let retrying = std::thread::spawn({
+            let migration = migration.clone();
+            move || migration.retry()
+        });
+        // Gives the retry the time to come first. If it comes later, this run proves less.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        // From now on nobody is kept.
+        drop(go);
+        retrying.join().unwrap().expect("held");
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        assert_eq!(ram.custody(), sterna::ram::Custody::Free);
+        incoming.wait();
+        common::assert_lives_on(&bench.source.guest);
     });
 }
 

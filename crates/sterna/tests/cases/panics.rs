@@ -263,6 +263,45 @@ fn lock_that_a_panicking_destination_keeps_holds_the_guest() {
     });
 }
 
+/// What it takes it never gives back.
+struct Sticky;
+
+impl sterna::Hook for Sticky {
+    fn name(&self) -> String {
+        "sticky".into()
+    }
+    fn release(&self) -> Result<(), sterna::VmError> {
+        Ok(())
+    }
+    fn take_back(&self) -> Result<(), sterna::VmError> {
+        Ok(())
+    }
+    fn acquire(&self) -> Result<(), sterna::VmError> {
+        panic!("told to take and panic")
+    }
+    fn give_back(&self) {
+        panic!("told to keep it")
+    }
+}
+
+#[test]
+fn lock_that_is_kept_by_a_panic_in_taking_it_is_told_of() {
+    case("sticky", || {
+        let (source, target) = crate::support::vms();
+        target.guest.add_hook(Arc::new(Sticky));
+        let log = Arc::new(common::Log::default());
+        let (params, capabilities) = common::multifd(2);
+        let incoming = vm::listen_told(&target, &params, capabilities, Arc::clone(&log) as _);
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
+        assert!(matches!(incoming.wait(), Arrival::Failed(_)));
+        let told = warnings(&log.events());
+        assert!(told.iter().any(|text| text.contains("told to keep it")), "{told:?}");
+        assert!(told.iter().any(|text| text.contains("hooks could not be given back")), "{told:?}");
+        common::assert_lives_on(&source.guest);
+    });
+}
+
 #[test]
 fn panic_that_comes_too_late_to_matter_changes_nothing() {
     for settings in settings() {

@@ -165,6 +165,31 @@ fn flood_of_connections_leaves_room_for_a_migration() {
     });
 }
 
+#[test]
+fn flood_of_connections_that_speak_leaves_room_for_a_migration() {
+    case("talkative", || {
+        let (source, target) = vms();
+        let (params, capabilities) = common::multifd(2);
+        let incoming = vm::listen(&target, &params, capabilities);
+        // More than may greet at once, all of which say how a main channel begins and wait.
+        let flood: Vec<_> = (0..330)
+            .map(|_| {
+                let mut stranger = connect(&incoming);
+                // The first have been turned away by now, perhaps.
+                let _ = stranger.write_all(b"QEVM");
+                stranger
+            })
+            .collect();
+        // They are to be heard before the source comes. If some are not, this run proves less.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        let outcome = migration.wait();
+        assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+        common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
+        drop(flood);
+    });
+}
+
 /// A destination of two lanes, and what it warns of.
 fn listening() -> (Arc<support::TestVm>, Incoming, Arc<common::Log>) {
     let (params, capabilities) = settings(2);
@@ -214,16 +239,16 @@ fn multifd_hello_that_does_not_fit_is_turned_away_and_takes_no_place() {
 #[test]
 fn strangers_that_come_first_keep_no_channel_out() {
     let good = case("recording", || Recording::take(MACHINE, 2));
-    let configuration = good.main[..28].to_vec();
-    let strangers: [(&str, Vec<u8>); 5] = [
-        ("the magic alone", b"QEVM".to_vec()),
-        ("a header", good.main[..8].to_vec()),
-        ("a whole configuration", configuration),
-        ("an initial packet", good.lanes[0][..64].to_vec()),
-        ("half an initial packet", good.lanes[1][..30].to_vec()),
+    // Who says a whole configuration and stays cannot be told from a source: see `places::tests`.
+    let strangers: [(&str, Vec<u8>, &[bool]); 5] = [
+        ("the magic alone", b"QEVM".to_vec(), &[false, true]),
+        ("a header", good.main[..8].to_vec(), &[false, true]),
+        ("a whole configuration", good.main[..28].to_vec(), &[true]),
+        ("an initial packet", good.lanes[0][..64].to_vec(), &[false, true]),
+        ("half an initial packet", good.lanes[1][..30].to_vec(), &[false, true]),
     ];
-    for (name, bytes) in &strangers {
-        for then_closes in [false, true] {
+    for (name, bytes, closing) in &strangers {
+        for &then_closes in *closing {
             case(name, || {
                 let (target, incoming, _log) = listening();
                 let mut stranger = Sent::default();
@@ -231,12 +256,69 @@ fn strangers_that_come_first_keep_no_channel_out() {
                     stranger.channel(&incoming.address(), bytes.clone(), !then_closes);
                 }
                 std::thread::sleep(std::time::Duration::from_millis(50));
-                let sent = good.send(&incoming.address(), false);
+                let sent = good.send(&incoming.address(), true);
                 assert_arrives(&incoming, &target);
                 drop((sent, stranger));
             });
         }
     }
+}
+
+#[test]
+fn main_channels_that_were_given_up_do_not_stand_for_one_that_is_slow() {
+    let good = case("recording", || Recording::take(MACHINE, 2));
+    case("given up", || {
+        let (params, capabilities) = common::multifd(2);
+        let (target, incoming) = waiting(&params, capabilities);
+        let to = incoming.address();
+        for _ in 0..3 {
+            let mut given_up = connect(&incoming);
+            given_up.write_all(&good.main[..40]).unwrap();
+        }
+        let mut sent = Sent::default();
+        let main = sent.channel_in_parts(&to, good.main.clone(), 0);
+        for lane in &good.lanes {
+            sent.channel(&to, lane.clone(), true);
+        }
+        // Longer than anybody is waited for where all that is missing may be there.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        assert_eq!(incoming.status(), Status::Setup);
+        main.send(()).unwrap();
+        assert_arrives(&incoming, &target);
+        drop(sent);
+    });
+}
+
+#[test]
+fn inherited_connection_that_nobody_can_greet_ends_the_waiting() {
+    case("no greeter", || {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let at = sterna::Address::Handed(sterna::HandedFd::new(ours.into(), "socket"));
+        let (params, capabilities) = settings(0);
+        let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
+        let target = support::TestVm::new(guest);
+        sterna::refuse_threads(Some("greeter"));
+        let listening = Incoming::listen(target.clone(), &at, params, capabilities, Arc::new(()));
+        sterna::refuse_threads(None);
+        let why = failed(&listening.unwrap()).to_string();
+        assert!(why.contains("greeter"), "{why}");
+        assert_reset(&target);
+    });
+}
+
+#[test]
+fn listener_that_dies_before_a_migration_ends_the_waiting() {
+    case("listener", || {
+        let (params, capabilities) = settings(2);
+        let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
+        let target = support::TestVm::new(guest);
+        sterna::refuse_threads(Some("listener, begun"));
+        let incoming = vm::listen(&target, &params, capabilities);
+        sterna::refuse_threads(None);
+        let why = failed(&incoming).to_string();
+        assert!(why.contains("told to die"), "{why}");
+        assert_eq!(sterna::TargetVm::ram(target.as_ref()).custody(), sterna::ram::Custody::Free);
+    });
 }
 
 #[test]

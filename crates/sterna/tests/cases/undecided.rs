@@ -356,12 +356,14 @@ fn answer_to_another_question_is_not_believed() {
         }));
         let (params, capabilities) = settings();
         peer.replays(true);
+        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
         for answer in [1, 2] {
             peer.answers(Some(answer));
+            // One question may have been read before that; those that follow two are answered so, and looked at.
+            let before = peer.questions();
+            support::eventually("questions", || peer.questions() > before + 2);
+            assert_eq!(migration.status(), Status::Undecided, "{answer}");
         }
-        let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
-        support::eventually("questions", || peer.questions() > 3);
-        assert_eq!(migration.status(), Status::Undecided);
         peer.replays(false);
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");

@@ -29,6 +29,8 @@ fn run(
     is_given_up: bool,
 ) -> (Outcome, Arrival) {
     let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    // What is there is not wanted any more.
+    target.ram.has_no_guest().unwrap();
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
     let incoming = Incoming::listen(vm, &any, params.clone(), capabilities, Arc::new(())).unwrap();
     if is_given_up {

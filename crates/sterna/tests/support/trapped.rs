@@ -1,6 +1,6 @@
 //! A VM of which one callback panics, once.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 
 use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap, RamError};
@@ -14,13 +14,26 @@ use super::TestVm;
 /// Explodes at one callback, after the callback has done its work if its name ends in `, done`.
 pub struct Bomb {
     at: Mutex<Option<String>>,
+    disarmed: Condvar,
+    /// Does not explode: who comes there waits until it is disarmed.
+    waits: bool,
     /// Threads of the test are safe.
     test: ThreadId,
 }
 
 impl Bomb {
     pub fn new(at: Option<&str>) -> Arc<Self> {
-        Arc::new(Self { at: Mutex::new(at.map(str::to_owned)), test: std::thread::current().id() })
+        Self::of(at, false)
+    }
+
+    /// None that explodes: whoever comes to that callback waits until it is disarmed.
+    pub fn waiting(at: &str) -> Arc<Self> {
+        Self::of(Some(at), true)
+    }
+
+    fn of(at: Option<&str>, waits: bool) -> Arc<Self> {
+        let at = Mutex::new(at.map(str::to_owned));
+        Arc::new(Self { at, disarmed: Condvar::new(), waits, test: std::thread::current().id() })
     }
 
     /// Whether it waits still.
@@ -30,13 +43,20 @@ impl Bomb {
 
     pub fn disarm(&self) {
         *self.at.lock().unwrap() = None;
+        self.disarmed.notify_all();
     }
 
     fn at(&self, callback: &str) {
         if std::thread::current().id() == self.test {
             return;
         }
-        let explodes = self.at.lock().unwrap().take_if(|at| at == callback).is_some();
+        let mut at = self.at.lock().unwrap();
+        if self.waits {
+            drop(self.disarmed.wait_while(at, |at| at.as_deref() == Some(callback)));
+            return;
+        }
+        let explodes = at.take_if(|at| at == callback).is_some();
+        drop(at);
         assert!(!explodes, "told to panic in {callback}");
     }
 

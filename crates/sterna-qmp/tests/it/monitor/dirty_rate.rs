@@ -127,6 +127,20 @@ fn migrate_ends_a_measurement_with_what_it_has_counted() {
 }
 
 #[test]
+fn migrate_that_is_refused_leaves_a_measurement_alone() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    client.ok("calc-dirty-rate", json!({"calc-time": 60}));
+    *monitor.engine.refuses.lock().unwrap() = true;
+
+    client.refused("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+
+    assert_eq!(client.ok("query-dirty-rate", Value::Null)["status"], "measuring");
+    *monitor.engine.refuses.lock().unwrap() = false;
+    client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    assert_eq!(client.ok("query-dirty-rate", Value::Null)["status"], "measured");
+}
+
+#[test]
 fn calc_dirty_rate_without_a_guest_is_refused() {
     let monitor = Monitor::waiting(true);
     let refusal = monitor.client().refused("calc-dirty-rate", calc(50));

@@ -286,10 +286,8 @@ fn held_guest_is_discarded_by_force_only() {
     monitor.engine.incoming().set(Status::Held);
 
     for arguments in [Value::Null, json!({}), json!({"x-sterna-force": false})] {
-        let refused = client.refused("migrate_cancel", arguments);
-        for words in ["only copy", "cont", "x-sterna-force", "sterna cancel --force"] {
-            assert!(refused.contains(words), "{words:?} is not in: {refused}");
-        }
+        // What to do is the engine's to say, and the same for all who ask.
+        assert_eq!(client.refused("migrate_cancel", arguments), "by force only");
         assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Held);
     }
     assert!(client.refused("migrate_cancel", json!({"x-sterna-force": "yes"})).contains("boolean"));

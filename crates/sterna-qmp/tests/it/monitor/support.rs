@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sterna::ram::{Backing, Custody, CustodyClaim, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
 use sterna::{
     Address, Capabilities, Device, Event, Hook, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
-    Statistics, Status, TargetVm, Throttle, VmError,
+    StartError, Statistics, Status, TargetVm, Throttle, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
 use sterna_qmp::{Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
@@ -253,13 +253,14 @@ impl Engine for FakeEngine {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Outgoing>, String> {
+    ) -> Result<Arc<dyn Outgoing>, StartError> {
         if *self.refuses.lock().unwrap() {
-            return Err("told to refuse".into());
+            return Err(StartError::System("told to refuse".into()));
         }
         let leaving = Custody::Leaving { is_free: true };
-        let custody =
-            vm.ram().claim_custody(leaving, Custody::may_leave).map_err(|had| format!("{had:?}"))?;
+        let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
+        // Nothing is tracked, and nobody else may.
+        drop(vm.ram().claim_tracking().ok_or(StartError::Tracked)?);
         let migration = migration((None, Some(custody)), to, parameters, capabilities, observer);
         *self.outgoing.lock().unwrap() = Some(migration.clone());
         Ok(migration)
@@ -272,9 +273,9 @@ impl Engine for FakeEngine {
         parameters: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Receiving>, String> {
+    ) -> Result<Arc<dyn Receiving>, StartError> {
         if *self.refuses.lock().unwrap() {
-            return Err("told to refuse".into());
+            return Err(StartError::System("told to refuse".into()));
         }
         let migration = migration((Some(vm), None), at, parameters, capabilities, observer);
         *self.incoming.lock().unwrap() = Some(migration.clone());
@@ -371,7 +372,7 @@ impl Receiving for FakeMigration {
     }
     fn cancel(&self, force: bool) -> Result<(), String> {
         if !force && *self.status.lock().unwrap() == Status::Held {
-            return Err("held".into());
+            return Err("by force only".into());
         }
         self.set(Status::Cancelled);
         Ok(())

@@ -42,6 +42,7 @@ use crate::vm::VmError;
 use stream::FileStream;
 
 const PAGE: u64 = sterna_ram::PAGE_SIZE as u64;
+const RESUMING: &str = "resuming a saved guest";
 
 /// The file of a migration that goes into one.
 pub(super) struct SaveFile {
@@ -204,22 +205,25 @@ pub(super) fn is_saved(shared: &Shared) -> bool {
 
 /// Lets a guest run again that was saved: takes its hooks back first.
 pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
+    let refused = |why: &str| VmError::new(RESUMING, why);
+    let not_saved = "this migration has not saved it to a file, or it is another's by now";
+    if !is_saved(shared) {
+        return Err(refused(not_saved));
+    }
+    // The control thread may still have to stop the tracking of writes. Nobody may claim the guest before.
+    shared.wait();
     let resuming = Custody::Leaving { is_free: false };
     if !shared.custody.exchange(Custody::Saved, resuming) {
-        return Err(VmError::new(
-            "resuming a saved guest",
-            "this migration has not saved it to a file, or it is another's by now",
-        ));
+        return Err(refused(not_saved));
     }
-    // The control thread may still have to stop the tracking of writes.
-    shared.wait();
-    let resumed =
-        tried("resuming a saved guest", || take_back_and_run(shared)).map_err(|error| match error {
-            MigrationError::Vm(error) => error,
-            error => VmError::new("resuming a saved guest", error),
-        });
-    let now = if resumed.is_ok() { Custody::Free } else { Custody::Saved };
-    shared.custody.exchange(resuming, now);
+    let resumed = tried(RESUMING, || take_back_and_run(shared)).map_err(|error| match error {
+        MigrationError::Vm(error) => error,
+        error => VmError::new(RESUMING, error),
+    });
+    let now = if resumed.is_ok() { shared.custody.before() } else { Custody::Saved };
+    if !shared.custody.exchange(resuming, now) {
+        return Err(refused("somebody else has said meanwhile who has it"));
+    }
     resumed
 }
 

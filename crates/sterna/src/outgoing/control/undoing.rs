@@ -1,0 +1,87 @@
+//! What has been done to the guest is undone, and what a panic leaves is taken for a failure of its action.
+
+use sterna_proto::source::{Action, Event as Fed};
+
+use super::Control;
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::outgoing::shared::lock;
+use crate::threads::call;
+
+impl Control {
+    /// An action that panicked has failed: the machine hears of it as of any failure of that action, and undoes what
+    /// was done. Nothing is known of how far it came, so each answer is the one that is right if it came far.
+    pub(super) fn panicked(&mut self, action: Action, error: MigrationError) {
+        let event = match (action, self.stopping.take()) {
+            (Action::StopGuest, Some(was_running)) => {
+                // It has to know before, or it would go on to release hooks.
+                self.shared.fail(error);
+                return self.shared.report(Fed::GuestStopped { was_running });
+            }
+            (Action::StopGuest, None) => Fed::GuestStopFailed,
+            (Action::ReleaseHooks, _) => Fed::HookReleaseFailed,
+            (Action::SendEof, _) => Fed::EofFailed,
+            (Action::AskAgain, _) => Fed::AskFailed,
+            (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
+            (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
+            (Action::StopTracking, _) => Fed::TrackingStopFailed,
+            (Action::ReportUndecided(_) | Action::CloseChannels | Action::Finish(_), _) => {
+                return self.shared.tell(&Event::Warning(error.to_string()));
+            }
+            _ => return self.shared.fail(error),
+        };
+        let is_undoing =
+            matches!(action, Action::ReacquireHooks | Action::ResumeGuest | Action::StopTracking);
+        if is_undoing {
+            self.shared.tell(&Event::Warning(error.to_string()));
+        } else {
+            self.shared.note_error(error);
+        }
+        self.shared.report(event);
+    }
+
+    pub(super) fn reacquire_hooks(&mut self) -> Result<(), MigrationError> {
+        loop {
+            // It counts as released until it is certainly back.
+            let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
+            let name = hook.name();
+            if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
+                tracing::warn!(hook = name, %error, "cannot take a hook back");
+                self.shared.tell(&Event::Warning(format!("{name} is not taken back yet: {error}")));
+                self.shared.report(Fed::HooksReacquireFailed);
+                return Ok(());
+            }
+            lock(&self.shared.released).pop();
+        }
+        self.shared.report(Fed::HooksReacquired);
+        Ok(())
+    }
+
+    pub(super) fn resume_guest(&mut self) -> Result<(), MigrationError> {
+        self.unthrottle();
+        self.shared.run_devices();
+        match call("SourceVm::resume", || self.shared.vm.resume()) {
+            Ok(()) => {
+                self.shared.tell(&Event::Resumed);
+                self.shared.report(Fed::GuestResumed);
+            }
+            Err(error) => {
+                self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.report(Fed::GuestResumeFailed);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn stop_tracking(&mut self) -> Result<(), MigrationError> {
+        self.unthrottle();
+        match call("DirtySource::stop", || self.shared.vm.dirty_source().stop()) {
+            Ok(()) => self.shared.report(Fed::TrackingStopped),
+            Err(error) => {
+                self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.report(Fed::TrackingStopFailed);
+            }
+        }
+        Ok(())
+    }
+}
