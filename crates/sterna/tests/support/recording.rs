@@ -79,6 +79,11 @@ impl Recording {
         packets
     }
 
+    /// The lane with the most bytes: on a busy machine another may have sent nothing but packets without pages.
+    pub fn busiest_lane(&self) -> usize {
+        (0..self.lanes.len()).max_by_key(|lane| self.lanes[*lane].len()).expect("a lane")
+    }
+
     /// Inserts bytes into the main channel.
     pub fn insert(&mut self, at: usize, bytes: &[u8]) {
         self.main.splice(at..at, bytes.iter().copied());
