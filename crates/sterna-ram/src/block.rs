@@ -116,7 +116,7 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RamError> {
-        self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault))
+        self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
     }
 
     /// Copies bytes in.
@@ -124,7 +124,9 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RamError> {
-        self.slice(offset, from.len())?.copy_from(from).map_err(|fault| self.failed(fault))
+        self.slice(offset, from.len())?
+            .copy_from(from)
+            .map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
     }
 
     /// Reads an aligned `u64` in one piece (relaxed order, host byte order).
@@ -308,10 +310,10 @@ impl RamBlock {
         let mut next = first;
         for (hole, hole_count) in holes {
             for page in next..hole {
-                let page = self.page(page)?;
+                let window = self.page(page)?;
                 let cleared =
-                    page.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { page.fill_zero() });
-                cleared.map_err(|fault| self.failed(fault))?;
+                    window.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { window.fill_zero() });
+                cleared.map_err(|fault| self.failed(fault, page))?;
             }
             next = hole + hole_count;
         }
@@ -344,9 +346,9 @@ impl RamBlock {
         self.mapping.len() as u64
     }
 
-    /// A page failed under an access: from now on it is known.
-    fn failed(&self, fault: RamFault) -> RamError {
-        let page = self.page_at(fault.address).unwrap_or(0);
+    /// A page failed under an access that began in page `first`: from now on it is known.
+    fn failed(&self, fault: RamFault, first: u64) -> RamError {
+        let page = self.page_at(fault.address).unwrap_or(first);
         let _ = self.mark_poisoned(page, 1);
         RamError::Poisoned { page: self.poisoned_page(page) }
     }
