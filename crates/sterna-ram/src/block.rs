@@ -189,7 +189,7 @@ impl RamBlock {
     /// Makes pages resident and writable, as if each had been written, without changing a byte.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::System`] (no memory).
+    /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::NoHugePage`], [`RamError::System`] (no memory).
     pub fn populate(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check_pages(first, count)?;
         if count == 0 {
@@ -205,11 +205,20 @@ impl RamBlock {
                 }
                 Ok(())
             }
-            Err(source) => {
-                let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
-                Err(failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source)))
-            }
+            Err(source) => Err(self.not_populated(first, count, source)),
         }
+    }
+
+    /// Why MADV_POPULATE_WRITE failed.
+    fn not_populated(&self, first: u64, count: u64, source: std::io::Error) -> RamError {
+        // EHWPOISON is a page that has failed, EFAULT any other reason for which an access would raise SIGBUS. On huge
+        // pages that is the lack of one, and a probe would meet the same lack.
+        if self.backing.is_huge() && source.raw_os_error() == Some(libc::EFAULT) {
+            let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
+            return RamError::NoHugePage { block: self.name.clone(), offset, len };
+        }
+        let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
+        failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source))
     }
 
     /// Sets in `absent` (a bitmap over the whole block) the bits of those pages of
@@ -400,5 +409,27 @@ mod tests {
         block.discard_all().unwrap();
         assert_eq!(block.resident_bytes().unwrap(), 0);
         assert!(RamBlock::without_memory("odd", 4097).is_err());
+    }
+
+    #[test]
+    fn huge_page_that_cannot_be_had_is_not_memory_that_has_failed() {
+        let block = |backing| {
+            // No machine need have huge pages for this.
+            let mapping = Mapping::new("ram", 4 << 20, Backing::Memfd).unwrap();
+            let block = RamBlock::of("ram".to_owned(), 4 << 20, backing, mapping);
+            // One page that nobody can read.
+            // SAFETY: the page is the block's own, and no reference to it exists.
+            let result = unsafe { libc::mprotect(block.host_address().cast(), PAGE_SIZE, libc::PROT_NONE) };
+            assert_eq!(result, 0);
+            block
+        };
+        let why =
+            |backing, errno| block(backing).not_populated(0, 512, std::io::Error::from_raw_os_error(errno));
+
+        let lack = why(Backing::Huge2M, libc::EFAULT);
+        assert!(matches!(lack, RamError::NoHugePage { offset: 0, len: 0x20_0000, .. }), "{lack}");
+        assert!(matches!(why(Backing::Huge2M, libc::EHWPOISON), RamError::Poisoned { .. }));
+        assert!(matches!(why(Backing::Memfd, libc::EFAULT), RamError::Poisoned { .. }));
+        assert!(matches!(why(Backing::Huge2M, libc::ENOMEM), RamError::System { .. }));
     }
 }
