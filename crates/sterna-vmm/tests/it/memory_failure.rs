@@ -69,7 +69,7 @@ fn run(
 }
 
 fn assert_names_the_page(error: &MigrationError) {
-    let MigrationError::Poisoned { pages } = error else { panic!("{error}") };
+    let MigrationError::Poisoned { pages, .. } = error else { panic!("{error}") };
     assert_eq!(*pages, broken());
     assert!(error.to_string().contains("guest address 0x5d2000"), "{error}");
 }
@@ -153,4 +153,51 @@ fn page_that_is_known_to_have_failed_is_refused_at_the_start_and_before_the_hand
         assert_names_the_page(error);
         assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
     }
+}
+
+/// One lane that scans, and one that copies: they tell which page it was.
+#[test]
+fn page_that_a_copy_met_is_named_without_a_look_at_all_others() {
+    sterna_vmm::forward_sigbus().unwrap();
+    let scans = (Parameters { max_bandwidth_bytes: 0, ..Parameters::default() }, Capabilities::default());
+    let copies = (
+        Parameters {
+            multifd_channels: 1,
+            multifd_compression: Compression::Zstd,
+            zero_page_detection: ZeroPageDetection::None,
+            ..scans.0.clone()
+        },
+        Capabilities { multifd: true, ..Capabilities::default() },
+    );
+    for (params, capabilities) in [scans, copies] {
+        let source = source();
+        break_page(source.ram.block(0), BROKEN);
+        break_page(source.ram.block(0), PAGES - 1);
+
+        let (outcome, _) = run(&source, &empty_vm(), &params, capabilities);
+
+        let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+        assert_names_the_page(error);
+        assert_eq!(source.ram.poisoned(), broken(), "the kernel was asked about the others");
+    }
+}
+
+/// A page that the kernel met: it does not say which.
+#[test]
+fn page_that_fails_in_the_switchover_is_looked_for_when_the_guest_runs_again() {
+    sterna_vmm::forward_sigbus().unwrap();
+    let source = source();
+    source.at_last(|vm| {
+        break_page(vm.ram.block(0), BROKEN);
+        vm.log.mark(0, BROKEN);
+    });
+    let (tell, told) = std::sync::mpsc::channel();
+    source.at_resume(move |vm| tell.send(vm.ram.poisoned()).unwrap());
+    let params = Parameters { zero_page_detection: ZeroPageDetection::None, ..Parameters::default() };
+
+    let (outcome, _) = run(&source, &empty_vm(), &params, Capabilities::default());
+
+    let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+    assert_names_the_page(error);
+    assert_eq!(told.recv().unwrap(), [], "the guest stood still meanwhile");
 }

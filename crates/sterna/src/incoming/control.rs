@@ -389,6 +389,8 @@ impl Control {
     }
 
     fn reset(&mut self) {
+        // The source knows that it failed. Behind this the pages are gone.
+        self.shared.find_failed_pages();
         if let Err(error) = self.shared.streams.end_load() {
             self.shared.tell(&Event::Warning(error.to_string()));
         }
