@@ -116,7 +116,7 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RamError> {
-        self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault))
+        self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
     }
 
     /// Copies bytes in.
@@ -124,7 +124,9 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RamError> {
-        self.slice(offset, from.len())?.copy_from(from).map_err(|fault| self.failed(fault))
+        self.slice(offset, from.len())?
+            .copy_from(from)
+            .map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
     }
 
     /// Reads an aligned `u64` in one piece (relaxed order, host byte order).
@@ -187,7 +189,7 @@ impl RamBlock {
     /// Makes pages resident and writable, as if each had been written, without changing a byte.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::System`] (no memory).
+    /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::NoHugePage`], [`RamError::System`] (no memory).
     pub fn populate(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check_pages(first, count)?;
         if count == 0 {
@@ -203,11 +205,20 @@ impl RamBlock {
                 }
                 Ok(())
             }
-            Err(source) => {
-                let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
-                Err(failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source)))
-            }
+            Err(source) => Err(self.not_populated(first, count, source)),
         }
+    }
+
+    /// Why MADV_POPULATE_WRITE failed.
+    fn not_populated(&self, first: u64, count: u64, source: std::io::Error) -> RamError {
+        // EHWPOISON is a page that has failed, EFAULT any other reason for which an access would raise SIGBUS. On huge
+        // pages that is the lack of one, and a probe would meet the same lack.
+        if self.backing.is_huge() && source.raw_os_error() == Some(libc::EFAULT) {
+            let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
+            return RamError::NoHugePage { block: self.name.clone(), offset, len };
+        }
+        let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
+        failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source))
     }
 
     /// Sets in `absent` (a bitmap over the whole block) the bits of those pages of
@@ -308,10 +319,10 @@ impl RamBlock {
         let mut next = first;
         for (hole, hole_count) in holes {
             for page in next..hole {
-                let page = self.page(page)?;
+                let window = self.page(page)?;
                 let cleared =
-                    page.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { page.fill_zero() });
-                cleared.map_err(|fault| self.failed(fault))?;
+                    window.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { window.fill_zero() });
+                cleared.map_err(|fault| self.failed(fault, page))?;
             }
             next = hole + hole_count;
         }
@@ -344,9 +355,9 @@ impl RamBlock {
         self.mapping.len() as u64
     }
 
-    /// A page failed under an access: from now on it is known.
-    fn failed(&self, fault: RamFault) -> RamError {
-        let page = self.page_at(fault.address).unwrap_or(0);
+    /// A page failed under an access that began in page `first`: from now on it is known.
+    fn failed(&self, fault: RamFault, first: u64) -> RamError {
+        let page = self.page_at(fault.address).unwrap_or(first);
         let _ = self.mark_poisoned(page, 1);
         RamError::Poisoned { page: self.poisoned_page(page) }
     }
@@ -398,5 +409,27 @@ mod tests {
         block.discard_all().unwrap();
         assert_eq!(block.resident_bytes().unwrap(), 0);
         assert!(RamBlock::without_memory("odd", 4097).is_err());
+    }
+
+    #[test]
+    fn huge_page_that_cannot_be_had_is_not_memory_that_has_failed() {
+        let block = |backing| {
+            // No machine need have huge pages for this.
+            let mapping = Mapping::new("ram", 4 << 20, Backing::Memfd).unwrap();
+            let block = RamBlock::of("ram".to_owned(), 4 << 20, backing, mapping);
+            // One page that nobody can read.
+            // SAFETY: the page is the block's own, and no reference to it exists.
+            let result = unsafe { libc::mprotect(block.host_address().cast(), PAGE_SIZE, libc::PROT_NONE) };
+            assert_eq!(result, 0);
+            block
+        };
+        let why =
+            |backing, errno| block(backing).not_populated(0, 512, std::io::Error::from_raw_os_error(errno));
+
+        let lack = why(Backing::Huge2M, libc::EFAULT);
+        assert!(matches!(lack, RamError::NoHugePage { offset: 0, len: 0x20_0000, .. }), "{lack}");
+        assert!(matches!(why(Backing::Huge2M, libc::EHWPOISON), RamError::Poisoned { .. }));
+        assert!(matches!(why(Backing::Memfd, libc::EFAULT), RamError::Poisoned { .. }));
+        assert!(matches!(why(Backing::Huge2M, libc::ENOMEM), RamError::System { .. }));
     }
 }

@@ -68,6 +68,19 @@ pub enum RamError {
         /// Where it is.
         page: crate::PoisonedPage,
     },
+    /// There is no huge page left for a part of a block on huge pages.
+    #[error(
+        "RAM block {block:?}: no huge page could be had for bytes {offset}..+{len}: reserve more of them \
+         (vm.nr_hugepages), or look at the limit of this process's cgroup (hugetlb)"
+    )]
+    NoHugePage {
+        /// The block's name.
+        block: String,
+        /// First byte that was to be populated.
+        offset: u64,
+        /// Bytes that were to be populated.
+        len: u64,
+    },
     /// The kernel refused.
     #[error("RAM block {block:?}: {call} failed: {source}")]
     System {

@@ -44,6 +44,7 @@ pub use guest::{GuestRam, TrackingClaim};
 pub use mapping::Backing;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;
+pub use sys::is_failed_memory;
 
 /// Bytes in a page: the migration format's page on x86-64 (specs/stream.md §2), whatever the backing.
 pub const PAGE_SIZE: usize = 4096;

@@ -170,6 +170,15 @@ impl GuestRam {
             .find_map(|(index, block)| Some((index, block.page_at(host_address)?)))
     }
 
+    /// As [`RamBlock::mark_poisoned`] for the page that lies at this address of this process, which it names; `None` if
+    /// no page of the guest's does.
+    pub fn mark_poisoned_at(&self, host_address: usize) -> Option<PoisonedPage> {
+        let (block, page) = self.page_at(host_address)?;
+        let block = self.block(block);
+        block.poison.mark(page, 1);
+        Some(block.poisoned_page(page))
+    }
+
     /// Has the kernel look at every page that is in memory, and marks those that have failed. Raises no signal, takes
     /// some 0.2 µs a page; for when something has failed and nobody said which page.
     ///

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::guard::{self, RamFault};
-use crate::zero;
+use crate::{PAGE_SIZE, zero};
 
 /// A window onto guest RAM: a pointer and a length that were checked against a block which lives for
 /// `'a`. The bytes may change at any time, so they are only ever copied, scanned, or given to the
@@ -79,12 +79,13 @@ impl<'a> RamSlice<'a> {
     /// [`RamFault`] if a page of it has failed; the bytes before it are copied.
     ///
     /// # Panics
-    /// If the lengths differ, or memory of `to` has failed.
+    /// If the lengths differ, or memory of `to` has failed, which this process cannot do without.
     pub fn copy_to(&self, to: &mut [u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, to.len(), "a window of RAM is copied whole");
         // SAFETY: both ranges are valid for `len` bytes; `to` is a unique borrow of memory that is not
         // guest RAM (no reference to that exists), so they do not overlap.
-        unsafe { guard::copy(self.pointer, to.as_mut_ptr(), self.len) }.inspect_err(|fault| self.has(*fault))
+        let copied = unsafe { guard::copy(self.pointer, to.as_mut_ptr(), self.len) };
+        copied.inspect_err(|fault| assert_not_in(to, *fault))
     }
 
     /// Copies bytes into the window.
@@ -93,11 +94,12 @@ impl<'a> RamSlice<'a> {
     /// [`RamFault`] if a page of it has failed; the bytes before it are written.
     ///
     /// # Panics
-    /// If the lengths differ, or memory of `from` has failed.
+    /// If the lengths differ, or memory of `from` has failed, which this process cannot do without.
     pub fn copy_from(&self, from: &[u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, from.len(), "a window of RAM is filled whole");
         // SAFETY: as in `copy_to`, the other way round.
-        unsafe { guard::copy(from.as_ptr(), self.pointer, self.len) }.inspect_err(|fault| self.has(*fault))
+        let copied = unsafe { guard::copy(from.as_ptr(), self.pointer, self.len) };
+        copied.inspect_err(|fault| assert_not_in(from, *fault))
     }
 
     /// Stores zeros over the whole window.
@@ -108,12 +110,30 @@ impl<'a> RamSlice<'a> {
         // SAFETY: the window is mapped.
         unsafe { guard::fill_zero(self.pointer, self.len) }
     }
+}
 
-    /// The other side of a copy is memory of this process, which it cannot do without.
-    fn has(&self, fault: RamFault) {
-        let start = self.pointer as usize;
-        // A fault may be told by its page.
-        let range = (start & !(crate::PAGE_SIZE - 1))..start + self.len;
-        assert!(range.contains(&fault.address), "memory of this process that is no guest's: {fault}");
+/// Panics if the fault lies in `own`, the other side of a copy: memory of this process, which it cannot do without. Any
+/// other fault is one of guest RAM, even where its address is outside of the window: the kernel may name the page that
+/// was touched, or the first byte of the huge page around it.
+fn assert_not_in(own: &[u8], fault: RamFault) {
+    let start = own.as_ptr() as usize;
+    let pages = start / PAGE_SIZE * PAGE_SIZE..(start + own.len()).next_multiple_of(PAGE_SIZE);
+    assert!(!pages.contains(&fault.address), "memory of this process that is no guest's: {fault}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_is_the_guests_unless_it_lies_in_a_page_of_the_other_side() {
+        let own = vec![0; 100];
+        let page = own.as_ptr() as usize / PAGE_SIZE * PAGE_SIZE;
+        let is_the_guests =
+            |address| std::panic::catch_unwind(|| assert_not_in(&own, RamFault { address })).is_ok();
+
+        assert!(!is_the_guests(own.as_ptr() as usize + 50));
+        assert!(!is_the_guests(page), "told by its page");
+        assert!(is_the_guests(page - 1));
     }
 }

@@ -25,8 +25,8 @@ pub(crate) fn pagemap() -> io::Result<File> {
     File::open("/proc/self/pagemap")
 }
 
-/// What the kernel says of memory that it cannot read or write.
-pub(crate) fn is_failed_memory(error: &io::Error) -> bool {
+/// Whether this is what the kernel says of memory that it cannot read or write: a page has failed.
+pub fn is_failed_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))
 }
 

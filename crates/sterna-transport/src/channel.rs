@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
-use sterna_ram::RamSlice;
+use sterna_ram::{RamFault, RamSlice};
 
 use crate::cancel::timespec;
 use crate::group::{ChannelGroup, Wait};
@@ -234,14 +234,14 @@ impl Channel {
             return self.receive_all(parts);
         }
         for part in parts {
-            let mut failed = false;
+            let mut failed = None;
             let got = self.take_peeked(part.len(), |bytes| {
                 if let Some(head) = part.part(0, bytes.len()) {
-                    failed = head.copy_from(bytes).is_err();
+                    failed = head.copy_from(bytes).err();
                 }
             })?;
-            if failed {
-                return Err(self.failed_memory());
+            if let Some(fault) = failed {
+                return Err(self.failed_memory(fault));
             }
             if let Some(rest) = part.part(got, part.len() - got) {
                 self.receive_all(&[rest])?;
@@ -521,9 +521,9 @@ impl Channel {
         TransportError::Cancelled { channel: self.peer.clone() }
     }
 
-    /// A page of guest RAM failed under a copy of ours: what the kernel says when one fails under its own.
-    pub(crate) fn failed_memory(&self) -> TransportError {
-        self.system("copy of guest RAM", io::Error::from_raw_os_error(libc::EFAULT))
+    /// A page of guest RAM failed under a copy of ours.
+    pub(crate) fn failed_memory(&self, fault: RamFault) -> TransportError {
+        TransportError::FailedMemory { channel: self.peer.clone(), fault }
     }
 
     pub(crate) fn system(&self, call: &'static str, source: io::Error) -> TransportError {

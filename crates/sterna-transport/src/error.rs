@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use sterna_ram::{RamFault, is_failed_memory};
+
 /// Which way bytes were moving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -149,6 +151,14 @@ pub enum TransportError {
         /// Why not.
         why: String,
     },
+    /// A page of guest RAM has failed: it is known to, or a copy of ours found it.
+    #[error("{channel}: {fault}")]
+    FailedMemory {
+        /// The channel or file that its bytes were for, or came from.
+        channel: String,
+        /// Where it is.
+        fault: RamFault,
+    },
     /// This machine's kernel refused.
     #[error("{channel}: {call} failed: {source}")]
     System {
@@ -169,8 +179,18 @@ impl TransportError {
 
     /// Whether memory that was to be read or written could not be had: a page of guest RAM has failed (poison).
     pub fn is_failed_memory(&self) -> bool {
-        let TransportError::System { source, .. } = self else { return false };
-        matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))
+        match self {
+            TransportError::FailedMemory { .. } => true,
+            TransportError::System { source, .. } => is_failed_memory(source),
+            _ => false,
+        }
+    }
+
+    /// The address in this process of the page of guest RAM that has failed, where it is known: the kernel does not say
+    /// which page failed under its own access.
+    pub fn failed_address(&self) -> Option<usize> {
+        let TransportError::FailedMemory { fault, .. } = self else { return None };
+        Some(fault.address)
     }
 
     /// Whether the peer is gone or the network between us is broken.

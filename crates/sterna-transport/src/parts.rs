@@ -1,6 +1,6 @@
 //! Lists of memory for vectored calls.
 
-use sterna_ram::RamSlice;
+use sterna_ram::{RamFault, RamSlice};
 
 /// Something to write: bytes of ours or guest RAM in place.
 #[derive(Debug, Clone, Copy)]
@@ -91,20 +91,20 @@ pub(crate) struct Remaining<'p, P> {
     /// Bytes of the first part that are done.
     done: usize,
     bytes: u64,
-    /// A page of guest RAM failed under a copy.
-    failed: bool,
+    /// The first page of guest RAM that failed under a copy.
+    fault: Option<RamFault>,
 }
 
 impl<P> Clone for Remaining<'_, P> {
     fn clone(&self) -> Self {
-        Remaining { parts: self.parts, done: self.done, bytes: self.bytes, failed: self.failed }
+        Remaining { parts: self.parts, done: self.done, bytes: self.bytes, fault: self.fault }
     }
 }
 
 impl<'p, P: Part> Remaining<'p, P> {
     pub(crate) fn new(parts: &'p [P]) -> Self {
         let bytes = parts.iter().map(|part| part.raw().1 as u64).sum();
-        Remaining { parts, done: 0, bytes, failed: false }
+        Remaining { parts, done: 0, bytes, fault: None }
     }
 
     /// Bytes that are left.
@@ -139,16 +139,17 @@ impl<'p, P: Part> Remaining<'p, P> {
         vectors
     }
 
-    /// Whether a page of guest RAM failed under one of the copies; what was copied is then worth nothing.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed
+    /// The page of guest RAM that failed under one of the copies; what was copied is then worth nothing.
+    pub(crate) fn fault(&self) -> Option<RamFault> {
+        self.fault
     }
 
     /// Copies bytes into the front, as many as there is room for; leaves those places out from then on.
     pub(crate) fn put_bytes(&mut self, from: &[u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(from.len() - count) {
-            self.failed |= place.copy_from(&from[count..count + place.len()]).is_err();
+            let copied = place.copy_from(&from[count..count + place.len()]);
+            self.fault = self.fault.or(copied.err());
             count += place.len();
             self.advance(place.len());
         }
@@ -159,7 +160,8 @@ impl<'p, P: Part> Remaining<'p, P> {
     pub(crate) fn take_bytes(&mut self, to: &mut [u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(to.len() - count) {
-            self.failed |= place.copy_to(&mut to[count..count + place.len()]).is_err();
+            let copied = place.copy_to(&mut to[count..count + place.len()]);
+            self.fault = self.fault.or(copied.err());
             count += place.len();
             self.advance(place.len());
         }

@@ -69,11 +69,13 @@ pub enum MigrationError {
     #[error(
         "memory of this machine has failed under the guest (poisoned): {}. What these pages held is lost and cannot be \
          moved: restart the guest, which gives it other memory",
-        name_pages(pages)
+        name_pages(pages, *address)
     )]
     Poisoned {
-        /// Where they are; empty if nobody could tell.
+        /// Where they are; empty as long as nobody has found out, and if nobody could.
         pages: Vec<PoisonedPage>,
+        /// The address in this process where a copy or a scan met the failure, if it was one that did.
+        address: Option<usize>,
     },
     /// Dirty tracking failed.
     #[error("dirty tracking: {0}")]
@@ -131,30 +133,45 @@ impl MigrationError {
     /// A file of this side's failed: nothing that the peer did.
     pub(crate) fn storage(error: TransportError) -> Self {
         if error.is_failed_memory() {
-            return Self::Poisoned { pages: Vec::new() };
+            return Self::failed_memory(error.failed_address());
         }
         Self::System(error.to_string())
     }
 
-    /// Keeps the error in `place`, unless something is known already: the first reason wins. Where it is not known yet
-    /// which pages of `ram` have failed, the kernel is had to look at all of them, when the place is taken.
-    pub(crate) fn note(self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
+    /// Memory has failed; which page of the guest's it is, whoever has the guest's RAM finds out.
+    fn failed_memory(address: Option<usize>) -> Self {
+        Self::Poisoned { pages: Vec::new(), address }
+    }
+
+    /// Keeps the error in `place`, unless something is known already: the first reason wins. A page of `ram` that failed
+    /// under a copy or a scan is marked and named. Takes no time: the guest may stand still until the failure is known.
+    pub(crate) fn note(mut self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
+        if let (Self::Poisoned { pages, address: Some(address) }, Some(ram)) = (&mut self, ram)
+            && pages.is_empty()
+        {
+            *pages = ram.mark_poisoned_at(*address).into_iter().collect();
+        }
+        place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(self);
+    }
+
+    /// Where memory has failed and nobody knows which page it was (the kernel met it in a system call), asks the kernel
+    /// about all of them: seconds for a large guest, so this is for when nobody waits any more.
+    pub(crate) fn find_pages(place: &Mutex<Option<Self>>, ram: &GuestRam) {
         let lock = || place.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut noted = lock();
-        if noted.is_some() {
+        if !matches!(&*lock(), Some(Self::Poisoned { pages, .. }) if pages.is_empty()) {
             return;
         }
-        let lacks_pages = matches!(&self, Self::Poisoned { pages } if pages.is_empty());
-        *noted = Some(self);
-        drop(noted);
-        if let (true, Some(ram)) = (lacks_pages, ram) {
-            let found = ram.find_poisoned();
-            let found =
-                found.inspect_err(|error| tracing::warn!("looking for memory that has failed: {error}"));
-            if let Some(Self::Poisoned { pages }) = lock().as_mut() {
-                *pages = found.unwrap_or_default();
-            }
+        let found = ram.find_poisoned();
+        let found = found.inspect_err(|error| tracing::warn!("looking for memory that has failed: {error}"));
+        if let Some(Self::Poisoned { pages, .. }) = lock().as_mut() {
+            *pages = found.unwrap_or_default();
         }
+    }
+
+    /// Refuses to hand a guest over while a page of its RAM is known to have failed.
+    pub(crate) fn check_memory(ram: &GuestRam) -> Result<(), Self> {
+        let pages = ram.poisoned();
+        if pages.is_empty() { Ok(()) } else { Err(Self::Poisoned { pages, address: None }) }
     }
 
     pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
@@ -175,7 +192,7 @@ fn tls_fault(error: &TransportError) -> Option<Fault> {
 impl From<TransportError> for MigrationError {
     fn from(error: TransportError) -> Self {
         if error.is_failed_memory() {
-            return Self::Poisoned { pages: Vec::new() };
+            return Self::failed_memory(error.failed_address());
         }
         Self::Transport(error.to_string(), Some(std::sync::Arc::new(error)))
     }
@@ -184,24 +201,26 @@ impl From<TransportError> for MigrationError {
 impl From<RamError> for MigrationError {
     fn from(error: RamError) -> Self {
         match error {
-            RamError::Poisoned { page } => Self::Poisoned { pages: vec![page] },
+            RamError::Poisoned { page } => Self::Poisoned { pages: vec![page], address: None },
             error => Self::Ram(error.to_string()),
         }
     }
 }
 
 impl From<RamFault> for MigrationError {
-    /// Which page it is, is found when the migration fails.
-    fn from(_: RamFault) -> Self {
-        Self::Poisoned { pages: Vec::new() }
+    /// Which page it is, is found when the error is noted.
+    fn from(fault: RamFault) -> Self {
+        Self::failed_memory(Some(fault.address))
     }
 }
 
-/// Names failed pages, the first few of many.
-pub(crate) fn name_pages(pages: &[PoisonedPage]) -> String {
+/// Names failed pages, the first few of many; where none is known, the address that failed.
+pub(crate) fn name_pages(pages: &[PoisonedPage], address: Option<usize>) -> String {
     const NAMED: usize = 16;
-    if pages.is_empty() {
-        return "a page that is not known".to_owned();
+    match address {
+        _ if !pages.is_empty() => {}
+        Some(address) => return format!("the page at host address {address:#x}"),
+        None => return "a page that is not known".to_owned(),
     }
     let named: Vec<String> = pages.iter().take(NAMED).map(ToString::to_string).collect();
     let more = match pages.len().saturating_sub(NAMED) {

@@ -1,14 +1,11 @@
 //! A process that forks (a VMM that daemonises) sees its own page tables afterwards, not its parent's.
 
-use std::process::Command;
-
 use sterna_ram::dirty::UffdDirtyLog;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
-use crate::support::{say, skipped};
+use crate::support::{is_alone, skipped};
 
 const PAGES: u64 = 1024;
-const ALONE: &str = "STERNA_TEST_FORKS_ALONE";
 /// What the child's exit status says: anything else is a test that failed.
 const RIGHT: i32 = 0;
 const NO_LOG: i32 = 77;
@@ -75,15 +72,7 @@ fn look_at_inherited(inherited: &GuestRam) -> i32 {
 
 #[test]
 fn fork_after_the_page_table_was_asked_sees_its_own_pages() {
-    if std::env::var_os(ALONE).is_none() {
-        let name = std::thread::current().name().unwrap().to_owned();
-        let alone = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &name, "--nocapture", "--test-threads=1"])
-            .env(ALONE, "1")
-            .output()
-            .unwrap();
-        say(&String::from_utf8_lossy(&alone.stderr));
-        assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stdout));
+    if !is_alone() {
         return;
     }
     // As a VMM that finds out what it can do, and then becomes a daemon.

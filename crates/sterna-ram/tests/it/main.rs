@@ -2,6 +2,8 @@
 //! `cargo test -p sterna-ram --test it SUBJECT::` runs those of one subject.
 //! `loom` is built with another configuration, so it is a program of its own.
 
+#[path = "../support/broken.rs"]
+mod broken;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,21 +1,33 @@
 //! Memory that fails: known pages are kept off, and one that fails under an access is an error with its place.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::cell::Cell;
 use std::sync::Once;
 
 use sterna_ram::zero::Method;
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock, RamError, guard};
 
-use crate::support::skipped;
+use crate::broken::break_page;
+use crate::support::{is_alone, skipped};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const PAGES: u64 = 64;
 
+thread_local! {
+    /// The address that signals of this thread tell instead of the one that was touched; 0 for none.
+    static HEAD: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Forwards SIGBUS as a VMM does.
 fn forward_sigbus() {
+    /// Of `si_addr` in `siginfo_t`.
+    const ADDRESS_OFFSET: usize = 16;
     extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: these are the arguments of the running handler; then a call that handlers may make.
+        // SAFETY: these are the arguments of the running handler, whose structure it may change; then a call that
+        // handlers may make.
         unsafe {
+            if HEAD.get() != 0 {
+                info.byte_add(ADDRESS_OFFSET).cast::<usize>().write_unaligned(HEAD.get());
+            }
             if !guard::handle_sigbus(info, context) {
                 libc::signal(libc::SIGBUS, libc::SIG_DFL);
             }
@@ -33,23 +45,6 @@ fn forward_sigbus() {
         };
         assert_eq!(result, 0);
     });
-}
-
-/// Puts memory in the place of a page that raises SIGBUS when it is touched: that of a file without a byte.
-fn break_page(block: &RamBlock, page: u64) {
-    block.write(page * PAGE, &[1]).unwrap();
-    // SAFETY: the name ends in a zero byte.
-    let file = unsafe { libc::memfd_create(c"nothing".as_ptr(), libc::MFD_CLOEXEC) };
-    assert!(file >= 0);
-    // SAFETY: the kernel just gave us this descriptor.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    let at = block.host_address().wrapping_add((page * PAGE) as usize);
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: replaces one page of the block's own mapping, to which no reference exists.
-    let mapped = unsafe {
-        libc::mmap(at.cast(), PAGE_SIZE, access, libc::MAP_SHARED | libc::MAP_FIXED, file.as_raw_fd(), 0)
-    };
-    assert_eq!(mapped, at.cast());
 }
 
 fn ram(backing: Backing) -> GuestRam {
@@ -117,9 +112,33 @@ fn page_that_fails_under_a_copy_is_an_error_with_block_and_offset() {
     }
 }
 
+/// Kernels before 6.8 may say where the huge page begins in which a page was touched.
+#[test]
+fn page_that_fails_and_is_told_by_the_begin_of_its_huge_page_is_an_error() {
+    forward_sigbus();
+    let ram = ram(Backing::Memfd);
+    let block = ram.block(1);
+    break_page(block, 9);
+    let window = block.slice(8 * PAGE, 3 * PAGE_SIZE).unwrap();
+    let mut bytes = vec![0; 3 * PAGE_SIZE];
+    let head = address_of(&ram, 1, 0);
+
+    HEAD.set(head);
+    let faults = [window.copy_to(&mut bytes), window.copy_from(&bytes), window.fill_zero()];
+    let error = block.read(8 * PAGE, &mut bytes).unwrap_err();
+    HEAD.set(0);
+
+    assert!(faults.iter().all(|fault| fault.unwrap_err().address == head), "{faults:?}");
+    let RamError::Poisoned { page } = &error else { panic!("{error}") };
+    assert_eq!((page.block.as_str(), page.offset), ("high", 0));
+}
+
 #[test]
 fn page_that_is_known_to_have_failed_is_not_touched() {
-    // Without a handler: nothing here may raise a signal.
+    // In a process without a handler a signal would end it.
+    if !is_alone() {
+        return;
+    }
     let ram = ram(Backing::Memfd);
     let block = ram.block(0);
     break_page(block, 5);

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use sterna_ram::{GuestRam, RamBlock, RamError};
+use sterna_ram::{GuestRam, RamBlock, RamError, RamFault};
 
 use super::DIRECT_ALIGN;
 use super::buffers::{BUFFER_BYTES, Buffers};
@@ -171,7 +171,7 @@ impl PageQueue {
                 IoPart::Bytes(bytes) => to.copy_from_slice(&bytes[done..done + now]),
                 IoPart::Ram(window) => {
                     let Some(window) = window.part(done, now) else { return Err(self.internal("a window")) };
-                    window.copy_to(to).map_err(|_| self.failed_memory())?;
+                    window.copy_to(to).map_err(|fault| self.failed_memory(fault))?;
                 }
             }
             self.filling = Some((index, start, filled + now));
@@ -202,20 +202,19 @@ impl PageQueue {
     /// The window's address, checked.
     fn window(&self, block: usize, offset: u64, length: usize) -> Result<*mut u8, TransportError> {
         let block = self.ram.as_ref().and_then(|ram| ram.blocks().get(block));
-        match block.map(|block: &RamBlock| block.slice(offset, length)) {
-            Some(Ok(slice)) => Ok(slice.as_ptr()),
-            Some(Err(RamError::Poisoned { .. })) => Err(self.failed_memory()),
+        match block.map(|block: &RamBlock| (block, block.slice(offset, length))) {
+            Some((_, Ok(slice))) => Ok(slice.as_ptr()),
+            Some((block, Err(RamError::Poisoned { page }))) => {
+                let address = block.host_address() as usize + page.offset as usize;
+                Err(self.failed_memory(RamFault { address }))
+            }
             _ => panic!("a window that is not in the queue's RAM"),
         }
     }
 
-    /// A page of guest RAM has failed: what the kernel says when one fails under its own access.
-    fn failed_memory(&self) -> TransportError {
-        TransportError::System {
-            channel: self.file.path().display().to_string(),
-            call: "access to guest RAM",
-            source: io::Error::from_raw_os_error(libc::EFAULT),
-        }
+    /// A page of guest RAM is known to have failed, or failed under a copy of ours.
+    fn failed_memory(&self, fault: RamFault) -> TransportError {
+        TransportError::FailedMemory { channel: self.file.path().display().to_string(), fault }
     }
 
     fn send(&mut self, piece: Piece) -> Result<(), TransportError> {

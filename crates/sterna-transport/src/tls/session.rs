@@ -104,8 +104,8 @@ impl Session {
                 drop(state);
                 return Err(self.broken(channel, error));
             }
-            if places.has_failed() {
-                return Err(channel.failed_memory());
+            if let Some(fault) = places.fault() {
+                return Err(channel.failed_memory(fault));
             }
             let moved = (left.bytes() - places.bytes()) as usize;
             if moved > 0 || state.is_closed {
@@ -152,8 +152,8 @@ impl Session {
             if count == 0 {
                 break;
             }
-            if places.has_failed() {
-                return Err(channel.failed_memory());
+            if let Some(fault) = places.fault() {
+                return Err(channel.failed_memory(fault));
             }
             let result = lock(&self.state).seal(&plain[..count], sealed);
             if let Err(problem) = result {

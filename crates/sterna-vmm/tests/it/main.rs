@@ -3,6 +3,8 @@
 
 #[path = "../../../sterna-devices/tests/support/back_end.rs"]
 mod back_end;
+#[path = "../../../sterna-ram/tests/support/broken.rs"]
+mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../../../sterna-devices/tests/support/model.rs"]

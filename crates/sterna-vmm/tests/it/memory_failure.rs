@@ -1,6 +1,5 @@
 //! Memory of the host fails under a migration: an error that names the page, the process lives, the guest runs on.
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, PoisonedPage, RamBlock};
@@ -9,6 +8,7 @@ use sterna::{
     SourceVm, StartError, TargetVm, ZeroPageDetection,
 };
 
+use crate::broken::break_page;
 use crate::plain::{Plain, byte_of};
 
 const PAGES: u64 = 2000;
@@ -23,18 +23,6 @@ fn source() -> Arc<Plain> {
     let source = empty_vm();
     (0..PAGES).filter(|page| page % 3 != 0).for_each(|page| source.write(page, 5));
     source
-}
-
-/// Puts memory in the place of a page that raises SIGBUS when it is touched: that of a file without a byte.
-fn break_page(vm: &Plain, page: u64) {
-    let block = vm.ram.block(0);
-    block.write(page * PAGE_SIZE as u64, &[1]).unwrap();
-    let file = tempfile::tempfile().unwrap();
-    let at = block.host_address().wrapping_add(page as usize * PAGE_SIZE);
-    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: replaces one page of the block's own mapping, to which no reference exists.
-    let mapped = unsafe { libc::mmap(at.cast(), PAGE_SIZE, access, flags, file.as_raw_fd(), 0) };
-    assert_eq!(mapped, at.cast());
 }
 
 fn broken() -> Vec<PoisonedPage> {
@@ -81,7 +69,7 @@ fn run(
 }
 
 fn assert_names_the_page(error: &MigrationError) {
-    let MigrationError::Poisoned { pages } = error else { panic!("{error}") };
+    let MigrationError::Poisoned { pages, .. } = error else { panic!("{error}") };
     assert_eq!(*pages, broken());
     assert!(error.to_string().contains("guest address 0x5d2000"), "{error}");
 }
@@ -91,7 +79,7 @@ fn page_that_fails_at_the_source_fails_the_migration_and_not_the_guest() {
     sterna_vmm::forward_sigbus().unwrap();
     for (params, capabilities) in ways() {
         let (source, target) = (source(), empty_vm());
-        break_page(&source, BROKEN);
+        break_page(source.ram.block(0), BROKEN);
 
         let (outcome, arrival) = run(&source, &target, &params, capabilities);
 
@@ -115,7 +103,7 @@ fn page_that_fails_while_a_guest_is_saved_fails_the_save() {
     let directory = tempfile::tempdir().unwrap();
     for (mapped_ram, multifd) in [(true, true), (true, false), (false, false)] {
         let source = source();
-        break_page(&source, BROKEN);
+        break_page(source.ram.block(0), BROKEN);
         let to: Address = format!("file:{}/image", directory.path().display()).parse().unwrap();
         let capabilities = Capabilities { mapped_ram, multifd, ..Capabilities::default() };
         let params = Parameters { zero_page_detection: ZeroPageDetection::None, ..Parameters::default() };
@@ -134,7 +122,7 @@ fn page_that_fails_at_the_destination_fails_the_migration_and_not_the_process() 
     sterna_vmm::forward_sigbus().unwrap();
     for (params, capabilities) in ways() {
         let (source, target) = (source(), empty_vm());
-        break_page(&target, BROKEN);
+        break_page(target.ram.block(0), BROKEN);
 
         let (outcome, arrival) = run(&source, &target, &params, capabilities);
 
@@ -165,4 +153,51 @@ fn page_that_is_known_to_have_failed_is_refused_at_the_start_and_before_the_hand
         assert_names_the_page(error);
         assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
     }
+}
+
+/// One lane that scans, and one that copies: they tell which page it was.
+#[test]
+fn page_that_a_copy_met_is_named_without_a_look_at_all_others() {
+    sterna_vmm::forward_sigbus().unwrap();
+    let scans = (Parameters { max_bandwidth_bytes: 0, ..Parameters::default() }, Capabilities::default());
+    let copies = (
+        Parameters {
+            multifd_channels: 1,
+            multifd_compression: Compression::Zstd,
+            zero_page_detection: ZeroPageDetection::None,
+            ..scans.0.clone()
+        },
+        Capabilities { multifd: true, ..Capabilities::default() },
+    );
+    for (params, capabilities) in [scans, copies] {
+        let source = source();
+        break_page(source.ram.block(0), BROKEN);
+        break_page(source.ram.block(0), PAGES - 1);
+
+        let (outcome, _) = run(&source, &empty_vm(), &params, capabilities);
+
+        let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+        assert_names_the_page(error);
+        assert_eq!(source.ram.poisoned(), broken(), "the kernel was asked about the others");
+    }
+}
+
+/// A page that the kernel met: it does not say which.
+#[test]
+fn page_that_fails_in_the_switchover_is_looked_for_when_the_guest_runs_again() {
+    sterna_vmm::forward_sigbus().unwrap();
+    let source = source();
+    source.at_last(|vm| {
+        break_page(vm.ram.block(0), BROKEN);
+        vm.log.mark(0, BROKEN);
+    });
+    let (tell, told) = std::sync::mpsc::channel();
+    source.at_resume(move |vm| tell.send(vm.ram.poisoned()).unwrap());
+    let params = Parameters { zero_page_detection: ZeroPageDetection::None, ..Parameters::default() };
+
+    let (outcome, _) = run(&source, &empty_vm(), &params, Capabilities::default());
+
+    let Outcome::Failed { error, held: false } = &outcome else { panic!("{outcome:?}") };
+    assert_names_the_page(error);
+    assert_eq!(told.recv().unwrap(), [], "the guest stood still meanwhile");
 }

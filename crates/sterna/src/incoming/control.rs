@@ -167,7 +167,7 @@ impl Control {
         match action {
             Action::FinishLoading => self.finish_loading(driver),
             Action::AcquireHooks => self.acquire_hooks(),
-            Action::SendPong => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
+            Action::SendPong => self.answer_prepare(),
             Action::StartGuest => self.start_guest(),
             Action::AnnounceNetwork => {
                 self.take_over_if_paused(driver);
@@ -197,7 +197,8 @@ impl Control {
             Ok(false) => return,
             Err(error) => return self.shared.fail(error),
         }
-        match self.shared.rounds.complete().and_then(|()| self.shared.target.finish_loading()) {
+        let finished = self.shared.rounds.complete().and_then(|()| self.shared.target.finish_loading());
+        match finished.and_then(|wants_to_run| self.check_memory().map(|()| wants_to_run)) {
             Ok(wants_to_run) => {
                 let run = wants_to_run && self.shared.autostart.read();
                 self.shared.report(Fed::LoadComplete { run });
@@ -267,6 +268,19 @@ impl Control {
             self.shared.tell(&Event::Warning(error.to_string()));
             self.left_held = true;
         }
+    }
+
+    /// The last moment at which the source's guest can run on: from the answer on, the source may let go of it.
+    fn answer_prepare(&mut self) {
+        match self.check_memory() {
+            Ok(()) => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
+            Err(error) => self.shared.fail(error),
+        }
+    }
+
+    /// A page may have failed after its bytes came: the VMM says so at any time.
+    fn check_memory(&self) -> Result<(), MigrationError> {
+        self.shared.target.guest().map_or(Ok(()), MigrationError::check_memory)
     }
 
     fn start_guest(&mut self) {
@@ -408,6 +422,8 @@ impl Control {
     }
 
     fn reset(&mut self) {
+        // The source knows that it failed. Behind this the pages are gone.
+        self.shared.find_failed_pages();
         if let Err(error) = self.shared.streams.end_load() {
             self.shared.tell(&Event::Warning(error.to_string()));
         }

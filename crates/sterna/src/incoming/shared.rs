@@ -329,6 +329,13 @@ impl Shared {
         error.note(&self.error, self.layout.get().map(|layout| &layout.ram));
     }
 
+    /// Finds out which pages have failed, if it failed because of some that nobody named.
+    pub fn find_failed_pages(&self) {
+        if let Some(ram) = self.target.guest() {
+            MigrationError::find_pages(&self.error, ram);
+        }
+    }
+
     /// The first error is no longer all that is to be said: what came lies in `place`.
     pub fn note_kept(&self, place: PathBuf) {
         let mut error = lock(&self.error);

@@ -364,6 +364,8 @@ impl Control {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
         let _ = self.close_channels();
         self.unthrottle();
+        // Not before: all is undone, and the guest runs on.
+        self.shared.find_failed_pages();
         if outcome.end == End::Completed {
             self.shared.tell_passed();
             self.note_start();

@@ -93,7 +93,7 @@ pub enum StartError {
     /// Pages of guest RAM have failed, and what they held cannot be moved.
     #[error(
         "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
-        crate::error::name_pages(pages)
+        crate::error::name_pages(pages, None)
     )]
     Poisoned {
         /// Where they are.

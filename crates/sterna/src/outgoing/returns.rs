@@ -103,6 +103,8 @@ impl Reader<'_> {
                 self.shared.report(Fed::CompatibilityAccepted);
             }
             extension::PREPARE_PING if state == State::Preparing => {
+                // This is the commit. A page may have failed while the streams and devices were saved.
+                MigrationError::check_memory(self.shared.vm.ram())?;
                 self.shared.report(Fed::PrepareAcknowledged);
             }
             extension::PREPARE_PING if !state.is_final() => {

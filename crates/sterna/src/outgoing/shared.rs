@@ -161,6 +161,11 @@ impl Shared {
         error.note(&self.error, Some(self.vm.ram()));
     }
 
+    /// Finds out which pages have failed, if it failed because of some that nobody named.
+    pub fn find_failed_pages(&self) {
+        MigrationError::find_pages(&self.error, self.vm.ram());
+    }
+
     pub fn error(&self) -> Option<MigrationError> {
         lock(&self.error).clone()
     }

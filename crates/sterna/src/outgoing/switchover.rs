@@ -27,10 +27,7 @@ impl Control {
         }
         // Pages that were sent before they failed are old by now, or the guest was told and does without them: nobody
         // knows which, so that it stays here.
-        let pages = shared.vm.ram().poisoned();
-        if !pages.is_empty() {
-            return Err(MigrationError::Poisoned { pages });
-        }
+        MigrationError::check_memory(shared.vm.ram())?;
         self.step(SwitchoverStep::LastPages);
         if !self.send_streams()? {
             return Ok(());
@@ -49,6 +46,8 @@ impl Control {
         if self.file.is_some() {
             file::finish(self)?;
         }
+        // Without a return path this is the commit.
+        MigrationError::check_memory(shared.vm.ram())?;
         shared.report(Fed::FinalStateSent);
         Ok(())
     }

@@ -19,6 +19,7 @@ mod migrate;
 mod order;
 mod page_order;
 mod pages;
+mod poisoned;
 mod save;
 mod stale;
 mod tls;

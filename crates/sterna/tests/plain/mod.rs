@@ -5,18 +5,20 @@ use std::sync::{Arc, Mutex};
 
 use sterna::ram::dirty::SoftwareLog;
 use sterna::ram::{DirtySource, GuestRam, PAGE_SIZE};
-use sterna::{Device, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
 
-/// RAM, its log, and what the guest does last.
+/// RAM, its log, and what the guest does last and first.
 pub struct Plain {
     pub ram: GuestRam,
     pub log: SoftwareLog,
     /// What a block may hold before a guest comes.
     pub may_hold_bytes: bool,
-    last: Mutex<Option<LastAct>>,
+    last: Mutex<Option<Act>>,
+    resumed: Mutex<Option<Act>>,
+    hooks: Mutex<Vec<Arc<dyn Hook>>>,
 }
 
-type LastAct = Box<dyn FnOnce(&Plain) + Send>;
+type Act = Box<dyn FnOnce(&Plain) + Send>;
 
 impl Plain {
     pub fn new(ram: GuestRam) -> Arc<Self> {
@@ -25,12 +27,29 @@ impl Plain {
 
     pub fn with(ram: GuestRam, may_hold_bytes: bool) -> Arc<Self> {
         let log = SoftwareLog::new(&ram);
-        Arc::new(Self { ram, log, may_hold_bytes, last: Mutex::default() })
+        Arc::new(Self {
+            ram,
+            log,
+            may_hold_bytes,
+            last: Mutex::default(),
+            resumed: Mutex::default(),
+            hooks: Mutex::default(),
+        })
     }
 
     /// What the guest does when all of its memory has been sent, just before it stops.
     pub fn at_last(&self, act: impl FnOnce(&Plain) + Send + 'static) {
         *self.last.lock().unwrap() = Some(Box::new(act));
+    }
+
+    /// What happens when the guest is told to run on.
+    pub fn at_resume(&self, act: impl FnOnce(&Plain) + Send + 'static) {
+        *self.resumed.lock().unwrap() = Some(Box::new(act));
+    }
+
+    /// Something that changes hands with the guest.
+    pub fn add_hook(&self, hook: Arc<dyn Hook>) {
+        self.hooks.lock().unwrap().push(hook);
     }
 
     /// Fills a page of block 0 with `byte`, as the guest.
@@ -68,10 +87,16 @@ impl SourceVm for Plain {
         Ok(())
     }
     fn resume(&self) -> Result<(), VmError> {
+        if let Some(act) = self.resumed.lock().unwrap().take() {
+            act(self);
+        }
         Ok(())
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         Vec::new()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap().clone()
     }
 }
 
@@ -87,6 +112,9 @@ impl TargetVm for Plain {
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         Vec::new()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        SourceVm::hooks(self)
     }
     fn start(&self) -> Result<(), VmError> {
         Ok(())
