@@ -48,11 +48,17 @@ impl Address {
     /// address back as it is. For addresses that stood on the program's command line: who started it handed the
     /// descriptor over. From then on it is closed when what uses it ends.
     ///
+    /// # Safety
+    /// If the address names a descriptor that is open, nobody in this process may own or use it, now or later: it came
+    /// with exec, nobody has taken it over before, and no other thread does so meanwhile. That it is close-on-exec, as all
+    /// that Rust's library opens, is refused; a C library's need not be.
+    ///
     /// # Errors
     /// [`TransportError::Connect`]: the number names no inherited descriptor, or it was taken over before.
-    pub fn claim_inherited(self) -> Result<Address, TransportError> {
+    pub unsafe fn claim_inherited(self) -> Result<Address, TransportError> {
         let Address::Fd(name) = &self else { return Ok(self) };
-        match HandedFd::inherited(name) {
+        // SAFETY: the caller's promise.
+        match unsafe { HandedFd::inherited(name) } {
             Ok(fd) => Ok(Address::Handed(fd)),
             Err(source) => Err(TransportError::Connect { address: self.to_string(), source }),
         }

@@ -32,9 +32,12 @@ impl HandedFd {
     /// Takes over a descriptor that this process was started with, by its number: for the program on whose command
     /// line the number stood. Works once for each.
     ///
+    /// # Safety
+    /// If it is open, nobody in this process may own or use it, now or later.
+    ///
     /// # Errors
-    /// It is not above 2, not open, or not inherited: a descriptor that the process opened itself has an owner here.
-    pub(crate) fn inherited(name: &str) -> io::Result<Self> {
+    /// It is not above 2, not open, or close-on-exec: that a descriptor which came with exec is not.
+    pub(crate) unsafe fn inherited(name: &str) -> io::Result<Self> {
         let number = number(name)?;
         // SAFETY: borrowed for the two calls below only; a number that is not open is answered by EBADF.
         let given = unsafe { BorrowedFd::borrow_raw(number) };
@@ -44,9 +47,7 @@ impl HandedFd {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         rustix::io::fcntl_setfd(given, flags | FdFlags::CLOEXEC)?;
-        // SAFETY: it is open and came with exec: everything that Rust's library and this project open is
-        // close-on-exec from the start. So nobody in this process owns it, and by the flag that was just set no
-        // second call takes it.
+        // SAFETY: it is open, and nobody else owns it (the caller's promise).
         Ok(Self::new(unsafe { OwnedFd::from_raw_fd(number) }, name))
     }
 

@@ -13,6 +13,7 @@
 
 mod devices;
 mod error;
+mod inherited;
 mod kvm;
 pub mod layout;
 mod machine;
@@ -20,6 +21,7 @@ mod memory_failure;
 
 pub use devices::codec::StateError;
 pub use error::VmmError;
+pub use inherited::claim_inherited;
 pub use machine::bus::PortDevice;
 pub use machine::config::{GuestImage, MachineConfig, PortRange};
 pub use machine::gate::EndReason;

@@ -27,7 +27,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     // SAFETY: the structure is filled, by SA_SIGINFO.
     let code = unsafe { (*info).si_code };
     if code == libc::BUS_MCEERR_AO {
-        // A page has failed that nobody needs now: whoever does will know.
+        // Nobody is using the failed page now; whoever touches it later gets the error.
         return;
     }
     // SAFETY: both calls may be made in a handler. Whoever touched the memory does so again and ends the process.

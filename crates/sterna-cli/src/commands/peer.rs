@@ -280,7 +280,7 @@ fn uuid(text: &str) -> Result<[u8; 16], String> {
 /// An address of the command line. A descriptor that it names was handed over by whoever started this program.
 fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
-    address.claim_inherited().map_err(|error| Stop::usage(error.to_string()))
+    sterna_vmm::claim_inherited(address).map_err(|error| Stop::usage(error.to_string()))
 }
 
 fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupts) -> Result<Stored, Stop> {

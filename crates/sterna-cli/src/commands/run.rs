@@ -279,7 +279,8 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
         Some(uri) => {
             let address = sterna_qmp::migration::from_uri(uri)
                 .map_err(|error| Stop::usage(format!("--incoming {uri}: {error}")))?;
-            let address = address.claim_inherited().map_err(|error| Stop::usage(error.to_string()))?;
+            let address =
+                sterna_vmm::claim_inherited(address).map_err(|error| Stop::usage(error.to_string()))?;
             control.listen(&address).map_err(|error| Stop::failed(format!("cannot wait at {uri}: {error}")))
         }
         None if arguments.stopped => Ok(()),

@@ -101,6 +101,17 @@ impl BackEnd {
         &self.socket
     }
 
+    /// Waits until it has made its pipe block ([`Fault::OwnPipeHangs`]), whatever this side did to it before.
+    pub fn wait_until_its_pipe_blocks(&self) {
+        let times = || std::fs::metadata(blocked(&self.socket)).map_or(0, |file| file.len());
+        let (begin, before) = (Instant::now(), times());
+        // The next one may have begun before.
+        while times() < before + 2 {
+            assert!(begin.elapsed() < PATIENCE, "the back end does not make its pipe block");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// SIGSTOP, and waits until it holds: it answers nothing.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
@@ -296,11 +307,19 @@ impl VhostUserBackendMut for Service {
     }
 }
 
+/// Where a back end at `socket` notes, by a byte each, how often it has made its pipe block.
+fn blocked(socket: &Path) -> PathBuf {
+    socket.with_extension("blocked")
+}
+
 /// Keeps the other end open and, what the front end may set, the pipe blocking.
 fn make_it_block(theirs: std::os::fd::OwnedFd, other: std::os::fd::OwnedFd) {
+    let socket = std::env::var_os(SOCKET).expect("a back end has one");
+    let mut times = File::create(blocked(Path::new(&socket))).expect("a file");
     thread::spawn(move || {
         loop {
             rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::empty()).expect("a pipe");
+            times.write_all(b".").expect("room");
             thread::sleep(Duration::from_millis(1));
             let _ = &other;
         }

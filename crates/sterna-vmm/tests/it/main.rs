@@ -15,6 +15,7 @@ mod plain;
 mod virtqueue;
 
 mod hostile;
+mod inherited;
 mod machine;
 mod memory_failure;
 mod moving;

@@ -131,11 +131,6 @@ fn ends<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     told.recv_timeout(crate::virtqueue::PATIENCE).expect("it waits for ever")
 }
 
-/// Many times what a back end takes that makes its pipe block.
-fn wait_until_it_blocks() {
-    std::thread::sleep(std::time::Duration::from_millis(200));
-}
-
 #[test]
 fn state_pipe_of_the_back_end_that_blocks_and_never_ends_is_given_up_and_the_source_runs_on() {
     let directory = TempDir::new().expect("a directory");
@@ -144,7 +139,7 @@ fn state_pipe_of_the_back_end_that_blocks_and_never_ends_is_given_up_and_the_sou
     machine.serve(0..5);
 
     machine.stop().expect("a good stop");
-    wait_until_it_blocks();
+    machine.back_end.wait_until_its_pipe_blocks();
     let device = std::sync::Arc::clone(&machine.device);
     let error = told(ends(move || device.read(&mut [0; 4096])).expect_err("nothing comes"));
 
@@ -160,7 +155,7 @@ fn state_pipe_of_the_back_end_that_blocks_and_is_never_read_is_given_up() {
     let machine = Machine::waiting(directory.path(), "target", 64, Fault::OwnPipeHangs, SHORT);
 
     machine.device.begin_load().expect("a good beginning");
-    wait_until_it_blocks();
+    machine.back_end.wait_until_its_pipe_blocks();
     let device = std::sync::Arc::clone(&machine.device);
     let error = told(ends(move || device.write(&vec![0; 4 << 20])).expect_err("nobody reads"));
 
