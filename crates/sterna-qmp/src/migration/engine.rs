@@ -17,8 +17,8 @@ pub enum GuestAt {
     Destination,
 }
 
-/// Starts migrations. Errors are sentences for the operator, as [`StartError`] says them. Who has the guest meanwhile and afterwards it says through
-/// the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
+/// Starts migrations. Errors are sentences for the operator, as [`StartError`] says them. Who has the guest meanwhile and
+/// afterwards it says through the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
 pub trait Engine: Send + Sync {
     /// Starts an outgoing migration and returns at once.
     ///
