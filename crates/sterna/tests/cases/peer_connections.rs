@@ -255,6 +255,8 @@ fn strangers_that_come_first_keep_no_channel_out() {
                 for _ in 0..3 {
                     stranger.channel(&incoming.address(), bytes.clone(), !then_closes);
                 }
+                // One that has said a whole configuration and is still open would be as good as the source.
+                stranger.wait();
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 let sent = good.send(&incoming.address(), true);
                 assert_arrives(&incoming, &target);

@@ -165,6 +165,13 @@ impl Sent {
         }));
     }
 
+    /// Waits until all is written, and closed what is to be.
+    pub fn wait(&mut self) {
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+
     /// What came back on the first connection until its end.
     pub fn returned(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
