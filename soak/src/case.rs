@@ -179,7 +179,7 @@ impl Play {
             (Blow::Panic, ..) => {
                 // The network is no callback of a VMM.
                 if self.case.stop.side() != Side::Network {
-                    self.stage.panic();
+                    self.stage.panic(self.case.stop);
                 }
                 Ok(())
             }

@@ -25,8 +25,8 @@ struct State {
     released: u32,
     /// Nobody stops any more.
     open: bool,
-    /// Whoever is let go next panics.
-    panics: bool,
+    /// Whoever is let go from there panics. Another may be let go with it, from the stop before.
+    panics: Option<Stop>,
 }
 
 impl Stage {
@@ -51,7 +51,7 @@ impl Stage {
         while state.reached && !state.open {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let panics = std::mem::take(&mut state.panics);
+        let panics = state.panics.take_if(|at| *at == stop).is_some();
         drop(state);
         if panics {
             // Not by `panic!`: to print a backtrace, the process would load its debug information, and its resident memory
@@ -60,9 +60,9 @@ impl Stage {
         }
     }
 
-    /// Whoever stands at the stop panics when it is let go.
-    pub fn panic(&self) {
-        self.lock().panics = true;
+    /// Whoever stands at `stop` panics when it is let go.
+    pub fn panic(&self, stop: Stop) {
+        self.lock().panics = Some(stop);
     }
 
     /// Whether the migration has not yet come to `stop`, and shall.
