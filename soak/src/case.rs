@@ -212,11 +212,13 @@ impl Play {
                     if migration.may_guest_run() || vm.run_state() != sterna::RunState::Paused {
                         return Err("the guest may run at an undecided source".into());
                     }
-                    let is_refused = matches!(migration.cancel(), Err(Refusal::CancelUndecided));
-                    // Where the network is up, the destination may have answered since the look.
-                    let is_answered = !self.down && migration.status() != Status::Undecided;
+                    let answer = migration.cancel();
+                    let is_refused = matches!(answer, Err(Refusal::CancelUndecided));
+                    // Where the network is up, the destination may have answered since the look; the machine knows of it
+                    // before the status says so.
+                    let is_answered = !self.down && matches!(answer, Err(Refusal::NothingToCancel { .. }));
                     if !is_refused && !is_answered {
-                        return Err("an undecided migration was cancelled".into());
+                        return Err(format!("cancel of an undecided migration was answered with {answer:?}"));
                     }
                     if is_refused {
                         self.resolve(arrival.flatten().as_ref())?;

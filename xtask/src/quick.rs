@@ -9,8 +9,8 @@ use crate::test;
 /// Crates of which the integration tests run too: formats, the protocol's machines and the engine.
 const WITH_INTEGRATION: [&str; 6] =
     ["sterna-wire", "sterna-proto", "sterna-ram", "sterna-transport", "sterna-image", "sterna"];
-/// Their jobs that run a VM.
-pub const NOT: [&str; 2] = ["sterna-ram it kvm", "sterna-ram it ring"];
+/// Their jobs that run a VM, or take more than a minute of a processor by themselves.
+pub const NOT: [&str; 3] = ["sterna-ram it kvm", "sterna-ram it ring", "sterna cases streams"];
 
 /// The command.
 pub fn command() -> std::result::Result<(), Failure> {
