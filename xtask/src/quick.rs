@@ -9,7 +9,7 @@ use crate::test;
 /// Crates of which the integration tests run too: formats, the protocol's machines and the engine.
 const WITH_INTEGRATION: [&str; 6] =
     ["sterna-wire", "sterna-proto", "sterna-ram", "sterna-transport", "sterna-image", "sterna"];
-/// Their jobs that run a VM, or take more than a minute of a processor by themselves.
+/// Their jobs that run a VM, or take about a minute of a processor by themselves.
 pub const NOT: [&str; 3] = ["sterna-ram it kvm", "sterna-ram it ring", "sterna cases streams"];
 
 /// The command.
