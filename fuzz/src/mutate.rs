@@ -24,27 +24,23 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// Numbers drawn from a seed (SplitMix64).
-pub struct Draw(u64);
+/// Numbers drawn from a seed.
+pub struct Draw(fastrand::Rng);
 
 impl Draw {
     /// The numbers of input `number` of `seed`.
     pub fn new(seed: u64, number: u64) -> Self {
-        let mut draw = Self(seed);
-        draw.0 = draw.next() ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        draw
+        let other = fastrand::Rng::with_seed(seed).u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self(fastrand::Rng::with_seed(other))
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.0.u64(..)
     }
 
     /// A number below `bound`, 0 if that is 0.
     fn below(&mut self, bound: u64) -> u64 {
-        self.next().checked_rem(bound).unwrap_or(0)
+        if bound == 0 { 0 } else { self.0.u64(..bound) }
     }
 
     fn index(&mut self, length: usize) -> usize {

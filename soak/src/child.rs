@@ -7,12 +7,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fork::Fork;
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use sterna::{Address, Incoming, Migration, SourceVm, Status, TargetVm};
 use sterna_guests::ProcessGuest;
@@ -83,7 +84,7 @@ impl Process {
 
     /// Kills it, and what it forked, and waits until the kernel has taken everything back.
     pub fn kill(&self) {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = self.child.lock();
         // Its group has its number as long as nobody has waited for it.
         if let (Ok(None), Some(group)) = (child.try_wait(), Pid::from_raw(child.id() as i32)) {
             let _ = kill_process_group(group, Signal::KILL);
@@ -93,7 +94,7 @@ impl Process {
 
     fn say(&self, what: &str) {
         // One that was killed hears nothing.
-        let _ = writeln!(self.input.lock().unwrap_or_else(PoisonError::into_inner), "{what}");
+        let _ = writeln!(self.input.lock(), "{what}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! What both sides do to the guest, in one place: at most one runs it, at most one holds its lease.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use sterna::VmError;
 
 use crate::stop::Side;
@@ -28,7 +27,7 @@ impl Ledger {
 
     /// `side` is about to let the guest run.
     pub fn starts(&self, side: Side) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.runs.iter().any(|&runs| runs != side) {
             state.violations.push(format!("{side:?} starts the guest while the other side runs it"));
         }
@@ -43,12 +42,12 @@ impl Ledger {
 
     /// The guest does not run at `side` any more.
     pub fn stopped(&self, side: Side) {
-        self.lock().runs.retain(|&runs| runs != side);
+        self.state.lock().runs.retain(|&runs| runs != side);
     }
 
     /// `side` wants the lease.
     pub fn acquire(&self, side: Side) -> Result<(), VmError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.holds {
             Some(other) if other != side => {
                 Err(VmError::new("acquire the lease", format!("{other:?} holds it")))
@@ -62,7 +61,7 @@ impl Ledger {
 
     /// `side` lets the lease go.
     pub fn release(&self, side: Side) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.holds == Some(side) {
             state.holds = None;
         }
@@ -70,15 +69,11 @@ impl Ledger {
 
     /// Who holds the lease.
     pub fn holder(&self) -> Option<Side> {
-        self.lock().holds
+        self.state.lock().holds
     }
 
     /// What must never be.
     pub fn violations(&self) -> Vec<String> {
-        self.lock().violations.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().violations.clone()
     }
 }

@@ -71,7 +71,8 @@ impl Wish {
             text.parse::<u64>().map_err(|_| format!("`{text}` is no number"))
         };
         let environment = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok());
-        let mut wish = Self { seed: environment.unwrap_or_else(random_seed), what: What::Cases(1000) };
+        let mut wish =
+            Self { seed: environment.unwrap_or_else(|| fastrand::u64(..)), what: What::Cases(1000) };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
@@ -143,9 +144,4 @@ fn trips(count: u64, seed: u64) -> bool {
             false
         }
     }
-}
-
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
 }

@@ -2,10 +2,11 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use sterna::Address;
 
 use crate::stage::Stage;
@@ -89,7 +90,7 @@ impl Drop for Network {
             drop(listener.join());
         }
         self.inner.cut();
-        for pump in lock(&self.inner.pumps).drain(..) {
+        for pump in self.inner.pumps.lock().drain(..) {
             drop(pump.join());
         }
     }
@@ -119,13 +120,13 @@ impl Inner {
         from.set_nodelay(true)?;
         to.set_nodelay(true)?;
         let first = self.accepted.fetch_add(1, Ordering::SeqCst) == 0;
-        let mut sockets = lock(&self.sockets);
+        let mut sockets = self.sockets.lock();
         sockets.push(from.try_clone()?);
         sockets.push(to.try_clone()?);
         drop(sockets);
         let (back_from, back_to) = (to.try_clone()?, from.try_clone()?);
         let (there, back) = (Arc::clone(self), Arc::clone(self));
-        let mut pumps = lock(&self.pumps);
+        let mut pumps = self.pumps.lock();
         pumps.push(std::thread::spawn(move || there.pump(from, to, None)));
         pumps.push(std::thread::spawn(move || {
             back.pump(back_from, back_to, first.then_some(Stop::Identifying))
@@ -160,12 +161,8 @@ impl Inner {
     }
 
     fn cut(&self) {
-        for socket in lock(&self.sockets).drain(..) {
+        for socket in self.sockets.lock().drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

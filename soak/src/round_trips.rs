@@ -7,8 +7,6 @@ use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Param
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern, ProcessGuest};
 
-use crate::schedule::Random;
-
 /// How long no downtime is allowed in each migration.
 const ROUNDS_FOR: Duration = Duration::from_millis(100);
 
@@ -32,16 +30,16 @@ pub struct Figures {
 /// # Errors
 /// What was wrong with which migration.
 pub fn run(count: u64, seed: u64, mut tell: impl FnMut(u64, &Figures)) -> Result<Figures, String> {
-    let mut random = Random::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut config = config(seed);
     let mut here = ProcessGuest::boot(config.clone()).map_err(|error| error.to_string())?;
     here.cont().map_err(|error| error.to_string())?;
     let mut figures = Figures::default();
     for number in 1..=count {
         let tracking = Tracking::available();
-        config.tracking = tracking[random.below(tracking.len() as u64) as usize];
+        config.tracking = tracking[random.usize(..tracking.len())];
         let there = ProcessGuest::waiting(config.clone()).map_err(|error| error.to_string())?;
-        let lanes = random.below(5) as u8;
+        let lanes = random.u8(..5);
         once(&here, &there, lanes, &mut figures).map_err(|error| {
             format!("migration {number} of {count} over {lanes} lanes, seed {seed}: {error}")
         })?;
@@ -49,7 +47,7 @@ pub fn run(count: u64, seed: u64, mut tell: impl FnMut(u64, &Figures)) -> Result
         figures.steps = there.progress().total_steps();
         tell(number, &figures);
         let pattern = [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed];
-        there.set_pattern(pattern[random.below(4) as usize], None).map_err(|error| error.to_string())?;
+        there.set_pattern(pattern[random.usize(..4)], None).map_err(|error| error.to_string())?;
         there.cont().map_err(|error| error.to_string())?;
         here = there;
     }

@@ -1,5 +1,7 @@
 //! Which case comes when: every stop as often as its weight says, every blow at every stop in turn.
 
+use fastrand::Rng;
+
 use crate::stop::Stop;
 
 /// What is done to a migration that stands at a stop.
@@ -93,10 +95,8 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
         let blow = |nth| Blow::ALL[((nth + stop as u64) % Blow::ALL.len() as u64) as usize];
         stops.extend((0..times).map(|nth| (stop, blow(nth))));
     }
-    let mut random = Random::new(seed);
-    for i in (1..stops.len()).rev() {
-        stops.swap(i, random.below(i as u64 + 1) as usize);
-    }
+    let mut random = Rng::with_seed(seed);
+    random.shuffle(&mut stops);
     // A small count takes each stop before it takes one twice.
     let mut seen = std::collections::HashMap::new();
     let mut order: Vec<_> = stops
@@ -112,7 +112,7 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
     }
     let mut cases: Vec<Case> = order
         .into_iter()
-        .map(|(_, (stop, blow))| Case { number: 0, stop, blow, seed: random.next() })
+        .map(|(_, (stop, blow))| Case { number: 0, stop, blow, seed: random.u64(..) })
         .collect();
     cases.truncate(count.max(1) as usize);
     cases.iter_mut().zip(0..).for_each(|(case, number)| case.number = number);
@@ -121,34 +121,9 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
 
 /// Silence at every stop.
 pub fn silences(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let case = |(&stop, number)| Case { number, stop, blow: Blow::Silence, seed: random.next() };
+    let mut random = Rng::with_seed(seed);
+    let case = |(&stop, number)| Case { number, stop, blow: Blow::Silence, seed: random.u64(..) };
     Stop::ALL.iter().zip(0..).map(case).collect()
-}
-
-/// SplitMix64: small, and the same everywhere.
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// The sequence that belongs to `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use sterna_devices::statebank::StateBankConfig;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
 
-use crate::schedule::Random;
 use crate::stop::Stop;
 
 /// Short where a case may have to wait one out.
@@ -60,17 +59,17 @@ impl Settings {
 
     /// Those of a case with `seed` that is disturbed at `stop`.
     pub fn new(seed: u64, stop: Stop) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
         let tracking = Tracking::available();
-        let lanes = [0, 1, 2, 3][random.below(4) as usize];
+        let lanes = [0, 1, 2, 3][random.usize(..4)];
         let guest = ProcessConfig {
-            blocks: vec![("ram.low".into(), 6 << 20), ("ram.high".into(), (2 + random.below(8)) << 20)],
-            tracking: tracking[random.below(tracking.len() as u64) as usize],
-            stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.below(2) as usize],
+            blocks: vec![("ram.low".into(), 6 << 20), ("ram.high".into(), (2 + random.u64(..8)) << 20)],
+            tracking: tracking[random.usize(..tracking.len())],
+            stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
             pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
-                [random.below(4) as usize],
-            fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.below(3) as usize],
-            workers: 1 + random.below(3) as usize,
+                [random.usize(..4)],
+            fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
+            workers: 1 + random.usize(..3),
             rate: 3_000,
             seed,
             ..ProcessConfig::default()
@@ -88,24 +87,24 @@ impl Settings {
             pause_before_switchover: stop == Stop::PreSwitchover,
             ..Capabilities::default()
         };
-        let operator_decides = random.below(2) == 0;
+        let operator_decides = random.u64(..2) == 0;
         let banks = banks(&mut random, stop);
         // From room for one chunk on.
-        let max_queued_stream_bytes = [1, 1 << 20, 16 << 20][random.below(3) as usize];
+        let max_queued_stream_bytes = [1, 1 << 20, 16 << 20][random.usize(..3)];
         let params = Parameters { max_queued_stream_bytes, ..params };
         Self { guest, banks, params, capabilities, operator_decides }
     }
 }
 
-fn banks(random: &mut Random, stop: Stop) -> Vec<StateBankConfig> {
-    let count = if stop.needs_banks() { 1 + random.below(3) } else { random.below(2) * random.below(4) };
+fn banks(random: &mut fastrand::Rng, stop: Stop) -> Vec<StateBankConfig> {
+    let count = if stop.needs_banks() { 1 + random.u64(..3) } else { random.u64(..2) * random.u64(..4) };
     let bank = |number| StateBankConfig {
         name: format!("bank {number}"),
-        state_bytes: 1 + random.below(1 << 20),
-        precopy_percent: [0, 50, 90][random.below(3) as usize],
-        dirty_rate: [0, 4 << 20][random.below(2) as usize],
-        seed: random.below(u64::MAX),
-        p2p: random.below(4) > 0,
+        state_bytes: 1 + random.u64(..1 << 20),
+        precopy_percent: [0, 50, 90][random.usize(..3)],
+        dirty_rate: [0, 4 << 20][random.usize(..2)],
+        seed: random.u64(..),
+        p2p: random.u64(..4) > 0,
         ..StateBankConfig::default()
     };
     (0..count).map(bank).collect()

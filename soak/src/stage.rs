@@ -2,10 +2,10 @@
 //! stop waits until it is let go.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::stop::Stop;
+use parking_lot::{Condvar, Mutex};
 
 /// Knows which stops are wanted, in their order.
 #[derive(Default)]
@@ -38,10 +38,10 @@ impl Stage {
 
     /// The migration passes `stop`: stays here if it is the one that is wanted next.
     pub fn at(&self, stop: Stop) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // The other side still stands at the stop before.
         while state.reached && !state.open && state.wanted.get(1) == Some(&stop) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if state.open || state.reached || state.wanted.front() != Some(&stop) {
             return;
@@ -49,7 +49,7 @@ impl Stage {
         state.reached = true;
         self.changed.notify_all();
         while state.reached && !state.open {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         let panics = state.panics.take_if(|at| *at == stop).is_some();
         drop(state);
@@ -62,18 +62,18 @@ impl Stage {
 
     /// Whoever stands at `stop` panics when it is let go.
     pub fn panic(&self, stop: Stop) {
-        self.lock().panics = Some(stop);
+        self.state.lock().panics = Some(stop);
     }
 
     /// Whether the migration has not yet come to `stop`, and shall.
     pub fn wants(&self, stop: Stop) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         !state.open && state.wanted.contains(&stop)
     }
 
     /// A child process says that it stands at the stop that is wanted next.
     pub fn reached_elsewhere(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.reached {
             state.next_reached = true;
         }
@@ -85,23 +85,23 @@ impl Stage {
     /// Waits until the migration stands at the next stop; false if that takes longer than `limit`, or the
     /// stage was opened.
     pub fn wait_reached(&self, limit: Duration) -> bool {
-        let state = self.lock();
+        let mut state = self.state.lock();
         let due = |state: &mut State| !state.reached && !state.open;
-        let waited = self.changed.wait_timeout_while(state, limit, due);
-        waited.unwrap_or_else(PoisonError::into_inner).0.reached
+        self.changed.wait_while_for(&mut state, due, limit);
+        state.reached
     }
 
     /// Waits until the migration was let go `times` times in all.
     pub fn wait_released(&self, times: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.released < times {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     /// Lets the migration go on to the next stop.
     pub fn release(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.reached = std::mem::take(&mut state.next_reached);
         state.wanted.pop_front();
         state.released += 1;
@@ -111,11 +111,7 @@ impl Stage {
 
     /// Lets everybody go, for good.
     pub fn open(&self) {
-        self.lock().open = true;
+        self.state.lock().open = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,8 +5,6 @@ use std::net::TcpStream;
 
 use sterna::Address;
 
-use crate::schedule::Random;
-
 /// The first bytes of strangers: none, a port scanner's, TLS, a main channel that never goes on, and multifd
 /// channels (magic, version, UUID, id: 64 bytes in all) that are cut off, or whole and of another migration.
 const GREETINGS: [&[u8]; 7] = [
@@ -36,10 +34,10 @@ const FOREIGN_CHANNEL: [u8; 64] = {
 /// If the address is none of TCP. A destination that listens no more has no strangers.
 pub(crate) fn connect(to: &Address, seed: u64) -> Result<Vec<TcpStream>, String> {
     let Address::Tcp { host, port } = to else { return Err(format!("strangers cannot come to {to}")) };
-    let mut random = Random::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut strangers = Vec::new();
     for _ in 0..2 * GREETINGS.len() {
-        let greeting = GREETINGS[random.below(GREETINGS.len() as u64) as usize];
+        let greeting = GREETINGS[random.usize(..GREETINGS.len())];
         let Ok(mut stranger) = TcpStream::connect((host.as_str(), *port)) else { break };
         // Turned away while it speaks, perhaps.
         let _ = stranger.write_all(greeting);

@@ -6,6 +6,7 @@ use crate::workspace::Metadata;
 
 /// Lowest first; crates in one row may not use each other.
 const LAYERS: &[&[&str]] = &[
+    &["sterna-testing"],
     &["sterna-wire"],
     &["sterna-proto"],
     &["sterna-ram"],

@@ -44,7 +44,9 @@ pub fn check() -> Result<Outcome> {
         }
     }
     let (mut files, mut unsafety) = (Vec::new(), Unsafety::default());
-    for directory in ["crates", "guests", "benches", "interop", "soak", "xtask", "fuzz", "examples"] {
+    for directory in
+        ["crates", "guests", "testing", "benches", "interop", "soak", "xtask", "fuzz", "examples"]
+    {
         rust_files(&root().join(directory), &mut files)?;
     }
     for file in &files {

@@ -16,19 +16,15 @@ const WRITE_BYTES: usize = 512 * 1024;
 
 /// Pre-touched memory for plain copies: one part for each socket.
 pub struct CopyBuffers {
-    parts: Vec<(Vec<u8>, std::sync::Mutex<Vec<u8>>)>,
+    parts: Vec<(Vec<u8>, parking_lot::Mutex<Vec<u8>>)>,
 }
 
 impl CopyBuffers {
     pub fn new(bytes_per_socket: u64, sockets: usize) -> Self {
         // Noise, as the guest's RAM: equal bytes may be equal memory, somewhere below this machine.
         let buffer = |seed: u64| {
-            let mut state = seed;
             let mut buffer = vec![0; bytes_per_socket as usize];
-            for word in buffer.chunks_exact_mut(8) {
-                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                word.copy_from_slice(&(state ^ state >> 32).to_le_bytes());
-            }
+            fastrand::Rng::with_seed(seed).fill(&mut buffer);
             buffer
         };
         Self { parts: (0..sockets).map(|_| (buffer(3), buffer(5).into())).collect() }
@@ -48,7 +44,7 @@ impl CopyBuffers {
                     sender.set_nodelay(true)?;
                     workers.push(scope.spawn(move || send(&mut sender, from)));
                     workers.push(scope.spawn(move || {
-                        let mut to = to.lock().map_err(|_| io::Error::other("a receiver panicked"))?;
+                        let mut to = to.lock();
                         receiver.read_exact(&mut to)
                     }));
                 }

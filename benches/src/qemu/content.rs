@@ -56,12 +56,12 @@ impl Content {
         check_size(ram, self.bytes)?;
         let template =
             self.template.as_ref().map(File::open).transpose().map_err(|error| error.to_string())?;
-        let mut state = 0x9e37_79b9_7f4a_7c15;
+        let mut random = fastrand::Rng::with_seed(1);
         let (mut digest, mut used) = (Xxh3::new(), 0);
         for_each_piece(ram, |file, at, offset, piece| {
             match &template {
                 Some(template) => template.read_exact_at(piece, at)?,
-                None => fill(self.kind, &mut state, piece),
+                None => fill(self.kind, &mut random, piece),
             }
             digest.update(piece);
             used += piece.chunks(PAGE_BYTES).filter(|page| page.iter().any(|byte| *byte != 0)).count();
@@ -101,14 +101,11 @@ impl Drop for Content {
     }
 }
 
-fn fill(kind: Kind, state: &mut u64, piece: &mut [u8]) {
+fn fill(kind: Kind, random: &mut fastrand::Rng, piece: &mut [u8]) {
     piece.fill(0);
     for (number, run) in piece.chunks_mut(HALF_RUN_BYTES).enumerate() {
         if kind == Kind::Random || kind == Kind::Half && number % 2 == 0 {
-            for word in run.chunks_exact_mut(8) {
-                *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                word.copy_from_slice(&(*state ^ *state >> 32).to_le_bytes());
-            }
+            random.fill(run);
         }
     }
 }

@@ -170,12 +170,9 @@ fn each_block(
 
 /// A block that nothing shrinks.
 fn noise(seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let words = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (state ^ state >> 32).to_le_bytes()
-    });
-    words.take(BLOCK_BYTES / 8).flatten().collect()
+    let mut block = vec![0; BLOCK_BYTES];
+    fastrand::Rng::with_seed(seed).fill(&mut block);
+    block
 }
 
 fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<Sample, Failure> {

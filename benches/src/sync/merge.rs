@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock};
 
-use super::random::Random;
+use super::random::set_bits;
 use super::table::{Table, time};
 use super::{Args, Failed};
 
@@ -22,13 +22,14 @@ pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
         .map(|index| RamBlock::without_memory(format!("ram{index}"), pages * PAGE_SIZE as u64))
         .collect::<Result<Vec<_>, _>>()?;
     let ram = GuestRam::new(blocks)?;
-    let mut random = Random::new(1);
+    let mut random = fastrand::Rng::with_seed(1);
     let words = (pages / 64) as usize;
-    let full: Vec<Vec<u64>> = (0..args.blocks).map(|_| (0..words).map(|_| random.next()).collect()).collect();
+    let full: Vec<Vec<u64>> =
+        (0..args.blocks).map(|_| (0..words).map(|_| random.u64(..)).collect()).collect();
     let dirty: Vec<Vec<u64>> = (0..args.blocks)
         .map(|_| {
             let mut words = vec![0; words];
-            random.set(&mut words, pages, args.dirty / args.blocks);
+            set_bits(&mut random, &mut words, pages, args.dirty / args.blocks);
             words
         })
         .collect();

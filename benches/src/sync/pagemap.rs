@@ -3,7 +3,6 @@
 use sterna_ram::dirty::UffdDirtyLog;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 
-use super::random::Random;
 use super::table::{Table, time};
 use super::{Args, Failed, skipped};
 
@@ -65,12 +64,12 @@ pub fn measure(args: &Args) -> Result<Option<Table>, Failed> {
 /// Writes pages; gives how many.
 fn write(ram: &GuestRam, pattern: Pattern, seed: u64) -> Result<u64, Failed> {
     let block = ram.block(0);
-    let mut random = Random::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut written = 0;
     for page in 0..block.pages() {
         let wanted = match pattern {
             Pattern::Every(step) => page % step == 0,
-            Pattern::Random(of) => random.below(of) == 0,
+            Pattern::Random(of) => random.u64(..of) == 0,
             Pattern::None => false,
         };
         if wanted {

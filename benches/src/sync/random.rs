@@ -1,29 +1,9 @@
-//! Random words and bits (SplitMix64).
+//! Random bits.
 
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// Sets so many random bits of the first `bits`.
-    pub fn set(&mut self, words: &mut [u64], bits: u64, count: u64) {
-        for _ in 0..count {
-            let bit = self.below(bits);
-            words[(bit / 64) as usize] |= 1 << (bit % 64);
-        }
+/// Sets so many random bits of the first `bits`.
+pub fn set_bits(random: &mut fastrand::Rng, words: &mut [u64], bits: u64, count: u64) {
+    for _ in 0..count {
+        let bit = random.u64(..bits);
+        words[(bit / 64) as usize] |= 1 << (bit % 64);
     }
 }

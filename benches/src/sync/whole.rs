@@ -7,15 +7,16 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_ram::dirty::{Combined, LoggedRange, VhostLog};
 use sterna_ram::{
     DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock, SyncTimes,
 };
 
-use super::random::Random;
+use super::random::set_bits;
 use super::table::{Table, time};
 use super::{Args, Failed};
 
@@ -65,7 +66,7 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
         "sync: {} GiB {place}, {} devices, {} random pages dirty",
         args.guest, args.devices, args.dirty
     ));
-    let mut random = Random::new(2);
+    let mut random = fastrand::Rng::with_seed(2);
     let mut dirty = DirtyBitmaps::new(&ram);
     let sent = DirtyBitmaps::new(&ram);
     for run in 0..=args.runs {
@@ -77,7 +78,7 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
         // A pass that is half sent.
         sent.clear_all();
         for _ in 0..args.dirty / 2 {
-            sent.block(0).set(random.below(pages));
+            sent.block(0).set(random.u64(..pages));
         }
 
         with_shared.start()?;
@@ -137,12 +138,17 @@ fn sum(logs: &[Vec<u64>]) -> u64 {
 }
 
 /// Does what back ends do, all at once: the log is clear, and nobody else writes it.
-fn log_pages(log: &VhostLog, ranges: &[LoggedRange], random: &mut Random, count: u64) -> Result<(), Failed> {
+fn log_pages(
+    log: &VhostLog,
+    ranges: &[LoggedRange],
+    random: &mut fastrand::Rng,
+    count: u64,
+) -> Result<(), Failed> {
     let mut words = vec![0u64; (log.len_bytes() / 8) as usize];
     let page = PAGE_SIZE as u64;
     let pages: u64 = ranges.iter().map(|range| range.pages).sum();
     for _ in 0..count {
-        let at = random.below(pages);
+        let at = random.u64(..pages);
         let guest = if at < ranges[0].pages { at } else { at - ranges[0].pages + ABOVE / page };
         words[(guest / 64) as usize] |= 1 << (guest % 64);
     }
@@ -174,12 +180,12 @@ impl Slots {
     }
 
     /// Has new random pages dirty, and no others.
-    fn dirty(&self, random: &mut Random, count: u64) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn dirty(&self, random: &mut fastrand::Rng, count: u64) {
+        let mut kept = self.0.lock();
         let all: u64 = kept.logs.iter().map(|(range, _)| range.pages).sum();
         for (range, words) in &mut kept.logs {
             words.fill(0);
-            random.set(words, range.pages, count * range.pages / all);
+            set_bits(random, words, range.pages, count * range.pages / all);
         }
     }
 }
@@ -192,7 +198,7 @@ impl DirtySource for Slots {
         Ok(())
     }
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let Kept { logs, buffer } = &mut *kept;
         let mut harvest = Harvest::default();
         for (range, words) in logs {

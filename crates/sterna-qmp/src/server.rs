@@ -22,7 +22,6 @@ use std::os::fd::OwnedFd;
 use serde_json::{Map, Value};
 
 pub use arguments::{ArgumentKind, ArgumentSpec, Arguments, CommandSpec};
-pub(crate) use bus::lock;
 pub use bus::{EventBus, MAX_UNREAD_BYTES};
 pub use endpoint::Endpoint;
 pub use listener::{Server, ServerError};

@@ -212,13 +212,7 @@ fn raw(directory: &Path, streams: usize, packets: usize) -> Spent {
 }
 
 fn noise() -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = vec![0; PACKET];
-    for word in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes());
-    }
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
     bytes
 }

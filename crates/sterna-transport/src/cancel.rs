@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
@@ -31,7 +32,7 @@ impl CancelFlag {
     /// Ends every wait under this flag. From any thread, any number of times.
     pub fn cancel(&self) {
         self.inner.cancelled.store(true, Ordering::SeqCst);
-        let waits = self.inner.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = self.inner.waits.lock();
         for wait in waits.iter().filter_map(Weak::upgrade) {
             // It cannot fail: the counter is far from full and the descriptor is open.
             let _ = rustix::io::write(&*wait, &1u64.to_ne_bytes());
@@ -46,7 +47,7 @@ impl CancelFlag {
     /// A descriptor that becomes readable when the flag is cancelled (at once if it was).
     fn wake(&self) -> io::Result<Arc<OwnedFd>> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut waits = self.inner.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.inner.waits.lock();
         waits.retain(|wait| wait.strong_count() > 0);
         waits.push(Arc::downgrade(&wake));
         drop(waits);

@@ -5,9 +5,10 @@ mod silence;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use sterna_ram::{RamFault, RamSlice};
@@ -182,7 +183,7 @@ impl Channel {
     /// Waits until it is the caller's turn to write, where several threads write whole messages: until what this
     /// gives is dropped. Writing itself asks nobody.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 
     /// The next `count` bytes, which later reads give again. Waits for all of them.
@@ -514,7 +515,7 @@ impl Channel {
     }
 
     fn peeked(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.peeked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peeked.lock()
     }
 
     pub(crate) fn cancelled(&self) -> TransportError {

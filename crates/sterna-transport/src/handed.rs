@@ -4,8 +4,9 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::io::FdFlags;
 use rustix::net::sockopt;
 
@@ -52,7 +53,7 @@ impl HandedFd {
     }
 
     pub(crate) fn take(&self) -> io::Result<OwnedFd> {
-        let taken = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self.fd.lock().take();
         taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the descriptor was used already"))
     }
 }

@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -119,7 +119,7 @@ impl Listener {
     }
 
     fn take_connected(&self, socket: &Mutex<Option<OwnedFd>>) -> Result<Channel, TransportError> {
-        let socket = socket.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let socket = socket.lock().take();
         match socket {
             Some(socket) => Channel::adopt(socket, self.address.to_string()),
             None => Err(self.system(

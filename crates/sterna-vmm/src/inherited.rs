@@ -6,8 +6,8 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use sterna::Address;
 
 /// Those that nobody has claimed.
@@ -20,7 +20,7 @@ static LEFT: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 static BEFORE_MAIN: extern "C" fn() = note;
 
 fn left() -> MutexGuard<'static, Vec<i32>> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+    LEFT.lock()
 }
 
 extern "C" fn note() {

@@ -4,9 +4,10 @@
 //! written meanwhile. A dirty log has one owner, so a measurement and a migration exclude each other; a
 //! measurement leaves the log as it was.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, TrackingClaim};
 
 use crate::error::MigrationError;
@@ -101,17 +102,17 @@ impl DirtyRateMeasurement {
 
     /// Where it stands.
     pub fn state(&self) -> MeasuringState {
-        self.shared.lock().state.clone()
+        self.shared.progress.lock().state.clone()
     }
 
     /// Whether it still runs.
     pub fn is_running(&self) -> bool {
-        matches!(self.shared.lock().state, MeasuringState::Measuring)
+        matches!(self.shared.progress.lock().state, MeasuringState::Measuring)
     }
 
     /// Ends it without a result; nothing is tracked any more when this returns.
     pub fn cancel(&self) {
-        self.shared.lock().is_cancelled = true;
+        self.shared.progress.lock().is_cancelled = true;
         self.shared.changed.notify_all();
         // Cancelled or, just before, measured: both are ends.
         let _ = self.wait();
@@ -120,7 +121,7 @@ impl DirtyRateMeasurement {
     /// Ends it with what was counted until now, but not before [`SHORTEST`] has passed; nothing is tracked any more when
     /// this returns.
     pub fn finish(&self) {
-        self.shared.lock().is_finished = true;
+        self.shared.progress.lock().is_finished = true;
         self.shared.changed.notify_all();
         // Whatever came of it, it has ended.
         let _ = self.wait();
@@ -131,15 +132,10 @@ impl DirtyRateMeasurement {
     /// # Errors
     /// [`MigrationError::Cancelled`], or why tracking failed.
     pub fn wait(&self) -> Result<DirtyReading, MigrationError> {
-        let mut progress = self.shared.lock();
+        let mut progress = self.shared.progress.lock();
         loop {
             match &progress.state {
-                MeasuringState::Measuring => {
-                    progress = match self.shared.changed.wait(progress) {
-                        Ok(progress) => progress,
-                        Err(poisoned) => poisoned.into_inner(),
-                    };
-                }
+                MeasuringState::Measuring => self.shared.changed.wait(&mut progress),
                 MeasuringState::Measured(reading) => return Ok(reading.clone()),
                 MeasuringState::Failed(error) => return Err(error.clone()),
             }
@@ -149,19 +145,12 @@ impl DirtyRateMeasurement {
 
 impl Drop for DirtyRateMeasurement {
     fn drop(&mut self) {
-        self.shared.lock().is_cancelled = true;
+        self.shared.progress.lock().is_cancelled = true;
         self.shared.changed.notify_all();
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        match self.progress.lock() {
-            Ok(progress) => progress,
-            Err(poisoned) => poisoned.into_inner(),
-        }
-    }
-
     /// The thread. The claim goes before the end is told, so that whoever waited may migrate at once.
     fn measure(&self, vm: &dyn SourceVm, interval: Duration, claim: TrackingClaim) {
         let result = self.count(vm, interval);
@@ -170,7 +159,7 @@ impl Shared {
     }
 
     fn end(&self, result: Result<DirtyReading, MigrationError>) {
-        self.lock().state = match result {
+        self.progress.lock().state = match result {
             Ok(reading) => MeasuringState::Measured(reading),
             Err(error) => MeasuringState::Failed(error),
         };
@@ -230,11 +219,8 @@ impl Shared {
 
     /// Waits for `time`, or until `may_end`.
     fn sleep(&self, time: Duration, may_end: impl Fn(&Progress) -> bool) -> Result<(), MigrationError> {
-        let waited = self.changed.wait_timeout_while(self.lock(), time, |progress| !may_end(progress));
-        let progress = match waited {
-            Ok((progress, _)) => progress,
-            Err(poisoned) => poisoned.into_inner().0,
-        };
+        let mut progress = self.progress.lock();
+        self.changed.wait_while_for(&mut progress, |progress| !may_end(progress), time);
         if progress.is_cancelled { Err(MigrationError::Cancelled) } else { Ok(()) }
     }
 }

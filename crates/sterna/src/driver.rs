@@ -6,8 +6,9 @@
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Display};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// What the source's and the destination's machine have in common.
 pub(crate) trait Machine {
@@ -66,7 +67,7 @@ impl<M: Machine> Driver<M> {
 
     /// Tells the machine what happened; any thread.
     pub fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let result = inner.feed(self.now(), event);
         let state = inner.machine.state();
         drop(inner);
@@ -76,19 +77,19 @@ impl<M: Machine> Driver<M> {
 
     /// Looks at the machine.
     pub fn look<T>(&self, look: impl FnOnce(&M) -> T) -> T {
-        look(&self.lock().machine)
+        look(&self.inner.lock().machine)
     }
 
     /// Takes the states that were passed since the last call, oldest first.
     pub fn take_passed(&self) -> Vec<M::State> {
-        self.lock().passed.drain(..).collect()
+        self.inner.lock().passed.drain(..).collect()
     }
 
     /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. `None`
     /// also when a state was passed: the observer is to be told at once.
     pub fn next_action(&self, patience: Duration) -> Option<M::Action> {
         let until = self.now() + patience;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         loop {
             inner.tick(self.now());
             if let Some(action) = inner.actions.pop_front() {
@@ -98,14 +99,14 @@ impl<M: Machine> Driver<M> {
             if now >= until || !inner.passed.is_empty() {
                 return None;
             }
-            inner = self.sleep(inner, now, until);
+            self.sleep(&mut inner, now, until);
         }
     }
 
     /// Waits until `check` has something, at most `patience`; gives way to actions.
     pub fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
         let until = self.now() + patience;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         loop {
             inner.tick(self.now());
             if !inner.actions.is_empty() {
@@ -118,31 +119,21 @@ impl<M: Machine> Driver<M> {
             if now >= until {
                 return Waited::TimedOut;
             }
-            inner = self.sleep(inner, now, until);
+            self.sleep(&mut inner, now, until);
         }
     }
 
     /// Something that a `check` of [`Driver::wait`] looks at has changed.
     pub fn nudge(&self) {
         // Taken, so that the change cannot fall between a check and its sleep.
-        drop(self.lock());
+        drop(self.inner.lock());
         self.changed.notify_all();
     }
 
-    fn sleep<'a>(
-        &self,
-        inner: MutexGuard<'a, Inner<M>>,
-        now: Duration,
-        until: Duration,
-    ) -> MutexGuard<'a, Inner<M>> {
+    fn sleep(&self, inner: &mut MutexGuard<'_, Inner<M>>, now: Duration, until: Duration) {
         let until = inner.machine.deadline().map_or(until, |deadline| deadline.min(until));
         let patience = until.saturating_sub(now).max(Duration::from_micros(100));
-        let slept = self.changed.wait_timeout(inner, patience);
-        slept.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner<M>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_for(inner, patience);
     }
 }
 

@@ -1,8 +1,8 @@
 //! How a migration can fail: what broke, whose fault it is, and where it leaves the guest.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
 use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
@@ -151,13 +151,13 @@ impl MigrationError {
         {
             *pages = ram.mark_poisoned_at(*address).into_iter().collect();
         }
-        place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(self);
+        place.lock().get_or_insert(self);
     }
 
     /// Where memory has failed and nobody knows which page it was (the kernel met it in a system call), asks the kernel
     /// about all of them: seconds for a large guest, so this is for when nobody waits any more.
     pub(crate) fn find_pages(place: &Mutex<Option<Self>>, ram: &GuestRam) {
-        let lock = || place.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || place.lock();
         if !matches!(&*lock(), Some(Self::Poisoned { pages, .. }) if pages.is_empty()) {
             return;
         }

@@ -43,7 +43,7 @@ pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce()
 /// Does `act`; a panic becomes an error, which names the callback that panicked, or else `place`.
 ///
 /// Whoever goes on behind an error must not rely on what `act` was about to change. The engine's locks are of use
-/// after a panic: each is taken for whole changes only.
+/// after a panic, which does not poison them: each is taken for whole changes only.
 pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
     PANICKED.take();
     catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {

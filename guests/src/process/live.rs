@@ -1,9 +1,9 @@
 //! What can be asked of running workers, and seen of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna::{Brake, BrakeLimits, VmError};
 
 use super::StopPoint;
@@ -110,7 +110,7 @@ impl Live {
         self.generation.load(std::sync::atomic::Ordering::Acquire)
     }
     pub fn load(&self) -> (Pattern, Option<u64>) {
-        *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.load.lock()
     }
     /// The caller holds the phase, so requests come one at a time.
     pub fn request(&self, pattern: Pattern, working_set_pages: Option<u64>) -> Result<(), VmError> {
@@ -120,7 +120,7 @@ impl Live {
                 format!("more than {} changes in one run", History::LIMIT),
             ));
         }
-        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = (pattern, working_set_pages);
+        *self.load.lock() = (pattern, working_set_pages);
         self.generation.fetch_add(1, std::sync::atomic::Ordering::Release);
         Ok(())
     }

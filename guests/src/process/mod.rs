@@ -26,9 +26,10 @@ mod tracker;
 mod vm;
 mod worker;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use sterna::{Device, Hook, RunState, SourceVm, VmError};
 use sterna_ram::{GuestRam, RamBlock};
 
@@ -156,12 +157,12 @@ impl ProcessGuest {
 
     /// Another device in the stream, after the guest's own. For tests of device state.
     pub fn add_device(&self, device: Arc<dyn Device>) {
-        self.extra_devices.lock().unwrap_or_else(PoisonError::into_inner).push(device);
+        self.extra_devices.lock().push(device);
     }
 
     /// Something that changes hands with the guest.
     pub fn add_hook(&self, hook: Arc<dyn Hook>) {
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+        self.hooks.lock().push(hook);
     }
 
     /// Changes every worker's pattern and working set (pages per worker; None: its whole share), also
@@ -266,7 +267,7 @@ impl std::fmt::Debug for ProcessGuest {
 impl Inner {
     fn phase(&self) -> MutexGuard<'_, Phase> {
         // A phase is replaced as a whole, so one that a panicking thread left behind is a whole one.
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock()
     }
 }
 

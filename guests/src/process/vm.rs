@@ -1,6 +1,6 @@
 //! The guest as the engine and the monitor see it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
 use sterna_ram::{DirtySource, GuestRam};
@@ -204,12 +204,12 @@ impl ProcessGuest {
 
     fn all_devices(&self) -> Vec<Arc<dyn Device>> {
         let own: Arc<dyn Device> = Arc::new(GuestDevice(Arc::clone(&self.inner)));
-        let extra = self.extra_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let extra = self.extra_devices.lock();
         std::iter::once(own).chain(extra.iter().cloned()).collect()
     }
 
     fn all_hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.hooks.lock().clone()
     }
 }
 

@@ -4,7 +4,7 @@
 //! The guest here is the model and nothing else: it writes word by word what [`sterna_guests::model`]
 //! says, so every earlier content of every page is known and can be put back.
 
-use crate::common::Random;
+use fastrand::Rng;
 use sterna_guests::Verdict;
 use sterna_guests::checker::{CheckError, Cut, Damage, InFlight, Violation, Witness, WorkerCut, check};
 use sterna_guests::model::words::{overlay, word};
@@ -135,19 +135,19 @@ fn only_damage(verdict: &Verdict, worker: usize, page: u64) -> Damage {
 }
 
 /// Every kind of guest, with some words of a next step in flight.
-fn all_models(random: &mut Random) -> Vec<Model> {
+fn all_models(random: &mut Rng) -> Vec<Model> {
     let mut models = Vec::new();
     for plan in [WordPlan::FULL, WordPlan::TIDE, WordPlan::new(2).unwrap()] {
         for fill in [Fill::Zero, Fill::Random(5), Fill::Half(6)] {
             for pattern in Pattern::ALL {
-                let mut model = Model::new(plan, fill, pattern, 1 + random.below(SHARE_PAGES));
+                let mut model = Model::new(plan, fill, pattern, 1 + random.u64(..SHARE_PAGES));
                 for worker in 0..2 {
-                    let steps = random.below(200);
+                    let steps = random.u64(..200);
                     model.run(worker, steps);
-                    let words = random.below(plan.count() as u64) as usize;
+                    let words = random.u64(..plan.count() as u64) as usize;
                     model.write_next(worker, words);
                     model.cut.workers[worker].in_flight =
-                        if random.below(2) == 0 { InFlight::Unknown } else { InFlight::Words(words) };
+                        if random.u64(..2) == 0 { InFlight::Unknown } else { InFlight::Words(words) };
                 }
                 models.push(model);
             }
@@ -157,11 +157,8 @@ fn all_models(random: &mut Random) -> Vec<Model> {
 }
 
 /// Runs `damage` on every page of every model; it gives the content to put there, if it can be had.
-fn damage_every_page(
-    test: &str,
-    mut damage: impl FnMut(&mut Random, &Model, usize, u64) -> Option<PageWords>,
-) {
-    let mut random = Random::from_environment(test);
+fn damage_every_page(test: &str, mut damage: impl FnMut(&mut Rng, &Model, usize, u64) -> Option<PageWords>) {
+    let mut random = sterna_testing::random(test);
     let mut done = 0;
     for model in all_models(&mut random) {
         assert!(model.verdict().is_consistent(), "{}", model.verdict());
@@ -194,7 +191,7 @@ fn allowed_in_flight(model: &Model, worker: usize, page: u64, words: &PageWords)
 
 #[test]
 fn correct_copy_of_every_kind_passes() {
-    let mut random = Random::from_environment("correct_copy_of_every_kind_passes");
+    let mut random = sterna_testing::random("correct_copy_of_every_kind_passes");
     for model in all_models(&mut random) {
         let verdict = model.verdict();
         assert!(verdict.is_consistent(), "{verdict}");
@@ -206,7 +203,7 @@ fn correct_copy_of_every_kind_passes() {
 fn dropped_page_fails() {
     // A page that was never sent: as it was at the start, or zero.
     damage_every_page("dropped_page_fails", |random, model, worker, page| {
-        Some(if random.below(2) == 0 { model.version(worker, page, 0) } else { [0; WORDS_PER_PAGE] })
+        Some(if random.u64(..2) == 0 { model.version(worker, page, 0) } else { [0; WORDS_PER_PAGE] })
     });
 }
 
@@ -215,7 +212,7 @@ fn reordered_page_fails() {
     // An older version that came after the newer one.
     damage_every_page("reordered_page_fails", |random, model, worker, page| {
         let versions = model.versions(worker, page);
-        Some(model.version(worker, page, *random.pick(&versions)))
+        Some(model.version(worker, page, *random.choice(&versions).unwrap()))
     });
 }
 
@@ -223,14 +220,14 @@ fn reordered_page_fails() {
 fn page_from_the_future_fails() {
     // A version that was written after the cut.
     damage_every_page("page_from_the_future_fails", |random, model, worker, page| {
-        Some(model.version(worker, page, model.cut.workers[worker].steps + 1 + random.below(1000)))
+        Some(model.version(worker, page, model.cut.workers[worker].steps + 1 + random.u64(..1000)))
     });
 }
 
 #[test]
 fn duplicated_page_fails() {
     damage_every_page("duplicated_page_fails", |random, model, _, _| {
-        Some(model.get(random.below(2) as usize, random.below(SHARE_PAGES)))
+        Some(model.get(random.u64(..2) as usize, random.u64(..SHARE_PAGES)))
     });
 }
 
@@ -239,10 +236,10 @@ fn torn_page_fails() {
     // First words of one version before last words of another, at any word.
     damage_every_page("torn_page_fails", |random, model, worker, page| {
         let mut versions = model.versions(worker, page);
-        versions.push(model.cut.workers[worker].steps + 1 + random.below(50));
-        let (first, second) = (*random.pick(&versions), *random.pick(&versions));
+        versions.push(model.cut.workers[worker].steps + 1 + random.u64(..50));
+        let (first, second) = (*random.choice(&versions).unwrap(), *random.choice(&versions).unwrap());
         let (mut words, rest) = (model.version(worker, page, first), model.version(worker, page, second));
-        let at = 1 + random.below(WORDS_PER_PAGE as u64 - 1) as usize;
+        let at = 1 + random.u64(..WORDS_PER_PAGE as u64 - 1) as usize;
         words[at..].copy_from_slice(&rest[at..]);
         Some(words)
     });
@@ -252,9 +249,9 @@ fn torn_page_fails() {
 fn page_with_one_changed_bit_fails() {
     damage_every_page("page_with_one_changed_bit_fails", |random, model, worker, page| {
         let mut words = model.get(worker, page);
-        let any = random.below(WORDS_PER_PAGE as u64) as usize;
-        let slot = *random.pick(&[0, 1, 73, 255, 510, 511, any]);
-        words[slot] ^= 1 << random.below(64);
+        let any = random.u64(..WORDS_PER_PAGE as u64) as usize;
+        let slot = *random.choice(&[0, 1, 73, 255, 510, 511, any]).unwrap();
+        words[slot] ^= 1 << random.u64(..64);
         Some(words)
     });
 }

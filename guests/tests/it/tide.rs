@@ -1,6 +1,6 @@
 //! Tide on KVM: it runs, is stopped anywhere, is checked, moves with RAM and registers, and goes on.
 
-use crate::common::{self, Random, report, skipped};
+use crate::common::{self, report, skipped};
 use crate::machine::{self, Machine, Mode, wait_until};
 use sterna_guests::checker::Violation;
 use sterna_guests::tide::{self, RamRange, TideError, boot, control, pc_ranges};
@@ -48,12 +48,12 @@ fn assert_consistent(tide: &Tide, ram: &GuestRam) {
 
 #[test]
 fn tide_stopped_anywhere_is_consistent_and_goes_on() {
-    let mut random = Random::from_environment("tide_stopped_anywhere_is_consistent_and_goes_on");
+    let mut random = sterna_testing::random("tide_stopped_anywhere_is_consistent_and_goes_on");
     for vcpus in [1, 2, 3] {
         for pattern in Pattern::ALL {
-            let working_set_pages = (random.below(2) == 0).then(|| 1 + random.below(400));
-            let fill = *random.pick(&[Fill::Zero, Fill::Random(7), Fill::Half(8)]);
-            let seed = random.next();
+            let working_set_pages = (random.u64(..2) == 0).then(|| 1 + random.u64(..400));
+            let fill = *random.choice(&[Fill::Zero, Fill::Random(7), Fill::Half(8)]).unwrap();
+            let seed = random.u64(..);
             let config =
                 TideConfig { vcpus, pattern, working_set_pages, fill, seed, ..TideConfig::default() };
             let ranges = two_ranges();
@@ -63,7 +63,7 @@ fn tide_stopped_anywhere_is_consistent_and_goes_on() {
             for _ in 0..5 {
                 let before = tide.progress(&machine.ram).unwrap();
                 machine.run();
-                let least = random.below(100);
+                let least = random.u64(..100);
                 wait_until("beats", || {
                     let now = tide.progress(&machine.ram).unwrap();
                     now.beats.iter().zip(&before.beats).all(|(now, then)| *now > then + least)
@@ -111,13 +111,13 @@ fn tide_steered_from_outside_stays_consistent() {
     let ranges = two_ranges();
     let tide = Tide::new(TideConfig { vcpus: 2, ..TideConfig::default() }, &ranges).unwrap();
     let Some(mut machine) = machine("tide_steered", &tide, &ranges) else { return };
-    let mut random = Random::from_environment("tide_steered_from_outside_stays_consistent");
+    let mut random = sterna_testing::random("tide_steered_from_outside_stays_consistent");
     machine.run();
     for _ in 0..12 {
-        let pattern = *random.pick(&Pattern::ALL);
-        let working_set = (random.below(3) > 0).then(|| 1 + random.below(600));
+        let pattern = *random.choice(&Pattern::ALL).unwrap();
+        let working_set = (random.u64(..3) > 0).then(|| 1 + random.u64(..600));
         tide.set_pattern(&machine.ram, pattern, working_set).unwrap();
-        tide.set_pace(&machine.ram, random.below(2) * random.below(1 << 18)).unwrap();
+        tide.set_pace(&machine.ram, random.u64(..2) * random.u64(..1 << 18)).unwrap();
         tide.reset_max_gap(&machine.ram).unwrap();
         let before = tide.progress(&machine.ram).unwrap();
         wait_until("beats", || tide.progress(&machine.ram).unwrap().beats[0] > before.beats[0] + 60);
@@ -189,7 +189,7 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
         TideConfig { vcpus: 2, fill: Fill::Random(3), working_set_pages: Some(100), ..TideConfig::default() };
     let tide = Tide::new(config, &ranges).unwrap();
     let Some(mut machine) = machine("tide_with_any_single_page_damaged", &tide, &ranges) else { return };
-    let mut random = Random::from_environment("tide_with_any_single_page_damaged_is_corrupt");
+    let mut random = sterna_testing::random("tide_with_any_single_page_damaged_is_corrupt");
     let read = |ram: &GuestRam, block: usize, page: u64| {
         let mut bytes = vec![0; PAGE_SIZE];
         ram.blocks()[block].read(page * PAGE_SIZE as u64, &mut bytes).unwrap();
@@ -211,8 +211,8 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
     let mut damaged = 0;
     for (&(block, page), old) in pages.iter().zip(&old) {
         let good = read(&machine.ram, block, page);
-        let (other_block, other_page) = *random.pick(&pages);
-        let at = 8 * (1 + random.below(510) as usize);
+        let (other_block, other_page) = *random.choice(&pages).unwrap();
+        let at = 8 * (1 + random.u64(..510) as usize);
         let torn = [&good[..at], &old[at..]].concat();
         for bad in [vec![0; PAGE_SIZE], old.clone(), read(&machine.ram, other_block, other_page), torn] {
             // A stale control page is torn only where it differs; words that nobody demands may differ.
@@ -274,13 +274,13 @@ fn boot_sector_stopped_anywhere_is_consistent_and_goes_on() {
         Ok(kvm) => kvm,
         Err(reason) => return skipped("boot_sector_stopped_anywhere", &reason),
     };
-    let mut random = Random::from_environment("boot_sector_stopped_anywhere_is_consistent_and_goes_on");
+    let mut random = sterna_testing::random("boot_sector_stopped_anywhere_is_consistent_and_goes_on");
     let mut machine = Machine::new(kvm, &pc_ranges(1 << 20), 1, Mode::Real);
     machine.ram.blocks()[0].discard_all().unwrap();
     machine.ram.blocks()[0].write(boot::LOAD_ADDRESS, &boot::boot_sector()).unwrap();
     let steps = |machine: &Machine| boot::boot_progress(&machine.ram, 0).unwrap().steps[0];
     for _ in 0..15 {
-        let least = steps(&machine) + random.below(200);
+        let least = steps(&machine) + random.u64(..200);
         machine.run();
         wait_until("steps", || steps(&machine) > least);
         machine.stop();

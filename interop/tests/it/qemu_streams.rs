@@ -88,23 +88,15 @@ impl Way {
 }
 
 /// Pages of every kind: noise, text that compresses, a few bytes, zero.
-fn fill(path: &Path, mut state: u64) -> Result<(), Failure> {
+fn fill(path: &Path, seed: u64) -> Result<(), Failure> {
     let length = std::fs::metadata(path).map_err(|e| e.to_string())?.len() as usize;
     let mut bytes = vec![0u8; length];
+    let mut random = fastrand::Rng::with_seed(seed);
     for page in bytes.chunks_mut(4096) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        match state % 4 {
-            0 => {
-                let mut noise = state;
-                for word in page.chunks_mut(8) {
-                    noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    word.copy_from_slice(&noise.to_le_bytes());
-                }
-            }
+        match random.u8(..4) {
+            0 => random.fill(page),
             1 => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = b"sterna "[at % 7]),
-            2 => page[(state >> 8) as usize % 4096] = 1,
+            2 => page[random.usize(..4096)] = 1,
             _ => {}
         }
     }

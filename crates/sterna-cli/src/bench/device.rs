@@ -1,10 +1,11 @@
 //! A device with large state, for measuring: bytes in memory, read and loaded at a rate. Reading is a copy, as little
 //! as any device costs; what came is compared with what left behind the measurement.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna::{Device, DeviceStream, PendingState, VmError};
 
 /// How late a device may be and make up for it.
@@ -30,11 +31,7 @@ impl BenchDevice {
     pub fn new(number: u32, bytes: usize, precopy_percent: u8, rate: u64, is_source: bool) -> Arc<Self> {
         let mut state = vec![1u8; bytes];
         if is_source {
-            let mut word = u64::from(number) + 1;
-            for chunk in state.chunks_mut(8) {
-                word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                chunk.copy_from_slice(&(word ^ word >> 29).to_le_bytes()[..chunk.len()]);
-            }
+            fastrand::Rng::with_seed(u64::from(number)).fill(&mut state);
         }
         Arc::new(Self {
             number,
@@ -50,13 +47,13 @@ impl BenchDevice {
     /// As before a run.
     pub fn rewind(&self) {
         self.at.store(0, Ordering::Relaxed);
-        *lock(&self.has_stopped) = false;
-        *lock(&self.due) = None;
+        *self.has_stopped.lock() = false;
+        *self.due.lock() = None;
     }
 
     /// Whether `other` has the same state; spoils `other`'s for the next run.
     pub fn arrived_as(&self, other: &Self) -> bool {
-        let (ours, mut theirs) = (lock(&self.state), lock(&other.state));
+        let (ours, mut theirs) = (self.state.lock(), other.state.lock());
         let same = *ours == *theirs;
         theirs.chunks_mut(4096).for_each(|page| page[0] ^= 0xff);
         same
@@ -69,9 +66,9 @@ impl BenchDevice {
         }
         let now = Instant::now();
         // A device that was not asked for a while does not move faster afterwards; a late wake-up is made up for.
-        let since = lock(&self.due).unwrap_or(now).max(now.checked_sub(SLACK).unwrap_or(now));
+        let since = self.due.lock().unwrap_or(now).max(now.checked_sub(SLACK).unwrap_or(now));
         let due = since + Duration::from_secs_f64(bytes as f64 / self.rate as f64);
-        *lock(&self.due) = Some(due);
+        *self.due.lock() = Some(due);
         std::thread::sleep(due.saturating_duration_since(now));
     }
 }
@@ -82,15 +79,15 @@ impl DeviceStream for BenchDevice {
     }
 
     fn pending(&self) -> Result<PendingState, VmError> {
-        let (at, bytes) = (self.at.load(Ordering::Relaxed), lock(&self.state).len());
+        let (at, bytes) = (self.at.load(Ordering::Relaxed), self.state.lock().len());
         let initial_bytes = self.running_bytes.saturating_sub(at) as u64;
         let stopped_bytes = (bytes - self.running_bytes.max(at)) as u64;
         Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
-        let state = lock(&self.state);
-        let end = if *lock(&self.has_stopped) { state.len() } else { self.running_bytes };
+        let state = self.state.lock();
+        let end = if *self.has_stopped.lock() { state.len() } else { self.running_bytes };
         let at = self.at.load(Ordering::Relaxed);
         let count = end.saturating_sub(at).min(to.len());
         to[..count].copy_from_slice(&state[at..at + count]);
@@ -101,7 +98,7 @@ impl DeviceStream for BenchDevice {
     }
 
     fn stop(&self) -> Result<(), VmError> {
-        *lock(&self.has_stopped) = true;
+        *self.has_stopped.lock() = true;
         Ok(())
     }
 
@@ -115,7 +112,7 @@ impl DeviceStream for BenchDevice {
 
     fn write(&self, bytes: &[u8]) -> Result<(), VmError> {
         let at = self.at.load(Ordering::Relaxed);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let place = state.get_mut(at..at + bytes.len());
         let Some(place) = place else {
             return Err(VmError::new(
@@ -131,7 +128,7 @@ impl DeviceStream for BenchDevice {
     }
 
     fn finish_load(&self, _: &[u8]) -> Result<(), VmError> {
-        let (came, bytes) = (self.at.load(Ordering::Relaxed), lock(&self.state).len());
+        let (came, bytes) = (self.at.load(Ordering::Relaxed), self.state.lock().len());
         if came == bytes {
             return Ok(());
         }
@@ -170,8 +167,4 @@ impl Device for Plugged {
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         Some(self.0.clone())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

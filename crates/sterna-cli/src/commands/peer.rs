@@ -15,6 +15,7 @@ use sterna_image::{Envelope, Form, Image, MappedOptions};
 use sterna_qmp::drive::save::{Domain, Format, newest_libvirt_format_here};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, Tls, TlsCredentials, TlsEndpoint};
+use uuid::Uuid;
 
 use super::pair;
 use super::verify::warn_of_damage;
@@ -46,8 +47,8 @@ pub struct Wire {
     #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
     /// send: only: the peer's UUID (QMP's query-uuid), which multifd compares; none if the peer has none
-    #[arg(long, value_name = "UUID", value_parser = uuid)]
-    pub uuid: Option<[u8; 16]>,
+    #[arg(long)]
+    pub uuid: Option<Uuid>,
 }
 
 /// An image that a peer sends.
@@ -172,7 +173,8 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     }
     let (kind, ram_bytes) = (opened.kind().name(), opened.shape().ram_bytes());
     let file = OpenOptions { direct };
-    let options = SendOptions { uuid: wire.uuid, file, force_damaged, ..SendOptions::default() };
+    let options =
+        SendOptions { uuid: wire.uuid.map(Uuid::into_bytes), file, force_damaged, ..SendOptions::default() };
     let began = Instant::now();
     let migration = send(opened, &address(to)?, &options, parameters, capabilities, Arc::new(()))
         .map_err(|error| not_sent(&error))?;
@@ -269,14 +271,6 @@ fn undecided(to: &str) -> Stop {
     )
 }
 
-/// 32 hexadecimal digits, with dashes or without.
-fn uuid(text: &str) -> Result<[u8; 16], String> {
-    let digits: String = text.chars().filter(|c| *c != '-').collect();
-    let is_number = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| is_number);
-    number.map(u128::to_be_bytes).ok_or_else(|| format!("`{text}` is no UUID"))
-}
-
 /// An address of the command line. A descriptor that it names was handed over by whoever started this program.
 fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
@@ -370,18 +364,28 @@ fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took:
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        wire: Wire,
+    }
+
     #[test]
-    fn uuid_is_read_with_dashes_and_without() {
+    fn uuid_is_read_with_hyphens_and_without() {
+        let read = |text: &str| Line::try_parse_from(["x", "--uuid", text]).map(|line| line.wire.uuid);
         let bytes = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";
 
-        assert_eq!(uuid("01234567-89ab-cdef-0123-456789abcdef"), Ok(bytes));
-        assert_eq!(uuid("0123456789ABCDEF0123456789ABCDEF"), Ok(bytes));
+        for text in ["01234567-89ab-cdef-0123-456789abcdef", "0123456789ABCDEF0123456789ABCDEF"] {
+            assert_eq!(read(text).unwrap().map(Uuid::into_bytes), Some(bytes), "{text}");
+        }
         for text in
             ["", "0123", "g1234567-89ab-cdef-0123-456789abcdef", "+1234567-89ab-cdef-0123-456789abcde"]
         {
-            assert!(uuid(text).is_err(), "{text}");
+            assert!(read(text).is_err(), "{text}");
         }
     }
 }

@@ -10,6 +10,7 @@ use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm, TlsEndpoint};
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
 use crate::host::{self, GuestChoice, GuestMonitor, Hosted, Load};
@@ -74,7 +75,7 @@ pub struct Arguments {
     #[arg(long, default_value = "sterna")]
     pub name: String,
     /// The VM's UUID; both sides of a migration need the same
-    #[arg(long, value_parser = parse_uuid)]
+    #[arg(long)]
     pub uuid: Option<Uuid>,
     /// Pages per second and vCPU that a guest of tide or process writes once it has arrived [default: as before]
     #[arg(long, value_name = "PAGES")]
@@ -135,10 +136,6 @@ pub enum FillKind {
     /// Every second 256 KiB random
     Half,
 }
-
-/// A UUID's bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Uuid(pub [u8; 16]);
 
 impl MachineKind {
     /// Kvm or process; with a sentence if that is not what one would have expected.
@@ -241,7 +238,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> {
     let config = host::Config {
         name: arguments.name.clone(),
-        uuid: arguments.uuid.map(|uuid| uuid.0),
+        uuid: arguments.uuid.map(Uuid::into_bytes),
         ram_bytes: arguments.ram,
         vcpus: arguments.vcpus,
         backing: match arguments.backing {
@@ -313,33 +310,9 @@ fn follow(parent: i32) -> Result<(), Stop> {
     Ok(())
 }
 
-fn parse_uuid(text: &str) -> Result<Uuid, String> {
-    let digits: String = text.chars().filter(|c| *c != '-').collect();
-    let wrong =
-        || format!("`{text}` is no UUID: 32 hexadecimal digits, as in 01234567-89ab-cdef-0123-456789abcdef");
-    if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return Err(wrong());
-    }
-    let mut uuid = [0; 16];
-    for (at, byte) in uuid.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&digits[at * 2..at * 2 + 2], 16).map_err(|_| wrong())?;
-    }
-    Ok(Uuid(uuid))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parse_uuid_takes_both_spellings_and_nothing_else() {
-        let uuid = parse_uuid("01234567-89ab-cdef-0123-456789abcdef").unwrap();
-
-        assert_eq!(parse_uuid("0123456789abcdef0123456789ABCDEF"), Ok(uuid));
-        assert_eq!(uuid.0[15], 0xef);
-        assert!(parse_uuid("0123").is_err() && parse_uuid(&"zz".repeat(16)).is_err());
-        assert!(parse_uuid(&"+1".repeat(16)).is_err());
-    }
 
     #[test]
     fn load_arguments_say_the_same_again() {

@@ -1,8 +1,9 @@
 //! How fast a guest really writes: from its own counts, noted now and then.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// The rate is that of so much time, or a little more.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -16,7 +17,7 @@ pub struct Meter(Mutex<VecDeque<(Instant, u64)>>);
 impl Meter {
     /// The guest had written `pages` pages in its life at `now`.
     pub fn note(&self, now: Instant, pages: u64) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         if counts.back().is_some_and(|(_, before)| *before > pages) {
             // Another guest has come.
             counts.clear();
@@ -29,7 +30,7 @@ impl Meter {
 
     /// Pages per second over the window; none before there is anything to tell.
     pub fn pages_per_second(&self) -> Option<f64> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock();
         let ((first, before), (last, now)) = (counts.front()?, counts.back()?);
         let time = last.duration_since(*first);
         (time >= LEAST).then(|| (now - before) as f64 / time.as_secs_f64())

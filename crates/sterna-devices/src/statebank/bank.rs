@@ -3,9 +3,10 @@
 mod backend;
 mod port;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use super::content::{BLOCK_BYTES, mix};
@@ -97,7 +98,7 @@ impl StateBank {
 
     /// What it says of itself.
     pub fn status(&self) -> Status {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.change_blocks(Instant::now());
         Status {
             state: inner.state,
@@ -113,7 +114,7 @@ impl StateBank {
 
     /// What was wrong with what was loaded last, if anything was.
     pub fn load_error(&self) -> Option<LoadError> {
-        self.lock().load_error.clone()
+        self.inner.lock().load_error.clone()
     }
 
     /// The guest RAM that it writes.
@@ -123,12 +124,12 @@ impl StateBank {
 
     /// Ends every hang, now and later: whoever waits is told that nobody answers.
     pub fn release(&self) {
-        *self.released.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.released.lock() = true;
         self.release.notify_all();
     }
 
     fn state(&self) -> MigState {
-        self.lock().state
+        self.inner.lock().state
     }
 
     fn set_state(&self, to: MigState) -> Result<(), Failure> {
@@ -281,26 +282,17 @@ impl StateBank {
 
     /// Waits until hangs are ended, at most so long; whether they were.
     fn hang(&self, limit: Option<std::time::Duration>) -> bool {
-        let released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut released = self.released.lock();
         match limit {
-            None => {
-                let wait = self.release.wait_while(released, |released| !*released);
-                *wait.unwrap_or_else(PoisonError::into_inner)
-            }
-            Some(limit) => {
-                let wait = self.release.wait_timeout_while(released, limit, |released| !*released);
-                *wait.unwrap_or_else(PoisonError::into_inner).0
-            }
+            None => self.release.wait_while(&mut released, |released| !*released),
+            Some(limit) => drop(self.release.wait_while_for(&mut released, |released| !*released, limit)),
         }
+        *released
     }
 
     fn alive(&self) -> Result<MutexGuard<'_, Inner>, Failure> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         if inner.dead { Err(Failure::Dead) } else { Ok(inner) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

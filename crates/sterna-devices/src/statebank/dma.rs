@@ -12,10 +12,11 @@ mod map;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::content::mix;
@@ -86,7 +87,7 @@ impl Dma {
     /// # Errors
     /// EEXIST: it overlaps another. EINVAL: the file is shorter. Others: it cannot be mapped.
     pub fn map(&self, region: &DmaRegion) -> Result<(), Errno> {
-        let mut inner = self.lock();
+        let mut inner = self.shared.inner.lock();
         let (first, bytes) = (region.map.address, region.map.size);
         if inner.maps.iter().any(|map| map.overlaps(first, bytes)) {
             return Err(Errno::EXIST);
@@ -101,7 +102,7 @@ impl Dma {
     /// # Errors
     /// ENOENT: there is none.
     pub fn unmap(&self, first: u64, bytes: u64) -> Result<(), Errno> {
-        let mut inner = self.lock();
+        let mut inner = self.shared.inner.lock();
         let at = inner.maps.iter().position(|map| map.first() == first && map.bytes() == bytes);
         inner.maps.remove(at.ok_or(Errno::NOENT)?);
         Ok(())
@@ -109,12 +110,12 @@ impl Dma {
 
     /// Lets go of all.
     pub fn unmap_all(&self) {
-        self.lock().maps.clear();
+        self.shared.inner.lock().maps.clear();
     }
 
     /// Writes from now on.
     pub fn run(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.shared.inner.lock();
         inner.runs = true;
         if inner.plan.rate > 0 {
             self.start_thread();
@@ -124,24 +125,24 @@ impl Dma {
 
     /// On return nothing is written any more.
     pub fn stop(&self) {
-        self.lock().runs = false;
+        self.shared.inner.lock().runs = false;
     }
 
     /// What it writes, and how much it has written.
     pub fn plan(&self) -> (DmaPlan, u64) {
-        let inner = self.lock();
+        let inner = self.shared.inner.lock();
         (inner.plan, inner.writes)
     }
 
     /// It has become another device, which has written so much.
     pub fn become_other(&self, plan: DmaPlan, writes: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.shared.inner.lock();
         (inner.plan, inner.writes) = (plan, writes);
     }
 
     /// Looks whether each page has the last write that went to it. `None`: there is nothing to look at.
     pub fn verify(&self) -> Option<Result<(), LostWrite>> {
-        let inner = self.lock();
+        let inner = self.shared.inner.lock();
         let pages = inner.pages();
         if inner.writes == 0 || pages == 0 {
             return None;
@@ -167,7 +168,7 @@ impl Dma {
     /// # Errors
     /// EBUSY: it does already. EINVAL: ranges that overlap. ENOMEM: they are too many.
     pub fn start_log(&self, page_size: u64, ranges: &[DmaLogRange]) -> Result<(), Errno> {
-        let mut inner = self.lock();
+        let mut inner = self.shared.inner.lock();
         if inner.log.is_some() {
             return Err(Errno::BUSY);
         }
@@ -177,7 +178,7 @@ impl Dma {
 
     /// Logs no more.
     pub fn stop_log(&self) {
-        self.lock().log = None;
+        self.shared.inner.lock().log = None;
     }
 
     /// Moves what was logged of a range to `bitmap`.
@@ -185,11 +186,11 @@ impl Dma {
     /// # Errors
     /// EINVAL: that is not logged.
     pub fn report(&self, range: DmaLogRange, page_size: u64, bitmap: &mut [u64]) -> Result<(), Errno> {
-        self.lock().log.as_mut().ok_or(Errno::INVAL)?.take(range, page_size, bitmap)
+        self.shared.inner.lock().log.as_mut().ok_or(Errno::INVAL)?.take(range, page_size, bitmap)
     }
 
     fn start_thread(&self) {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_some() {
             return;
         }
@@ -199,17 +200,13 @@ impl Dma {
             Err(error) => tracing::error!(%error, "no thread for DMA; guest RAM is not written"),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.shared.lock()
-    }
 }
 
 impl Drop for Dma {
     fn drop(&mut self) {
-        self.lock().quits = true;
+        self.shared.inner.lock().quits = true;
         self.shared.wake.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread of a statebank's DMA panicked");
         }
@@ -226,10 +223,10 @@ impl Shared {
     fn write(&self) {
         let mut began = Instant::now();
         let mut done = 0;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         while !inner.quits {
             if !inner.runs || inner.plan.rate == 0 || inner.pages() == 0 {
-                inner = self.wake.wait_timeout(inner, TURN * 10).unwrap_or_else(PoisonError::into_inner).0;
+                self.wake.wait_for(&mut inner, TURN * 10);
                 (began, done) = (Instant::now(), 0);
                 continue;
             }
@@ -244,12 +241,8 @@ impl Shared {
             } else {
                 std::thread::yield_now();
             }
-            inner = self.lock();
+            inner = self.inner.lock();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,8 +15,7 @@
 //! go somewhere is brought back from wherever it stopped on its way. One that did not answer at all is told where
 //! `end_save` and `run` want it nevertheless: that is what it finds when it wakes up.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::{Mutex, MutexGuard};
 use sterna::{DeviceStream, PendingState, VmError};
 
 use super::{DeviceError, MigState, MigrationPort, PortError, path};
@@ -101,7 +100,7 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     /// The state that it was last known to be in.
     pub fn state(&self) -> MigState {
-        self.lock().state
+        self.inner.lock().state
     }
 
     fn begin_save(&self) -> Result<(), DeviceError> {
@@ -120,7 +119,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn pending(&self) -> Result<PendingState, DeviceError> {
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let saving = match &mut inner.session {
             Session::Saving(saving) => saving,
@@ -161,7 +160,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, DeviceError> {
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let state = inner.state;
         let saving = match &mut inner.session {
@@ -206,7 +205,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn stop(&self) -> Result<(), DeviceError> {
-        if let Session::Ran { stopped } = &mut self.lock().session {
+        if let Session::Ran { stopped } = &mut self.inner.lock().session {
             *stopped = true;
         }
         let mut inner = self.known()?;
@@ -215,7 +214,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn end_save(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if matches!(inner.session, Session::Saving(_) | Session::Interrupted) {
             // Whatever becomes of the device, nobody reads on.
             inner.session = Session::None;
@@ -257,7 +256,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let state = inner.state;
         let Session::Loading { failed } = &mut inner.session else {
@@ -294,7 +293,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn end_load(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !matches!(
             inner.session,
             Session::Loading { .. } | Session::Loaded | Session::Ran { stopped: true }
@@ -313,7 +312,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     }
 
     fn run(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if matches!(inner.session, Session::Loading { .. }) {
             return Err(self.misused(inner.state, "its load was not finished"));
         }
@@ -374,7 +373,7 @@ impl<P: MigrationPort> VfioDevice<P> {
 
     /// The lock, with a state that can be relied on.
     fn known(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.silent = false;
         self.look(&mut inner)?;
         Ok(inner)
@@ -395,10 +394,6 @@ impl<P: MigrationPort> VfioDevice<P> {
                 Err(self.failed(inner.state, source))
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, state: MigState, source: PortError) -> DeviceError {

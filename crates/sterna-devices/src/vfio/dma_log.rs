@@ -1,9 +1,10 @@
 //! What a device writes into guest RAM by DMA, as a dirty source: the same for every way that logs it.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{
     DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, SyncTimes,
@@ -131,7 +132,7 @@ impl<L: DmaLogger> DmaLog<L> {
 
 impl<L: DmaLogger> DirtySource for DmaLog<L> {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = self.started.lock();
         if *started {
             return Ok(());
         }
@@ -151,7 +152,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = self.started.lock();
         if !std::mem::take(&mut *started) {
             return Ok(());
         }
@@ -163,7 +164,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        if !*self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+        if !*self.started.lock() {
             return Err(DirtyError::NotStarted { origin: self.logger.log_name() });
         }
         let sizes = self.ram.blocks().iter().map(|block| block.pages());

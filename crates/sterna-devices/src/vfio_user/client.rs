@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
+use parking_lot::{Mutex, MutexGuard};
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::LoggedRange;
 
@@ -434,8 +434,8 @@ impl Client {
     }
 
     fn talk(&self) -> MutexGuard<'_, Talk> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        let _turn = self.turn.lock();
+        self.connection.lock()
     }
 }
 

@@ -10,9 +10,10 @@ use std::fmt;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Backend;
@@ -93,7 +94,7 @@ impl Server {
             };
             let (stream, _) = match self.listener.accept() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.stopper.lock().stopped {
+                    if self.stopper.current.lock().stopped {
                         return Ok(None);
                     }
                     continue;
@@ -101,14 +102,14 @@ impl Server {
                 other => other?,
             };
             {
-                let mut current = self.stopper.lock();
+                let mut current = self.stopper.current.lock();
                 if current.stopped {
                     return Ok(None);
                 }
                 current.connection = Some(stream.try_clone()?);
             }
             let end = serve(stream, self.backend.as_ref());
-            self.stopper.lock().connection = None;
+            self.stopper.current.lock().connection = None;
             return Ok(Some(end));
         }
     }
@@ -154,17 +155,13 @@ impl fmt::Debug for Server {
 impl Stopper {
     /// Closes the present connection and takes no further ones.
     pub fn stop(&self) {
-        let mut current = self.lock();
+        let mut current = self.current.lock();
         current.stopped = true;
         if let Some(connection) = &current.connection {
             // Closed by the client already: as good.
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }
         let _ = self.stop.shutdown(std::net::Shutdown::Both);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

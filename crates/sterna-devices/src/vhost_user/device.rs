@@ -3,9 +3,10 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::{DirtyBitmaps, LoggedRange, VhostLog};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};

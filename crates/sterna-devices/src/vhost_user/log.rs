@@ -1,8 +1,9 @@
 //! What back ends write, as a dirty source.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_ram::dirty::{DirtyBitmaps, DirtySource, Harvest, VhostLog};
 use sterna_ram::{DirtyError, PageBitmap};
 
@@ -40,7 +41,7 @@ impl VhostUserLog {
 
 impl DirtySource for VhostUserLog {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         if self.log.is_active() {
             return Ok(());
         }
@@ -59,7 +60,7 @@ impl DirtySource for VhostUserLog {
 
     /// A back end that is gone cannot be told; that is an error, but it writes nothing either.
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         if !self.log.is_active() {
             return Ok(());
         }

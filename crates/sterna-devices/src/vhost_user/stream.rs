@@ -1,7 +1,6 @@
 //! The device's state as the engine's stream.
 
-use std::sync::{MutexGuard, PoisonError};
-
+use parking_lot::MutexGuard;
 use sterna::{DeviceStream, PendingState, VmError};
 
 use super::configuration::Configuration;
@@ -211,7 +210,7 @@ impl DeviceStream for VhostUserDevice {
 
 impl VhostUserDevice {
     fn transfer(&self) -> MutexGuard<'_, Transfer> {
-        self.transfer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.transfer.lock()
     }
 
     fn out_of_order(&self, call: &'static str, transfer: &Transfer) -> VhostUserError {

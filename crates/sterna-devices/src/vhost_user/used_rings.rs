@@ -3,8 +3,7 @@
 //! A back end logs them if SET_VRING_ADDR says so, but a ring that runs would have to be stopped to say it
 //! (`specs/vhost-user.md §2`). They are final, and a few pages, when the ring has stopped: the next harvest takes them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use sterna_ram::dirty::DirtyBitmaps;
 
 /// Pages of one block.
@@ -30,12 +29,12 @@ struct State {
 impl UsedRings {
     /// Harvests begin or end.
     pub(super) fn set_logged(&self, is_logged: bool) {
-        *self.lock() = State { is_logged, stopped: Vec::new() };
+        *self.0.lock() = State { is_logged, stopped: Vec::new() };
     }
 
     /// To be called when the back end writes the ring no more.
     pub(super) fn stopped(&self, pages: Pages) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.is_logged {
             state.stopped.push(pages);
         }
@@ -43,12 +42,8 @@ impl UsedRings {
 
     /// Gives the number of pages that were clean in `into`.
     pub(super) fn harvest(&self, into: &mut DirtyBitmaps) -> u64 {
-        let stopped = std::mem::take(&mut self.lock().stopped);
+        let stopped = std::mem::take(&mut self.0.lock().stopped);
         stopped.iter().map(|pages| into.block(pages.block).set_range(pages.first, pages.count)).sum()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

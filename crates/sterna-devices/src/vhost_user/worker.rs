@@ -6,12 +6,13 @@
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::VhostUserError;
+use parking_lot::Mutex;
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
@@ -25,11 +26,11 @@ impl Asking {
     }
 
     pub(super) fn set(&self, request: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = request;
+        *self.0.lock() = request;
     }
 
     fn get(&self) -> &'static str {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 }
 

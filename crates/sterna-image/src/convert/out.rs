@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_transport::CreateOptions;
 
 use crate::ImageError;
@@ -87,14 +88,14 @@ impl Shared {
 
     /// Takes it back.
     pub(super) fn into_inner(self) -> Result<Out, ImageError> {
-        let out = self.out.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let out = self.out.lock().take();
         out.ok_or_else(|| ImageError::Request("the output was taken before".to_owned()))
     }
 }
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = self.out.lock();
         let Some(out) = &mut *out else { return Err(io::ErrorKind::BrokenPipe.into()) };
         match out.write(bytes) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {

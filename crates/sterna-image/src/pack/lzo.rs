@@ -211,16 +211,9 @@ impl Block<'_> {
 mod tests {
     use super::*;
 
-    fn noise(seed: u64, length: usize, alphabet: u64) -> Vec<u8> {
-        let mut state = seed | 1;
-        (0..length)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 32).checked_rem(alphabet).unwrap_or(state) as u8
-            })
-            .collect()
+    fn noise(seed: u64, length: usize, alphabet: u8) -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..length).map(|_| if alphabet == 0 { random.u8(..) } else { random.u8(..alphabet) }).collect()
     }
 
     #[test]

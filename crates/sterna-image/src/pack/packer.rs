@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lzop;
 use super::zstd_frames::ZstdFrames;
 use crate::model::Packing;
+use parking_lot::Mutex;
 
 /// What goes to a thread and comes back, to be used again: memory that is new costs more than some of the packing.
 #[derive(Default)]
@@ -142,7 +143,7 @@ fn start(packing: Packing, threads: usize) -> io::Result<SyncSender<Job>> {
         std::thread::Builder::new().name(packing.name().to_owned()).spawn(move || {
             loop {
                 // Only the wait for a job is under the lock.
-                let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let job = receiver.lock().recv();
                 let Ok(Job { mut piece, result }) = job else { return };
                 let done = worker.pack(packing, &mut piece);
                 // Nobody waits any more if the packer was dropped.

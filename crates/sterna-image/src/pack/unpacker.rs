@@ -1,12 +1,13 @@
 //! Packed streams as they were before.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lzop;
 use crate::model::Packing;
+use parking_lot::Mutex;
 
 /// Bytes of the first piece, which is unpacked when the reader asks for it: what is small needs no thread.
 const FIRST: usize = 64 << 10;
@@ -38,14 +39,14 @@ pub(crate) struct Places(Arc<Mutex<Vec<(u64, u64)>>>);
 impl Places {
     /// The stretch of the packed stream, from its start, that byte `unpacked` came out of: about a megabyte's.
     pub(crate) fn packed(&self, unpacked: u64) -> Option<(u64, u64)> {
-        let ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = self.0.lock();
         let index = ends.partition_point(|(end, _)| *end <= unpacked);
         let before = index.checked_sub(1).map_or(0, |before| ends[before].1);
         ends.get(index).map(|(_, packed)| (before, *packed))
     }
 
     fn add(&self, unpacked: u64, packed: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((unpacked, packed));
+        self.0.lock().push((unpacked, packed));
     }
 }
 

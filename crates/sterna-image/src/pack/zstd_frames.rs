@@ -94,14 +94,10 @@ impl ZstdFrames {
 mod tests {
     use super::*;
 
-    fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
-        };
-        (0..bytes / 8).flat_map(|_| next()).collect()
+    fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+        let mut noise = vec![0; bytes];
+        fastrand::Rng::with_seed(seed).fill(&mut noise);
+        noise
     }
 
     fn text(bytes: usize) -> Vec<u8> {

@@ -1,7 +1,9 @@
 //! A second taker of a stream that is read.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// A second taker of the unpacked stream, which is named when the head is known. It gets what the reader has consumed, and
 /// can be made to wait: a stream whose end does not come is loaded by nobody.
@@ -28,7 +30,7 @@ impl Default for To {
 impl Tee {
     /// From now on, and with what came already, to `taker`.
     pub(crate) fn to(&self, mut taker: Taker) -> io::Result<()> {
-        let mut to = self.lock();
+        let mut to = self.0.lock();
         if let To::Unnamed(bytes) = &*to {
             taker.write_all(bytes)?;
         }
@@ -38,12 +40,12 @@ impl Tee {
 
     /// Nobody wants it.
     pub(crate) fn off(&self) {
-        *self.lock() = To::Off;
+        *self.0.lock() = To::Off;
     }
 
     /// From here on the taker gets nothing until [`release`](Self::release).
     pub(super) fn hold(&self) {
-        let mut to = self.lock();
+        let mut to = self.0.lock();
         *to = match std::mem::replace(&mut *to, To::Off) {
             To::Write(taker) => To::Held(taker, Vec::new()),
             other => other,
@@ -52,7 +54,7 @@ impl Tee {
 
     /// The taker gets what was held, and whatever comes.
     pub(crate) fn release(&self) -> io::Result<()> {
-        let mut to = self.lock();
+        let mut to = self.0.lock();
         *to = match std::mem::replace(&mut *to, To::Off) {
             To::Held(mut taker, bytes) => {
                 taker.write_all(&bytes)?;
@@ -65,15 +67,11 @@ impl Tee {
 
     /// Bytes that were consumed.
     pub(super) fn take(&self, bytes: &[u8]) -> io::Result<()> {
-        match &mut *self.lock() {
+        match &mut *self.0.lock() {
             To::Unnamed(kept) | To::Held(_, kept) => kept.extend_from_slice(bytes),
             To::Write(taker) => taker.write_all(bytes)?,
             To::Off => {}
         }
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, To> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

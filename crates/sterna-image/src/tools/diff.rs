@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use xxhash_rust::xxh3::xxh3_64;
@@ -450,15 +450,13 @@ fn pages_of(
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                if let Err(error) = work()
-                    && let Ok(mut failure) = failure.lock()
-                {
-                    failure.get_or_insert(error);
+                if let Err(error) = work() {
+                    failure.lock().get_or_insert(error);
                 }
             });
         }
     });
-    if let Ok(Some(error)) = failure.into_inner() {
+    if let Some(error) = failure.into_inner() {
         return Err(error);
     }
     let words: Vec<u64> = words.into_iter().map(AtomicU64::into_inner).collect();

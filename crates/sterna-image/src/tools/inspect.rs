@@ -173,7 +173,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         stream_offset: image.stream_offset(),
         machine_type: shape.configuration.machine_type.clone(),
         capabilities: shape.configuration.capabilities.clone(),
-        uuid: shape.configuration.uuid.as_ref().map(uuid),
+        uuid: shape.configuration.uuid.map(|bytes| uuid::Uuid::from_bytes(bytes).to_string()),
         run_state: state.run_state(),
         ram_bytes: shape.ram_bytes(),
         blocks: blocks(image, coverage),
@@ -256,15 +256,4 @@ fn libvirt(header: &LibvirtHeader, kind: String) -> LibvirtPart {
         cookie_bytes: cookie,
         xml_room_bytes: u64::from(header.data_length).saturating_sub(cookie.map_or(0, |bytes| bytes + 1) + 1),
     }
-}
-
-fn uuid(bytes: &[u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (index, byte) in bytes.iter().enumerate() {
-        if matches!(index, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }

@@ -187,19 +187,8 @@ mod tests {
 
     #[test]
     fn differences_between_pages_and_zeros_leave_what_came_last() {
-        let seed =
-            std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122u64);
-        #[allow(clippy::print_stderr)] // the seed of a run that fails
-        {
-            eprintln!("STERNA_SEED={seed}");
-        }
-        let mut state = seed | 1;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 33) % below
-        };
+        let mut rng = sterna_testing::random("differences_between_pages_and_zeros");
+        let mut random = |below: u64| rng.u64(..below);
         let directory = tempfile::tempdir().unwrap();
         let writer = writer(directory.path());
         let mut lane = writer.lane();

@@ -298,18 +298,8 @@ fn mapped_pages_read_at_random_are_those_of_the_visit() {
 #[test]
 fn lane_that_writes_pages_again_and_again_leaves_the_last() {
     // Some hundred thousand writes in an order that a seed gives, against a plain array.
-    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121u64);
-    #[allow(clippy::print_stderr)] // the seed of a run that fails
-    {
-        eprintln!("STERNA_SEED={seed}");
-    }
-    let mut state = seed | 1;
-    let mut random = |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) % below
-    };
+    let mut rng = sterna_testing::random("lane_that_writes_pages_again_and_again");
+    let mut random = |below: u64| rng.u64(..below);
     let mut shape = machine();
     let pages = 2000;
     shape.ram.blocks.truncate(1);

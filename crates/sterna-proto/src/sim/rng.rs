@@ -1,28 +1,19 @@
-//! SplitMix64: small, seeded, the same on every machine.
+//! Numbers that follow from a seed alone, the same on every machine.
 
-/// A seeded generator.
+/// A seeded generator, and the two draws that schedules are made of.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(fastrand::Rng);
 
 impl Rng {
     /// A generator whose numbers follow from the seed alone.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     /// A number below `n` (which is not 0).
     pub fn below(&mut self, n: u64) -> u64 {
-        self.draw() % n
+        self.0.u64(..n)
     }
 
     /// True in `percent` of 100 cases.
@@ -32,6 +23,6 @@ impl Rng {
 
     /// One of the choices.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
+        choices[self.0.usize(..choices.len())]
     }
 }

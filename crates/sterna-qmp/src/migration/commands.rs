@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use sterna::{Address, HandedFd, SourceVm};
+use uuid::Uuid;
 
 use super::engine::GuestAt;
 use super::relay::EVENTS;
@@ -153,7 +154,10 @@ impl MigrationControl {
         match command {
             "query-name" if self.vm.name().is_empty() => Ok(json!({})),
             "query-name" => Ok(json!({"name": self.vm.name()})),
-            "query-uuid" => Ok(json!({"UUID": uuid_text(SourceVm::uuid(&*self.vm).unwrap_or_default())})),
+            "query-uuid" => {
+                let uuid = Uuid::from_bytes(SourceVm::uuid(&*self.vm).unwrap_or_default());
+                Ok(json!({"UUID": uuid.to_string()}))
+            }
             "query-kvm" => Ok(json!({
                 "enabled": self.vm.uses_kvm(),
                 "present": self.vm.uses_kvm() || std::path::Path::new("/dev/kvm").exists(),
@@ -212,9 +216,4 @@ fn guest_at(word: &str) -> Result<GuestAt, QmpError> {
             "'source' (it resumes) or 'destination' (it stays stopped for good)",
         )),
     }
-}
-
-fn uuid_text(uuid: [u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -1,8 +1,9 @@
 //! One VM's migrations: what operators have set, what runs, and which command is refused when.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sterna::ram::Custody;
 use sterna::throttle::Throttle;
@@ -17,7 +18,7 @@ use super::parameters::ParameterSet;
 use super::relay::Relay;
 use super::{MonitoredVm, SternaEngine, query};
 use crate::error::QmpError;
-use crate::server::{EventBus, lock};
+use crate::server::EventBus;
 
 /// Parameters, capabilities and migrations of one VM; executes the monitor's commands.
 pub struct MigrationControl {
@@ -79,12 +80,12 @@ impl MigrationControl {
 
     /// The migration away from here, if one was ever started.
     pub fn outgoing(&self) -> Option<Arc<dyn Outgoing>> {
-        lock(&self.state).outgoing.clone()
+        self.state.lock().outgoing.clone()
     }
 
     /// The migration to here, if one was ever waited for.
     pub fn incoming(&self) -> Option<Arc<dyn Receiving>> {
-        lock(&self.state).incoming.clone()
+        self.state.lock().incoming.clone()
     }
 
     /// `migrate`: starts moving the guest to `to`.
@@ -92,7 +93,7 @@ impl MigrationControl {
     /// # Errors
     /// While one runs, after one has completed, without a guest.
     pub fn migrate(&self, to: &Address) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
@@ -115,7 +116,7 @@ impl MigrationControl {
 
     /// `calc-dirty-rate`: begins to measure how fast the guest dirties its memory.
     pub(super) fn calc_dirty_rate(&self, order: Order) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let refusal = if state.is_measuring() {
             "the dirty rate is already being measured."
         } else if state.is_migrating() {
@@ -136,7 +137,7 @@ impl MigrationControl {
 
     /// `set-vcpu-dirty-limit` and, without a `dirty-rate`, `cancel-vcpu-dirty-limit`.
     pub(super) fn limit_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         if state.is_migrating() && state.capabilities.get("dirty-limit") {
             return Err(QmpError::generic(
                 "The migration that runs limits dirty rates itself; set its 'vcpu-dirty-limit'",
@@ -155,7 +156,7 @@ impl MigrationControl {
 
     /// `query-dirty-rate`: the last measurement.
     pub(super) fn query_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
-        dirty_rate::query(lock(&self.state).measuring.as_ref(), arguments)
+        dirty_rate::query(self.state.lock().measuring.as_ref(), arguments)
     }
 
     /// `migrate-incoming`: waits for a guest at `at`; bound when it returns.
@@ -163,7 +164,7 @@ impl MigrationControl {
     /// # Errors
     /// While one is waited for, and in a VM that has a guest.
     pub fn listen(&self, at: &Address) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.may_listen(self.vm.has_guest())?;
         let vm: Arc<dyn TargetVm> = self.vm.clone();
         let parameters = state.engine_parameters(at, TlsEndpoint::Server)?;
@@ -171,13 +172,13 @@ impl MigrationControl {
         self.relay.start_when_held.store(false, Ordering::SeqCst);
         // What listened before has ended; let go of its address first.
         state.incoming = None;
-        let before = lock(&self.relay.incoming).take();
+        let before = self.relay.incoming.lock().take();
         drop(before);
         let incoming = self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone());
         let incoming = incoming.map_err(refused)?;
         // In time: nothing is loaded within the moment since it was bound.
         let _ = incoming.set_autostart(state.autostart);
-        *lock(&self.relay.incoming) = Some(incoming.clone());
+        *self.relay.incoming.lock() = Some(incoming.clone());
         state.incoming = Some(incoming);
         Ok(())
     }
@@ -231,7 +232,7 @@ impl MigrationControl {
 
     /// `migrate-set-parameters`.
     pub fn set_parameters(&self, changes: &Map<String, Value>) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let busy = state.is_busy();
         state.parameters.set(changes, busy)?;
         if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
@@ -245,12 +246,12 @@ impl MigrationControl {
     /// # Errors
     /// A kind, property or id that does not do, and files that cannot be used.
     pub fn add_object(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
-        lock(&self.state).objects.add(arguments)
+        self.state.lock().objects.add(arguments)
     }
 
     /// Every object's id and kind.
     pub(super) fn objects(&self) -> Vec<(String, &'static str)> {
-        lock(&self.state).objects.list()
+        self.state.lock().objects.list()
     }
 
     /// `object-del`.
@@ -258,12 +259,12 @@ impl MigrationControl {
     /// # Errors
     /// When there is none of that id.
     pub fn delete_object(&self, id: &str) -> Result<(), QmpError> {
-        lock(&self.state).objects.delete(id)
+        self.state.lock().objects.delete(id)
     }
 
     /// `migrate-set-capabilities`: pairs of a name and its new state.
     pub fn set_capabilities(&self, changes: &[(String, bool)]) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let next = state.capabilities.with(changes)?;
         if next.get("dirty-limit") && self.limiter().is_none() {
             return Err(QmpError::generic(
@@ -291,12 +292,12 @@ impl MigrationControl {
 
     /// What operators have set.
     pub fn parameters(&self) -> ParameterSet {
-        lock(&self.state).parameters.clone()
+        self.state.lock().parameters.clone()
     }
 
     /// What operators have switched on.
     pub fn capabilities(&self) -> CapabilitySet {
-        lock(&self.state).capabilities.clone()
+        self.state.lock().capabilities.clone()
     }
 
     /// `query-migrate`: the last migration away from here, else the one to here, else nothing.
@@ -339,7 +340,7 @@ impl MigrationControl {
         }
         match outgoing.map_or(Status::None, |outgoing| outgoing.status()) {
             Status::PreSwitchover | Status::Device | Status::Undecided => "finish-migrate",
-            _ if lock(&self.state).is_prelaunch() => "prelaunch",
+            _ if self.state.lock().is_prelaunch() => "prelaunch",
             _ => "paused",
         }
     }
@@ -403,7 +404,7 @@ impl MigrationControl {
 
     /// `stop` and `cont` of a guest that is still on its way.
     fn start_on_arrival(&self, on: bool) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.autostart = on;
         let coming = state.incoming.as_ref().filter(|incoming| is_waiting(&***incoming));
         // A held guest starts by `cont` alone.
@@ -421,7 +422,7 @@ impl MigrationControl {
         &self,
         act: impl FnOnce(&mut State) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let done = SourceVm::ram(&*self.vm).while_free(|| act(&mut state));
         done.unwrap_or_else(|custody| Err(not_free(custody, state.outgoing.as_deref())))
     }
@@ -432,7 +433,7 @@ impl MigrationControl {
     }
 
     fn handles(&self) -> Handles {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         (state.outgoing.clone(), state.incoming.clone())
     }
 }

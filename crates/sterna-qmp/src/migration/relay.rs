@@ -1,9 +1,10 @@
 //! The engine's events, as QMP's; and the start of a held guest that was told to run before it had come.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
+use parking_lot::Mutex;
 use serde_json::json;
 use sterna::{Event, Observer, Status};
 
@@ -38,7 +39,7 @@ impl Relay {
         if !self.start_when_held.load(Ordering::SeqCst) {
             return;
         }
-        let Some(incoming) = crate::server::lock(&self.incoming).clone() else { return };
+        let Some(incoming) = self.incoming.lock().clone() else { return };
         let bus = self.bus.clone();
         let release = move || {
             if let Err(why) = incoming.release() {

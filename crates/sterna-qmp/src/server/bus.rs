@@ -1,9 +1,10 @@
 //! Events to all clients, and each client's bytes that wait to be written.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ impl EventBus {
     /// Tells every negotiated client that `name` happened just now. Never waits for one.
     pub fn emit(&self, name: &str, data: Option<Value>) {
         // The lock is held to the end so that all clients see events in one order.
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut event = json!({
             "timestamp": {"seconds": since.as_secs(), "microseconds": since.subsec_micros()},
@@ -47,7 +48,7 @@ impl EventBus {
     }
 
     pub(crate) fn join(&self, client: &Arc<Outbox>) {
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         clients.retain(|client| client.strong_count() > 0);
         clients.push(Arc::downgrade(client));
     }
@@ -93,31 +94,31 @@ impl Outbox {
 
     /// Queues an answer; with `negotiates`, events may follow it.
     pub fn reply(&self, line: &[u8], negotiates: bool) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.bytes.extend_from_slice(line);
         queue.negotiated |= negotiates;
     }
 
     pub fn close(&self) {
-        lock(&self.queue).closing = true;
+        self.queue.lock().closing = true;
         self.ring();
     }
 
     pub fn state(&self) -> OutboxState {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         OutboxState { pending_bytes: queue.bytes.len(), overflowed: queue.overflowed, closing: queue.closing }
     }
 
     /// Gives `write` the waiting bytes and drops as many of them as it says it took.
     pub fn drain<E>(&self, write: impl FnOnce(&[u8]) -> Result<usize, E>) -> Result<(), E> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let written = write(&queue.bytes)?;
         queue.bytes.drain(..written);
         Ok(())
     }
 
     fn event(&self, line: &[u8]) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if !queue.negotiated || queue.overflowed {
             return;
         }
@@ -134,9 +135,4 @@ impl Outbox {
         // Fails only when the counter is full, and then the reader is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
-}
-
-/// A panic of another thread leaves nothing half-changed under these locks.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

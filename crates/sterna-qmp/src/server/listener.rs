@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::bus::{EventBus, Outbox, lock};
+use super::bus::{EventBus, Outbox};
 use super::session::{Session, builtin_commands};
 use super::{CommandSpec, Endpoint, Handler, MAX_CLIENTS};
 
@@ -135,7 +136,7 @@ impl Shared {
 
     /// Joins the threads of clients that have gone.
     fn reap(&self) {
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         let mut at = 0;
         while at < clients.len() {
             if clients[at].0.is_finished() {
@@ -148,7 +149,7 @@ impl Shared {
 
     fn welcome(self: &Arc<Self>, socket: OwnedFd) {
         self.reap();
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         if clients.len() >= MAX_CLIENTS {
             return;
         }
@@ -182,7 +183,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
             Err(_) => thread::sleep(std::time::Duration::from_millis(20)),
         }
     }
-    let clients = std::mem::take(&mut *lock(&shared.clients));
+    let clients = std::mem::take(&mut *shared.clients.lock());
     clients.iter().for_each(|(_, outbox)| outbox.close());
     for (thread, _) in clients {
         let _ = thread.join();

@@ -7,10 +7,10 @@ use std::iter;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::system::system;
 use crate::TransportError;
+use parking_lot::{Mutex, MutexGuard};
 
 mod left;
 mod publish;
@@ -127,7 +127,7 @@ impl Drop for Aside {
 /// child has its parent's entries too.
 fn every_aside() -> MutexGuard<'static, BTreeSet<(u32, PathBuf)>> {
     static EVERY: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
-    EVERY.lock().unwrap_or_else(PoisonError::into_inner)
+    EVERY.lock()
 }
 
 /// Removes those of this process.

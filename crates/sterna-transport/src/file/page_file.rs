@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use sterna_ram::RamSlice;
 
 use super::aside::{self, Aside, left_behind};
@@ -129,7 +129,7 @@ impl PageFile {
     /// Where it lies until it is complete; none then. Another program may write it there, if it keeps the file
     /// (opens it without replacing it).
     pub fn aside_path(&self) -> Option<PathBuf> {
-        self.lock().as_ref().map(|aside| aside.path().to_owned())
+        self.aside.lock().as_ref().map(|aside| aside.path().to_owned())
     }
 
     /// Whether whole pages go past the page cache.
@@ -267,7 +267,7 @@ impl PageFile {
     /// again and may be published once more, or [kept](PageFile::keep). Only where a file system knows neither
     /// `RENAME_EXCHANGE` nor links, a file that was replaced then is gone, and this one stays in its place.
     pub fn publish(&self) -> Result<(), TransportError> {
-        let mut aside = self.lock();
+        let mut aside = self.aside.lock();
         let Some(aside_now) = &mut *aside else { return Ok(()) };
         let published = aside_now.publish(&self.file);
         if aside_now.is_published() {
@@ -280,7 +280,7 @@ impl PageFile {
     /// in it. Gives its path: aside of its place, or the place if it is there. Whoever asks for it must have called
     /// [`PageFile::sync`], and should tell its user where the file is. It can still be published.
     pub fn keep(&self) -> PathBuf {
-        match &mut *self.lock() {
+        match &mut *self.aside.lock() {
             Some(aside) => {
                 aside.keep();
                 aside.path().to_owned()
@@ -336,10 +336,6 @@ impl PageFile {
 
     fn metadata(&self) -> Result<std::fs::Metadata, TransportError> {
         self.file.metadata().map_err(|error| system(&self.path, "fstat", error))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Aside>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

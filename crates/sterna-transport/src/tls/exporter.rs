@@ -5,8 +5,8 @@
 //! RFC 8446 §7.5 here. Nothing is logged.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
 use rustls::{CommonState, KeyLog, SupportedCipherSuite};
 
@@ -22,7 +22,7 @@ pub(super) struct Exporter(Mutex<Option<OkmBlock>>);
 impl KeyLog for Exporter {
     fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
         if label == SECRET && secret.len() <= OkmBlock::MAX_LEN {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(OkmBlock::new(secret));
+            *self.0.lock() = Some(OkmBlock::new(secret));
         }
     }
 
@@ -41,7 +41,7 @@ impl Exporter {
     /// The value of the session, whose handshake is done; forgets the secret. `None` for TLS 1.2, whose value is
     /// not always unique.
     pub fn channel_binding(&self, session: &CommonState) -> Option<[u8; 32]> {
-        let secret = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let secret = self.0.lock().take()?;
         let Some(SupportedCipherSuite::Tls13(suite)) = session.negotiated_cipher_suite() else { return None };
         let empty = suite.common.hash_provider.start().finish();
         // Derive-Secret(exporter secret, label, ""), then the label "exporter" over an empty context.

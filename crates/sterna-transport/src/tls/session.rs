@@ -7,9 +7,10 @@
 //! Lock order: `sending`, then `state`.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncryptError, UnbufferedStatus};
@@ -97,7 +98,7 @@ impl Session {
             if let Some(problem) = self.problem.get() {
                 return Err(channel.tls_error(problem.clone()));
             }
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let opened = state.open_into(&mut places);
             let answers = !state.out.is_empty();
             if let Err(error) = opened {
@@ -137,7 +138,7 @@ impl Session {
         left: &Remaining<'_, P>,
     ) -> Result<usize, TransportError> {
         let mut places = left.clone();
-        let mut outbox = lock(&self.sending);
+        let mut outbox = self.sending.lock();
         let Outbox { plain, sealed, said_goodbye } = &mut *outbox;
         if let Some(problem) = self.problem.get() {
             return Err(channel.tls_error(problem.clone()));
@@ -155,7 +156,7 @@ impl Session {
             if let Some(fault) = places.fault() {
                 return Err(channel.failed_memory(fault));
             }
-            let result = lock(&self.state).seal(&plain[..count], sealed);
+            let result = self.state.lock().seal(&plain[..count], sealed);
             if let Err(problem) = result {
                 drop(outbox);
                 return Err(self.fail(channel, problem));
@@ -167,14 +168,14 @@ impl Session {
 
     /// Tells the peer in TLS that nothing more will be written; once.
     pub(crate) fn say_goodbye(&self, channel: &Channel) -> Result<(), TransportError> {
-        let mut outbox = lock(&self.sending);
+        let mut outbox = self.sending.lock();
         if outbox.said_goodbye || self.problem.get().is_some() {
             return Ok(());
         }
         outbox.said_goodbye = true;
         let sealed = &mut outbox.sealed;
         sealed.len = 0;
-        let result = lock(&self.state).goodbye(sealed);
+        let result = self.state.lock().goodbye(sealed);
         if let Err(problem) = result {
             return Err(self.fail(channel, problem));
         }
@@ -186,14 +187,10 @@ impl Session {
         if !are_there {
             return;
         }
-        let mut outbox = match self.sending.try_lock() {
-            Ok(outbox) => outbox,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut outbox) = self.sending.try_lock() else { return };
         let sealed = &mut outbox.sealed;
         sealed.len = 0;
-        let taken = sealed.append(&mut lock(&self.state).out);
+        let taken = sealed.append(&mut self.state.lock().out);
         if taken.is_ok() {
             // The next read or write meets the same error.
             let _ = channel.send_raw(sealed.bytes());
@@ -219,7 +216,7 @@ impl Session {
     fn explanation(&self, channel: &Channel) -> Option<TlsProblem> {
         let until = Instant::now() + EXPLANATION;
         while self.problem.get().is_none() && Instant::now() < until {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let received = state.receive(channel);
             let opened = state.hoard();
             drop(state);
@@ -237,7 +234,7 @@ impl Session {
         let problem = TlsProblem::from_rustls(error);
         // Tells the peer, if rustls has prepared an alert.
         let answers = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.prepare_alert();
             !state.out.is_empty()
         };
@@ -546,8 +543,4 @@ fn unsealed(error: EncryptError) -> Error {
 
 fn zeros(len: usize) -> Box<[u8]> {
     vec![0; len].into_boxed_slice()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_PIT_SPEAKER_DUMMY, kvm_cpuid_entry2, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use parking_lot::Mutex;
 use sterna_ram::dirty::{KvmDirtyLog, KvmDirtyRings, KvmSlot};
 use sterna_ram::{GuestRam, RamBlock};
 

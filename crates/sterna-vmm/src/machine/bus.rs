@@ -3,9 +3,10 @@
 //! Ports nobody answers read as all ones, as on a PC; so does memory outside RAM. Writes there are lost.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
+use parking_lot::{Mutex, MutexGuard};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
@@ -44,11 +45,11 @@ pub(crate) struct Console(Arc<Mutex<Box<dyn Write + Send>>>);
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
+        self.0.lock().flush()
     }
 }
 
@@ -69,7 +70,7 @@ impl Bus {
     }
 
     pub(crate) fn serial(&self) -> MutexGuard<'_, SerialDevice> {
-        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
+        self.serial.lock()
     }
 
     /// The parts of which a serial device with another state is made.

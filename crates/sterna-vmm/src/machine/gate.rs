@@ -6,8 +6,9 @@
 //! kick is lost.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Why a guest ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,7 +72,7 @@ impl Gate {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether a vCPU that is in the guest may stay there.
@@ -122,7 +123,7 @@ impl Gate {
         state.parked += 1;
         self.changed.notify_all();
         while state.wanted == Wanted::Park {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         state.parked -= 1;
         if state.wanted == Wanted::Quit {
@@ -151,7 +152,7 @@ impl Gate {
             else {
                 return;
             };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -165,7 +166,7 @@ impl Gate {
     pub(crate) fn wait_parked(&self) {
         let mut state = self.lock();
         while state.parked < state.threads {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -178,7 +179,7 @@ impl Gate {
                 return state.ended.clone();
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 }

@@ -13,13 +13,14 @@ mod vcpu;
 pub(crate) mod vfio_user;
 mod vhost_user;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
+use parking_lot::{Mutex, MutexGuard};
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::KvmDirtyRing;
@@ -261,11 +262,11 @@ impl KvmMachine {
     }
 
     fn operation(&self) -> MutexGuard<'_, ()> {
-        self.operation.lock().unwrap_or_else(PoisonError::into_inner)
+        self.operation.lock()
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        self.threads.lock()
     }
 }
 
@@ -310,6 +311,6 @@ impl Shared {
     }
 
     pub(crate) fn loading(&self) -> MutexGuard<'_, Loading> {
-        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
+        self.loading.lock()
     }
 }

@@ -10,11 +10,12 @@
 //!
 //! Locks: a brake's is the innermost; the gate's may be held around it, never the other way round.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna::{Brake, BrakeLimits, DirtyLimitTimes, VcpuDirtyRate, VmError};
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::dirty::KvmDirtyRing;
@@ -91,7 +92,7 @@ impl Throttling {
 
     /// Ends the throttle's thread.
     pub(crate) fn quit(&self) {
-        *self.quit.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.quit.lock() = true;
         self.changed.notify_all();
     }
 
@@ -112,28 +113,30 @@ impl Throttling {
     }
 
     fn brake(&self, vcpu: usize) -> MutexGuard<'_, Brake> {
-        self.vcpus[vcpu].brake.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vcpus[vcpu].brake.lock()
     }
 
     /// Waits until something may be due. False: the thread is to end.
     fn wait(&self, ring: Option<&KvmDirtyRing>) -> bool {
-        let quit = self.quit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut quit = self.quit.lock();
         let time = match ring {
             _ if *quit => return false,
             _ if self.is_active() => TICK,
             Some(ring) if ring.is_running() => TICK,
             Some(_) => IDLE_TICK,
             None => {
-                return !*self.changed.wait(quit).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut quit);
+                return !*quit;
             }
         };
-        !*self.changed.wait_timeout(quit, time).unwrap_or_else(PoisonError::into_inner).0
+        self.changed.wait_for(&mut quit, time);
+        !*quit
     }
 
     /// Has everyone look at the limits that were just changed.
     fn announce(&self) {
         self.generation.fetch_add(1, Ordering::Release);
-        let _lock = self.quit.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.quit.lock();
         self.changed.notify_all();
     }
 
@@ -170,7 +173,7 @@ impl Throttling {
     }
 
     fn last_rates(&self) -> MutexGuard<'_, Rates> {
-        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rates.lock()
     }
 }
 

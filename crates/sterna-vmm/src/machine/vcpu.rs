@@ -10,7 +10,7 @@
 
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use kvm_bindings::{
@@ -18,6 +18,7 @@ use kvm_bindings::{
     KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN, KVM_EXIT_SYSTEM_EVENT, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
+use parking_lot::{Mutex, MutexGuard};
 use sterna_ram::dirty::KvmDirtyRing;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -48,7 +49,7 @@ impl Vcpu {
 
     /// The descriptor. Waits for as long as the vCPU is in the guest.
     pub(crate) fn fd(&self) -> MutexGuard<'_, VcpuFd> {
-        self.fd.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fd.lock()
     }
 
     /// Calls the vCPU out of the guest. Call under the gate's lock.

@@ -43,8 +43,7 @@ fn garbled_body_loaded_is_an_error_or_a_value_and_never_a_panic() {
     }
     let (source, target) = (stopped_source(), target(1, RAM, &Console::default()));
     let good = save(&source);
-    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    eprintln!("STERNA_SEED={seed}");
+    let seed = sterna_testing::seed("garbled_body_loaded");
     let mut runner = TestRunner::new(Config {
         cases: 400,
         failure_persistence: None,

@@ -132,17 +132,8 @@ fn port_loop_moved_two_hundred_times_loses_and_doubles_nothing() {
     if !kvm_or_skip("port_loop_moved_two_hundred_times_loses_and_doubles_nothing") {
         return;
     }
-    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1
-    });
-    eprintln!("STERNA_SEED={seed}");
-    let mut random = seed;
-    let mut next = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let seed = sterna_testing::seed("port_loop_moved_two_hundred_times");
+    let mut random = fastrand::Rng::with_seed(seed);
     let device = Arc::new(Sequence::default());
     let machine = |incoming| {
         let ports =
@@ -156,7 +147,7 @@ fn port_loop_moved_two_hundred_times_loses_and_doubles_nothing() {
 
     for round in 0..200 {
         let before = device.taken.load(Ordering::SeqCst);
-        std::thread::sleep(std::time::Duration::from_micros(next() % 2000));
+        std::thread::sleep(std::time::Duration::from_micros(random.u64(..2000)));
         let there = machine(true);
         move_guest(&here, &there);
         here = there;

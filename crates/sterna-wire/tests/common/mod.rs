@@ -88,17 +88,6 @@ pub fn read_all(
     }
 }
 
-/// The seed of this run: from `STERNA_SEED`, else from the clock; printed either way.
-#[allow(clippy::print_stderr)]
-pub fn seed(test: &str) -> u64 {
-    let seed = match std::env::var("STERNA_SEED") {
-        Ok(text) => text.parse().expect("STERNA_SEED is a number"),
-        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
-    };
-    eprintln!("{test}: STERNA_SEED={seed}");
-    seed
-}
-
 /// Runs a property over values drawn from the run's seed.
 pub fn seeded<S: proptest::strategy::Strategy>(
     test: &str,
@@ -107,7 +96,7 @@ pub fn seeded<S: proptest::strategy::Strategy>(
 ) {
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
     let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed(test).to_le_bytes());
+    bytes[..8].copy_from_slice(&sterna_testing::seed(test).to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let config = Config { cases: 256, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new_with_rng(config, rng).run(strategy, property);

@@ -66,14 +66,8 @@ mod tests {
 
     /// Half noise, half text, so that payloads shrink but stay large.
     fn pages(seed: u64, count: usize) -> Vec<u8> {
-        let mut state = seed | 1;
-        let mut noise = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        };
-        (0..count * PAGE_SIZE).map(|i| if i % 2 == 0 { noise() } else { (i / 64) as u8 }).collect()
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..count * PAGE_SIZE).map(|i| if i % 2 == 0 { random.u8(..) } else { (i / 64) as u8 }).collect()
     }
 
     #[test]

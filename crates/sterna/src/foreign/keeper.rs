@@ -1,8 +1,9 @@
 //! Takes in a machine that nobody here knows: what its stream says of itself, and its pages, become an image.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_image::model::Beside;
 use sterna_image::{BlockShape, MappedWriter, OPAQUE_BYTES, RamShape, Shape};
 use sterna_ram::{GuestRam, RamBlock};
@@ -66,17 +67,13 @@ impl Keeper {
 
     /// The machine as far as it has come.
     pub fn shape(&self) -> Shape {
-        let shape = Arc::clone(&self.lock().shape);
+        let shape = Arc::clone(&self.state.lock().shape);
         Shape::clone(&shape)
     }
 
     /// Bytes of its RAM, as far as they are known.
     pub fn ram_bytes(&self) -> u64 {
-        self.lock().shape.ram_bytes()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().shape.ram_bytes()
     }
 
     fn lanes(
@@ -174,14 +171,14 @@ impl Target for Keeper {
     }
 
     fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.shape().configuration = configuration.clone();
         state.shape().has_configuration = true;
         Ok(())
     }
 
     fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
-        self.lock().keep(None, &[bytes])
+        self.state.lock().keep(None, &[bytes])
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
@@ -191,7 +188,7 @@ impl Target for Keeper {
                 format!("the source's RAM is larger than {RAM_BYTES} bytes, the most that is taken in");
             return Err(MigrationError::PeerIncompatible { what });
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let blocks = start.blocks.blocks.iter().map(|block| BlockShape {
             name: block.name.clone(),
             length_bytes: block.length_bytes,
@@ -210,7 +207,7 @@ impl Target for Keeper {
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.beside.ram_went_on(kind);
         state.shape().has_end |= kind == SectionKind::End;
     }
@@ -229,7 +226,7 @@ impl Target for Keeper {
         }
         .map_err(MigrationError::wire(CHANNEL))?;
         encode_footer(id, &mut foot);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.keep(Some(kind), &[&head, body, &foot])?;
         if kind == SectionKind::Full {
             state.early.push((name.to_owned(), instance));
@@ -238,11 +235,11 @@ impl Target for Keeper {
     }
 
     fn tail(&self) -> Option<Tail> {
-        Some(Tail::new(self.lock().early.clone()))
+        Some(Tail::new(self.state.lock().early.clone()))
     }
 
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.add_devices(&tail.bytes()[..end.devices_bytes])?;
         let shape = state.shape();
         shape.has_eof = end.has_eof;
@@ -251,14 +248,14 @@ impl Target for Keeper {
     }
 
     fn end_came(&self, description: Option<Vec<u8>>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.shape().description = description;
         state.more_came = true;
     }
 
     fn finish_loading(&self) -> Result<bool, MigrationError> {
         let (image, shape) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             // A source that asks to prepare before the tail has sent all of its devices.
             state.add_devices(&[])?;
             // A Sterna source commits behind this: the image must need nothing but its description then.
@@ -274,7 +271,7 @@ impl Target for Keeper {
             lane.close();
         }
         if let Some(flusher) = &image.flusher {
-            let mut flusher = flusher.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut flusher = flusher.lock();
             flusher.end().map_err(MigrationError::storage)?;
         }
         self.plan.keep(&image.writer, &shape)?;
@@ -287,7 +284,7 @@ impl Target for Keeper {
 
     fn start(&self) -> Result<(), MigrationError> {
         let (image, shape, more_came) = {
-            let state = self.lock();
+            let state = self.state.lock();
             (state.image.clone(), Arc::clone(&state.shape), state.more_came)
         };
         let Some(image) = image else {
@@ -297,7 +294,7 @@ impl Target for Keeper {
         };
         self.plan.complete(&image.writer, &shape, more_came)?;
         // What was only gathered there is let go of.
-        self.lock().image = None;
+        self.state.lock().image = None;
         Ok(())
     }
 
@@ -310,12 +307,12 @@ impl Target for Keeper {
     }
 
     fn keep_only_copy(&self) -> Option<PathBuf> {
-        let image = self.lock().image.clone()?;
+        let image = self.state.lock().image.clone()?;
         Some(image.writer.file().keep())
     }
 
     fn reset(&self) -> Vec<String> {
-        let state = std::mem::replace(&mut *self.lock(), State::new());
+        let state = std::mem::replace(&mut *self.state.lock(), State::new());
         // Dropped, an image that is not complete is gone.
         if let Some(image) = state.image {
             image.lanes.iter().for_each(|lane| lane.close());
@@ -357,7 +354,7 @@ mod tests {
         for error in [parts, commands] {
             assert!(matches!(error, Some(MigrationError::PeerIncompatible { .. })), "{error:?}");
         }
-        let kept = keeper.lock().shape.early.len();
+        let kept = keeper.state.lock().shape.early.len();
         assert!((OPAQUE_BYTES - 100..=OPAQUE_BYTES).contains(&kept), "{kept}");
     }
 

@@ -3,8 +3,7 @@
 //! A lane receives into buffers of its own and writes from there, page ranges as long as possible, several on
 //! their way at once. There are two halves: while one is on its way to the disk, the other is filled.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use sterna_image::MappedWriter;
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamSlice};
 use sterna_transport::{PageQueue, QueueOptions};
@@ -69,21 +68,17 @@ impl ImageLane {
 
     /// Lets go of the image. What is on its way is waited for, what is not is dropped.
     pub fn close(&self) {
-        *self.lock() = None;
+        *self.state.lock() = None;
     }
 
     fn with<T>(
         &self,
         act: impl FnOnce(&mut State) -> Result<T, MigrationError>,
     ) -> Result<T, MigrationError> {
-        match &mut *self.lock() {
+        match &mut *self.state.lock() {
             Some(state) => act(state),
             None => Err(MigrationError::Cancelled),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -234,18 +229,15 @@ mod tests {
         let writer = MappedWriter::create(&path, &shape, MappedOptions::default()).unwrap();
         let lane = ImageLane::new(&writer, Some(&ram)).unwrap();
         let mut wanted = vec![0u8; pages as usize];
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for step in 0..100u64 {
             // A packet of up to 128 pages, in runs with gaps; the same page not twice in it.
-            let (mut page, mut room, mut runs) = (state % 2000, PACKET_PAGES as u64, Vec::new());
+            let (mut page, mut room, mut runs) = (random.u64(..2000), PACKET_PAGES as u64, Vec::new());
             while room > 0 && page < pages {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                let count = (1 + state % 40).min(room).min(pages - page);
+                let count = random.u64(1..=40).min(room).min(pages - page);
                 runs.push(PageRun { block: 0, first: page, count });
                 room -= count;
-                page += count + state % 3;
+                page += count + random.u64(..3);
             }
             let places: Vec<_> = runs.iter().map(|run| lane.prepare(*run).unwrap()).collect();
             for (run, place) in runs.iter().zip(places) {
@@ -257,7 +249,7 @@ mod tests {
                 lane.commit(*run).unwrap();
                 (run.first..run.end()).for_each(|page| wanted[page as usize] = fill(page, step));
             }
-            let zero = PageRun { block: 0, first: state % (pages - 9), count: 9 };
+            let zero = PageRun { block: 0, first: random.u64(..pages - 9), count: 9 };
             lane.zero(zero).unwrap();
             (zero.first..zero.end()).for_each(|page| wanted[page as usize] = 0);
             let mut now = [0; PAGE_SIZE];

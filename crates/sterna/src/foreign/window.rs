@@ -4,8 +4,9 @@
 //! long that it is mostly still there then, and what has become too old is read again.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_ram::{Backing, PAGE_SIZE, RamBlock, RamSlice};
 use sterna_transport::PageFile;
 use sterna_wire::limits::PACKET_PAGES;
@@ -70,7 +71,7 @@ impl Window {
 
 impl PageReader for Window {
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let holds = |(held, at): &&(PageRun, u64)| {
             held.block == run.block
                 && held.first <= run.first
@@ -105,15 +106,12 @@ mod tests {
         let window = Window::new(Arc::new(file), vec![4096]).unwrap();
 
         let mut asked = Vec::new();
-        let mut next = 0x2545_f491_4f6c_dd1du64;
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..500 {
-            next ^= next << 13;
-            next ^= next >> 7;
-            next ^= next << 17;
-            let count = 1 + next % 128;
-            let run = PageRun { block: 0, first: (next >> 20) % (pages - count), count };
+            let count = random.u64(1..=128);
+            let run = PageRun { block: 0, first: random.u64(..pages - count), count };
             asked.push(run);
-            let again = asked[asked.len().saturating_sub(1 + (next >> 40) as usize % 12)];
+            let again = asked[asked.len().saturating_sub(random.usize(1..=12))];
             for run in [run, again] {
                 let mut content = vec![0; run.count as usize * 4096];
                 window.content(run).unwrap().copy_to(&mut content).unwrap();

@@ -101,7 +101,7 @@ fn turn_away(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationErro
 
 /// Where no further connection can come, the last one that is turned away was the migration's.
 fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
-    let mut last = super::shared::lock(&shared.last_turned_away);
+    let mut last = shared.last_turned_away.lock();
     if error.is_some() {
         *last = error;
     }

@@ -1,11 +1,11 @@
 //! Connections that have not said yet what they are for, and reading what they say.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_transport::Channel;
 
-use super::shared::lock;
 use crate::error::MigrationError;
 
 /// Connections that may be saying what they are for, beside those of a migration; for each that is new an old one goes.
@@ -38,7 +38,7 @@ impl Greetings {
     /// need not be. So each that comes may stay for as many as there is room for.
     #[must_use]
     pub fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
-        let mut list = lock(&self.list);
+        let mut list = self.list.lock();
         let gone = (list.len() >= self.room).then(|| {
             let unplaced = list.iter().position(|greeted| !greeted.is_placed);
             list.remove(unplaced.unwrap_or(0)).channel
@@ -49,7 +49,7 @@ impl Greetings {
 
     /// One is offered a place.
     pub fn place(&self, channel: &Arc<Channel>) {
-        let mut list = lock(&self.list);
+        let mut list = self.list.lock();
         if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
             greeted.is_placed = true;
         }
@@ -57,20 +57,20 @@ impl Greetings {
 
     /// Whether there are others than those that were offered a place.
     pub fn has_others(&self) -> bool {
-        lock(&self.list).iter().any(|greeted| !greeted.is_placed)
+        self.list.lock().iter().any(|greeted| !greeted.is_placed)
     }
 
     pub fn leave(&self, channel: &Arc<Channel>) {
-        lock(&self.list).retain(|greeted| !Arc::ptr_eq(&greeted.channel, channel));
+        self.list.lock().retain(|greeted| !Arc::ptr_eq(&greeted.channel, channel));
     }
 
     pub fn is_empty(&self) -> bool {
-        lock(&self.list).is_empty()
+        self.list.lock().is_empty()
     }
 
     /// Ends them all.
     pub fn end(&self) {
-        for greeted in lock(&self.list).iter() {
+        for greeted in self.list.lock().iter() {
             greeted.channel.shutdown();
         }
     }

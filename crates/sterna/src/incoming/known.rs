@@ -1,7 +1,8 @@
 //! A guest arrives in a VM that is known: its machine, its RAM, its devices.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_ram::{Emptied, GuestRam};
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
@@ -9,7 +10,6 @@ use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowled
 use sterna_wire::multifd::BlockTable;
 
 use super::sections::{Sections, all_came};
-use super::shared::lock;
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::error::MigrationError;
 use crate::hooks::Hook;
@@ -54,7 +54,7 @@ impl KnownVm {
     /// have sent its record; with any other source the operator is told that nobody compared.
     fn demand_compatibility(&self, is_sterna: bool) -> Result<RamStarted, MigrationError> {
         let compared = |came: &(String, u32)| came.0 == COMPATIBILITY_SECTION;
-        if self.vm.compatibility().is_none() || lock(&self.loaded).devices.iter().any(compared) {
+        if self.vm.compatibility().is_none() || self.loaded.lock().devices.iter().any(compared) {
             return Ok(RamStarted::default());
         }
         if is_sterna {
@@ -130,14 +130,14 @@ impl Target for KnownVm {
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
-        lock(&self.loaded).ram |= kind == SectionKind::End;
+        self.loaded.lock().ram |= kind == SectionKind::End;
     }
 
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
         let Section { name, instance, version, body, .. } = *section;
         if name == global_state::SECTION_NAME {
             let state = GlobalState::decode(body).map_err(MigrationError::wire(CHANNEL))?;
-            lock(&self.loaded).run = Some(state.wants_to_run());
+            self.loaded.lock().run = Some(state.wants_to_run());
             return Ok(());
         }
         let Some(device) = self.sections.find(name, instance) else {
@@ -152,12 +152,12 @@ impl Target for KnownVm {
                 error.into()
             });
         }
-        lock(&self.loaded).devices.push((name.to_owned(), instance));
+        self.loaded.lock().devices.push((name.to_owned(), instance));
         Ok(())
     }
 
     fn finish_loading(&self) -> Result<bool, MigrationError> {
-        let loaded = lock(&self.loaded);
+        let loaded = self.loaded.lock();
         if !loaded.ram {
             return Err(MigrationError::PeerMisbehaved {
                 what: "the stream ended before RAM's END section".to_owned(),

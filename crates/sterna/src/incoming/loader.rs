@@ -17,7 +17,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
 use super::reader::{Filled, Reader};
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::streams::Inbox;
 use super::target::{RamStart, Section};
 use crate::error::MigrationError;
@@ -335,7 +335,7 @@ impl<'a> Loader<'a> {
             self.is_sterna = true;
             self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
             match handover.secret {
-                Some(secret) => *lock(&self.shared.secret) = Some((id, secret)),
+                Some(secret) => *self.shared.secret.lock() = Some((id, secret)),
                 None => self.shared.tell(&Event::Warning(
                     "the source is an older Sterna, which sends no secret: if the acknowledgement is lost, it gets no \
                      answer, and an operator has to decide there"

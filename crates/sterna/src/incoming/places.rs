@@ -10,9 +10,10 @@
 //! of some place, or none of them speaks within [`GRACE`]. One whose peer has closed is what a source left that was
 //! given up, or somebody's recording: it is taken only if no other connection is left at all.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 
 use crate::error::MigrationError;
@@ -95,7 +96,7 @@ impl Places {
 
     /// `others`: whether there are connections that have not been offered a place, and may be the right one.
     pub fn offer_main(&self, channel: &Arc<Channel>, others: &dyn Fn() -> bool) -> Offer {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.over || state.complete.is_some() {
             return Offer::TooLate;
         }
@@ -112,7 +113,7 @@ impl Places {
         channel: &Arc<Channel>,
         others: &dyn Fn() -> bool,
     ) -> Offer {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let fits = state.complete.is_none_or(|known| known == uuid);
         let over = state.lanes_over;
         match state.lanes.get_mut(id) {
@@ -163,7 +164,7 @@ impl Places {
     /// Waits for what becomes of a candidate for the main channel; no longer than `limit`.
     pub fn wait_main(&self, channel: &Arc<Channel>, limit: Duration, others: &dyn Fn() -> bool) -> Fate {
         let until = Instant::now() + limit;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.main.as_ref().is_some_and(|main| Arc::ptr_eq(main, channel)) {
                 return Fate::Taken;
@@ -187,23 +188,22 @@ impl Places {
                 state.mains.retain(|other| !Arc::ptr_eq(other, channel));
                 return Fate::Alone(state.missing());
             }
-            state =
-                self.changed.wait_timeout(state, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left.min(LOOK));
         }
     }
 
     /// Waits until every place has a candidate; no longer than `limit`. False: not in time, or all is over.
     pub fn wait_for_all(&self, limit: Duration) -> bool {
-        let state = self.lock();
+        let mut state = self.state.lock();
         let waits = |state: &mut State| state.complete.is_none() && !state.lanes_over;
-        let waited = self.changed.wait_timeout_while(state, limit, waits);
-        waited.unwrap_or_else(PoisonError::into_inner).0.complete.is_some()
+        self.changed.wait_while_for(&mut state, waits, limit);
+        state.complete.is_some()
     }
 
     /// All are there, and a packet comes on a candidate of a multifd place: it takes the place, and the others go. False: another one
     /// has it.
     pub fn take_lane(&self, id: usize, channel: &Arc<Channel>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let over = state.lanes_over || state.complete.is_none();
         let Some(lane) = state.lanes.get_mut(id) else { return false };
         if over || lane.taken.is_some() {
@@ -221,7 +221,7 @@ impl Places {
 
     /// A candidate of a multifd place goes, and why.
     pub fn drop_lane(&self, id: usize, channel: &Arc<Channel>, why: &MigrationError) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(lane) = state.lanes.get_mut(id) {
             lane.candidates.retain(|(_, other)| !Arc::ptr_eq(other, channel));
             lane.dropped = Some((why.clone(), Instant::now()));
@@ -237,7 +237,7 @@ impl Places {
     /// # Errors
     /// All candidates have gone, and no other has come for `patience`: why the last one went.
     pub fn lane(&self, id: usize, patience: Duration) -> Result<Option<Arc<Channel>>, MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let over = state.lanes_over;
             let Some(lane) = state.lanes.get_mut(id) else { return Ok(None) };
@@ -253,50 +253,50 @@ impl Places {
                 if left.is_zero() {
                     return Err(why.clone());
                 }
-                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_for(&mut state, left);
             } else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut state);
             }
         }
     }
 
     pub fn main(&self) -> Option<Arc<Channel>> {
-        self.lock().main.clone()
+        self.state.lock().main.clone()
     }
 
     pub fn is_complete(&self) -> bool {
-        self.lock().complete.is_some()
+        self.state.lock().complete.is_some()
     }
 
     /// Whether no multifd channel is taken any more.
     pub fn is_over(&self) -> bool {
-        self.lock().lanes_over
+        self.state.lock().lanes_over
     }
 
     /// Whether another connection has the multifd place.
     pub fn is_taken(&self, id: usize) -> bool {
-        self.lock().lanes.get(id).is_some_and(|lane| lane.taken.is_some())
+        self.state.lock().lanes.get(id).is_some_and(|lane| lane.taken.is_some())
     }
 
     /// Whether anything waits for other channels.
     pub fn has_candidates(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         !state.mains.is_empty() || state.lanes.iter().any(|lane| !lane.candidates.is_empty())
     }
 
     /// Names the channels that have not come.
     pub fn missing(&self) -> String {
-        self.lock().missing()
+        self.state.lock().missing()
     }
 
     /// The multifd channels that are received on.
     pub fn taken_lanes(&self) -> Vec<Arc<Channel>> {
-        self.lock().lanes.iter().filter_map(|lane| lane.taken.clone()).collect()
+        self.state.lock().lanes.iter().filter_map(|lane| lane.taken.clone()).collect()
     }
 
     /// Ends receiving on multifd channels, and what waits to become one.
     pub fn shut_lanes(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.lanes_over = true;
         for lane in &mut state.lanes {
             for channel in lane.candidates.drain(..).map(|(_, channel)| channel).chain(lane.taken.clone()) {
@@ -309,7 +309,7 @@ impl Places {
     /// None is taken from now on, and those that are here are closed.
     pub fn end(&self) {
         self.shut_lanes();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.over = true;
         let state = &mut *state;
         for channel in state.mains.drain(..).chain(state.main.take()) {
@@ -319,10 +319,6 @@ impl Places {
             lane.taken = None;
         }
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,7 +6,7 @@ use sterna_proto::{MigrationId, Status};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::greeting::Greeting;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::params::StatusQuestions;
 
@@ -37,7 +37,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     }
     let id = MigrationId(question.migration_id);
     let secret =
-        lock(&shared.secret).as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
+        shared.secret.lock().as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
     let Some(secret) = secret else {
         return Err(refuse("is about a migration that this side knows no secret of"));
     };

@@ -4,10 +4,11 @@
 //! channel waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may come
 //! only once.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
 
@@ -61,13 +62,13 @@ impl Rounds {
     pub fn begin(&self, ram: &GuestRam) {
         // Known once; a second time changes nothing.
         let _ = self.seen.set(DirtyBitmaps::new(ram));
-        drop(self.lock());
+        drop(self.state.lock());
         self.changed.notify_all();
     }
 
     /// Waits until RAM's blocks are known. False: all stops.
     pub fn wait_for_blocks(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.stopped {
                 return false;
@@ -75,7 +76,7 @@ impl Rounds {
             if self.seen.get().is_some() {
                 return true;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -108,7 +109,7 @@ impl Rounds {
 
     /// A lane took a packet, which has this number.
     pub fn packet(&self, number: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.packets += 1;
         let (count, next) = state.numbered;
         state.numbered = (count + 1, next.max(number.saturating_add(1)));
@@ -116,20 +117,20 @@ impl Rounds {
 
     /// Whether as many packets came as their numbers say. They are counted over all of the source's channels, from 0.
     pub fn numbers_are_complete(&self) -> bool {
-        let (count, next) = self.lock().numbered;
+        let (count, next) = self.state.lock().numbered;
         count == next
     }
 
     /// A lane took a packet with a chunk of a device's stream, which is tied to no flush.
     pub fn device_packet(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.packets += 1;
         state.flushed_packets += 1;
     }
 
     /// A lane has read SYNC: waits for the main channel's flush. False: all stops.
     pub fn sync(&self, lane: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.syncs[lane] += 1;
         self.changed.notify_all();
         loop {
@@ -139,20 +140,20 @@ impl Rounds {
             if state.flushes >= state.syncs[lane] {
                 return true;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     /// A lane's channel ended between two packets.
     pub fn ended(&self, lane: usize) {
-        self.lock().ended[lane] = true;
+        self.state.lock().ended[lane] = true;
         self.changed.notify_all();
     }
 
     /// The main channel has reached a flush: waits until all lanes have read their SYNC, no longer than `stall`
     /// while nothing comes on any channel.
     pub fn flush(&self, mut silence: SilenceWatch, stall: Duration) -> Result<(), MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let due = state.flushes + 1;
         loop {
             if state.stopped {
@@ -164,10 +165,8 @@ impl Rounds {
                     what: format!("multifd channel {late} ended before its SYNC number {due}"),
                 });
             }
-            let waited = self.changed.wait_timeout(state, stall / 2);
-            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = after;
-            if timeout.timed_out() && silence.silent_for() >= stall {
+            let waited = self.changed.wait_for(&mut state, stall / 2);
+            if waited.timed_out() && silence.silent_for() >= stall {
                 return Err(MigrationError::Limit {
                     what: format!("SYNC number {due} on multifd channel {late}"),
                     after: stall,
@@ -186,7 +185,7 @@ impl Rounds {
 
     /// The stream has ended: nothing may have come behind the last flush, since nobody waited for it.
     pub fn complete(&self) -> Result<(), MigrationError> {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -202,11 +201,7 @@ impl Rounds {
 
     /// Nobody waits any more.
     pub fn stop(&self) {
-        self.lock().stopped = true;
+        self.state.lock().stopped = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

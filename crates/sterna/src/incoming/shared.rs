@@ -3,9 +3,10 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
@@ -90,7 +91,7 @@ struct Word {
 impl Autostart {
     /// Whether it will be so.
     pub fn set(&self, on: bool) -> bool {
-        let mut word = lock(&self.0);
+        let mut word = self.0.lock();
         if !word.was_read {
             word.stay_paused = !on;
         }
@@ -99,7 +100,7 @@ impl Autostart {
 
     /// The last word.
     pub fn read(&self) -> bool {
-        let mut word = lock(&self.0);
+        let mut word = self.0.lock();
         word.was_read = true;
         !word.stay_paused
     }
@@ -174,7 +175,7 @@ impl Shared {
     /// given up before.
     pub fn begin(&self) -> Option<&Driver<Destination>> {
         // One decision with `end_before_it_began`: whoever holds this lock comes first.
-        let arrival = lock(&self.arrival);
+        let arrival = self.arrival.lock();
         if arrival.is_some() && self.driver.get().is_none() {
             return None;
         }
@@ -206,7 +207,7 @@ impl Shared {
 
     /// Ends a migration that has not begun, for `why`. False: it has.
     pub fn end_before_it_began(&self, why: MigrationError) -> bool {
-        let mut arrival = lock(&self.arrival);
+        let mut arrival = self.arrival.lock();
         if self.driver.get().is_some() {
             return false;
         }
@@ -236,7 +237,7 @@ impl Shared {
 
     /// Waits until there is a migration; `None` when there will be none.
     pub fn wait_for_migration(&self) -> Option<&Driver<Destination>> {
-        let mut arrival = lock(&self.arrival);
+        let mut arrival = self.arrival.lock();
         loop {
             if let Some(driver) = self.driver.get() {
                 return Some(driver);
@@ -244,8 +245,7 @@ impl Shared {
             if self.closing.is_cancelled() || arrival.is_some() {
                 return None;
             }
-            let waited = self.changed.wait_timeout(arrival, Duration::from_millis(50));
-            arrival = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut arrival, Duration::from_millis(50));
         }
     }
 
@@ -291,13 +291,13 @@ impl Shared {
 
     /// A multifd channel has no place here, and states what the source's would state.
     pub fn note_unplaced(&self, why: String) {
-        lock(&self.unplaced).get_or_insert(why);
+        self.unplaced.lock().get_or_insert(why);
     }
 
     /// An error of the peer's may come of its channels that had no place here.
     fn explained(&self, error: MigrationError) -> MigrationError {
         let why = match error.fault() {
-            None | Some(Fault::PeerMisbehaved) => lock(&self.unplaced).clone(),
+            None | Some(Fault::PeerMisbehaved) => self.unplaced.lock().clone(),
             _ => None,
         };
         match why {
@@ -312,7 +312,7 @@ impl Shared {
     /// carried pages. Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be
     /// missing; and a source that has multifd channels sends no page on the main channel.
     pub fn check_that_all_came(&self) -> Result<(), MigrationError> {
-        let Some(why) = lock(&self.unplaced).clone() else { return Ok(()) };
+        let Some(why) = self.unplaced.lock().clone() else { return Ok(()) };
         let came = match self.places.lanes() {
             0 => self.normal_pages.load(Ordering::Relaxed) > 0,
             _ => self.rounds.numbers_are_complete(),
@@ -338,7 +338,7 @@ impl Shared {
 
     /// The first error is no longer all that is to be said: what came lies in `place`.
     pub fn note_kept(&self, place: PathBuf) {
-        let mut error = lock(&self.error);
+        let mut error = self.error.lock();
         let why = error.take().unwrap_or_else(|| {
             MigrationError::Internal(
                 "the machine could not be taken over for a reason that nobody noted".to_owned(),
@@ -348,7 +348,7 @@ impl Shared {
     }
 
     pub fn error(&self) -> Option<MigrationError> {
-        lock(&self.error).clone()
+        self.error.lock().clone()
     }
 
     /// Writes one message of the return path.
@@ -358,7 +358,7 @@ impl Shared {
         };
         let mut bytes = Vec::new();
         message.encode(&mut bytes).map_err(MigrationError::wire("return path"))?;
-        let _whole = lock(&self.returning);
+        let _whole = self.returning.lock();
         Ok(main.write_all(&bytes)?)
     }
 
@@ -416,7 +416,7 @@ impl Shared {
     }
 
     pub fn status(&self) -> Status {
-        match (self.driver(), &*lock(&self.arrival)) {
+        match (self.driver(), &*self.arrival.lock()) {
             (Some(driver), Some(_)) => status_of(driver.look(Destination::state)),
             (Some(driver), None) => unfinished(driver.look(Destination::state)),
             (None, Some(_)) => Status::Failed,
@@ -462,21 +462,21 @@ impl Shared {
     }
 
     pub fn end(&self, arrival: Arrival) {
-        lock(&self.arrival).get_or_insert(arrival);
+        self.arrival.lock().get_or_insert(arrival);
         self.changed.notify_all();
     }
 
     pub fn arrival(&self) -> Option<Arrival> {
-        lock(&self.arrival).clone()
+        self.arrival.lock().clone()
     }
 
     pub fn wait(&self) -> Arrival {
-        let mut arrival = lock(&self.arrival);
+        let mut arrival = self.arrival.lock();
         loop {
             if let Some(arrival) = &*arrival {
                 return arrival.clone();
             }
-            arrival = self.changed.wait(arrival).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut arrival);
         }
     }
 }
@@ -489,8 +489,4 @@ fn unfinished(state: State) -> Status {
         State::Running | State::Paused => Status::Active,
         state => status_of(state),
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

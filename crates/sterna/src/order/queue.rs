@@ -1,9 +1,10 @@
 //! Hands passes from the control thread to the lanes, in order.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::Pass;
+use parking_lot::{Condvar, Mutex};
 
 /// The passes that lanes work on: at most the one that some still send and the next.
 pub struct PassQueue {
@@ -36,7 +37,7 @@ impl Default for PassQueue {
 impl PassQueue {
     /// Lets lanes begin `pass`.
     pub fn publish(&self, pass: Arc<Pass>) {
-        self.lock().passes.push_back(pass);
+        self.state.lock().passes.push_back(pass);
         self.changed.notify_all();
     }
 
@@ -49,7 +50,7 @@ impl PassQueue {
         behind_flush: bool,
         mut other: impl FnMut() -> Option<T>,
     ) -> Option<Next<T>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.ended {
                 return None;
@@ -62,13 +63,13 @@ impl PassQueue {
             if let Some(found) = other() {
                 return Some(Next::Other(found));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     /// All lanes are through with pass `number` and its flush is written.
     pub fn flushed(&self, number: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.flushed = number;
         state.passes.retain(|pass| pass.number() > number);
         drop(state);
@@ -78,7 +79,7 @@ impl PassQueue {
     /// There is something else for lanes to find: for any of them, or for a certain one.
     pub fn wake(&self, any: bool) {
         // Taken, so that it cannot fall between a look and its sleep.
-        drop(self.lock());
+        drop(self.state.lock());
         if any {
             self.changed.notify_one();
         } else {
@@ -88,11 +89,7 @@ impl PassQueue {
 
     /// No further pass: lanes that wait go home.
     pub fn end(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Shared {
     /// Devices' streams, once they are begun.
     pub streams: Mutex<Option<Arc<Streams>>>,
     channels: Mutex<Vec<Arc<Channel>>>,
-    error: Mutex<Option<MigrationError>>,
+    error: parking_lot::Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
     ended: Condvar,
 }
@@ -105,7 +105,7 @@ impl Shared {
             asking: Mutex::default(),
             streams: Mutex::default(),
             channels: Mutex::default(),
-            error: Mutex::default(),
+            error: parking_lot::Mutex::default(),
             outcome: Mutex::default(),
             ended: Condvar::new(),
             origin,
@@ -167,7 +167,7 @@ impl Shared {
     }
 
     pub fn error(&self) -> Option<MigrationError> {
-        lock(&self.error).clone()
+        self.error.lock().clone()
     }
 
     /// Registers a channel, so that it can be shut down. One that comes too late is shut down at once.

@@ -3,8 +3,8 @@
 //! The digest of a RAM is independent of the order and the channels in which pages came.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamSlice};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -50,7 +50,7 @@ impl DigestSink {
     /// The digest of all that came, comparable with [`digest_of`].
     pub fn digest(&self) -> u128 {
         let pages = self.digests.iter().map(|block| {
-            let mut pages: Vec<_> = lock(block).iter().map(|(page, digest)| (*page, *digest)).collect();
+            let mut pages: Vec<_> = block.lock().iter().map(|(page, digest)| (*page, *digest)).collect();
             pages.sort_unstable();
             pages
         });
@@ -63,17 +63,17 @@ impl DigestSink {
     }
 
     fn lent(&self, run: PageRun) -> Option<usize> {
-        lock(&self.pool).lent.remove(&(run.block, run.first))
+        self.pool.lock().lent.remove(&(run.block, run.first))
     }
 }
 
 impl PageSink for DigestSink {
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
-        let mut pool = lock(&self.pool);
+        let mut pool = self.pool.lock();
         let index = loop {
             match pool.free.pop() {
                 Some(index) => break index,
-                None => pool = self.returned.wait(pool).unwrap_or_else(PoisonError::into_inner),
+                None => self.returned.wait(&mut pool),
             }
         };
         pool.lent.insert((run.block, run.first), index);
@@ -86,20 +86,20 @@ impl PageSink for DigestSink {
             return Err(MigrationError::Internal(format!("commit of {run:?}, which was not prepared")));
         };
         let mut page = vec![0; PAGE_SIZE];
-        let mut digests = lock(&self.digests[run.block]);
+        let mut digests = self.digests[run.block].lock();
         for i in 0..run.count {
             self.scratch[index].read(i * PAGE_SIZE as u64, &mut page)?;
             set(&mut digests, run.first + i, &page);
         }
         drop(digests);
         self.received.block(run.block).set_range(run.first, run.count);
-        lock(&self.pool).free.push(index);
+        self.pool.lock().free.push(index);
         self.returned.notify_one();
         Ok(())
     }
 
     fn zero(&self, run: PageRun) -> Result<(), MigrationError> {
-        let mut digests = lock(&self.digests[run.block]);
+        let mut digests = self.digests[run.block].lock();
         for page in run.first..run.end() {
             digests.remove(&page);
         }
@@ -155,8 +155,4 @@ fn combine(blocks: impl Iterator<Item = Vec<(u64, u128)>>) -> u128 {
         }
     }
     xxh3_128(&all)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use crate::common;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::support::{self, Handle, Random, TestVm, assert_next_works, assert_reset, case, vm, vms};
+use crate::support::{self, Handle, TestVm, assert_next_works, assert_reset, case, vm, vms};
 use sterna::{Capabilities, Event, Migration, Outcome, Parameters, SourceVm, Status};
 
 /// Cancels at the first event that `at` accepts, from within the observer.
@@ -139,16 +139,16 @@ fn cancel_at_each_event_leaves_the_guest_or_is_refused() {
 
 #[test]
 fn cancel_at_random_moments_leaves_one_guest() {
-    let mut seed = Random::new("cancel_at_random_moments_leaves_one_guest");
+    let mut seed = sterna_testing::random("cancel_at_random_moments_leaves_one_guest");
     let (mut cancelled, mut completed) = (0, 0);
     for round in 0..40 {
         case(&format!("random cancel {round}"), || {
             let (source, target) = vms();
-            let (params, capabilities) = settings(seed.below(4) as u8);
+            let (params, capabilities) = settings(seed.u64(..4) as u8);
             let incoming = vm::listen(&target, &params, capabilities);
             let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
             let other = migration.clone();
-            let pause = Duration::from_micros(seed.below(25_000));
+            let pause = Duration::from_micros(seed.u64(..25_000));
             let canceller = std::thread::Builder::new().name("canceller".into()).spawn(move || {
                 std::thread::sleep(pause);
                 other.cancel().is_ok()

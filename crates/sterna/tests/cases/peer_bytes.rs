@@ -223,13 +223,13 @@ fn stray_elements_are_refused_by_name() {
 #[test]
 fn garbage_behind_the_header_never_gets_further_than_an_error() {
     let good = case("recording", || Recording::take(MACHINE, 0));
-    let mut random = support::Random::new("garbage_behind_the_header");
+    let mut random = sterna_testing::random("garbage_behind_the_header");
     for round in 0..30 {
         case(&format!("garbage {round}"), || {
             let mut bad = good.clone();
-            let from = [40, 200, 3_000][random.below(3) as usize];
+            let from = [40, 200, 3_000][random.u64(..3) as usize];
             for byte in &mut bad.main[from..] {
-                *byte = random.below(256) as u8;
+                *byte = random.u64(..256) as u8;
             }
             let why = refused(&bad, false);
             assert!(why.fault().is_some(), "{why}");

@@ -114,16 +114,16 @@ fn cut_around_the_commit_leaves_one_guest() {
 
 #[test]
 fn cut_at_random_bytes_leaves_one_guest() {
-    let mut random = support::Random::new("cut_at_random_bytes_leaves_one_guest");
+    let mut random = sterna_testing::random("cut_at_random_bytes_leaves_one_guest");
     for _ in 0..25 {
-        let line = match random.below(3) {
+        let line = match random.u64(..3) {
             0 => Line::Main,
             lane => Line::Lane(lane as u8 - 1),
         };
-        let way = if line == Line::Main && random.below(3) == 0 { Way::Back } else { Way::Forward };
-        let bytes = if way == Way::Back { 56 } else { 1 << (4 + random.below(18)) };
-        let at = 1 + random.below(bytes);
-        let verdict = if random.below(4) == 0 { Verdict::Hold } else { Verdict::Cut };
+        let way = if line == Line::Main && random.u64(..3) == 0 { Way::Back } else { Way::Forward };
+        let bytes = if way == Way::Back { 56 } else { 1 << (4 + random.u64(..18)) };
+        let at = 1 + random.u64(..bytes);
+        let verdict = if random.u64(..4) == 0 { Verdict::Hold } else { Verdict::Cut };
         let filter = at_byte(line, way, at, verdict);
         case(&format!("{verdict:?} {line:?} {way:?} at {at}"), || survives(2, filter));
     }

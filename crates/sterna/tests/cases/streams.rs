@@ -8,7 +8,7 @@ use crate::common::{self, multifd};
 use crate::support;
 use crate::support::bank::{Bank, Calls, HAS_READ};
 use crate::support::vm::GUEST_STOPS;
-use crate::support::{Random, TestVm, assert_next_works, case, small, vm};
+use crate::support::{TestVm, assert_next_works, case, small, vm};
 use sterna::{Arrival, Capabilities, Outcome, Parameters};
 
 /// A VM with banks, and the place for it.
@@ -169,20 +169,20 @@ fn guest_is_not_stopped_before_the_last_initial_chunk_was_read() {
 
 #[test]
 fn one_chunk_ceiling_with_stalled_loaders_never_blocks() {
-    let mut random = Random::new("one_chunk_ceiling_with_stalled_loaders_never_blocks");
+    let mut random = sterna_testing::random("one_chunk_ceiling_with_stalled_loaders_never_blocks");
     case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round)));
 }
 
-fn stalled_loader(random: &mut Random, round: u32) {
-    let sizes: Vec<(u64, u64)> = (0..8).map(|_| (random.below(300_000), random.below(100_000))).collect();
+fn stalled_loader(random: &mut fastrand::Rng, round: u32) {
+    let sizes: Vec<(u64, u64)> = (0..8).map(|_| (random.u64(..300_000), random.u64(..100_000))).collect();
     let machines = Machines::new(|calls| {
         let bank = |(index, (bytes, running)): (usize, &(u64, u64))| {
             Bank::new(index as u32, index as u64, *bytes, *running, calls)
         };
         sizes.iter().enumerate().map(bank).collect()
     });
-    let stalled = random.below(8) as usize;
-    let delay = Duration::from_micros(random.below(3000));
+    let stalled = random.u64(..8) as usize;
+    let delay = Duration::from_micros(random.u64(..3000));
     *machines.target.banks[stalled].load_delay.lock().unwrap() = delay;
     let (mut params, capabilities) = multifd(4);
     // A configuration fits; so one chunk it is.

@@ -276,7 +276,7 @@ fn full_disk_fails_with_its_reason_and_the_guest_runs_on() {
 fn file_cut_anywhere_is_refused_and_the_whole_one_loads_after_it() {
     let directory = on_disk();
     let path = directory.path().join("image");
-    let seed = seed();
+    let seed = sterna_testing::seed("save");
     for (way, params, capabilities) in ways().into_iter().filter(|way| way.0.contains("direct")) {
         let source = running(&dense());
         save(&source, &file(&path, 0), &Parameters { replace_file: true, ..params.clone() }, capabilities);
@@ -287,12 +287,9 @@ fn file_cut_anywhere_is_refused_and_the_whole_one_loads_after_it() {
         let text = whole.iter().rposition(|byte| *byte == b'{').map(|_| description_bytes(&whole)).unwrap();
         let eof = whole.len() - text - 5;
         let mut lengths = vec![0, 4, 8, 20, 60, 100, 4096, 1 << 20, eof - 1, eof - 2, eof - 100, eof - 4096];
-        let mut random = seed;
+        let mut random = fastrand::Rng::with_seed(seed);
         lengths.retain(|length| *length < eof);
-        lengths.extend((0..20).map(|_| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 16) as usize % eof
-        }));
+        lengths.extend((0..20).map(|_| random.usize(..eof)));
         for length in lengths {
             std::fs::write(&cut, &whole[..length]).unwrap();
             let (_, arrival) = try_load(&target, &file(&cut, 0), &params, capabilities).unwrap();
@@ -317,15 +314,15 @@ fn file_with_any_byte_of_its_structure_changed_never_crashes_the_loader() {
     let image = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let length = image.metadata().unwrap().len();
     let mut target = ProcessGuest::waiting(dense()).unwrap();
-    let (seed, mut random) = (seed(), seed());
+    let seed = sterna_testing::seed("save");
+    let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..60 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // The head, where offsets and lengths are, and the tail.
-        let place = (random >> 20) % 600;
-        let place = if random & 1 == 0 { place } else { length - 1 - place };
+        let place = random.u64(..600);
+        let place = if random.bool() { place } else { length - 1 - place };
         let mut byte = [0];
         image.read_exact_at(&mut byte, place).unwrap();
-        image.write_all_at(&[byte[0] ^ 1 << (random >> 8 & 7)], place).unwrap();
+        image.write_all_at(&[byte[0] ^ 1 << random.u8(..8)], place).unwrap();
         // It may load (a bit of a device's counter, of the description); it must end.
         let (_, arrival) = try_load(&target, &file(&path, 0), &params, capabilities)
             .unwrap_or_else(|error| panic!("STERNA_SEED={seed}: byte {place}: {error}"));
@@ -423,22 +420,6 @@ fn description_bytes(file: &[u8]) -> usize {
             length_field == Some(length) && file.get(at.wrapping_sub(5)) == Some(&6) && file[at] == b'{'
         })
         .expect("a description")
-}
-
-fn seed() -> u64 {
-    static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-    *SEED.get_or_init(|| {
-        let given = std::env::var("STERNA_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| {
-            use std::hash::{BuildHasher, RandomState};
-            RandomState::new().hash_one(0)
-        });
-        #[allow(clippy::print_stderr, reason = "so that it can be run again")]
-        {
-            eprintln!("STERNA_SEED={seed}");
-        }
-        seed
-    })
 }
 
 /// A file system of its own, gone when it is dropped.

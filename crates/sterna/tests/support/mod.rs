@@ -157,24 +157,3 @@ impl Handle {
         *self.0.lock().unwrap() = None;
     }
 }
-
-/// Randomness of a test, from STERNA_SEED or the clock; printed either way.
-pub struct Random(u64);
-
-impl Random {
-    #[allow(clippy::print_stderr)]
-    pub fn new(test: &str) -> Self {
-        let clock =
-            || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = std::env::var("STERNA_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(clock);
-        eprintln!("{test}: STERNA_SEED={seed}");
-        Self(seed | 1)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound
-    }
-}

@@ -33,8 +33,8 @@ mod tests;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
 pub use calls::Calls;
@@ -129,7 +129,7 @@ impl<C: Calls> KernelPort<C> {
     }
 
     fn session(&self) -> MutexGuard<'_, Session<C::Data>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        self.session.lock()
     }
 }
 

@@ -341,13 +341,8 @@ fn connect_to_a_socket_at_which_nobody_accepts_ends() {
 
 #[test]
 fn client_that_says_anything_gets_an_answer_or_is_turned_away() {
-    let seed: u64 = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    eprintln!("STERNA_SEED={seed}");
-    let mut state = seed;
-    let mut random = move |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut rng = sterna_testing::random("client_that_says_anything");
+    let mut random = move |below: u64| rng.u64(..below);
     let bank =
         StateBank::new(StateBankConfig { state_bytes: 100_000, precopy_percent: 50, ..Default::default() });
     let bank = bank.unwrap();

@@ -46,21 +46,18 @@ pub fn alone(config: StateBankConfig) -> (VfioDevice<Arc<StateBank>>, Arc<StateB
 
 /// Sizes of chunks that a pump reads.
 pub struct Chunks {
-    state: u64,
+    random: fastrand::Rng,
     most: usize,
 }
 
 impl Chunks {
     /// Random ones up to `most`, by STERNA_SEED.
     pub fn up_to(most: usize) -> Self {
-        let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-        eprintln!("STERNA_SEED={seed}");
-        Self { state: seed, most }
+        Self { random: sterna_testing::random("chunks"), most }
     }
 
     fn next(&mut self) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        1 + (self.state >> 33) as usize % self.most
+        self.random.usize(1..=self.most)
     }
 }
 

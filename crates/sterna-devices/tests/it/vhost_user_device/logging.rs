@@ -11,7 +11,6 @@ use tempfile::TempDir;
 use super::half;
 use super::machine::{self, ANSWERS, Machine, RAM_BYTES, RING, SHORT, SLOTS, whole};
 use crate::back_end::{Fault, VERSION_1};
-use crate::model::mix;
 use crate::virtqueue::Virtqueue;
 
 fn log_of(machine: &Machine) -> VhostUserLog {
@@ -58,23 +57,15 @@ impl Copy {
 
 #[test]
 fn pages_written_until_the_stop_are_all_in_the_last_harvest() {
-    let seed = std::env::var("STERNA_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| mix(std::process::id().into()));
-    #[allow(clippy::print_stderr)] // the seed of a run that fails
-    {
-        eprintln!("STERNA_SEED={seed}");
-    }
+    let mut random = sterna_testing::random("pages_written_until_the_stop");
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", 4096, Fault::None);
     let log = log_of(&machine);
-    let (mut number, mut random) = (0, seed);
+    let mut number = 0;
     let mut fill = |machine: &mut Machine| {
         while machine.queue.in_flight() < SLOTS {
-            random = mix(random);
             number += 1;
-            let (answer, len) = (ANSWERS + random % (RAM_BYTES - ANSWERS - 65_536), random >> 40 & 0x3fff);
+            let (answer, len) = (ANSWERS + random.u64(..RAM_BYTES - ANSWERS - 65_536), random.u64(..0x4000));
             assert!(machine.submit(number, answer & !7, (len as u32 & !7) + 8));
         }
     };

@@ -1,8 +1,9 @@
 //! Every byte of data is read, by several threads in large pieces, and each page looked at: is it zero?
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 
+use parking_lot::Mutex;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -159,9 +160,7 @@ impl<'a> Scan<'a> {
     }
 
     fn bad(&self, offset: u64, why: String) {
-        if let Ok(mut unreadable) = self.unreadable.lock() {
-            unreadable.push((offset, why));
-        }
+        self.unreadable.lock().push((offset, why));
     }
 
     /// Marks the pages in `content`, which stands at `start` of the file, that are not zero.
@@ -194,7 +193,7 @@ impl<'a> Scan<'a> {
     }
 
     fn report(&self, list: &BlockList, report: &mut Report) {
-        let Ok(mut unreadable) = self.unreadable.lock() else { return };
+        let mut unreadable = self.unreadable.lock();
         unreadable.sort();
         for (offset, why) in unreadable.iter().take(NAMED) {
             let mut place = Place::byte(*offset);
@@ -286,9 +285,7 @@ fn piece_digests(
                 }
                 xxh3_128(&content[..size])
             };
-            if let Ok(mut slot) = slot.lock() {
-                *slot = digest;
-            }
+            *slot.lock() = digest;
         }
     };
     std::thread::scope(|scope| {
@@ -300,5 +297,5 @@ fn piece_digests(
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    Ok(digests.into_iter().map(|digest| digest.into_inner().unwrap_or(0)).collect())
+    Ok(digests.into_iter().map(Mutex::into_inner).collect())
 }

@@ -35,17 +35,8 @@ fn tools_survive_each_byte_of_the_structure_changed() {
 
 #[test]
 fn tools_survive_noise() {
-    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
-    });
-    println!("STERNA_SEED={seed}");
-    let mut state = seed | 1;
-    let mut random = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % below as u64) as usize
-    };
+    let mut rng = sterna_testing::random("tools_survive_noise");
+    let mut random = move |below: usize| rng.usize(..below);
     let samples = [Plan::default().build().bytes, vector("file-legacy")];
     for round in 0..300 {
         let sample = &samples[usize::from(round % 8 == 0)];

@@ -13,15 +13,10 @@ fn stream() -> Vec<u8> {
     let mut shape = machine();
     shape.ram.blocks[0].length_bytes = 1200 << 12;
     let mut writer = sterna_image::LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
-    let mut state = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for page in 0..1200 {
-        let mut content = Vec::new();
-        while content.len() < 4096 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            content.extend(state.to_le_bytes());
-        }
+        let mut content = [0; 4096];
+        random.fill(&mut content);
         sterna_image::PageVisitor::pages(&mut writer, 0, page, &content).unwrap();
     }
     sterna_image::PageVisitor::zero(&mut writer, 1, 0, 2).unwrap();

@@ -5,10 +5,11 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
@@ -97,7 +98,7 @@ impl Feed {
     pub fn failure(&self) -> Option<String> {
         match self {
             Self::File { .. } => None,
-            Self::Pipe { failure, .. } => failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Self::Pipe { failure, .. } => failure.lock().clone(),
         }
     }
 
@@ -194,7 +195,7 @@ impl Feed {
                 false => pass(&file, offset, out).map(|()| Vec::new()),
             };
             if let Err(error) = &fed {
-                *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+                *tell.lock() = Some(error.to_string());
             }
             fed
         });

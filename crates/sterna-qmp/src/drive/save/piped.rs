@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
@@ -76,7 +77,7 @@ impl Piped {
             let packed = stream.pack(packer);
             drop(stream);
             if let Err(error) = &packed {
-                *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+                *tell.lock() = Some(error.to_string());
             }
             packed
         });
@@ -91,7 +92,7 @@ impl Piped {
 
     /// Why this side gave up; nothing if it did not.
     pub fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure.lock().clone()
     }
 
     /// Waits for the last byte, puts the file on the disk and into its place.

@@ -44,10 +44,10 @@ fn main_channel_that_comes_last_is_waited_with_anew() {
     for (id, (lane, _)) in peers.iter().enumerate().take(2) {
         assert_eq!(places.offer_lane(id, OURS, lane, &|| true), Offer::Waits);
     }
-    let ready = places.lock().ready_since.expect("every multifd place has a candidate");
+    let ready = places.state.lock().ready_since.expect("every multifd place has a candidate");
     std::thread::sleep(Duration::from_millis(1));
     assert_eq!(places.offer_main(&peers[2].0, &|| true), Offer::Waits);
-    assert!(places.lock().ready_since.is_some_and(|since| since > ready));
+    assert!(places.state.lock().ready_since.is_some_and(|since| since > ready));
     assert_eq!(places.wait_main(&peers[2].0, HOUR, &|| false), Fate::Completes);
 }
 

@@ -6,9 +6,9 @@
 //! the chunk that fills the gap is kept.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_wire::multifd::{DeviceChunk, DeviceChunkKind};
 
 use crate::error::MigrationError;
@@ -124,7 +124,7 @@ impl Inbox {
 
     /// The source keeps to grants from now on. Returns the first.
     pub fn begin_credit(&self) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.has_credit = true;
         state.granted_bytes = self.ceiling;
         self.ceiling
@@ -136,7 +136,7 @@ impl Inbox {
     /// The source sends more than it may.
     pub fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
         let bytes = u64::from(bytes);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // A source that was told no ceiling cannot keep its chunks below it: one is held, alone.
         let most = if state.has_credit { self.ceiling } else { self.ceiling.max(WHOLE_CHUNK_BYTES) };
         if bytes > most {
@@ -170,7 +170,7 @@ impl Inbox {
         let (DeviceChunk { index, kind }, data_at) = DeviceChunk::decode(&payload)
             .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
         let bytes = payload.len() as u64;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.waiting.contains(&index) {
             return Err(self.misbehaved(format!("chunk {index} comes twice")));
         }
@@ -187,7 +187,7 @@ impl Inbox {
                 )));
             }
             state.waiting.push(index);
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
             state.waiting.retain(|waiting| *waiting != index);
             // Another lane may have brought the end meanwhile.
             self.check(&state, index, kind, payload.len() - data_at)?;
@@ -208,7 +208,7 @@ impl Inbox {
 
     /// Waits for the next chunk in order; `None` when all stops. What it held is given back by [`Inbox::loaded`].
     pub(super) fn take(&self) -> Option<Chunk> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.is_stopped {
                 return None;
@@ -221,7 +221,7 @@ impl Inbox {
                 return Some(chunk);
             }
             let began = Instant::now();
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
             if state.began.is_some() {
                 state.statistics.waiting += began.elapsed();
             }
@@ -230,7 +230,7 @@ impl Inbox {
 
     /// `chunk` was loaded. Returns what to grant the source now, in all; `None`: nothing worth a message.
     pub(super) fn loaded(&self, chunk: Chunk, took: std::time::Duration) -> Option<u64> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let bytes = chunk.payload.len() as u64;
         state.is_loading = false;
         state.held_bytes -= bytes;
@@ -269,7 +269,7 @@ impl Inbox {
 
     /// Holds the end of the stream against what came.
     pub(super) fn check_total(&self, total_bytes: Option<u64>) -> Result<(), MigrationError> {
-        let came = self.lock().data_bytes;
+        let came = self.state.lock().data_bytes;
         match total_bytes {
             Some(total) if total != came => {
                 Err(self.misbehaved(format!("its stream has {came} bytes, and {total} were announced")))
@@ -283,7 +283,7 @@ impl Inbox {
     /// # Errors
     /// Names the first that is missing.
     pub fn all_came(&self) -> Result<(), MigrationError> {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.last.is_some_and(|last| state.chunks == u64::from(last) + 1) {
             return Ok(());
         }
@@ -300,28 +300,28 @@ impl Inbox {
 
     /// Whether it is loaded to its end.
     pub fn is_loaded(&self) -> bool {
-        self.lock().is_loaded
+        self.state.lock().is_loaded
     }
 
     /// Whether the switchover need not wait for it: its initial bytes are loaded, or it was never told of any.
     pub fn is_ready_for_switchover(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         !state.has_credit || state.initial_is_loaded
     }
 
     /// Bytes that came and that were loaded.
     pub fn figures(&self) -> (u64, u64) {
-        let state = self.lock();
+        let state = self.state.lock();
         (state.come_bytes, state.loaded_bytes)
     }
 
     pub fn statistics(&self) -> StreamStatistics {
-        self.lock().statistics.clone()
+        self.state.lock().statistics.clone()
     }
 
     /// Nobody waits any more.
     pub fn stop(&self) {
-        self.lock().is_stopped = true;
+        self.state.lock().is_stopped = true;
         self.changed.notify_all();
     }
 
@@ -358,10 +358,6 @@ impl Inbox {
 
     fn misbehaved(&self, what: String) -> MigrationError {
         MigrationError::PeerMisbehaved { what: format!("{}: {what} (specs/extension.md §8)", self.device) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

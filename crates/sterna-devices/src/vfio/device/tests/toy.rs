@@ -1,9 +1,9 @@
 //! A port without a device: sizes are told to it, and what is written is kept.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard};
 
 use crate::vfio::{MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo, path};
+use parking_lot::Mutex;
 
 /// All states, and no word on what can be read while it runs.
 pub(super) struct Toy {
@@ -48,27 +48,23 @@ impl Toy {
 
     /// From now on it has so much to be read, and so much of it while it runs.
     pub(super) fn set_sizes(&self, size: u64, readable: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         (inner.size, inner.readable) = (size, readable);
     }
 
     /// Whether resets do anything from now on.
     pub(super) fn set_can_reset(&self, can: bool) {
-        self.lock().can_reset = can;
+        self.inner.lock().can_reset = can;
     }
 
     /// How often it was reset.
     pub(super) fn resets(&self) -> usize {
-        self.lock().resets
+        self.inner.lock().resets
     }
 
     /// What was written in one session.
     pub(super) fn loaded(&self) -> Vec<u8> {
-        self.lock().written.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no panic")
+        self.inner.lock().written.clone()
     }
 }
 
@@ -86,11 +82,11 @@ impl MigrationPort for Toy {
     }
 
     fn state(&self) -> Result<MigState, PortError> {
-        Ok(self.lock().state)
+        Ok(self.inner.lock().state)
     }
 
     fn set_state(&self, to: MigState) -> Result<(), PortError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for next in path(self.features(), inner.state, to).ok_or_else(|| refused("a change"))? {
             if next == MigState::Resuming {
                 inner.written.clear();
@@ -105,7 +101,7 @@ impl MigrationPort for Toy {
     }
 
     fn reset(&self) -> Result<(), PortError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.can_reset {
             return Err(refused("a reset"));
         }
@@ -115,7 +111,7 @@ impl MigrationPort for Toy {
     }
 
     fn read_data(&self, to: &mut [u8]) -> Result<usize, PortError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let left = if inner.state.runs() { inner.readable } else { inner.size };
         let read = left.min(to.len() as u64);
         (inner.size, inner.readable) = (inner.size - read, inner.readable.saturating_sub(read));
@@ -123,7 +119,7 @@ impl MigrationPort for Toy {
     }
 
     fn write_data(&self, from: &[u8]) -> Result<(), PortError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.state != MigState::Resuming {
             return Err(refused("a write"));
         }
@@ -136,6 +132,6 @@ impl MigrationPort for Toy {
     }
 
     fn data_size(&self) -> Result<u64, PortError> {
-        Ok(self.lock().size)
+        Ok(self.inner.lock().size)
     }
 }

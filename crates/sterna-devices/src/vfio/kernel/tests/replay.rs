@@ -18,8 +18,9 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::super::{Calls, KernelPort};
@@ -69,8 +70,8 @@ impl Replay {
         Self { lines: Arc::new(Mutex::new(lines)) }
     }
 
-    fn lines(&self) -> std::sync::MutexGuard<'_, VecDeque<String>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lines(&self) -> parking_lot::MutexGuard<'_, VecDeque<String>> {
+        self.lines.lock()
     }
 
     fn answer(&self, call: &str) -> Result<Answer, Errno> {

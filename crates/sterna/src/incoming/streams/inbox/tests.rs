@@ -168,7 +168,7 @@ fn put_without_credit_of_two_lanes_in_order_waits_for_room_in_both() {
                 let chunk = chunk(index);
                 move || inbox.put(chunk)
             });
-            while !inbox.lock().waiting.contains(&index) {
+            while !inbox.state.lock().waiting.contains(&index) {
                 std::thread::yield_now();
             }
             waiting
