@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna::{SourceVm, TargetVm};
+use sterna::{SourceVm, TargetVm, Vm};
 use sterna_ram::PageBitmap;
 use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
 
@@ -161,7 +161,7 @@ fn moved_with(from: &KvmMachine, stopped: Duration, edit: fn(&mut [u8])) -> Resu
             edit(&mut body);
             device.load(device.version(), &body)?;
         }
-        TargetVm::hooks(&*to).iter().try_for_each(|hook| hook.acquire())?;
+        Vm::hooks(&*to).iter().try_for_each(|hook| hook.acquire())?;
         TargetVm::start(&*to)?;
         Ok(to)
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sterna::outgoing::Refusal;
 use sterna::ram::DirtyBitmaps;
-use sterna::{Arrival, Outcome, RunState, SourceVm, TargetVm};
+use sterna::{Arrival, Outcome, RunState, SourceVm, Vm};
 use sterna_devices::statebank::Verdict;
 use sterna_guests::ProcessGuest;
 use sterna_guests::checker::CheckError;
@@ -106,9 +106,9 @@ fn at_source(case: Case, vm: &Staged, outcome: &Outcome, may_run: bool) -> Resul
     if runs != should || may_run != should {
         return Err(format!("after {outcome:?} the source's guest runs: {runs}, may run: {may_run}"));
     }
-    let ram = SourceVm::ram(vm);
+    let ram = vm.ram();
     let is_left_tracked = case.blow == Blow::Panic && panics::leaves_tracking(case.stop);
-    if !is_left_tracked && vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(ram)).is_ok() {
+    if !is_left_tracked && vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(&ram)).is_ok() {
         return Err(format!("after {outcome:?} the source's writes are still tracked"));
     }
     Ok(runs)
@@ -129,7 +129,7 @@ fn forgotten(vm: &Staged) -> Judgement {
     if !matches!(vm.guest.cut(), Err(CheckError::NoGuest)) {
         return Err("the destination failed and still has the guest's state".into());
     }
-    for block in TargetVm::ram(vm).blocks() {
+    for block in vm.ram().blocks() {
         let left = block.resident_bytes().map_err(|error| error.to_string())?;
         if left > 0 {
             return Err(format!("the destination failed and keeps {left} bytes of {:?}", block.name()));

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap};
-use sterna::{Device, Event, Hook, Observer, RunState, SourceVm, Status, SwitchoverStep, TargetVm, VmError};
+use sterna::{
+    Device, Event, Hook, Observer, RunState, SourceVm, Status, SwitchoverStep, TargetVm, Vm, VmError,
+};
 use sterna_guests::ProcessGuest;
 
 use crate::bank::{Bank, StagedBank};
@@ -97,13 +99,30 @@ fn thread_is(name: &str) -> bool {
     std::thread::current().name().is_some_and(|own| own.starts_with(name))
 }
 
-impl SourceVm for Staged {
+impl Vm for Staged {
     fn machine_type(&self) -> String {
-        SourceVm::machine_type(&*self.guest)
+        self.guest.machine_type()
     }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(&*self.guest)
+    fn ram(&self) -> GuestRam {
+        self.guest.ram()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        // The destination's control thread asks once: when it looks whether all came.
+        if thread_is("incoming") {
+            self.stage.at(Stop::Completing);
+        }
+        self.staged_devices(self.guest.devices())
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        let device = self.guest.compatibility()?;
+        Some(Arc::new(Compared { device, stage: Arc::clone(&self.stage) }))
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.lease()
+    }
+}
+
+impl SourceVm for Staged {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.dirty
     }
@@ -120,38 +139,9 @@ impl SourceVm for Staged {
         self.ledger.starts(self.side);
         self.guest.resume()
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.staged_devices(SourceVm::devices(&*self.guest))
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        SourceVm::compatibility(&*self.guest)
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.lease()
-    }
 }
 
 impl TargetVm for Staged {
-    fn machine_type(&self) -> String {
-        TargetVm::machine_type(&*self.guest)
-    }
-    fn ram(&self) -> &GuestRam {
-        TargetVm::ram(&*self.guest)
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        // The control thread asks once: when it looks whether all came.
-        if thread_is("incoming") {
-            self.stage.at(Stop::Completing);
-        }
-        self.staged_devices(TargetVm::devices(&*self.guest))
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        let device = TargetVm::compatibility(&*self.guest)?;
-        Some(Arc::new(Compared { device, stage: Arc::clone(&self.stage) }))
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.lease()
-    }
     fn start(&self) -> Result<(), VmError> {
         self.stage.at(Stop::AwaitingAck);
         self.ledger.starts(self.side);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sterna::{
     Address, Arrival, Capabilities, Compression, Incoming, Migration, Outcome, Parameters, SourceVm,
-    Statistics, TargetVm,
+    Statistics, TargetVm, Vm,
 };
 use sterna_guests::model::{Fill as GuestFill, Pattern};
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
@@ -27,7 +27,7 @@ impl Pair {
         let config = config(args);
         let here = ProcessGuest::boot(config.clone())?;
         if args.fill == Fill::Zero {
-            populate(SourceVm::ram(here.as_ref()))?;
+            populate(&here.ram())?;
         }
         let blocks = config.blocks.iter();
         let blocks = blocks
@@ -36,8 +36,8 @@ impl Pair {
         Ok(Self { here, there: GuestRam::new(blocks)?, config })
     }
 
-    pub fn source_ram(&self) -> &GuestRam {
-        SourceVm::ram(self.here.as_ref())
+    pub fn source_ram(&self) -> GuestRam {
+        self.here.ram()
     }
 
     pub fn target_ram(&self) -> &GuestRam {
@@ -63,7 +63,7 @@ impl Pair {
             source.cont()?;
         }
         // It has left before, as far as the engine knows: each migration begins with a new one.
-        if let Err(custody) = SourceVm::ram(source.as_ref()).has_new_guest() {
+        if let Err(custody) = source.ram().has_new_guest() {
             return Err(format!("the guest is {custody:?}").into());
         }
         let vm: Arc<dyn SourceVm> = Arc::clone(source) as _;

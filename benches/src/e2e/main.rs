@@ -96,8 +96,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for run in 0..=args.runs {
         let migration = pair.migrate(&args)?;
         let copied = copy.run()?;
-        let channelled = limits::plain_copy(pair.source_ram(), pair.target_ram(), sockets)?;
-        let scanned = limits::zero_scan(pair.source_ram(), sockets);
+        let channelled = limits::plain_copy(&pair.source_ram(), pair.target_ram(), sockets)?;
+        let scanned = limits::zero_scan(&pair.source_ram(), sockets);
         // The first repetition warms up.
         if run > 0 {
             migrations.push(migration);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
 use sterna_qmp::MonitoredVm;
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
@@ -177,16 +177,28 @@ impl Hosted {
     }
 }
 
-impl SourceVm for Hosted {
+impl Vm for Hosted {
     fn machine_type(&self) -> String {
-        SourceVm::machine_type(&*self.machine)
+        self.machine.machine_type()
     }
     fn uuid(&self) -> Option<[u8; 16]> {
-        SourceVm::uuid(&*self.machine)
+        self.machine.uuid()
     }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(&*self.machine)
+    fn ram(&self) -> GuestRam {
+        self.machine.ram()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.machine.devices()
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        self.machine.compatibility()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.machine.hooks()
+    }
+}
+
+impl SourceVm for Hosted {
     fn dirty_source(&self) -> &dyn DirtySource {
         self.machine.dirty_source()
     }
@@ -199,41 +211,14 @@ impl SourceVm for Hosted {
     fn resume(&self) -> Result<(), VmError> {
         self.machine.resume()
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        SourceVm::devices(&*self.machine)
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        SourceVm::compatibility(&*self.machine)
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        SourceVm::hooks(&*self.machine)
-    }
     fn throttle(&self) -> Option<&dyn Throttle> {
         self.machine.throttle()
     }
 }
 
 impl TargetVm for Hosted {
-    fn machine_type(&self) -> String {
-        TargetVm::machine_type(&*self.machine)
-    }
-    fn uuid(&self) -> Option<[u8; 16]> {
-        TargetVm::uuid(&*self.machine)
-    }
-    fn ram(&self) -> &GuestRam {
-        TargetVm::ram(&*self.machine)
-    }
     fn may_hold_bytes(&self, block: usize) -> bool {
         self.machine.may_hold_bytes(block)
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        TargetVm::devices(&*self.machine)
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        TargetVm::compatibility(&*self.machine)
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        TargetVm::hooks(&*self.machine)
     }
     fn start(&self) -> Result<(), VmError> {
         if let (Some(rate), Some(guest)) = (self.arrival_rate, &self.guest) {

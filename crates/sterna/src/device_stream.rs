@@ -27,7 +27,7 @@
 //! one that speaks to another process gives up after a time and says which device did not answer. (Of the kernel's own
 //! drivers nobody can give up on a call; they are trusted to return.)
 
-use crate::vm::VmError;
+use crate::error::VmError;
 
 /// How much of a device's stream is left to be read, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -87,7 +87,8 @@ impl DirtyRateMeasurement {
     /// [`StartError::Tracked`] while a migration or another measurement tracks the guest's writes, and while a guest is
     /// held.
     pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
-        let claim = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;
+        let ram = vm.ram();
+        let claim = ram.claim_tracking().ok_or(StartError::Tracked)?;
         let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false, is_finished: false };
         let shared = Arc::new(Shared { progress: Mutex::new(progress), changed: Condvar::new() });
         let its = Arc::clone(&shared);
@@ -95,7 +96,7 @@ impl DirtyRateMeasurement {
             let shared = Arc::clone(&shared);
             move |error| shared.end(Err(error))
         };
-        threads::spawn("dirty-rate", move || its.measure(&*vm, interval, claim), died)
+        threads::spawn("dirty-rate", move || its.measure((&*vm, &ram), interval, claim), died)
             .map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })
     }
@@ -152,8 +153,8 @@ impl Drop for DirtyRateMeasurement {
 
 impl Shared {
     /// The thread. The claim goes before the end is told, so that whoever waited may migrate at once.
-    fn measure(&self, vm: &dyn SourceVm, interval: Duration, claim: TrackingClaim) {
-        let result = self.count(vm, interval);
+    fn measure(&self, guest: (&dyn SourceVm, &GuestRam), interval: Duration, claim: TrackingClaim) {
+        let result = self.count(guest, interval);
         drop(claim);
         self.end(result);
     }
@@ -166,8 +167,12 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn count(&self, vm: &dyn SourceVm, interval: Duration) -> Result<DirtyReading, MigrationError> {
-        let (ram, source) = (vm.ram(), vm.dirty_source());
+    fn count(
+        &self,
+        (vm, ram): (&dyn SourceVm, &GuestRam),
+        interval: Duration,
+    ) -> Result<DirtyReading, MigrationError> {
+        let source = vm.dirty_source();
         call("DirtySource::start", || source.start())?;
         let counting = || {
             self.count_started(ram, source, interval).map(|reading| {

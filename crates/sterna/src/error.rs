@@ -8,7 +8,6 @@ use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 
 use crate::order::RearmError;
-use crate::vm::VmError;
 
 /// Who has to change something so that it works.
 pub use sterna_wire::Fault;
@@ -107,6 +106,23 @@ pub enum MigrationError {
     /// An operator cancelled.
     #[error("cancelled")]
     Cancelled,
+}
+
+/// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{what}: {why}")]
+pub struct VmError {
+    /// What was tried, with the device or vCPU it concerns.
+    pub what: String,
+    /// Why it failed, and what to do about it.
+    pub why: String,
+}
+
+impl VmError {
+    /// `what` failed because of `why`.
+    pub fn new(what: impl Into<String>, why: impl ToString) -> Self {
+        Self { what: what.into(), why: why.to_string() }
+    }
 }
 
 impl MigrationError {

@@ -5,7 +5,7 @@
 //! all is loaded and before *prepare* is answered, and *given back* if the commit never comes. So at no
 //! instant do both sides hold it, and a side that runs the guest holds it.
 
-use crate::vm::VmError;
+use crate::error::VmError;
 
 /// One thing that changes hands with the guest.
 pub trait Hook: Send + Sync {

@@ -1,6 +1,6 @@
 //! The live-migration engine that a VMM embeds.
 //!
-//! A VMM implements [`SourceVm`] and [`TargetVm`] (usually on the same object), and gets
+//! A VMM implements [`Vm`], [`SourceVm`] and [`TargetVm`] (usually on the same object), and gets
 //! [`Migration::start`] and [`Incoming::listen`]. The engine speaks QEMU 11's migration stream
 //! (specs/stream.md), over the main channel alone or with multifd, and hands the guest over so that at no
 //! instant both sides may run it (`sterna-proto`).
@@ -44,7 +44,7 @@ pub mod vm;
 
 pub use brake::{Brake, BrakeLimits};
 pub use device_stream::{DeviceStream, PendingState};
-pub use error::{Fault, MigrationError};
+pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
@@ -61,4 +61,4 @@ pub use sterna_transport::{
 #[cfg(feature = "planted-faults")]
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
-pub use vm::{Device, RunState, SourceVm, TargetVm, VmError};
+pub use vm::{Device, RunState, SourceVm, TargetVm, Vm};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::device_stream::DeviceStream;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::threads::caught;
-use crate::vm::{Device, VmError};
+use crate::vm::Device;
 
 /// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for, and should still lie in
 /// the cache when it is sent, and when it is loaded.

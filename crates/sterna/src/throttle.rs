@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::vm::VmError;
+use crate::error::VmError;
 
 /// Slows a guest down. The engine sets it while it migrates and takes all back when the migration ends, however it
 /// ends; who sets it by hand (`set-vcpu-dirty-limit`) does so while nothing migrates.

@@ -1,7 +1,7 @@
 //! What a VMM implements: the virtual machine as the engine sees it.
 //!
-//! The same object is usually both: a [`TargetVm`] while it waits for a guest, a [`SourceVm`] later.
-//! All methods may be called from the engine's control thread; none may call back into the engine.
+//! [`Vm`] is what both sides ask. The same object is usually both a [`TargetVm`], while it waits for a guest, and a
+//! [`SourceVm`], once it has one. All methods may be called from the engine's control thread; none may call back into the engine.
 //!
 //! A method that panics has failed: the engine takes it as that method's error ([`crate::MigrationError::Panicked`]),
 //! undoes what the migration did to the guest, and calls other methods on the way, so what was being changed must be fit
@@ -13,25 +13,9 @@ use std::sync::Arc;
 use sterna_ram::{DirtySource, GuestRam};
 
 use crate::device_stream::DeviceStream;
+use crate::error::VmError;
 use crate::hooks::Hook;
 use crate::throttle::Throttle;
-
-/// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{what}: {why}")]
-pub struct VmError {
-    /// What was tried, with the device or vCPU it concerns.
-    pub what: String,
-    /// Why it failed, and what to do about it.
-    pub why: String,
-}
-
-impl VmError {
-    /// `what` failed because of `why`.
-    pub fn new(what: impl Into<String>, why: impl ToString) -> Self {
-        Self { what: what.into(), why: why.to_string() }
-    }
-}
 
 /// Whether the guest's vCPUs run (QEMU's run states, as far as migration tells them apart;
 /// specs/stream.md §1.10).
@@ -44,16 +28,35 @@ pub enum RunState {
     Paused,
 }
 
-/// A virtual machine that has a guest. What comes of a method that panics: see [the module](self).
-pub trait SourceVm: Send + Sync {
-    /// The machine type's name as it stands in the configuration (specs/stream.md §1.2).
+/// What both sides of a migration ask of a virtual machine. What comes of a method that panics: see [the module](self).
+pub trait Vm: Send + Sync {
+    /// The machine type's name as it stands in the configuration (specs/stream.md §1.2). Equal on both sides.
     fn machine_type(&self) -> String;
-    /// The VM's UUID. The peer compares it on every multifd channel; without multifd it is not sent.
+    /// The VM's UUID. The peer compares it on every multifd channel; without multifd it is not sent. Equal on both
+    /// sides, if either has one.
     fn uuid(&self) -> Option<[u8; 16]> {
         None
     }
-    /// The guest's RAM, every block that migrates.
-    fn ram(&self) -> &GuestRam;
+    /// The guest's RAM as it is now: every block that migrates, with the same names and lengths on both sides. A
+    /// migration asks once, when it starts, and keeps what it got. Cheap: clones of a [`GuestRam`] share it.
+    fn ram(&self) -> GuestRam;
+    /// The devices. The source saves them in this order; the destination loads them in the order of the stream, and
+    /// each of its devices must come.
+    fn devices(&self) -> Vec<Arc<dyn Device>>;
+    /// A record of what both machines must have in common (CPUID, TSC frequency). The source saves it and the
+    /// destination loads it, which checks it, before any RAM moves. Its section's name is the engine's
+    /// (specs/extension.md §3), its version its own.
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+    /// Disks, locks, network: the source releases them in this order, the destination acquires them in this order.
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+}
+
+/// A virtual machine that has a guest. What comes of a method that panics: see [the module](self).
+pub trait SourceVm: Vm {
     /// Reports which pages the guest (and devices' DMA) wrote.
     fn dirty_source(&self) -> &dyn DirtySource;
     /// Whether the guest runs now.
@@ -64,17 +67,6 @@ pub trait SourceVm: Send + Sync {
     fn stop(&self) -> Result<(), VmError>;
     /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream were told to run before.
     fn resume(&self) -> Result<(), VmError>;
-    /// Devices in save order; the destination loads them in the order of the stream.
-    fn devices(&self) -> Vec<Arc<dyn Device>>;
-    /// A record that the destination must accept before any RAM moves (CPUID, TSC frequency). Its section's
-    /// name is the engine's (specs/extension.md §3), its version its own.
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        None
-    }
-    /// Disks, locks, network: in the order of release.
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        Vec::new()
-    }
     /// What slows the guest down so that it can be caught up with. None: nothing does, and `auto-converge` and
     /// `dirty-limit` are refused.
     fn throttle(&self) -> Option<&dyn Throttle> {
@@ -83,31 +75,13 @@ pub trait SourceVm: Send + Sync {
 }
 
 /// A virtual machine that waits for a guest. What comes of a method that panics: see [the module](self).
-pub trait TargetVm: Send + Sync {
-    /// Must equal the source's.
-    fn machine_type(&self) -> String;
-    /// Must equal the source's, if either has one.
-    fn uuid(&self) -> Option<[u8; 16]> {
-        None
-    }
-    /// Must have the source's blocks: same names, same lengths.
-    fn ram(&self) -> &GuestRam;
+pub trait TargetVm: Vm {
     /// Whether the VMM has put bytes into block `block` (index in [`GuestRam`]) that are to stay where the source
     /// sends no page: ROMs, preloaded memory. In all other blocks a page that is in memory when the first page comes,
     /// whatever left it there, reads as zero in the end unless the source sends it.
     fn may_hold_bytes(&self, block: usize) -> bool {
         let _ = block;
         false
-    }
-    /// Every device that may be in the stream.
-    fn devices(&self) -> Vec<Arc<dyn Device>>;
-    /// Checks the source's compatibility record before any RAM moves.
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        None
-    }
-    /// Disks, locks, network: in the order of acquisition.
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        Vec::new()
     }
     /// Starts the guest from the loaded state. An error, and so a panic, means: it did not run and never will. The source
     /// may run it then, so no vCPU may have been let go.

@@ -11,7 +11,7 @@ use common::*;
 use plain::{Plain, byte_of};
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::{
-    Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm,
+    Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm, Vm,
     ZeroPageDetection,
 };
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
@@ -29,7 +29,7 @@ fn resident_of_process() -> u64 {
 }
 
 fn resident(guest: &ProcessGuest) -> u64 {
-    SourceVm::ram(guest).blocks().iter().map(|block| block.resident_bytes().unwrap()).sum()
+    guest.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum()
 }
 
 /// Migrates a guest of `bytes` that lives in 100 MiB of it.

@@ -14,7 +14,7 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use sterna::ram::dirty::{KvmDirtyLog, KvmSlot};
 use sterna::ram::{Backing, DirtySource, GuestRam, RamBlock};
 use sterna::{Address, Arrival, Capabilities, Event, Incoming, Migration, Outcome, Parameters};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 /// What the guest printed in this process.
@@ -134,13 +134,22 @@ impl Drop for Machine {
     }
 }
 
-impl SourceVm for Machine {
+impl Vm for Machine {
     fn machine_type(&self) -> String {
         "minimal-1".into()
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        vec![self.cpu.clone()]
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        vec![self.lock.clone()]
+    }
+}
+
+impl SourceVm for Machine {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.dirty
     }
@@ -168,27 +177,9 @@ impl SourceVm for Machine {
         }
         Ok(())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        vec![self.cpu.clone()]
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        vec![self.lock.clone()]
-    }
 }
 
 impl TargetVm for Machine {
-    fn machine_type(&self) -> String {
-        SourceVm::machine_type(self)
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        SourceVm::devices(self)
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        SourceVm::hooks(self)
-    }
     fn start(&self) -> Result<(), VmError> {
         self.resume()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError};
 use sterna_ram::{DirtySource, GuestRam};
 
 use super::config::MOST_WORKERS;
@@ -13,22 +13,41 @@ use super::{Inner, Phase, ProcessGuest, no_guest};
 /// What stands in the stream's configuration.
 const MACHINE_TYPE: &str = "sterna-process";
 
-impl SourceVm for ProcessGuest {
+impl Vm for ProcessGuest {
     fn machine_type(&self) -> String {
         MACHINE_TYPE.into()
     }
+
     fn uuid(&self) -> Option<[u8; 16]> {
         self.config.uuid
     }
-    fn ram(&self) -> &GuestRam {
-        &self.inner.ram
+
+    fn ram(&self) -> GuestRam {
+        self.inner.ram.clone()
     }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.all_devices()
+    }
+
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(CompatibilityRecord(Arc::clone(&self.inner))))
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.all_hooks()
+    }
+}
+
+impl SourceVm for ProcessGuest {
     fn dirty_source(&self) -> &dyn DirtySource {
         self.inner.tracker.source()
     }
+
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
     }
+
     fn run_state(&self) -> RunState {
         self.inner.phase().run_state()
     }
@@ -64,16 +83,6 @@ impl SourceVm for ProcessGuest {
                 Err(no_guest("run on"))
             }
         }
-    }
-
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.all_devices()
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        Some(Arc::new(CompatibilityRecord(Arc::clone(&self.inner))))
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.all_hooks()
     }
 }
 
@@ -125,25 +134,6 @@ impl Throttle for ProcessGuest {
 }
 
 impl TargetVm for ProcessGuest {
-    fn machine_type(&self) -> String {
-        MACHINE_TYPE.into()
-    }
-    fn uuid(&self) -> Option<[u8; 16]> {
-        self.config.uuid
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.inner.ram
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.all_devices()
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        Some(Arc::new(CompatibilityRecord(Arc::clone(&self.inner))))
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.all_hooks()
-    }
-
     fn start(&self) -> Result<(), VmError> {
         let mut phase = self.inner.phase();
         match std::mem::replace(&mut *phase, Phase::Ended) {

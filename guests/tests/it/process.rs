@@ -5,7 +5,7 @@ use crate::common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::{RunState, SourceVm, TargetVm};
+use sterna::{RunState, SourceVm, TargetVm, Vm};
 use sterna_guests::checker::{CheckError, Violation};
 use sterna_guests::model::WordPlan;
 use sterna_guests::process::{ProcessConfig, ProcessError, StopPoint};
@@ -28,13 +28,13 @@ fn copy_page(from: &GuestRam, to: &GuestRam, block: usize, page: u64) {
 }
 
 fn copy_ram(from: &ProcessGuest, to: &ProcessGuest) {
-    for (block, b) in SourceVm::ram(from).blocks().iter().enumerate() {
-        (0..b.pages()).for_each(|page| copy_page(SourceVm::ram(from), SourceVm::ram(to), block, page));
+    for (block, b) in from.ram().blocks().iter().enumerate() {
+        (0..b.pages()).for_each(|page| copy_page(&from.ram(), &to.ram(), block, page));
     }
 }
 
 fn copy_devices(from: &ProcessGuest, to: &ProcessGuest) {
-    for (device, target) in SourceVm::devices(from).iter().zip(TargetVm::devices(to)) {
+    for (device, target) in from.devices().iter().zip(to.devices()) {
         target.load(device.version(), &device.save().unwrap()).unwrap();
     }
 }
@@ -112,15 +112,14 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
         let (source, target) =
             (ProcessGuest::boot(config.clone()).unwrap(), ProcessGuest::waiting(config).unwrap());
         source.cont().unwrap();
-        let (ram, log) = (SourceVm::ram(&*source), source.dirty_source());
-        let mut dirty = DirtyBitmaps::new(ram);
+        let (ram, log) = (source.ram(), source.dirty_source());
+        let mut dirty = DirtyBitmaps::new(&ram);
         let round = |dirty: &mut DirtyBitmaps| {
             log.harvest(dirty).unwrap();
             for (block, b) in ram.blocks().iter().enumerate() {
                 log.rearm(block, 0, b.pages(), dirty.block(block)).unwrap();
                 while let Some(run) = dirty.block(block).take_run(0, b.pages(), u64::MAX) {
-                    (run.first..run.end())
-                        .for_each(|page| copy_page(ram, SourceVm::ram(&*target), block, page));
+                    (run.first..run.end()).for_each(|page| copy_page(&ram, &target.ram(), block, page));
                 }
             }
         };
@@ -214,16 +213,16 @@ fn calls_in_the_wrong_phase_are_refused() {
     let target = ProcessGuest::waiting(small()).unwrap();
     assert!(target.start().is_err() && target.take_over_paused().is_err());
     assert!(target.cont().is_err() && target.pause().is_err());
-    assert!(TargetVm::devices(&*target)[0].save().is_err());
+    assert!(target.devices()[0].save().is_err());
     assert!(matches!(target.check(), Err(CheckError::NoGuest)));
 
     let source = ProcessGuest::boot(small()).unwrap();
-    let state = SourceVm::devices(&*source)[0].save().unwrap();
-    assert!(SourceVm::devices(&*source)[0].load(1, &state).is_err());
+    let state = source.devices()[0].save().unwrap();
+    assert!(source.devices()[0].load(1, &state).is_err());
     source.cont().unwrap();
     source.cont().unwrap();
     assert_eq!(source.run_state(), RunState::Running);
-    assert!(SourceVm::devices(&*source)[0].save().is_err());
+    assert!(source.devices()[0].save().is_err());
     source.pause().unwrap();
     source.pause().unwrap();
     assert_eq!(source.run_state(), RunState::Paused);
@@ -247,10 +246,10 @@ fn state_reset_makes_room_for_another() {
 
 #[test]
 fn compatibility_of_a_higher_level_or_other_ram_is_refused() {
-    let record = |config| SourceVm::compatibility(&*ProcessGuest::boot(config).unwrap()).unwrap();
+    let record = |config| Vm::compatibility(&*ProcessGuest::boot(config).unwrap()).unwrap();
     let load = |body: &[u8]| {
         let target: Arc<ProcessGuest> = ProcessGuest::waiting(small()).unwrap();
-        TargetVm::compatibility(&*target).unwrap().load(1, body)
+        target.compatibility().unwrap().load(1, body)
     };
     assert!(load(&record(small()).save().unwrap()).is_ok());
     assert!(load(&record(ProcessConfig { level: 2, ..small() }).save().unwrap()).is_err());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sterna::ram::{DirtySource, GuestRam};
-use sterna::{Device, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, RunState, SourceVm, TargetVm, Vm, VmError};
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
@@ -39,23 +39,29 @@ impl Machine {
             guest.cont()?;
         } else {
             // First touches would take half of the time, and are none of what is measured.
-            let mut blocks = SourceVm::ram(guest.as_ref()).blocks().iter();
-            let populated = blocks.try_for_each(|block| block.populate(0, block.pages()));
+            let ram = guest.ram();
+            let populated = ram.blocks().iter().try_for_each(|block| block.populate(0, block.pages()));
             populated.map_err(|error| VmError::new("allocate memory", error))?;
         }
         let plugged = devices.iter().map(|device| Arc::new(Plugged(Arc::clone(device))) as Arc<dyn Device>);
-        let devices = SourceVm::devices(guest.as_ref()).into_iter().chain(plugged).collect();
+        let devices = guest.devices().into_iter().chain(plugged).collect();
         Ok(Arc::new(Self { guest, devices }))
     }
 }
 
-impl SourceVm for Machine {
+impl Vm for Machine {
     fn machine_type(&self) -> String {
-        SourceVm::machine_type(self.guest.as_ref())
+        self.guest.machine_type()
     }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(self.guest.as_ref())
+    fn ram(&self) -> GuestRam {
+        self.guest.ram()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+}
+
+impl SourceVm for Machine {
     fn dirty_source(&self) -> &dyn DirtySource {
         self.guest.dirty_source()
     }
@@ -68,21 +74,9 @@ impl SourceVm for Machine {
     fn resume(&self) -> Result<(), VmError> {
         self.guest.resume()
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
 }
 
 impl TargetVm for Machine {
-    fn machine_type(&self) -> String {
-        SourceVm::machine_type(self)
-    }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(self)
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
     fn start(&self) -> Result<(), VmError> {
         self.guest.start()
     }

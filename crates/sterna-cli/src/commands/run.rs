@@ -204,7 +204,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let parts = build(arguments, kind)?;
     if arguments.prealloc {
-        allocate(SourceVm::ram(parts.machine.as_ref()))?;
+        allocate(&parts.machine.ram())?;
     }
     let vm = Hosted::new(parts, arguments.arrival_rate, interrupts.clone());
     let bus = EventBus::new();

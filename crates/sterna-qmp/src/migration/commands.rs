@@ -1,7 +1,7 @@
 //! The commands over QMP: names, arguments, and which of [`MigrationControl`]'s methods each calls.
 
 use serde_json::{Map, Value, json};
-use sterna::{Address, HandedFd, SourceVm};
+use sterna::{Address, HandedFd};
 use uuid::Uuid;
 
 use super::engine::GuestAt;
@@ -149,13 +149,13 @@ impl MigrationControl {
     }
 
     fn describe(&self, command: &str) -> Result<Value, QmpError> {
-        let machine = SourceVm::machine_type(&*self.vm);
+        let machine = self.vm.machine_type();
         let threads = self.vm.vcpu_threads();
         match command {
             "query-name" if self.vm.name().is_empty() => Ok(json!({})),
             "query-name" => Ok(json!({"name": self.vm.name()})),
             "query-uuid" => {
-                let uuid = Uuid::from_bytes(SourceVm::uuid(&*self.vm).unwrap_or_default());
+                let uuid = Uuid::from_bytes(self.vm.uuid().unwrap_or_default());
                 Ok(json!({"UUID": uuid.to_string()}))
             }
             "query-kvm" => Ok(json!({
@@ -183,7 +183,7 @@ impl MigrationControl {
                 };
                 Ok(threads.iter().enumerate().map(cpu).collect())
             }
-            "query-memory-size-summary" => Ok(json!({"base-memory": SourceVm::ram(&*self.vm).total_bytes()})),
+            "query-memory-size-summary" => Ok(json!({"base-memory": self.vm.ram().total_bytes()})),
             // No VM of Sterna's has disks that it knows of; hooks stand for what the VMM has.
             "query-block" => Ok(json!([])),
             _ => Err(QmpError::command_not_found(format!("The command {command} has not been found"))),

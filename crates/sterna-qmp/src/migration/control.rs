@@ -423,13 +423,13 @@ impl MigrationControl {
         act: impl FnOnce(&mut State) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
         let mut state = self.state.lock();
-        let done = SourceVm::ram(&*self.vm).while_free(|| act(&mut state));
+        let done = self.vm.ram().while_free(|| act(&mut state));
         done.unwrap_or_else(|custody| Err(not_free(custody, state.outgoing.as_deref())))
     }
 
     /// Who has the guest, as the engine knows.
     fn custody(&self) -> Custody {
-        SourceVm::ram(&*self.vm).custody()
+        self.vm.ram().custody()
     }
 
     fn handles(&self) -> Handles {

@@ -4,7 +4,6 @@
 //! has the property `type`; its other properties are its children.
 
 use serde_json::{Value, json};
-use sterna::SourceVm;
 
 use super::MigrationControl;
 use crate::error::{ErrorClass, QmpError};
@@ -71,7 +70,7 @@ impl MigrationControl {
     fn tree(&self) -> Node {
         let vcpus = 0..self.vm.vcpu_threads().len();
         let machine = Node {
-            kind: format!("{}-machine", SourceVm::machine_type(&*self.vm)),
+            kind: format!("{}-machine", self.vm.machine_type()),
             children: vcpus.map(|index| (format!("cpu[{index}]"), Node::leaf("cpu"))).collect(),
         };
         let objects = Node {

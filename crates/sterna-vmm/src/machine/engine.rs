@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna::{Device, DirtyLimitTimes, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, VmError};
+use sterna::{
+    Device, DirtyLimitTimes, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
+};
 use sterna_ram::{DirtySource, GuestRam};
 
 use super::gate::Wanted;
 use super::{KvmMachine, MACHINE_TYPE};
 use crate::devices::{self, Complete};
 
-impl SourceVm for KvmMachine {
+impl Vm for KvmMachine {
     fn machine_type(&self) -> String {
         MACHINE_TYPE.into()
     }
@@ -19,10 +21,24 @@ impl SourceVm for KvmMachine {
         self.uuid
     }
 
-    fn ram(&self) -> &GuestRam {
-        &self.shared.ram
+    fn ram(&self) -> GuestRam {
+        self.shared.ram.clone()
     }
 
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::clone(&self.compatibility))
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        vec![Arc::new(Complete(Arc::clone(&self.shared)))]
+    }
+}
+
+impl SourceVm for KvmMachine {
     fn dirty_source(&self) -> &dyn DirtySource {
         self.shared.tracking.source()
     }
@@ -43,14 +59,6 @@ impl SourceVm for KvmMachine {
     /// The engine runs devices with a stream itself, before it calls this.
     fn resume(&self) -> Result<(), VmError> {
         Ok(self.let_run(false)?)
-    }
-
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
-
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        Some(Arc::clone(&self.compatibility))
     }
 }
 
@@ -77,30 +85,6 @@ impl Throttle for KvmMachine {
 }
 
 impl TargetVm for KvmMachine {
-    fn machine_type(&self) -> String {
-        MACHINE_TYPE.into()
-    }
-
-    fn uuid(&self) -> Option<[u8; 16]> {
-        self.uuid
-    }
-
-    fn ram(&self) -> &GuestRam {
-        &self.shared.ram
-    }
-
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
-
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        Some(Arc::clone(&self.compatibility))
-    }
-
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        vec![Arc::new(Complete(Arc::clone(&self.shared)))]
-    }
-
     fn start(&self) -> Result<(), VmError> {
         TargetVm::take_over_paused(self)?;
         self.shared.tell_paused();

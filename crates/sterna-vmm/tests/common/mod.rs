@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sterna::{SourceVm, TargetVm};
+use sterna::{SourceVm, TargetVm, Vm};
 use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
 
 /// Whether machines can be built here; says so if not.
@@ -98,7 +98,7 @@ pub fn load(machine: &KvmMachine, bodies: &[Vec<u8>]) {
     for (device, body) in machine.devices().iter().zip(bodies) {
         device.load(device.version(), body).unwrap();
     }
-    for hook in TargetVm::hooks(machine) {
+    for hook in Vm::hooks(machine) {
         hook.acquire().unwrap();
     }
 }

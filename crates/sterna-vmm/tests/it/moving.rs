@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Console, copy_ram, flat, guests, kvm_or_skip, load, move_guest, save, target, wait_for};
-use sterna::{RunState, SourceVm, TargetVm};
+use sterna::{RunState, SourceVm, TargetVm, Vm};
 use sterna_ram::DirtyBitmaps;
 use sterna_vmm::{KvmMachine, MachineConfig, PortDevice, PortRange};
 
@@ -221,7 +221,7 @@ fn target_reset_after_a_part_of_the_state_takes_another_guest() {
     for (device, body) in target.devices().iter().zip(&bodies).take(3) {
         device.load(1, body).unwrap();
     }
-    assert!(TargetVm::hooks(&*target)[0].acquire().is_err());
+    assert!(Vm::hooks(&*target)[0].acquire().is_err());
     assert!(TargetVm::start(&*target).is_err());
 
     target.reset();

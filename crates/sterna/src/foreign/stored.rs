@@ -10,10 +10,10 @@ use sterna_wire::ram::{BlockEntry, BlockList};
 use sterna_wire::vmdesc;
 
 use super::window::Window;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::origin::{Origin, PageReader};
-use crate::vm::{Device, RunState, SourceVm, VmError};
+use crate::vm::{Device, RunState, SourceVm, Vm};
 
 /// Number for sections of this side's own: far from those that QEMU counts up from 0.
 const OWN_SECTIONS: u32 = 0x5354_0000;
@@ -25,6 +25,7 @@ pub(super) struct StoredMachine {
     shape: Shape,
     file: Arc<PageFile>,
     vm: Arc<dyn SourceVm>,
+    ram: GuestRam,
 }
 
 impl StoredMachine {
@@ -38,15 +39,19 @@ impl StoredMachine {
             machine_type: shape.configuration.machine_type.clone(),
             uuid: uuid.or(shape.configuration.uuid),
             pages: StoredPages(Arc::clone(&image)),
-            ram,
+            ram: ram.clone(),
         };
-        Ok(Self { image, shape, file: Arc::new(file), vm: Arc::new(vm) })
+        Ok(Self { image, shape, file: Arc::new(file), vm: Arc::new(vm), ram })
     }
 }
 
 impl Origin for StoredMachine {
     fn vm(&self) -> &Arc<dyn SourceVm> {
         &self.vm
+    }
+
+    fn ram(&self) -> &GuestRam {
+        &self.ram
     }
 
     fn configuration(&self) -> Configuration {
@@ -133,7 +138,7 @@ struct Paused {
     pages: StoredPages,
 }
 
-impl SourceVm for Paused {
+impl Vm for Paused {
     fn machine_type(&self) -> String {
         self.machine_type.clone()
     }
@@ -142,10 +147,16 @@ impl SourceVm for Paused {
         self.uuid
     }
 
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
 
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+}
+
+impl SourceVm for Paused {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.pages
     }
@@ -160,10 +171,6 @@ impl SourceVm for Paused {
 
     fn resume(&self) -> Result<(), VmError> {
         Ok(())
-    }
-
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
     }
 }
 

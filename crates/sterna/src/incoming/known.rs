@@ -22,6 +22,8 @@ const CHANNEL: &str = "main channel";
 
 pub(super) struct KnownVm {
     vm: Arc<dyn TargetVm>,
+    /// The VM's RAM as it was when it began to wait.
+    ram: GuestRam,
     sections: Sections,
     sink: Arc<RamSink>,
     loaded: Mutex<Loaded>,
@@ -40,12 +42,14 @@ struct Loaded {
 
 impl KnownVm {
     pub fn new(vm: Arc<dyn TargetVm>) -> Self {
-        let blocks = vm.ram().blocks().len();
+        let ram = vm.ram();
+        let blocks = ram.blocks().len();
         let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();
         Self {
             sections: Sections::new(vm.as_ref()),
-            sink: Arc::new(RamSink::new(vm.ram(), may_hold_bytes)),
+            sink: Arc::new(RamSink::new(&ram, may_hold_bytes)),
             loaded: Mutex::default(),
+            ram,
             vm,
         }
     }
@@ -76,7 +80,7 @@ impl Target for KnownVm {
     }
 
     fn guest(&self) -> Option<&GuestRam> {
-        Some(self.vm.ram())
+        Some(&self.ram)
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
@@ -84,7 +88,7 @@ impl Target for KnownVm {
     }
 
     fn expectations(&self, capabilities: &Capabilities) -> Expectations {
-        let blocks = self.vm.ram().blocks().iter();
+        let blocks = self.ram.blocks().iter();
         Expectations {
             machine_type: Some(self.vm.machine_type()),
             uuid: self.vm.uuid(),
@@ -107,11 +111,11 @@ impl Target for KnownVm {
     }
 
     fn known_layout(&self, lanes: usize) -> Result<Option<Layout>, MigrationError> {
-        let blocks = self.vm.ram().blocks().iter();
+        let blocks = self.ram.blocks().iter();
         let blocks = blocks.map(|block| (block.name().to_owned(), block.len_bytes()));
         let sink: Arc<dyn PageSink> = self.sink.clone();
         Ok(Some(Layout {
-            ram: self.vm.ram().clone(),
+            ram: self.ram.clone(),
             table: BlockTable::new(blocks).map_err(MigrationError::wire("RAM of this side"))?,
             sinks: vec![sink; lanes + 1],
         }))
@@ -187,7 +191,7 @@ impl Target for KnownVm {
 
     fn reset(&self) -> Vec<String> {
         let reset = caught("TargetVm::reset", || self.vm.reset());
-        let left = self.vm.ram().blocks().iter().filter_map(|block| {
+        let left = self.ram.blocks().iter().filter_map(|block| {
             let name = block.name();
             match block.empty() {
                 Ok(Emptied::Freed) => None,

@@ -70,7 +70,7 @@ fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
     move |error| {
         shared.note_error(error.clone());
         shared.interrupt();
-        let held = !shared.vm.ram().custody().may_run();
+        let held = !shared.ram.custody().may_run();
         shared.end(Outcome::Failed { error, held });
     }
 }

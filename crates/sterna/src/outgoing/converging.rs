@@ -10,12 +10,11 @@ use super::control::Control;
 use super::convergence::{Convergence, LOOK_EVERY, Look, Step};
 use super::counters::Counts;
 use super::shared::lock;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::params::{Capabilities, NonConvergence, Parameters};
 use crate::threads::{call, caught, tried};
 use crate::throttle::Throttle;
-use crate::vm::VmError;
 
 /// What is known since the last look.
 pub(super) struct Watch {

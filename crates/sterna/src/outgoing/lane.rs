@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sterna_ram::{DirtySource, GuestRam};
+
 use super::counters::{Counters, ScanClock};
 use super::origin::PageReader;
 use super::streams::{Chunk, Streams};
@@ -10,7 +12,6 @@ use crate::error::MigrationError;
 use crate::order::{LaneCursor, Next, PageRun, Pass, PassQueue};
 use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
-use crate::vm::SourceVm;
 
 /// Pages that a lane takes at once: what fits a packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
@@ -38,7 +39,8 @@ impl Lanes {
 pub(super) struct Lane<'a> {
     pub index: usize,
     pub lanes: &'a Lanes,
-    pub vm: &'a dyn SourceVm,
+    pub ram: &'a GuestRam,
+    pub dirty: &'a dyn DirtySource,
     pub reader: &'a dyn PageReader,
     pub detection: ZeroPageDetection,
     /// Zero pages travel on the main channel, so a pass must not begin before the last one's flush.
@@ -83,11 +85,10 @@ impl Lane<'_> {
     }
 
     fn send(&self, pass: &Arc<Pass>, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
-        let (ram, dirty) = (self.vm.ram(), self.vm.dirty_source());
         let mut cursor = LaneCursor::default();
         let mut told = false;
         let mut clock = ScanClock::new(self.counters);
-        while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, ram, dirty)? {
+        while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, self.ram, self.dirty)? {
             self.counters.rearming(cursor.take_rearming());
             clock.pages(taken.run.count);
             if taken.absent {

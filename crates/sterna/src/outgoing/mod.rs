@@ -34,13 +34,13 @@ use sterna_transport::{Address, TlsEndpoint};
 
 pub use sterna_proto::source::{Decision, Refusal};
 
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::events::{Observer, Status};
 use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Compression, Parameters, WaitLimits};
 use crate::stats::Statistics;
-use crate::vm::{SourceVm, VmError};
+use crate::vm::SourceVm;
 use origin::{LiveVm, Origin};
 use shared::{Shared, lock};
 
@@ -133,7 +133,7 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(Arc::new(LiveVm(vm)), to, params, capabilities, observer, None)
+        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer, None)
     }
 
     /// As [`Migration::start`], with one clause of the page order violated: for proving that the guests'
@@ -150,7 +150,7 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(Arc::new(LiveVm(vm)), to, params, capabilities, observer, Some(clause))
+        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer, Some(clause))
     }
 
     /// Where it stands.
@@ -236,7 +236,7 @@ impl Migration {
     /// This is about the guest, not about this migration alone: where another migration has followed, the answer is
     /// what that one made of it ([`GuestRam::custody`](sterna_ram::GuestRam::custody)).
     pub fn may_guest_run(&self) -> bool {
-        self.shared.vm.ram().custody().may_run()
+        self.shared.ram.custody().may_run()
     }
 
     /// Runs `act`, an operator's `cont` or `stop`, if the guest is free to run or stop at an operator's
@@ -248,7 +248,7 @@ impl Migration {
     /// progress meanwhile; `act` must be short and must not call back into this migration. It is
     /// [`GuestRam::while_free`](sterna_ram::GuestRam::while_free), which works without a migration, too.
     pub fn while_guest_is_free<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
-        self.shared.vm.ram().while_free(act).ok()
+        self.shared.ram.while_free(act).ok()
     }
 
     /// Whether the guest was saved to a file, and stands here.
@@ -297,15 +297,15 @@ impl Migration {
             // A file does not answer.
             capabilities.return_path = false;
         }
-        let vm = origin.vm();
+        let (vm, ram) = (origin.vm(), origin.ram());
         check_throttle(vm.as_ref(), &capabilities)?;
-        let pages = vm.ram().poisoned();
+        let pages = ram.poisoned();
         if !pages.is_empty() {
             return Err(StartError::Poisoned { pages });
         }
         let leaving = Custody::Leaving { is_free: true };
-        let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
-        let tracking = vm.ram().claim_tracking().ok_or(StartError::Tracked)?;
+        let custody = ram.claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
+        let tracking = ram.claim_tracking().ok_or(StartError::Tracked)?;
         let config = Config {
             return_path: capabilities.return_path,
             compatibility: vm.compatibility().is_some(),

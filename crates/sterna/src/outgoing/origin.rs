@@ -27,6 +27,8 @@ pub(crate) trait Origin: Send + Sync {
     }
     /// The guest: the shape of its RAM, who tells which pages are dirty, how it stops and runs on.
     fn vm(&self) -> &Arc<dyn SourceVm>;
+    /// The guest's RAM as it was when the migration began.
+    fn ram(&self) -> &GuestRam;
     /// What the stream's configuration says.
     fn configuration(&self) -> Configuration;
     /// The block list.
@@ -71,7 +73,16 @@ impl PageReader for RamReader {
 }
 
 /// A VM of this process.
-pub(super) struct LiveVm(pub Arc<dyn SourceVm>);
+pub(super) struct LiveVm {
+    vm: Arc<dyn SourceVm>,
+    ram: GuestRam,
+}
+
+impl LiveVm {
+    pub fn new(vm: Arc<dyn SourceVm>) -> Self {
+        Self { ram: vm.ram(), vm }
+    }
+}
 
 impl Origin for LiveVm {
     fn is_in_memory(&self) -> bool {
@@ -79,15 +90,19 @@ impl Origin for LiveVm {
     }
 
     fn vm(&self) -> &Arc<dyn SourceVm> {
-        &self.0
+        &self.vm
+    }
+
+    fn ram(&self) -> &GuestRam {
+        &self.ram
     }
 
     fn configuration(&self) -> Configuration {
-        Configuration { machine_type: self.0.machine_type(), ..Configuration::default() }
+        Configuration { machine_type: self.vm.machine_type(), ..Configuration::default() }
     }
 
     fn blocks(&self) -> BlockList {
-        let blocks = self.0.ram().blocks().iter();
+        let blocks = self.ram.blocks().iter();
         BlockList { blocks: blocks.map(|b| BlockEntry::new(b.name(), b.len_bytes())).collect() }
     }
 
@@ -96,7 +111,7 @@ impl Origin for LiveVm {
     }
 
     fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError> {
-        Ok(Arc::new(RamReader(self.0.ram().clone())))
+        Ok(Arc::new(RamReader(self.ram.clone())))
     }
 
     fn leave_out(&self, _: &DirtyBitmaps) {}
@@ -120,7 +135,7 @@ impl Origin for LiveVm {
         let header =
             (global_state::SECTION_NAME, global_state::SECTION_INSTANCE, global_state::SECTION_VERSION);
         stream.full_section(header, &body, false)?;
-        for device in self.0.devices() {
+        for device in self.vm.devices() {
             let name = device.name();
             let body = call(format!("Device::save of {name:?}"), || device.save())?;
             stream.full_section((name.as_str(), device.instance(), device.version()), &body, true)?;

@@ -104,7 +104,7 @@ impl Reader<'_> {
             }
             extension::PREPARE_PING if state == State::Preparing => {
                 // This is the commit. A page may have failed while the streams and devices were saved.
-                MigrationError::check_memory(self.shared.vm.ram())?;
+                MigrationError::check_memory(&self.shared.ram)?;
                 self.shared.report(Fed::PrepareAcknowledged);
             }
             extension::PREPARE_PING if !state.is_final() => {

@@ -99,18 +99,18 @@ impl Control {
         }
         multifd.passes_merge.store(shared.violated == Some(Clause::OncePerPass), Ordering::Release);
 
-        let all = DirtyBitmaps::new(shared.vm.ram());
+        let all = DirtyBitmaps::new(&shared.ram);
         all.set_all();
         shared.origin.leave_out(&all);
         let look_for_absent =
             shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let ram = shared.vm.ram();
+        let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
         let pass = Pass::new(1, ram, slices, all, look_for_absent, shared.violated);
         self.rounds = Some(Rounds {
             multifd,
             pass: Arc::new(pass),
-            next: DirtyBitmaps::new(shared.vm.ram()),
+            next: DirtyBitmaps::new(&shared.ram),
             round: Open::new(lock(&shared.figures).clock(), shared.counters.now(), false),
             harvested_at: Instant::now(),
             dirtied: 0,
@@ -359,7 +359,7 @@ impl Control {
 
     /// Makes the next pass of what was harvested.
     pub(super) fn next_pass(&mut self) {
-        let ram = self.shared.vm.ram();
+        let ram = &self.shared.ram;
         let is_untried = !lock(&self.shared.figures).pace(self.shared.counters.now()).is_tried();
         let Some(rounds) = &mut self.rounds else { return };
         let bits = std::mem::replace(&mut rounds.next, DirtyBitmaps::new(ram));

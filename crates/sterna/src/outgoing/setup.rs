@@ -114,7 +114,8 @@ fn work(
     let lane = Lane {
         index,
         lanes: &shared.lanes,
-        vm: shared.vm.as_ref(),
+        ram: &shared.ram,
+        dirty: shared.vm.dirty_source(),
         reader,
         detection,
         behind_flush,
@@ -138,7 +139,7 @@ fn writers(control: &Control, multifd: &Arc<MultifdShared>) -> Result<Vec<file::
         let lane = MainLane {
             main: Arc::clone(&main.stream),
             reader: Arc::clone(&reader),
-            ram: shared.vm.ram().clone(),
+            ram: shared.ram.clone(),
             counters: Arc::clone(&shared.counters),
             limiter: Arc::clone(&shared.limiter),
             abort: Box::new(move || {
@@ -155,7 +156,7 @@ fn writers(control: &Control, multifd: &Arc<MultifdShared>) -> Result<Vec<file::
             reader: Arc::clone(&reader),
             channel: Arc::clone(channel),
             name: format!("multifd channel {id}"),
-            ram: shared.vm.ram().clone(),
+            ram: shared.ram.clone(),
             packets: RamPacketEncoder::new(codec::method(params.multifd_compression)),
             codec: codec::encoder(&params)?,
             shared: Arc::clone(multifd),

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
-use sterna_ram::{Custody, CustodyClaim, TrackingClaim};
+use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::ask::Asking;
@@ -29,6 +29,8 @@ use crate::vm::SourceVm;
 pub(super) struct Shared {
     pub origin: Arc<dyn Origin>,
     pub vm: Arc<dyn SourceVm>,
+    /// The guest's RAM as it was when the migration began.
+    pub ram: GuestRam,
     pub to: Address,
     pub capabilities: Capabilities,
     pub params: Mutex<Parameters>,
@@ -70,7 +72,7 @@ impl Shared {
         (source, identity, custody, tracking): (Source, Identity, CustodyClaim, TrackingClaim),
         violated: Option<Clause>,
     ) -> Self {
-        let vm = Arc::clone(origin.vm());
+        let (vm, ram) = (Arc::clone(origin.vm()), origin.ram().clone());
         let (custody, tracking) = (Arc::new(custody), Arc::new(Mutex::new(Some(tracking))));
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
@@ -90,7 +92,7 @@ impl Shared {
         };
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
         Self {
-            figures: Mutex::new(Figures::new(vm.ram().total_bytes(), lanes as u32)),
+            figures: Mutex::new(Figures::new(ram.total_bytes(), lanes as u32)),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
@@ -110,6 +112,7 @@ impl Shared {
             ended: Condvar::new(),
             origin,
             vm,
+            ram,
             to,
             capabilities,
             observer,
@@ -158,12 +161,12 @@ impl Shared {
 
     /// Keeps why it fails, unless something is known already.
     pub fn note_error(&self, error: MigrationError) {
-        error.note(&self.error, Some(self.vm.ram()));
+        error.note(&self.error, Some(&self.ram));
     }
 
     /// Finds out which pages have failed, if it failed because of some that nobody named.
     pub fn find_failed_pages(&self) {
-        MigrationError::find_pages(&self.error, self.vm.ram());
+        MigrationError::find_pages(&self.error, &self.ram);
     }
 
     pub fn error(&self) -> Option<MigrationError> {

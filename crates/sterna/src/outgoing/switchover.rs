@@ -27,7 +27,7 @@ impl Control {
         }
         // Pages that were sent before they failed are old by now, or the guest was told and does without them: nobody
         // knows which, so that it stays here.
-        MigrationError::check_memory(shared.vm.ram())?;
+        MigrationError::check_memory(&shared.ram)?;
         self.step(SwitchoverStep::LastPages);
         if !self.send_streams()? {
             return Ok(());
@@ -47,7 +47,7 @@ impl Control {
             file::finish(self)?;
         }
         // Without a return path this is the commit.
-        MigrationError::check_memory(shared.vm.ram())?;
+        MigrationError::check_memory(&shared.ram)?;
         shared.report(Fed::FinalStateSent);
         Ok(())
     }

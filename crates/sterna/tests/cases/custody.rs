@@ -11,7 +11,7 @@ use crate::support::{TestVm, assert_next_works, case, small, until_status, vm, v
 use sterna::ram::Custody;
 use sterna::{
     Address, Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, SourceVm,
-    StartError, Status, StatusQuestions, TargetVm, WaitLimits,
+    StartError, Status, StatusQuestions, TargetVm, Vm, WaitLimits,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -27,7 +27,7 @@ fn dead() -> Address {
 }
 
 fn custody(vm: &TestVm) -> Custody {
-    SourceVm::ram(vm).custody()
+    vm.ram().custody()
 }
 
 /// Starting another migration is refused, and says what to do.
@@ -135,7 +135,7 @@ fn guest_that_has_arrived_keeps_its_place_whatever_is_tried_with_it() {
         common::assert_lives_on(&target.guest);
         // Its VMM discards it.
         target.guest.quit();
-        sterna::TargetVm::ram(target.as_ref()).has_no_guest().expect("it is the VMM's");
+        target.ram().has_no_guest().expect("it is the VMM's");
         assert!(listen(&target).is_ok());
     });
 }
@@ -201,7 +201,7 @@ fn saved_guest_that_is_resumed_at_once_is_its_vmms_when_it_runs() {
                 completes.send(()).unwrap();
             }
         };
-        let guest: Arc<dyn SourceVm> = Trapped::new(&source, &slow);
+        let guest: Arc<dyn SourceVm> = Trapped::source(&source, &slow);
         let migration =
             Migration::start(guest, &to, params(), Capabilities::default(), Arc::new(observer)).unwrap();
         completed.recv().unwrap();
@@ -285,7 +285,7 @@ fn migration_that_failed_to_bring_a_guest_leaves_none() {
         assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));
         assert!(matches!(incoming.wait(), Arrival::Failed(_)));
         assert_stays(&target, Custody::NoGuest, "has_new_guest");
-        SourceVm::ram(target.as_ref()).has_new_guest().expect("as if it had booted");
+        target.ram().has_new_guest().expect("as if it had booted");
         assert_eq!(custody(&target), Custody::Free);
         vm::order(&target.fail_start, false);
         drop(incoming);

@@ -12,7 +12,7 @@ use crate::support;
 use crate::support::recording::Recording;
 use crate::support::{TestVm, case, vm, vms};
 use sterna::ram::GuestRam;
-use sterna::{Arrival, Capabilities, Device, Incoming, Status, TargetVm, VmError};
+use sterna::{Arrival, Capabilities, Device, Incoming, Status, TargetVm, Vm, VmError};
 
 /// A QEMU source writes its description behind EOF in its own time, and fails (and resumes its guest) if
 /// the connection breaks meanwhile.
@@ -46,19 +46,22 @@ struct SlowToReset {
     may_end: AtomicBool,
 }
 
-impl TargetVm for SlowToReset {
+impl Vm for SlowToReset {
     fn machine_type(&self) -> String {
-        TargetVm::machine_type(self.vm.as_ref())
+        self.vm.machine_type()
     }
-    fn ram(&self) -> &GuestRam {
-        TargetVm::ram(self.vm.as_ref())
+    fn ram(&self) -> GuestRam {
+        self.vm.ram()
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
-        TargetVm::devices(self.vm.as_ref())
+        self.vm.devices()
     }
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        TargetVm::compatibility(self.vm.as_ref())
+        self.vm.compatibility()
     }
+}
+
+impl TargetVm for SlowToReset {
     fn start(&self) -> Result<(), VmError> {
         self.vm.start()
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::hook::{Call, Journal, LeaseHook, Side};
 use crate::support::{TestVm, assert_failed, assert_next_works, case, eventually, vm, vms};
-use sterna::{Arrival, Event, Outcome, Status};
+use sterna::{Arrival, Event, Outcome, Status, Vm};
 
 struct Bench {
     source: Arc<TestVm>,
@@ -199,7 +199,7 @@ fn retry_as_soon_as_the_guest_is_held_has_the_last_word() {
         };
         let to = incoming.address();
         let migration = vm::start(&bench.source, &to, &params, capabilities, Arc::new(observer));
-        let ram = sterna::SourceVm::ram(bench.source.as_ref());
+        let ram = bench.source.ram();
         eventually("held", || ram.custody() == sterna::ram::Custody::Held);
         vm::order(&bench.source.fail_resume, false);
         let retrying = std::thread::spawn({

@@ -12,7 +12,7 @@ use crate::support::{TestVm, assert_next_works, assert_reset, case, eventually, 
 use sterna::ram::Custody;
 use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, SourceVm,
-    Status, TargetVm,
+    Status, TargetVm, Vm,
 };
 
 struct Bench {
@@ -46,7 +46,7 @@ impl Bench {
         watched: Watched,
     ) -> (Migration, Outcome, Arrival) {
         let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
-        let (source, target) = (Trapped::new(&self.source, bomb), Trapped::new(&self.target, bomb));
+        let (source, target) = (Trapped::source(&self.source, bomb), Trapped::target(&self.target, bomb));
         let nobody = || Arc::new(()) as Arc<dyn sterna::Observer>;
         let [ours, theirs] = match watched {
             Watched::No => [nobody(), nobody()],
@@ -73,7 +73,7 @@ impl Bench {
 
     /// The guest runs here as it did, with its lock, and a further migration takes it away.
     fn assert_as_before(&self) {
-        assert_eq!(SourceVm::ram(self.source.as_ref()).custody(), Custody::Free);
+        assert_eq!(self.source.ram().custody(), Custody::Free);
         assert_eq!(self.lease.holder(), Some(Side::Source));
         assert!(self.source.banks[0].runs(), "its device stands still");
         common::assert_lives_on(&self.source.guest);
@@ -130,8 +130,8 @@ fn callback_of_the_source_that_panics_fails_the_migration() {
         &[
             "SourceVm::stop",
             "SourceVm::stop, done",
-            "SourceVm::devices",
-            "SourceVm::hooks",
+            "source Vm::devices",
+            "source Vm::hooks",
             "Device::save",
             "DirtySource::start",
             "DirtySource::harvest",
@@ -167,7 +167,7 @@ fn callback_of_the_destination_that_panics_fails_the_migration() {
     fails(
         &[
             "Device::load",
-            "TargetVm::hooks",
+            "destination Vm::hooks",
             "Hook::acquire",
             "Hook::acquire, done",
             "TargetVm::start",
@@ -227,7 +227,7 @@ fn guest_that_cannot_be_brought_back_for_a_panic_is_held_until_a_retry() {
         let (migration, outcome, _) = bench.migrate(&bomb, &common::multifd(2), Watched::No);
         assert!(matches!(outcome, Outcome::Failed { held: true, .. }), "{outcome:?}");
         assert!(!migration.may_guest_run());
-        assert_eq!(SourceVm::ram(bench.source.as_ref()).custody(), Custody::Held);
+        assert_eq!(bench.source.ram().custody(), Custody::Held);
 
         // No thread is to be had: nothing has changed, and it may be tried again.
         sterna::refuse_threads(Some("migration"));
@@ -353,10 +353,10 @@ fn throttle_that_panics_fails_the_migration_and_is_let_go_of() {
             let (source, target, params, mut capabilities) = super::convergence::hopeless();
             capabilities.auto_converge = true;
             let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
-            let place: Arc<dyn TargetVm> = Trapped::new(&target, &bomb);
+            let place: Arc<dyn TargetVm> = Trapped::target(&target, &bomb);
             let incoming =
                 Incoming::listen(place, &any, params.clone(), capabilities, Arc::new(())).expect("listening");
-            let guest: Arc<dyn SourceVm> = Trapped::new(&source, &bomb);
+            let guest: Arc<dyn SourceVm> = Trapped::source(&source, &bomb);
             let migration = Migration::start(guest, &incoming.address(), params, capabilities, Arc::new(()))
                 .expect("started");
             eventually("throttled", || !source.throttled.lock().unwrap().is_empty());
@@ -392,14 +392,14 @@ fn cancel_ends_a_migration_whose_callback_panicked() {
 
 #[test]
 fn greeting_that_panics_turns_that_connection_away() {
-    for callback in ["TargetVm::uuid", "TargetVm::devices"] {
+    for callback in ["destination Vm::uuid", "destination Vm::devices"] {
         case(callback, || {
             let bench = Bench::new(common::multifd(2).1);
             let bomb = Bomb::new(Some(callback));
             let (params, capabilities) = common::multifd(2);
             let params = Parameters { limits: short().limits, ..params };
             let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
-            let target: Arc<dyn TargetVm> = Trapped::new(&bench.target, &bomb);
+            let target: Arc<dyn TargetVm> = Trapped::target(&bench.target, &bomb);
             let incoming = Incoming::listen(target, &any, params.clone(), capabilities, Arc::new(()))
                 .expect("listening");
             let source: Arc<dyn SourceVm> = Arc::clone(&bench.source) as _;
@@ -446,7 +446,7 @@ fn thread_that_is_not_to_be_had_fails_the_migration() {
             sterna::refuse_threads(None);
             assert!(is_refused, "{name}");
         }
-        assert_eq!(SourceVm::ram(bench.source.as_ref()).custody(), Custody::Free);
+        assert_eq!(bench.source.ram().custody(), Custody::Free);
         bench.assert_as_before();
     });
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::destination::{HandMade, Reply, Seen, qemu, say, sterna as like_sterna};
 use crate::support::{TestVm, case, eventually, vm, vms};
-use sterna::{Capabilities, Fault, MigrationError, Outcome, Parameters, Status};
+use sterna::{Capabilities, Fault, MigrationError, Outcome, Parameters, Status, Vm};
 use sterna_wire::extension::{COMPATIBILITY_PING, EXTENSION_PING, FENCE_PING, PREPARE_PING};
 use sterna_wire::main::Command;
 use sterna_wire::return_path::ReturnMessage;
@@ -186,7 +186,7 @@ fn qemu_gets_nothing_beyond_its_format_but_pings() {
         // The same guest twice: it stands still, so it is the same to a byte.
         let (source, _) = vms();
         let plain = bytes_to(&HandMade::like_qemu().without_multifd(), &source, false);
-        sterna::SourceVm::ram(source.as_ref()).has_new_guest().expect("it has left");
+        source.ram().has_new_guest().expect("it has left");
         let probed = bytes_to(&HandMade::like_qemu().without_multifd(), &source, true);
 
         let mut expected = plain;

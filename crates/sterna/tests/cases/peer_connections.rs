@@ -11,7 +11,7 @@ use crate::support::recording::{Recording, Sent};
 use crate::support::{
     assert_failed, assert_next_works, assert_reset, case, eventually, port, vm, vms, waiting, warnings,
 };
-use sterna::{Arrival, Capabilities, Fault, Incoming, MigrationError, Outcome, Parameters, Status};
+use sterna::{Arrival, Capabilities, Fault, Incoming, MigrationError, Outcome, Parameters, Status, Vm};
 
 const MACHINE: &str = "sterna-process";
 const FLUSH: &[u8] = &[0, 0, 0, 0, 0, 0, 2, 0];
@@ -319,7 +319,7 @@ fn listener_that_dies_before_a_migration_ends_the_waiting() {
         sterna::refuse_threads(None);
         let why = failed(&incoming).to_string();
         assert!(why.contains("told to die"), "{why}");
-        assert_eq!(sterna::TargetVm::ram(target.as_ref()).custody(), sterna::ram::Custody::Free);
+        assert_eq!(target.ram().custody(), sterna::ram::Custody::Free);
     });
 }
 

@@ -13,7 +13,8 @@ use crate::support::destination::{HandMade, Reply, Seen, sterna as like_sterna};
 use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
 use crate::support::{TestVm, assert_failed, assert_next_works, assert_reset, case, until_status, vm, vms};
 use sterna::{
-    Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status, StatusQuestions,
+    Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status,
+    StatusQuestions, Vm,
 };
 use sterna_wire::extension::{Handover, MigrationSecret, StatusAnswer, StatusQuestion};
 
@@ -283,7 +284,7 @@ fn destination_dropped_before_the_commit_fails_it() {
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         common::assert_lives_on(&source.guest);
         support::eventually("reset", || {
-            sterna::TargetVm::ram(target.as_ref()).blocks().iter().all(|b| b.resident_bytes().unwrap() == 0)
+            target.ram().blocks().iter().all(|b| b.resident_bytes().unwrap() == 0)
         });
         assert_reset(&target);
         assert_next_works(&source, &target);

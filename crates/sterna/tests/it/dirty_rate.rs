@@ -10,7 +10,7 @@ use sterna::ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
 };
 use sterna::{
-    Address, Capabilities, Device, Migration, MigrationError, Parameters, RunState, SourceVm, StartError,
+    Address, Capabilities, Device, Migration, MigrationError, Parameters, RunState, SourceVm, StartError, Vm,
     VmError,
 };
 
@@ -76,13 +76,19 @@ impl DirtySource for Scripted {
     }
 }
 
-impl SourceVm for Scripted {
+impl Vm for Scripted {
     fn machine_type(&self) -> String {
         "scripted".into()
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+}
+
+impl SourceVm for Scripted {
     fn dirty_source(&self) -> &dyn DirtySource {
         self
     }
@@ -94,9 +100,6 @@ impl SourceVm for Scripted {
     }
     fn resume(&self) -> Result<(), VmError> {
         Ok(())
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
     }
 }
 

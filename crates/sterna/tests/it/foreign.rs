@@ -14,7 +14,7 @@ use crate::support;
 use crate::support::destination::HandMade;
 use sterna::foreign::{ImagePlan, Receiving, SendOptions, receive, send};
 use sterna::{
-    Address, Capabilities, Compression, MigrationError, Outcome, Parameters, SourceVm, StartError,
+    Address, Capabilities, Compression, MigrationError, Outcome, Parameters, StartError, Vm,
     ZeroPageDetection,
 };
 use sterna_image::{Image, MappedOptions};

@@ -1,7 +1,7 @@
 //! A guest that writes its memory arrives whole, whatever carries it.
 
 use crate::common::*;
-use sterna::{Capabilities, Compression, Parameters, SourceVm, Status, ZeroPageDetection};
+use sterna::{Capabilities, Compression, Parameters, Status, Vm, ZeroPageDetection};
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 fn arrives(config: &ProcessConfig, params: &Parameters, capabilities: Capabilities) {

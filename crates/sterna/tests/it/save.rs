@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::*;
 use sterna::{
     Address, Arrival, Capabilities, Direct, Event, Incoming, Migration, Outcome, Parameters, RunState,
-    SourceVm, StartError, Status, TargetVm,
+    SourceVm, StartError, Status, TargetVm, Vm,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -250,7 +250,7 @@ fn cancelled_save_leaves_no_file_and_the_guest_runs_on() {
 #[test]
 fn full_disk_fails_with_its_reason_and_the_guest_runs_on() {
     // Too small for the first bytes, for the pages, and for what follows them (half of the pages are zero).
-    let ram = SourceVm::ram(running(&dense()).as_ref()).total_bytes();
+    let ram = Vm::ram(running(&dense()).as_ref()).total_bytes();
     for size in [4096, 1 << 20, ram / 2 - 8192, ram / 2] {
         let Some(small) = SmallDisk::mount(size) else { return };
         let path = small.path().join("image");
@@ -354,8 +354,7 @@ fn other_machine_and_other_form_are_refused_before_ram_is_touched() {
         let (_, arrival) = try_load(&target, &file(path, 0), &ways[way].1, ways[way].2).unwrap();
         let Arrival::Failed(error) = arrival else { panic!("it must fail") };
         assert_eq!(error.fault(), Some(sterna::Fault::PeerIncompatible), "{error}");
-        let resident: u64 =
-            TargetVm::ram(target.as_ref()).blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
+        let resident: u64 = target.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
         assert_eq!(resident, 0, "{error}");
     }
 }

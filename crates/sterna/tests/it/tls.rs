@@ -11,7 +11,7 @@ use crate::support::proxy::{Proxy, Verdict, Way};
 use crate::support::{eventually, vm, vms, warnings};
 use sterna::{
     Authorization, Capabilities, Event, Fault, Incoming, Observer, Outcome, Parameters, Status, Tls,
-    TlsCredentials, TlsEndpoint,
+    TlsCredentials, TlsEndpoint, Vm,
 };
 
 fn tls(directory: &Path, endpoint: TlsEndpoint) -> Tls {
@@ -349,7 +349,7 @@ fn stream_of(handover: &sterna_wire::extension::Handover) -> (Vec<u8>, Vec<u8>) 
     use sterna_wire::main::{SectionHeader, encode_footer};
     let mut recording = crate::support::recording::Recording::take("sterna-process", 0).with_return_path();
     let (source, _) = vms();
-    let record = sterna::SourceVm::compatibility(source.as_ref()).expect("a record");
+    let record = source.compatibility().expect("a record");
     let (version, body) = handover.encode();
     let sections = [
         (98, sterna_wire::extension::Handover::SECTION_NAME, version, body),

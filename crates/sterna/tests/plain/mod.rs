@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use sterna::ram::dirty::SoftwareLog;
 use sterna::ram::{DirtySource, GuestRam, PAGE_SIZE};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, VmError};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
 
 /// RAM, its log, and what the guest does last and first.
 pub struct Plain {
@@ -67,13 +67,22 @@ pub fn byte_of(ram: &GuestRam, page: u64) -> u8 {
     content[0]
 }
 
-impl SourceVm for Plain {
+impl Vm for Plain {
     fn machine_type(&self) -> String {
         "plain".into()
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap().clone()
+    }
+}
+
+impl SourceVm for Plain {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.log
     }
@@ -92,29 +101,11 @@ impl SourceVm for Plain {
         }
         Ok(())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.hooks.lock().unwrap().clone()
-    }
 }
 
 impl TargetVm for Plain {
-    fn machine_type(&self) -> String {
-        "plain".into()
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
     fn may_hold_bytes(&self, _block: usize) -> bool {
         self.may_hold_bytes
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        SourceVm::hooks(self)
     }
     fn start(&self) -> Result<(), VmError> {
         Ok(())

@@ -15,7 +15,7 @@ pub mod vm;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::{Address, Arrival, Event, Incoming, Migration, Outcome, Parameters, Status, WaitLimits};
+use sterna::{Address, Arrival, Event, Incoming, Migration, Outcome, Parameters, Status, Vm, WaitLimits};
 use sterna_guests::model::Fill;
 use sterna_guests::process::ProcessConfig;
 
@@ -58,8 +58,7 @@ pub fn vms() -> (Arc<TestVm>, Arc<TestVm>) {
 pub fn assert_reset(target: &TestVm) {
     use sterna::TargetVm;
     assert!(!target.guest.has_guest(), "a guest at the destination");
-    let resident: u64 =
-        TargetVm::ram(target).blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
+    let resident: u64 = target.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
     assert_eq!(resident, 0, "bytes left at the destination");
 }
 

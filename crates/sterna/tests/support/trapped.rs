@@ -5,7 +5,7 @@ use std::thread::ThreadId;
 
 use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap, RamError};
 use sterna::{
-    Device, DeviceStream, Event, Hook, Observer, PendingState, RunState, SourceVm, TargetVm, Throttle,
+    Device, DeviceStream, Event, Hook, Observer, PendingState, RunState, SourceVm, TargetVm, Throttle, Vm,
     VmError,
 };
 
@@ -72,11 +72,21 @@ impl Bomb {
 pub struct Trapped {
     vm: Arc<TestVm>,
     bomb: Arc<Bomb>,
+    side: &'static str,
 }
 
 impl Trapped {
-    pub fn new(vm: &Arc<TestVm>, bomb: &Arc<Bomb>) -> Arc<Self> {
-        Arc::new(Self { vm: Arc::clone(vm), bomb: Arc::clone(bomb) })
+    pub fn source(vm: &Arc<TestVm>, bomb: &Arc<Bomb>) -> Arc<Self> {
+        Arc::new(Self { vm: Arc::clone(vm), bomb: Arc::clone(bomb), side: "source" })
+    }
+
+    pub fn target(vm: &Arc<TestVm>, bomb: &Arc<Bomb>) -> Arc<Self> {
+        Arc::new(Self { vm: Arc::clone(vm), bomb: Arc::clone(bomb), side: "destination" })
+    }
+
+    /// A callback that both sides have: the bomb is armed for that of one.
+    fn at(&self, callback: &str) {
+        self.bomb.at(&format!("{} Vm::{callback}", self.side));
     }
 
     fn trap(&self, device: Arc<dyn Device>) -> Arc<dyn Device> {
@@ -85,17 +95,32 @@ impl Trapped {
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         let trap = |hook| Arc::new(TrappedHook { hook, bomb: Arc::clone(&self.bomb) }) as Arc<dyn Hook>;
-        SourceVm::hooks(self.vm.as_ref()).into_iter().map(trap).collect()
+        self.vm.hooks().into_iter().map(trap).collect()
+    }
+}
+
+impl Vm for Trapped {
+    fn machine_type(&self) -> String {
+        self.vm.machine_type()
+    }
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.at("uuid");
+        None
+    }
+    fn ram(&self) -> GuestRam {
+        self.vm.ram()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.at("devices");
+        self.vm.devices().into_iter().map(|device| self.trap(device)).collect()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.at("hooks");
+        Trapped::hooks(self)
     }
 }
 
 impl SourceVm for Trapped {
-    fn machine_type(&self) -> String {
-        SourceVm::machine_type(self.vm.as_ref())
-    }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(self.vm.as_ref())
-    }
     fn dirty_source(&self) -> &dyn DirtySource {
         self
     }
@@ -108,38 +133,12 @@ impl SourceVm for Trapped {
     fn resume(&self) -> Result<(), VmError> {
         self.bomb.around("SourceVm::resume", || self.vm.resume())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.bomb.at("SourceVm::devices");
-        SourceVm::devices(self.vm.as_ref()).into_iter().map(|device| self.trap(device)).collect()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.bomb.at("SourceVm::hooks");
-        Trapped::hooks(self)
-    }
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
     }
 }
 
 impl TargetVm for Trapped {
-    fn machine_type(&self) -> String {
-        TargetVm::machine_type(self.vm.as_ref())
-    }
-    fn uuid(&self) -> Option<[u8; 16]> {
-        self.bomb.at("TargetVm::uuid");
-        None
-    }
-    fn ram(&self) -> &GuestRam {
-        TargetVm::ram(self.vm.as_ref())
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.bomb.at("TargetVm::devices");
-        TargetVm::devices(self.vm.as_ref()).into_iter().map(|device| self.trap(device)).collect()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.bomb.at("TargetVm::hooks");
-        Trapped::hooks(self)
-    }
     fn start(&self) -> Result<(), VmError> {
         self.bomb.at("TargetVm::start");
         self.vm.start()

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use sterna::ram::{DirtySource, GuestRam};
 use sterna::{
     Address, Capabilities, Device, Hook, Incoming, Migration, Observer, Parameters, RunState, SourceVm,
-    TargetVm, Throttle, VcpuDirtyRate, VmError,
+    TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -70,16 +70,29 @@ fn unless(flag: &AtomicBool, what: &str) -> Result<(), VmError> {
 /// What stands among the banks' calls where the guest is stopped.
 pub const GUEST_STOPS: &str = "guest stops";
 
-impl SourceVm for TestVm {
+impl Vm for TestVm {
     fn machine_type(&self) -> String {
         self.machine_type.lock().unwrap().clone()
     }
     fn uuid(&self) -> Option<[u8; 16]> {
         *self.uuid.lock().unwrap()
     }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(self.guest.as_ref())
+    fn ram(&self) -> GuestRam {
+        self.guest.ram()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let banks = self.banks.iter().map(|bank| Arc::new(BankDevice(Arc::clone(bank))) as Arc<dyn Device>);
+        self.guest.devices().into_iter().chain(banks).collect()
+    }
+    fn compatibility(&self) -> Option<Arc<dyn Device>> {
+        self.guest.compatibility()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.guest.hooks()
+    }
+}
+
+impl SourceVm for TestVm {
     fn dirty_source(&self) -> &dyn DirtySource {
         self.guest.dirty_source()
     }
@@ -97,16 +110,6 @@ impl SourceVm for TestVm {
         unless(&self.fail_resume, "resume")?;
         *self.resumes.lock().unwrap() += 1;
         self.guest.resume()
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        let banks = self.banks.iter().map(|bank| Arc::new(BankDevice(Arc::clone(bank))) as Arc<dyn Device>);
-        SourceVm::devices(self.guest.as_ref()).into_iter().chain(banks).collect()
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        SourceVm::compatibility(self.guest.as_ref())
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        SourceVm::hooks(self.guest.as_ref())
     }
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
@@ -146,24 +149,6 @@ impl Throttle for TestVm {
 }
 
 impl TargetVm for TestVm {
-    fn machine_type(&self) -> String {
-        SourceVm::machine_type(self)
-    }
-    fn uuid(&self) -> Option<[u8; 16]> {
-        SourceVm::uuid(self)
-    }
-    fn ram(&self) -> &GuestRam {
-        SourceVm::ram(self)
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        SourceVm::devices(self)
-    }
-    fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        SourceVm::compatibility(self)
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        SourceVm::hooks(self)
-    }
     fn start(&self) -> Result<(), VmError> {
         unless(&self.fail_start, "start")?;
         *self.starts.lock().unwrap() += 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sterna::{
     Address, Arrival, Capabilities, Device, DeviceStream, Incoming, Migration, Outcome, Parameters, RunState,
-    SourceVm, TargetVm, VmError,
+    SourceVm, TargetVm, Vm, VmError,
 };
 use sterna_devices::statebank::{BankServer, Fault, FaultKind, StateBank, StateBankConfig, Verdict};
 use sterna_devices::vfio::{MigState, VfioDevice};
@@ -22,7 +22,7 @@ use super::support::TIMEOUT;
 const FAULTY: usize = 2;
 
 /// A guest without vCPUs, and its devices' processes.
-struct Vm {
+struct Guest {
     ram: GuestRam,
     log: SoftwareLog,
     devices: Vec<Arc<dyn Device>>,
@@ -31,7 +31,7 @@ struct Vm {
     _directory: tempfile::TempDir,
 }
 
-impl Vm {
+impl Guest {
     fn new(runs: bool, fault: Option<Fault>) -> Arc<Self> {
         let directory = tempfile::tempdir().unwrap();
         let hangs = fault.is_some_and(|fault| fault.kind == FaultKind::Hang);
@@ -94,13 +94,19 @@ impl Device for Section {
     }
 }
 
-impl SourceVm for Vm {
+impl Vm for Guest {
     fn machine_type(&self) -> String {
         "banks".into()
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+}
+
+impl SourceVm for Guest {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.log
     }
@@ -115,21 +121,9 @@ impl SourceVm for Vm {
         self.runs.store(true, Ordering::SeqCst);
         Ok(())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
 }
 
-impl TargetVm for Vm {
-    fn machine_type(&self) -> String {
-        "banks".into()
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
+impl TargetVm for Guest {
     fn start(&self) -> Result<(), VmError> {
         self.runs.store(true, Ordering::SeqCst);
         Ok(())
@@ -138,7 +132,7 @@ impl TargetVm for Vm {
 }
 
 /// Asks for an acknowledgement, so that all that can be read from running devices is.
-fn migrate(source: &Arc<Vm>, target: &Arc<Vm>, multifd: bool) -> (Outcome, Arrival) {
+fn migrate(source: &Arc<Guest>, target: &Arc<Guest>, multifd: bool) -> (Outcome, Arrival) {
     let params = Parameters { multifd_channels: 2, ..Parameters::default() };
     let capabilities =
         Capabilities { multifd, switchover_ack: true, return_path: true, ..Capabilities::default() };
@@ -153,8 +147,8 @@ fn goes_wrong(fault: Fault, at_source: bool, multifd: bool) {
     let case =
         format!("{fault} at the {}, multifd {multifd}", if at_source { "source" } else { "destination" });
     let (source, target) = (
-        Vm::new(true, Some(fault).filter(|_| at_source)),
-        Vm::new(false, Some(fault).filter(|_| !at_source)),
+        Guest::new(true, Some(fault).filter(|_| at_source)),
+        Guest::new(false, Some(fault).filter(|_| !at_source)),
     );
 
     let (outcome, arrival) = migrate(&source, &target, multifd);
@@ -168,7 +162,7 @@ fn goes_wrong(fault: Fault, at_source: bool, multifd: bool) {
     if at_source && fault.kind != FaultKind::Fail {
         return;
     }
-    let next = if fault.kind == FaultKind::Fail { target } else { Vm::new(false, None) };
+    let next = if fault.kind == FaultKind::Fail { target } else { Guest::new(false, None) };
     let (outcome, arrival) = migrate(&source, &next, multifd);
     assert!(matches!(outcome, Outcome::Completed), "{case}, again: {outcome:?} {arrival:?}");
     for (moved, here) in source.servers.iter().zip(&next.servers) {
@@ -212,7 +206,7 @@ fn guest_runs_on_wherever_one_of_its_devices_hangs() {
 fn guest_without_content_moves_with_its_devices() {
     for multifd in [true, false] {
         for _ in 0..5 {
-            let (source, target) = (Vm::new(true, None), Vm::new(false, None));
+            let (source, target) = (Guest::new(true, None), Guest::new(false, None));
 
             let (outcome, arrival) = migrate(&source, &target, multifd);
 

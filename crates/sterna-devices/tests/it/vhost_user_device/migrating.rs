@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sterna::{
     Address, Arrival, Capabilities, Device, Incoming, Migration, Outcome, Parameters, RunState, SourceVm,
-    TargetVm, VmError,
+    TargetVm, Vm, VmError,
 };
 use sterna_devices::vhost_user::{VhostUserLog, VhostUserSection};
 use sterna_ram::dirty::{Combined, DirtySource, SoftwareLog, VhostLog};
@@ -44,7 +44,7 @@ struct Registers {
 }
 
 /// A machine whose one vCPU is a thread that drives the device.
-struct Vm {
+struct Guest {
     machine: Mutex<Machine>,
     ram: GuestRam,
     driver: Arc<Driver>,
@@ -53,10 +53,10 @@ struct Vm {
     devices: Vec<Arc<dyn Device>>,
     runs: AtomicBool,
     vcpu: Mutex<Option<JoinHandle<()>>>,
-    me: Weak<Vm>,
+    me: Weak<Guest>,
 }
 
-impl Vm {
+impl Guest {
     fn new(machine: Machine, driver: Arc<Driver>) -> Arc<Self> {
         let writes = Arc::new(SoftwareLog::new(&machine.ram));
         let log = Arc::new(VhostLog::new(&machine.ram, vec![whole()]).expect("a log"));
@@ -137,13 +137,19 @@ impl Vm {
     }
 }
 
-impl SourceVm for Vm {
+impl Vm for Guest {
     fn machine_type(&self) -> String {
         "driver".into()
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+}
+
+impl SourceVm for Guest {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.tracking
     }
@@ -157,21 +163,9 @@ impl SourceVm for Vm {
         self.go();
         Ok(())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
 }
 
-impl TargetVm for Vm {
-    fn machine_type(&self) -> String {
-        "driver".into()
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
-    }
+impl TargetVm for Guest {
     fn start(&self) -> Result<(), VmError> {
         self.go();
         Ok(())
@@ -180,22 +174,22 @@ impl TargetVm for Vm {
 }
 
 /// A machine that runs, and its guest.
-fn source(directory: &Path, fault: Fault) -> Arc<Vm> {
+fn source(directory: &Path, fault: Fault) -> Arc<Guest> {
     let machine = Machine::waiting(directory, "source", STATE_BYTES, fault, PATIENCE);
     machine.device.start(VERSION_1, &[machine.queue.ring()]).expect("a good ring");
-    let vm = Vm::new(machine, Arc::default());
+    let vm = Guest::new(machine, Arc::default());
     vm.go();
     vm.wait(100);
     vm
 }
 
 /// A machine that waits for the guest of `source`.
-fn target(directory: &Path, name: &str, fault: Fault, source: &Vm) -> Arc<Vm> {
+fn target(directory: &Path, name: &str, fault: Fault, source: &Guest) -> Arc<Guest> {
     let machine = Machine::target(directory, name, fault);
-    Vm::new(machine, Arc::clone(&source.driver))
+    Guest::new(machine, Arc::clone(&source.driver))
 }
 
-fn migrate(source: &Arc<Vm>, target: &Arc<Vm>, channels: u8) -> (Outcome, Arrival) {
+fn migrate(source: &Arc<Guest>, target: &Arc<Guest>, channels: u8) -> (Outcome, Arrival) {
     let params =
         Parameters { multifd_channels: channels.max(1), max_bandwidth_bytes: 0, ..Parameters::default() };
     let capabilities = Capabilities { multifd: channels > 0, ..Capabilities::default() };

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
-use sterna::{RunState, SourceVm, Throttle, VcpuDirtyRate, VmError};
+use sterna::{RunState, SourceVm, Throttle, VcpuDirtyRate, Vm, VmError};
 
 use super::support::{ClientExt, FakeVm, Monitor};
 
@@ -227,5 +227,5 @@ fn measuring_leaves_the_guest_as_it_was() {
     measured(&mut client);
 
     assert_eq!(vm.run_state(), RunState::Running);
-    assert!(SourceVm::ram(vm).claim_tracking().is_some());
+    assert!(vm.ram().claim_tracking().is_some());
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use sterna::{Hook, RunState, SourceVm, VmError};
+use sterna::{Hook, RunState, SourceVm, Vm, VmError};
 use sterna_qmp::{Client, MonitoredVm as _};
 
 use super::support::{ClientExt, FakeVm, LIMIT, Monitor};
@@ -48,8 +48,8 @@ fn guest_moves_with_every_byte_over_qmp_alone() {
         let ((source, mut src), (destination, mut dst), uri) = pair(multifd);
         let pattern: Vec<u8> =
             (0..1 << 18).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let ram = |vm: &FakeVm| SourceVm::ram(vm).block(0).read_all();
-        SourceVm::ram(&*source.vm).block(0).write(4096, &pattern).unwrap();
+        let ram = |vm: &FakeVm| vm.ram().block(0).read_all();
+        source.vm.ram().block(0).write(4096, &pattern).unwrap();
         src.ok("migrate", json!({"uri": uri}));
         assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
         assert_eq!(end_of(&mut dst), "completed");
@@ -84,8 +84,8 @@ fn guest_is_saved_to_a_file_loaded_from_it_and_runs_on_here_too() {
         }
         let pattern: Vec<u8> =
             (0..1 << 18).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let ram = |vm: &FakeVm| SourceVm::ram(vm).block(0).read_all();
-        SourceVm::ram(&*source.vm).block(0).write(4096, &pattern).unwrap();
+        let ram = |vm: &FakeVm| vm.ram().block(0).read_all();
+        source.vm.ram().block(0).write(4096, &pattern).unwrap();
 
         src.ok("migrate", json!({"uri": uri}));
         assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));

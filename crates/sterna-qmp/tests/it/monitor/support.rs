@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sterna::ram::{Backing, Custody, CustodyClaim, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
 use sterna::{
     Address, Capabilities, Device, Event, Hook, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
-    StartError, Statistics, Status, TargetVm, Throttle, VmError,
+    StartError, Statistics, Status, TargetVm, Throttle, Vm, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
 use sterna_qmp::{Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
@@ -62,16 +62,25 @@ impl FakeVm {
     }
 }
 
-impl SourceVm for FakeVm {
+impl Vm for FakeVm {
     fn machine_type(&self) -> String {
         "sterna-test".into()
     }
     fn uuid(&self) -> Option<[u8; 16]> {
         Some(*b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff")
     }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
     }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.hooks.lock().unwrap().clone()
+    }
+}
+
+impl SourceVm for FakeVm {
     fn dirty_source(&self) -> &dyn DirtySource {
         &self.log
     }
@@ -89,30 +98,9 @@ impl SourceVm for FakeVm {
         self.set_running(true);
         Ok(())
     }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.hooks.lock().unwrap().clone()
-    }
 }
 
 impl TargetVm for FakeVm {
-    fn machine_type(&self) -> String {
-        "sterna-test".into()
-    }
-    fn uuid(&self) -> Option<[u8; 16]> {
-        SourceVm::uuid(self)
-    }
-    fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        Vec::new()
-    }
-    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        self.hooks.lock().unwrap().clone()
-    }
     fn start(&self) -> Result<(), VmError> {
         self.set_has_guest();
         self.set_running(true);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::certificates::{Authority, Wanted, good_directory};
 use serde_json::{Value, json};
-use sterna::{SourceVm, TlsEndpoint};
+use sterna::{TlsEndpoint, Vm};
 use sterna_qmp::Client;
 
 use super::engine::{ReadAll, end_of};
@@ -41,13 +41,13 @@ fn guest_moves_over_tls_by_qmp_alone() {
         dst.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
         let at = dst.ok("query-migrate", Value::Null)["socket-address"][0]["port"].clone();
         let port = at.as_str().expect("a port");
-        SourceVm::ram(&*source.vm).block(0).write(4096, b"secret").unwrap();
+        source.vm.ram().block(0).write(4096, b"secret").unwrap();
 
         src.ok("migrate", json!({"uri": format!("tcp:127.0.0.1:{port}")}));
 
         assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
         assert_eq!(end_of(&mut dst), "completed");
-        let ram = SourceVm::ram(&*destination.vm).block(0).read_all();
+        let ram = destination.vm.ram().block(0).read_all();
         assert_eq!(&ram[4096..4102], b"secret");
     }
 }

@@ -33,12 +33,11 @@ use super::limiter::Limiter;
 use super::main_stream::{MainStream, Sink};
 use super::origin::PageReader;
 use super::shared::{Shared, lock};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::events::{Event, SwitchoverStep};
 use crate::order::PageRun;
 use crate::pages::{FileWriter, MappedFile, PageWriter};
 use crate::threads::{call, tried};
-use crate::vm::VmError;
 use stream::FileStream;
 
 const PAGE: u64 = sterna_ram::PAGE_SIZE as u64;
@@ -96,7 +95,7 @@ pub(super) fn start_ram(control: &mut Control, blocks: &BlockList) -> Result<(),
         return Err(MigrationError::Internal("there is no file".to_owned()));
     };
     let (stream, file) = (Arc::clone(&save.stream), Arc::clone(&save.file));
-    let ram = control.shared.vm.ram().clone();
+    let ram = control.shared.ram.clone();
     let headers = control.with_main(|main| {
         let mut whole = Vec::new();
         blocks.encode(&mut whole).map_err(MigrationError::wire("file"))?;
@@ -146,7 +145,7 @@ pub(super) fn lanes(control: &Control) -> Result<Vec<Pair>, MigrationError> {
         let lane = FileLane {
             // RAM is not registered with the ring: each page is written about once, and mapping it for that costs
             // no more than registering does, which would populate all of it besides.
-            writer: FileWriter::new(Arc::clone(image), shared.vm.ram()),
+            writer: FileWriter::new(Arc::clone(image), &shared.ram),
             shared: Arc::clone(shared),
             counters: Arc::clone(&shared.counters),
             limiter: Arc::clone(&shared.limiter),

@@ -367,7 +367,7 @@ impl Shared {
     /// The guest runs on: so do its devices, before its vCPUs. One that is dead or hangs cannot: a guest without it is
     /// better off than one that stands still.
     pub(super) fn run_devices(&self) {
-        let devices = caught("SourceVm::devices", || Streamed::of(&self.vm.devices()));
+        let devices = caught("Vm::devices", || Streamed::of(&self.vm.devices()));
         let failed = match devices {
             Ok(devices) => failed_in_parallel(&devices, "run", |device| device.run()),
             Err(error) => vec![error],

@@ -7,10 +7,9 @@ use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKi
 use super::super::shared::Shared;
 use super::{Chunk, Order, Progress, Streams};
 use crate::device_stream::{DeviceStream, PendingState};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, VmError};
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
 use crate::threads::call;
-use crate::vm::VmError;
 
 /// Bytes of a chunk's head, where it carries data.
 const HEAD: usize = 12;

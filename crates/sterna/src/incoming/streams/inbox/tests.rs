@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device_stream::{DeviceStream, PendingState};
-use crate::vm::VmError;
+use crate::error::VmError;
 use std::sync::Arc;
 use std::time::Duration;
 
