@@ -20,6 +20,7 @@ pub mod monitor;
 pub mod plan;
 pub mod record;
 pub mod report;
+mod seconds;
 pub mod serial;
 pub mod summary;
 pub mod terminal;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use sterna::Statistics;
 pub use sterna_qmp::drive::Progress;
 use sterna_qmp::drive::{ANSWER_LIMIT, DriveError, Settings, Vm};
 use sterna_qmp::{ClientError, Endpoint};
 
 use crate::exit::Stop;
-use crate::figures::Figures;
 use crate::units;
 
 /// A negotiated connection.
@@ -82,7 +82,7 @@ impl Monitor {
 
     /// All that the engine knows about the migration away from there; none from QEMU, which has no such
     /// command, and before the first one.
-    pub fn figures(&mut self) -> Result<Option<Figures>, Stop> {
+    pub fn statistics(&mut self) -> Result<Option<Statistics>, Stop> {
         if !self.is_sterna() {
             return Ok(None);
         }

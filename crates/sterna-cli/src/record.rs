@@ -8,10 +8,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use sterna::Statistics;
 use tempfile::NamedTempFile;
 
 use crate::exit::Stop;
-use crate::figures::Figures;
 use crate::plan::Plan;
 
 /// What `schema` says.
@@ -42,7 +42,8 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Plan>,
     /// The engine's figures.
-    pub statistics: Figures,
+    #[serde(serialize_with = "crate::seconds::serialize")]
+    pub statistics: Statistics,
     /// What the guest itself saw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
@@ -98,7 +99,7 @@ fn units() -> BTreeMap<String, String> {
 
 impl Record {
     /// A record of these figures; the rest is filled in by who knows it.
-    pub fn new(source: &str, destination: &str, statistics: Figures) -> Self {
+    pub fn new(source: &str, destination: &str, statistics: Statistics) -> Self {
         Self {
             schema: SCHEMA.into(),
             version: VERSION,
@@ -212,6 +213,25 @@ mod tests {
         assert_eq!(Record::from_json(&record.to_json()), Ok(record));
     }
 
+    /// Written by version 0.1.
+    const OF_0_1: &str = include_str!("golden/record-0.1.json");
+
+    #[test]
+    fn record_of_0_1_is_read_and_written_again_byte_for_byte() {
+        assert_eq!(Record::from_json(OF_0_1).as_ref(), Ok(&samples::record()));
+        assert_eq!(samples::record().to_json(), OF_0_1);
+    }
+
+    #[test]
+    fn record_reads_times_in_either_form_and_refuses_what_is_no_time() {
+        let with =
+            |time: &str| OF_0_1.replacen("\"total_time\": 2.35", &format!("\"total_time\": {time}"), 1);
+        let read = |time: &str| Record::from_json(&with(time));
+
+        assert_eq!(read("{\"secs\": 2, \"nanos\": 350000000}"), Ok(samples::record()));
+        assert!(read("-1.0").is_err() && read("\"long\"").is_err() && read("1e40").is_err());
+    }
+
     #[test]
     fn record_of_a_newer_version_is_refused_with_advice() {
         let text = samples::record().to_json().replace("\"version\": 1", "\"version\": 2");
@@ -264,5 +284,13 @@ mod tests {
 
         assert!(nowhere.is_err());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn answers_of_monitors_keep_times_as_serde_writes_them() {
+        let answer = serde_json::to_value(samples::engine_statistics()).unwrap();
+
+        assert_eq!(answer["total_time"], serde_json::json!({"secs": 2, "nanos": 350_000_000}));
+        assert_eq!(serde_json::from_value::<Statistics>(answer).unwrap(), samples::engine_statistics());
     }
 }

@@ -1,32 +1,35 @@
 //! The closing table: one migration in a dozen lines.
 
+use std::time::Duration;
+
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
+use sterna::{LaneTimes, Statistics, StreamStatistics};
 
-use crate::figures::{Figures, LaneTimes, Stream};
+use crate::figures;
 use crate::plan::Plan;
 use crate::record::Record;
 use crate::units::{self, PAGE_BYTES};
 
 /// Name and value of everything worth a line, in reading order. What is not known is left out.
 pub fn rows(record: &Record) -> Vec<(String, String)> {
-    let figures = &record.statistics;
+    let statistics = &record.statistics;
     let mut rows: Vec<(String, String)> = Vec::new();
     let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
-    row("status", figures.status.clone());
+    row("status", statistics.status.to_string());
     if let Some(machine) = &record.machine {
         row("machine", machine.clone());
     }
-    row("guest RAM", units::bytes(figures.ram_total_bytes));
+    row("guest RAM", units::bytes(statistics.ram_total_bytes));
     if let Some(plan) = &record.forecast {
         row("forecast", foretold(plan));
     }
     row(
         "total time",
-        format!("{} ({} setup)", units::seconds(figures.total_time), units::seconds(figures.setup_time)),
+        format!("{} ({} setup)", units::time(statistics.total_time), units::time(statistics.setup_time)),
     );
-    if let Some(downtime) = figures.downtime {
-        row("downtime", units::seconds(downtime));
+    if let Some(downtime) = statistics.downtime {
+        row("downtime", units::time(downtime));
     }
     if let Some(guest) = &record.guest {
         let value = format!(
@@ -36,29 +39,30 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
         );
         row("downtime seen by the guest", value);
     }
-    row("rounds", figures.rounds.len().max(figures.rounds_begun as usize).to_string());
-    row("transferred", units::bytes(figures.transferred_bytes));
-    if let Some(bandwidth) = figures.moving_bandwidth() {
+    row("rounds", statistics.rounds.len().max(statistics.rounds_begun as usize).to_string());
+    row("transferred", units::bytes(statistics.transferred_bytes));
+    if let Some(bandwidth) = figures::moving_bandwidth(statistics) {
         row("bandwidth while moving", units::rate(bandwidth));
     }
-    row("dirty rate, highest", units::rate(figures.most_dirty_rate()));
-    row("sync time", units::seconds(figures.sync_seconds()));
-    if let Some(shares) = lane_shares(figures) {
+    row("dirty rate, highest", units::rate(figures::most_dirty_rate(statistics)));
+    row("sync time", units::time(figures::sync_time(statistics)));
+    if let Some(shares) = lane_shares(statistics) {
         row("lanes while the guest ran", shares);
     }
     let pages = format!(
         "{} normal, {} zero ({} never touched)",
-        units::count(figures.normal_pages),
-        units::count(figures.zero_pages),
-        units::count(figures.absent_pages)
+        units::count(statistics.normal_pages),
+        units::count(statistics.zero_pages),
+        units::count(statistics.absent_pages)
     );
     row("pages sent", pages);
-    row("channels", figures.channels.to_string());
-    if let Some(devices) = devices(figures) {
+    row("channels", statistics.channels.to_string());
+    if let Some(devices) = devices(statistics) {
         row("devices' state", devices);
     }
     if let Some(cpu) = &record.cpu {
-        let sent = ((figures.normal_pages + figures.zero_pages) * PAGE_BYTES) as f64 / f64::from(1u32 << 30);
+        let sent =
+            ((statistics.normal_pages + statistics.zero_pages) * PAGE_BYTES) as f64 / f64::from(1u32 << 30);
         let mut value =
             format!("{:.2} source, {:.2} destination", cpu.source_seconds, cpu.destination_seconds);
         if sent > 0.0 {
@@ -98,25 +102,25 @@ pub fn table(record: &Record) -> String {
 }
 
 /// Large state of devices in a line.
-fn devices(figures: &Figures) -> Option<String> {
-    let slowest = figures.streams.iter().max_by(|a, b| a.took.total_cmp(&b.took))?;
-    let sum = |of: fn(&Stream) -> u64| units::bytes(figures.streams.iter().map(of).sum());
+fn devices(statistics: &Statistics) -> Option<String> {
+    let slowest = statistics.streams.iter().max_by(|a, b| a.took.cmp(&b.took))?;
+    let sum = |of: fn(&StreamStatistics) -> u64| units::bytes(statistics.streams.iter().map(of).sum());
     Some(format!(
         "{} in {}, {} while the guest ran; slowest behind the stop: {:?} with {}",
         sum(|stream| stream.bytes),
-        match figures.streams.len() {
+        match statistics.streams.len() {
             1 => "one device".to_owned(),
             count => format!("{count} devices"),
         },
         sum(|stream| stream.running_bytes),
         slowest.name,
-        units::seconds(slowest.took)
+        units::time(slowest.took)
     ))
 }
 
 /// What lanes did with their time, in percent.
-fn lane_shares(figures: &Figures) -> Option<String> {
-    let LaneTimes { scan, rearm, encode, moving, throttled, idle } = figures.lane_seconds();
+fn lane_shares(statistics: &Statistics) -> Option<String> {
+    let LaneTimes { scan, rearm, encode, moving, throttled, idle } = figures::lane_times(statistics);
     let all = scan + rearm + encode + moving + throttled + idle;
     let shares = [
         ("moving", moving),
@@ -126,8 +130,8 @@ fn lane_shares(figures: &Figures) -> Option<String> {
         ("held back", throttled),
         ("idle", idle),
     ];
-    let words = shares.map(|(name, seconds)| format!("{name} {:.1} %", seconds / all * 100.0));
-    (all > 0.0).then(|| words.join(", "))
+    let percent = |time: Duration| time.as_secs_f64() / all.as_secs_f64() * 100.0;
+    (!all.is_zero()).then(|| shares.map(|(name, time)| format!("{name} {:.1} %", percent(time))).join(", "))
 }
 
 #[cfg(test)]
@@ -160,7 +164,7 @@ mod tests {
 
     #[test]
     fn rows_of_nothing_leave_out_what_is_not_known() {
-        let rows = rows(&Record::new("", "", Figures::default()));
+        let rows = rows(&Record::new("", "", Statistics::default()));
 
         assert!(rows.iter().all(|(name, _)| !name.contains("downtime") && name != "check"));
     }

@@ -133,6 +133,11 @@ pub fn decimal_rate(bytes_per_second: f64) -> String {
     if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{} {}", digits(value), units[unit]) }
 }
 
+/// As [`seconds`].
+pub fn time(time: Duration) -> String {
+    seconds(time.as_secs_f64())
+}
+
 /// `12.3 ms`, `4.56 s`, `3 min 20 s`.
 pub fn seconds(value: f64) -> String {
     match value {

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error;
+use sterna::{Round, Sample, Statistics, Status as Stage};
 use sterna_qmp::drive::{self, DriveError, Trace, Watch, Wish};
 
 use crate::exit::{Status, Stop};
-use crate::figures::{Figures, Round, Sample};
 use crate::interrupts::Interrupts;
 use crate::monitor::{Monitor, Progress};
 use crate::terminal::Live;
@@ -70,9 +73,9 @@ pub fn until_over(
     interrupts: &Interrupts,
     first: usize,
     patience: Duration,
-) -> Result<(Figures, Trace), DriveError> {
+) -> Result<(Statistics, Trace), DriveError> {
     let trace = drive::watch(source.vm(), &mut Watcher::of_migration(live, interrupts, first), patience)?;
-    let figures = match source.figures().ok().flatten() {
+    let figures = match source.statistics().ok().flatten() {
         Some(figures) => figures,
         None => from_trace(&trace),
     };
@@ -91,17 +94,16 @@ pub fn detached(source: &Monitor) -> Stop {
 }
 
 /// Figures put together from what was seen: what remains where the monitor keeps no timeline, as QEMU's.
-fn from_trace(trace: &Trace) -> Figures {
+fn from_trace(trace: &Trace) -> Statistics {
     let dirty_pages = |progress: &Progress| (progress.dirty_bytes_per_second / PAGE_BYTES as f64) as u64;
-    let mut figures = Figures::default();
+    let mut figures = Statistics::default();
     let mut before = Progress::default();
     for (at, progress) in &trace.seen {
-        let at = at.as_secs_f64();
         if progress.total_bytes == 0 {
             continue;
         }
         figures.samples.push(Sample {
-            at,
+            at: *at,
             transferred_bytes: progress.transferred_bytes,
             remaining_bytes: progress.remaining_bytes,
             dirty_pages_per_second: dirty_pages(progress),
@@ -111,12 +113,12 @@ fn from_trace(trace: &Trace) -> Figures {
             if let Some(ended) = figures.rounds.last_mut() {
                 ended.dirtied_pages = pages;
             }
-            figures.rounds.push(Round { number: progress.round, began: at, pages, ..Round::default() });
+            figures.rounds.push(Round { number: progress.round, began: *at, pages, ..Round::default() });
         }
         if let Some(round) = figures.rounds.last_mut() {
-            round.took = at - round.began;
+            round.took = at.saturating_sub(round.began);
             round.bytes += progress.transferred_bytes.saturating_sub(before.transferred_bytes);
-            round.stopped = trace.stopped.is_some_and(|stopped| stopped.as_secs_f64() <= round.began);
+            round.stopped = trace.stopped.is_some_and(|stopped| stopped <= round.began);
         }
         before = progress.clone();
     }
@@ -124,11 +126,11 @@ fn from_trace(trace: &Trace) -> Figures {
     let counted = trace.seen.iter().rev().find(|(_, progress)| progress.total_bytes > 0);
     let end = trace.last();
     let last = counted.map_or_else(|| end.clone(), |(_, progress)| progress.clone());
-    let watched = trace.seen.last().map_or(0.0, |(at, _)| at.as_secs_f64());
-    Figures {
-        total_time: end.total_ms.map_or(watched, |ms| ms as f64 / 1e3),
-        setup_time: last.setup_ms as f64 / 1e3,
-        downtime: end.downtime_ms.map(|ms| ms as f64 / 1e3),
+    let watched = trace.seen.last().map_or(Duration::ZERO, |(at, _)| *at);
+    Statistics {
+        total_time: end.total_ms.map_or(watched, Duration::from_millis),
+        setup_time: Duration::from_millis(last.setup_ms),
+        downtime: end.downtime_ms.map(Duration::from_millis),
         ram_total_bytes: last.total_bytes,
         ram_remaining_bytes: last.remaining_bytes,
         transferred_bytes: last.transferred_bytes,
@@ -141,19 +143,25 @@ fn from_trace(trace: &Trace) -> Figures {
         throughput_bytes: last.bandwidth_bytes as u64,
         dirty_pages_per_second: dirty_pages(&last),
         rounds_begun: last.round,
-        status: end.status,
+        status: status_of(&end.status),
         error: end.error,
         ..figures
     }
 }
 
+/// The status of a monitor's word. Of a migration that is over, QEMU has no words that the engine lacks.
+fn status_of(word: &str) -> Stage {
+    let known: Result<_, Error> = Stage::deserialize(word.into_deserializer());
+    known.unwrap_or(Stage::Failed)
+}
+
 /// What a migration's end means for the command that ran it.
-pub fn end(figures: &Figures, source: &Monitor) -> Result<Status, Stop> {
+pub fn end(figures: &Statistics, source: &Monitor) -> Result<Status, Stop> {
     let why = figures.error.as_deref().unwrap_or("no reason was given");
-    match figures.status.as_str() {
-        "completed" => Ok(Status::Done),
-        "cancelled" => Err(Stop::with(Status::Cancelled, "cancelled; the guest runs on at the source.")),
-        "undecided" => Err(Stop::with(
+    match figures.status {
+        Stage::Completed => Ok(Status::Done),
+        Stage::Cancelled => Err(Stop::with(Status::Cancelled, "cancelled; the guest runs on at the source.")),
+        Stage::Undecided => Err(Stop::with(
             Status::Undecided,
             format!(
                 "undecided: {why}. The source stays stopped. Find out whether the guest runs at the destination, \

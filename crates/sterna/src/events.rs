@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 /// Where a migration stands (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// Never started.
+    #[default]
     None,
     /// Connecting, exchanging headers.
     Setup,
@@ -36,6 +37,25 @@ impl Status {
     /// Whether nothing more will happen by itself.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::None | Self::Cancelled | Self::Completed | Self::Failed)
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Setup => "setup",
+            Self::Cancelling => "cancelling",
+            Self::Cancelled => "cancelled",
+            Self::Active => "active",
+            Self::PreSwitchover => "pre-switchover",
+            Self::Device => "device",
+            Self::Completed => "completed",
+            Self::Failing => "failing",
+            Self::Failed => "failed",
+            Self::Undecided => "undecided",
+            Self::Held => "held",
+        })
     }
 }
 

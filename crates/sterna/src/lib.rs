@@ -40,6 +40,7 @@ pub mod stats;
 mod streams;
 mod threads;
 pub mod throttle;
+mod time_forms;
 pub mod vm;
 
 pub use brake::{Brake, BrakeLimits};

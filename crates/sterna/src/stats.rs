@@ -6,23 +6,33 @@ use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
+use crate::time_forms::{list, optional, time};
 
 /// A migration's figures at one instant. All byte counts are totals since it began.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+///
+/// Read from JSON, fields that are missing are 0 or unknown, fields that are not known are left alone, and a time may be a
+/// number of seconds.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Statistics {
     /// Where it stands.
     pub status: Status,
     /// Why it failed, or what an operator must know (undecided).
     pub error: Option<String>,
     /// Since the start until the end or now.
+    #[serde(deserialize_with = "time")]
     pub total_time: Duration,
     /// Connecting and exchanging headers.
+    #[serde(deserialize_with = "time")]
     pub setup_time: Duration,
     /// The guest's pause, once it is known.
+    #[serde(deserialize_with = "optional")]
     pub downtime: Option<Duration>,
     /// The pause expected if the switchover came now.
+    #[serde(deserialize_with = "time")]
     pub expected_downtime: Duration,
     /// The pause's parts, in order.
+    #[serde(deserialize_with = "list")]
     pub switchover: Vec<(SwitchoverStep, Duration)>,
     /// RAM of the guest, bytes.
     pub ram_total_bytes: u64,
@@ -48,7 +58,6 @@ pub struct Statistics {
     pub bandwidth_bytes: u64,
     /// Bytes per second that went out, all time counted, waits under `max-bandwidth` as well: what QEMU calls `mbps`. Of
     /// the last seconds while it runs, of all of it at its end.
-    #[serde(default)]
     pub throughput_bytes: u64,
     /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
     /// what the time for the rest is reckoned with, unless `max-bandwidth` is less or `avail-switchover-bandwidth` stated.
@@ -72,15 +81,14 @@ pub struct Statistics {
     /// Whether each vCPU's dirty rate is held down (`dirty-limit`).
     pub is_dirty_limited: bool,
     /// What that does to the guest, as of the last look; None where it is not, or the VMM does not count it.
-    #[serde(default)]
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     /// Devices with a stream, in the VM's order.
-    #[serde(default)]
     pub streams: Vec<StreamStatistics>,
 }
 
 /// What became of a device's stream, as one side sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct StreamStatistics {
     /// The device's section name.
     pub name: String,
@@ -91,12 +99,16 @@ pub struct StreamStatistics {
     /// Of these, while the guest ran. Of a destination: 0.
     pub running_bytes: u64,
     /// Time in the device's calls: reading, or loading.
+    #[serde(deserialize_with = "time")]
     pub working: Duration,
     /// Time that its thread waited: for buffers and room at the destination, or for bytes to come.
+    #[serde(deserialize_with = "time")]
     pub waiting: Duration,
     /// Source: from the order to finish until all was read. Destination: from the first byte until all was loaded.
+    #[serde(deserialize_with = "time")]
     pub took: Duration,
     /// Destination: loading its configuration, which can be done beside nothing.
+    #[serde(deserialize_with = "time")]
     pub configuration: Duration,
     /// Destination: the most bytes that were held for it at once.
     pub peak_bytes: u64,
@@ -111,43 +123,57 @@ impl StreamStatistics {
 
 /// Where the time of harvesting dirty bits went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct SyncParts {
     /// The kernel's: KVM's log or rings, PAGEMAP_SCAN.
+    #[serde(deserialize_with = "time")]
     pub kernel: Duration,
     /// Reading and clearing the logs of vhost back ends.
+    #[serde(deserialize_with = "time")]
     pub vhost: Duration,
     /// Merging bitmaps that begin on a word of their block's.
+    #[serde(deserialize_with = "time")]
     pub aligned: Duration,
     /// Merging those that do not.
+    #[serde(deserialize_with = "time")]
     pub misaligned: Duration,
 }
 
 /// What lanes did with their time: per lane, on average.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct LaneTimes {
     /// Looking for zero pages.
+    #[serde(deserialize_with = "time")]
     pub scan: Duration,
     /// Making pages ready to be read: re-arming their tracking, and finding those that were never populated.
-    #[serde(default)]
+    #[serde(deserialize_with = "time")]
     pub rearm: Duration,
     /// Compressing.
+    #[serde(deserialize_with = "time")]
     pub encode: Duration,
     /// Writing, also of what says that pages are zero or that a pass ends: the time in which bytes moved.
+    #[serde(deserialize_with = "time")]
     pub moving: Duration,
     /// Held back by the bandwidth limit.
+    #[serde(deserialize_with = "time")]
     pub throttled: Duration,
     /// Waiting for pages: for a harvest, or for other lanes.
+    #[serde(deserialize_with = "time")]
     pub idle: Duration,
 }
 
 /// One round over the dirty pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Round {
     /// From 1.
     pub number: u64,
     /// When it began, since the migration's start.
+    #[serde(deserialize_with = "time")]
     pub began: Duration,
     /// How long it lasted.
+    #[serde(deserialize_with = "time")]
     pub took: Duration,
     /// Pages that it set out to send.
     pub pages: u64,
@@ -156,6 +182,7 @@ pub struct Round {
     /// What lanes did meanwhile.
     pub lanes: LaneTimes,
     /// Time that harvesting dirty bits took, most of it while lanes sent.
+    #[serde(deserialize_with = "time")]
     pub sync: Duration,
     /// Its parts.
     pub sync_parts: SyncParts,
@@ -166,9 +193,11 @@ pub struct Round {
 }
 
 /// The state of a migration at one instant of its timeline.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Sample {
     /// Since the migration's start.
+    #[serde(deserialize_with = "time")]
     pub at: Duration,
     /// All bytes written so far.
     pub transferred_bytes: u64,

@@ -45,12 +45,15 @@ pub trait Throttle: Send + Sync {
 
 /// What dirty limits do to a guest, in terms of the ring in which KVM names what a vCPU dirties.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct DirtyLimitTimes {
     /// `dirty-limit-throttle-time-per-round`: how long a vCPU sleeps for every ring that it fills; of the vCPU that sleeps
     /// longest.
+    #[serde(deserialize_with = "crate::time_forms::time")]
     pub throttled_per_round: Duration,
     /// `dirty-limit-ring-full-time`: how long an average vCPU takes to fill a ring at the rate at which it dirties now;
     /// nothing where none dirties.
+    #[serde(deserialize_with = "crate::time_forms::time")]
     pub ring_full: Duration,
 }
 

@@ -47,7 +47,7 @@ impl Info {
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
         let record =
-            monitor.figures()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
+            monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
             status: monitor.run_state()?,
             name,

@@ -8,14 +8,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::TlsEndpoint;
+use sterna::{Statistics, Status as Stage, TlsEndpoint};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::handover::{self, Arrived, Handover, OnArrival, StaysPaused};
 use sterna_qmp::drive::{DriveError, Settings};
 
 use super::pair;
 use crate::exit::{Done, Status, Stop};
-use crate::figures::Figures;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
 use crate::plan::{self, Plan, live::Stated};
@@ -153,19 +152,19 @@ pub fn drive(
             )));
         }
     };
-    match figures.status.as_str() {
-        "completed" => {
+    match figures.status {
+        Stage::Completed => {
             let at = destination.as_ref().map(|destination| destination.at().to_owned()).unwrap_or_default();
             match (handover.completed(source.vm(), destination)?, trace.stopped) {
                 // The guest waited for us: QEMU's own figure ends too early.
                 (Arrived::Started, Some(stopped)) => {
-                    figures.downtime = Some((trace.began.elapsed() - stopped).as_secs_f64());
+                    figures.downtime = Some(trace.began.elapsed() - stopped);
                 }
                 (Arrived::Paused(why), _) => live.note(&left_paused(&at, why)),
                 _ => {}
             }
         }
-        "failed" | "cancelled" => {
+        Stage::Failed | Stage::Cancelled => {
             if let Some(reason) = handover.failed(source.vm(), destination) {
                 let own = figures.error.take().unwrap_or_else(|| "the connection broke".into());
                 figures.error = Some(format!("{own}; the destination says: {reason}"));
@@ -195,8 +194,7 @@ fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Resul
     let plan = Stated { bandwidth_bytes: arguments.bandwidth, ..Stated::default() }.plan_for(source)?;
     terminal::note(&plan::table(&plan));
     if let Some(file) = &arguments.report {
-        let figures = Figures { status: "none".into(), ..Figures::default() };
-        let record = Record::new(&source.endpoint().to_string(), address, figures);
+        let record = Record::new(&source.endpoint().to_string(), address, Statistics::default());
         Report::begin(file)?.write(&Record { forecast: Some(plan.clone()), ..record })?;
     }
     Ok(plan)

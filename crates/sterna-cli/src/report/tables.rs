@@ -3,27 +3,27 @@
 use std::fmt::Write;
 
 use sterna::forecast::Range;
+use sterna::{LaneTimes, Statistics, Status};
 
 use super::svg::escape;
-use crate::figures::{Figures, LaneTimes};
+use crate::figures;
 use crate::record::Record;
 use crate::summary;
 use crate::units;
 
 /// Title, verdict and the four figures that matter most.
 pub fn head(record: &Record) -> String {
-    let figures = &record.statistics;
+    let statistics = &record.statistics;
     let mut html = String::from("<header>\n<h1>Migration</h1>\n");
-    let status = if figures.status.is_empty() { "unknown" } else { &figures.status };
     let _ = writeln!(
         html,
         "<p class=\"way\">{} → {} <span class=\"status {}\">{}</span></p>",
         escape(&record.source),
         escape(&record.destination),
-        if status == "completed" { "good" } else { "bad" },
-        escape(status),
+        if statistics.status == Status::Completed { "good" } else { "bad" },
+        escape(&statistics.status.to_string()),
     );
-    if let Some(error) = &figures.error {
+    if let Some(error) = &statistics.error {
         let _ = writeln!(html, "<p class=\"error\">{}</p>", escape(error));
     }
     html.push_str("</header>\n<section class=\"tiles\">\n");
@@ -34,10 +34,10 @@ pub fn head(record: &Record) -> String {
             escape(&value)
         );
     };
-    tile("total time", units::seconds(figures.total_time));
-    tile("downtime", figures.downtime.map_or("–".into(), units::seconds));
-    tile("bandwidth while moving", figures.moving_bandwidth().map_or("–".into(), units::rate));
-    tile("rounds", figures.rounds.len().to_string());
+    tile("total time", units::time(statistics.total_time));
+    tile("downtime", statistics.downtime.map_or("–".into(), units::time));
+    tile("bandwidth while moving", figures::moving_bandwidth(statistics).map_or("–".into(), units::rate));
+    tile("rounds", statistics.rounds.len().to_string());
     html.push_str("</section>\n");
     html
 }
@@ -60,8 +60,8 @@ pub fn forecast(record: &Record) -> String {
         "<table>\n<thead><tr><th></th><th>expected</th><th>from</th><th>to</th><th>was</th><th>off by</th></tr></thead>\n\
          <tbody>\n",
     );
-    let figures = &record.statistics;
-    let is_known = figures.status == "completed";
+    let statistics = &record.statistics;
+    let is_known = statistics.status == Status::Completed;
     let mut row = |name: &str, range: &Range, was: Option<f64>, words: &dyn Fn(f64) -> String| {
         let shown = |figure: Option<f64>| figure.map_or("–".into(), words);
         let was = was.filter(|_| is_known);
@@ -78,13 +78,13 @@ pub fn forecast(record: &Record) -> String {
             shown(was),
         );
     };
-    let running = figures.rounds.iter().filter(|round| !round.stopped).count();
-    row("total time", &forecast.total_time, Some(figures.total_time), &units::seconds);
-    row("downtime", &forecast.downtime, figures.downtime, &units::seconds);
+    let running = statistics.rounds.iter().filter(|round| !round.stopped).count();
+    row("total time", &forecast.total_time, Some(statistics.total_time.as_secs_f64()), &units::seconds);
+    row("downtime", &forecast.downtime, statistics.downtime.map(|time| time.as_secs_f64()), &units::seconds);
     row("rounds with the guest running", &forecast.rounds, Some(running as f64), &|rounds| {
         format!("{rounds:.0}")
     });
-    row("bytes sent", &forecast.bytes, Some(figures.transferred_bytes as f64), &|bytes| {
+    row("bytes sent", &forecast.bytes, Some(statistics.transferred_bytes as f64), &|bytes| {
         units::bytes(bytes as u64)
     });
     html.push_str("</tbody>\n</table>\n");
@@ -100,8 +100,8 @@ pub fn forecast(record: &Record) -> String {
 }
 
 /// Every round, one row each; nothing if there were none.
-pub fn rounds(figures: &Figures) -> String {
-    if figures.rounds.is_empty() {
+pub fn rounds(statistics: &Statistics) -> String {
+    if statistics.rounds.is_empty() {
         return String::new();
     }
     let mut html = String::from(
@@ -109,27 +109,27 @@ pub fn rounds(figures: &Figures) -> String {
          <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>scan</th><th>re-arm</th><th>encode</th><th>moving</th><th>held back</th><th>idle</th><th>dirtied meanwhile</th>\
          </tr></thead>\n<tbody>\n",
     );
-    for (index, round) in figures.rounds.iter().enumerate() {
-        let rate = if round.lanes.moving > 0.0 {
-            units::rate(round.bytes as f64 / round.lanes.moving)
+    for (index, round) in statistics.rounds.iter().enumerate() {
+        let rate = if !round.lanes.moving.is_zero() {
+            units::rate(round.bytes as f64 / round.lanes.moving.as_secs_f64())
         } else {
             "–".into()
         };
         let LaneTimes { scan, rearm, encode, moving, throttled, idle } = &round.lanes;
         let lanes: String = [scan, rearm, encode, moving, throttled, idle]
-            .map(|time| format!("<td>{}</td>", units::seconds(*time)))
+            .map(|time| format!("<td>{}</td>", units::time(*time)))
             .concat();
         let _ = writeln!(
             html,
             "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{rate}</td><td>{}</td>{lanes}<td>{}</td></tr>",
             round.number,
             if round.stopped { " (stopped)" } else { "" },
-            units::seconds(round.began),
-            units::seconds(round.took),
+            units::time(round.began),
+            units::time(round.took),
             units::count(round.pages),
             units::bytes(round.bytes),
-            units::seconds(round.sync),
-            units::count(figures.dirtied_in(index)),
+            units::time(round.sync),
+            units::count(figures::dirtied_in(statistics, index)),
         );
     }
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");

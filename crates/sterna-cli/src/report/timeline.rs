@@ -1,9 +1,11 @@
 //! The timeline: rounds as bands, and below them on the same time axis what was sent, dirtied and left.
 
+use sterna::{Round, Statistics};
+
 use super::axis::Axis;
 use super::series::{self, Span};
 use super::svg::Svg;
-use crate::figures::{Figures, Round};
+use crate::figures::dirtied_in;
 use crate::units;
 
 const WIDTH: f64 = 1080.0;
@@ -16,7 +18,7 @@ const CHART: f64 = 170.0;
 const GAP: f64 = 44.0;
 
 /// The `<svg>`.
-pub fn picture(figures: &Figures) -> String {
+pub fn picture(figures: &Statistics) -> String {
     let spans = series::spans(figures);
     let time = Axis::time(series::end(figures));
     let rates_top = BANDS_TOP + BAND + GAP;
@@ -37,20 +39,23 @@ fn x(time: &Axis, seconds: f64) -> f64 {
 }
 
 /// The guest's pause, behind everything.
-fn stopped_shade(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
+fn stopped_shade(svg: &mut Svg, figures: &Statistics, time: &Axis, bottom: f64) {
     let Some(round) = figures.rounds.iter().find(|round| round.stopped) else { return };
     let end = series::end(figures);
-    let from = figures.downtime.map_or(round.began, |downtime| (end - downtime).min(round.began)).max(0.0);
+    let began = round.began.as_secs_f64();
+    let downtime = figures.downtime.map(|time| time.as_secs_f64());
+    let from = downtime.map_or(began, |downtime| (end - downtime).min(began)).max(0.0);
     let (left, right) = (x(time, from), x(time, end));
-    let tip = format!("guest stopped: {}", units::seconds(figures.downtime.unwrap_or(end - from)));
+    let tip = format!("guest stopped: {}", units::seconds(downtime.unwrap_or(end - from)));
     svg.rect("stopped", left, BANDS_TOP - 6.0, (right - left).max(2.0), bottom - BANDS_TOP + 6.0, &tip);
 }
 
-fn rounds(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
+fn rounds(svg: &mut Svg, figures: &Statistics, time: &Axis, bottom: f64) {
     svg.text("title", LEFT, BANDS_TOP - 11.0, "Rounds");
     svg.text("legend sync-key", RIGHT, BANDS_TOP - 11.0, "marks at the ends: dirty bits harvested (sync)");
     for (index, round) in figures.rounds.iter().enumerate() {
-        let (from, to) = (x(time, round.began), x(time, round.began + round.took));
+        let (began, sync) = (round.began.as_secs_f64(), round.sync.as_secs_f64());
+        let (from, to) = (x(time, began), x(time, began + round.took.as_secs_f64()));
         let class = match (round.stopped, round.number % 2) {
             (true, _) => "round last",
             (false, 1) => "round odd",
@@ -62,11 +67,11 @@ fn rounds(svg: &mut Svg, figures: &Figures, time: &Axis, bottom: f64) {
             BANDS_TOP,
             (to - from).max(1.5),
             BAND,
-            &round_tip(round, figures.dirtied_in(index)),
+            &round_tip(round, dirtied_in(figures, index)),
         );
-        let sync = x(time, round.began + round.sync) - LEFT - (x(time, round.began) - LEFT);
-        if round.sync > 0.0 {
-            let tip = format!("round {}: sync {}", round.number, units::seconds(round.sync));
+        let sync = x(time, began + sync) - LEFT - (x(time, began) - LEFT);
+        if !round.sync.is_zero() {
+            let tip = format!("round {}: sync {}", round.number, units::time(round.sync));
             svg.rect("sync", to - sync.max(1.0), BANDS_TOP, sync.max(1.0), BAND, &tip);
         }
         if to - from > 26.0 {
@@ -88,16 +93,16 @@ fn round_tip(round: &Round, dirtied: u64) -> String {
         "round {}{}\nbegan at {}, took {}\n{} pages, {}\nmoving {}, idle {}, sync {}",
         round.number,
         if round.stopped { " (guest stopped)" } else { "" },
-        units::seconds(round.began),
-        units::seconds(round.took),
+        units::time(round.began),
+        units::time(round.took),
         units::count(round.pages),
         units::bytes(round.bytes),
-        units::seconds(round.lanes.moving),
-        units::seconds(round.lanes.idle),
-        units::seconds(round.sync),
+        units::time(round.lanes.moving),
+        units::time(round.lanes.idle),
+        units::time(round.sync),
     );
-    if round.lanes.throttled > 0.0 {
-        tip += &format!("\nheld back by max-bandwidth {}", units::seconds(round.lanes.throttled));
+    if !round.lanes.throttled.is_zero() {
+        tip += &format!("\nheld back by max-bandwidth {}", units::time(round.lanes.throttled));
     }
     tip + &format!("\n{} pages dirtied meanwhile", units::count(dirtied))
 }
@@ -118,7 +123,7 @@ fn rates(svg: &mut Svg, spans: &[Span], time: &Axis, top: f64) {
     hits(svg, spans, time, top);
 }
 
-fn remaining(svg: &mut Svg, figures: &Figures, spans: &[Span], time: &Axis, top: f64) {
+fn remaining(svg: &mut Svg, figures: &Statistics, spans: &[Span], time: &Axis, top: f64) {
     let start = spans.first().map(|span| (span.from, figures.ram_total_bytes as f64));
     let points: Vec<(f64, f64)> =
         start.into_iter().chain(spans.iter().map(|span| (span.to, span.remaining))).collect();
