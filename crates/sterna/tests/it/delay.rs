@@ -1,4 +1,4 @@
-//! A network between the two sides that delays each connection by a time of its own.
+//! A network between the two sides that delays each connection by a time of its own, and may change what it carries.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,9 +7,27 @@ use std::time::{Duration, Instant};
 
 use sterna::Address;
 
-/// Forwards connections to `to`; the n-th one's bytes arrive there `delays[n]` late (0 beyond the list).
-/// What comes back is not delayed. Its threads end with the connections; the listener, with the process.
-pub fn network(to: &Address, delays: Vec<Duration>) -> Address {
+/// Reads a connection to its end and sends on what the other side is to get. What it sends with is false once the
+/// receiver is gone.
+pub type Carrier = Box<dyn FnOnce(TcpStream, &dyn Fn(Vec<u8>) -> bool) + Send>;
+
+/// A [`Carrier`] that changes nothing.
+pub fn as_it_comes(mut from: TcpStream, send: &dyn Fn(Vec<u8>) -> bool) {
+    let mut bytes = vec![0; 256 << 10];
+    while let Ok(read) = from.read(&mut bytes) {
+        if read == 0 || !send(bytes[..read].to_vec()) {
+            break;
+        }
+    }
+}
+
+/// Forwards connections to `to`: the n-th one's bytes as `carriers` has them, `delays[n]` late. What comes back is neither
+/// delayed nor changed. Its threads end with the connections; the listener, with the process.
+pub fn network(
+    to: &Address,
+    delays: Vec<Duration>,
+    carriers: impl Fn(usize) -> Carrier + Send + 'static,
+) -> Address {
     let Address::Tcp { host, port } = to else { panic!("{to} is not TCP") };
     let to = (host.clone(), *port);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -18,25 +36,18 @@ pub fn network(to: &Address, delays: Vec<Duration>) -> Address {
         for (index, from) in listener.incoming().take(delays.len()).enumerate() {
             let from = from.expect("a connection");
             let Ok(onward) = TcpStream::connect((to.0.as_str(), to.1)) else { break };
-            let delay = delays[index];
-            forward(onward.try_clone().unwrap(), from.try_clone().unwrap(), Duration::ZERO);
-            forward(from, onward, delay);
+            let back = (onward.try_clone().unwrap(), from.try_clone().unwrap());
+            forward(back.0, back.1, Duration::ZERO, Box::new(as_it_comes));
+            forward(from, onward, delays[index], carriers(index));
         }
     });
     Address::Tcp { host: "127.0.0.1".into(), port }
 }
 
-fn forward(mut from: TcpStream, to: TcpStream, delay: Duration) {
+fn forward(from: TcpStream, to: TcpStream, delay: Duration, carrier: Carrier) {
     let (queue, due) = channel();
     std::thread::spawn(move || deliver(to, &due));
-    std::thread::spawn(move || {
-        let mut bytes = vec![0; 256 << 10];
-        while let Ok(read) = from.read(&mut bytes) {
-            if read == 0 || queue.send((Instant::now() + delay, bytes[..read].to_vec())).is_err() {
-                break;
-            }
-        }
-    });
+    std::thread::spawn(move || carrier(from, &|bytes| queue.send((Instant::now() + delay, bytes)).is_ok()));
 }
 
 fn deliver(mut to: TcpStream, due: &Receiver<(Instant, Vec<u8>)>) {

@@ -1,18 +1,20 @@
-//! Each clause of the page order is there for a reason: an engine that violates it hands over memory that
+//! Each clause of the page order (`order/mod.rs`) is there for a reason: an engine that violates it hands over memory that
 //! the guest's checker refuses, under settings with which the sound engine never does.
+//!
+//! The engine is always sound. What stands between it and the guest's log ([`dirty`]), or between it and the destination
+//! ([`wire`]), does what an engine without the clause would do.
 //!
 //! The guests report writes as KVM does with manual protection (bits stay until re-armed), write pages at
 //! random, seldom enough that a lost write is rarely followed by another one to the same page, and the
 //! links are slow, so that what the clauses forbid has time to happen.
 #![allow(clippy::print_stdout, reason = "says how often a violation was noticed")]
 
-use crate::delay;
+mod dirty;
+mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::*;
-use sterna::order::Clause;
 use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, SourceVm,
     TargetVm,
@@ -20,17 +22,47 @@ use sterna::{
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 
+use crate::common::*;
+use crate::delay;
+use dirty::{Faulty, Log};
+use wire::Wire;
+
 /// Migrations with a violation until one must have been noticed. Most are in the first.
 const MOST_TRIES: u32 = 12;
 
 /// Migrations without it, at least; as many as with it, if they were more.
 const SOUND: u32 = 4;
 
+/// A clause of the page order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clause {
+    OncePerPass,
+    RearmBeforeRead,
+    RearmOnlyHarvested,
+    WholeSliceFirst,
+    SyncAfterLastPage,
+    DropOnlyUnsent,
+}
+
+impl Clause {
+    /// Who violates it.
+    fn violation(self) -> (Log, Wire) {
+        match self {
+            Self::OncePerPass => (Log::Sound, Wire::PagesTwice),
+            Self::RearmBeforeRead => (Log::RearmedAfterReading, Wire::Sound),
+            Self::RearmOnlyHarvested => (Log::RearmedUnharvested, Wire::Sound),
+            Self::WholeSliceFirst => (Log::RearmedInPart, Wire::Sound),
+            Self::SyncAfterLastPage => (Log::Sound, Wire::SyncTooEarly),
+            Self::DropOnlyUnsent => (Log::ReportsDropped, Wire::Sound),
+        }
+    }
+}
+
 /// Under which circumstances a clause matters.
 struct Circumstances {
     guest: ProcessConfig,
     params: Parameters,
-    /// Of the main channel and the lanes.
+    /// Of the main channel and the lanes; none: no network between the sides.
     delays: Vec<Duration>,
     /// The downtime limit is 0 for that long, so that there are many rounds.
     rounds_for: Duration,
@@ -93,17 +125,13 @@ fn once(clause: Clause, violated: bool, trusting: bool) -> Came {
         params.downtime_limit = Duration::ZERO;
     }
     let incoming = receive(&target, &params, capabilities, trusting);
+    let (log, wire) = if violated { clause.violation() } else { (Log::Sound, Wire::Sound) };
     let mut to = incoming.address();
     if !delays.is_empty() {
-        to = delay::network(&to, delays);
+        to = delay::network(&to, delays, wire.carriers());
     }
-    let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
-    let migration = if violated {
-        Migration::start_violating(clause, vm, &to, params, capabilities, Arc::new(()))
-    } else {
-        Migration::start(vm, &to, params, capabilities, Arc::new(()))
-    }
-    .expect("started");
+    let vm: Arc<dyn SourceVm> = Faulty::new(&source, log);
+    let migration = Migration::start(vm, &to, params, capabilities, Arc::new(())).expect("started");
     if !rounds_for.is_zero() {
         std::thread::sleep(rounds_for);
         migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
