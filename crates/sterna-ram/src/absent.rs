@@ -1,16 +1,20 @@
-//! Finding pages that were never populated, without reading one.
+//! Finding pages that were never populated, without reading one. A page that may hold bytes is never called absent.
 //!
-//! - memfd: the page cache is the truth (another process may have written through its own mapping), and
-//!   SEEK_DATA / SEEK_HOLE ask it.
-//! - memfd on huge pages: cannot seek. Our own page table is asked, and believed only if it accounts for
+//! - shared file on tmpfs (memfds are): the page cache is the truth (another process may have written through its own
+//!   mapping), and SEEK_DATA / SEEK_HOLE ask it.
+//! - shared file on hugetlbfs: cannot seek. Our own page table is asked, and believed only if it accounts for
 //!   every byte that the file holds; otherwise nothing is called absent.
-//! - anonymous: the page table is the truth. Swapped pages are there; the shared zero page is not.
+//! - private anonymous memory: the page table is the truth. Swapped pages are there; the shared zero page is not.
+//! - private mapping of a file on tmpfs: what the page table does not have reads as the file, so both are asked.
+//! - all others (files on disks, shared memory without a file): nothing is called absent.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 
 use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 
+use crate::mapping::{FileRange, Kind};
 use crate::sys::{self, Scan, check};
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock};
 
@@ -28,37 +32,65 @@ pub(crate) fn holes(
     if count == 0 {
         return Ok(());
     }
-    match block.file() {
-        None => gaps(first, count, hole, |data| page_table(block, first, count, data)),
-        Some(file) if block.backing().is_huge() => {
+    let ours = |hole: &mut dyn FnMut(u64, u64)| {
+        gaps(first, count, hole, |data| page_table(block, first, count, data))
+    };
+    match (block.mapping.kind(), block.mapping.file()) {
+        (Kind::Anonymous, _) => ours(hole),
+        (Kind::Tmpfs, Some(range)) => {
+            // Seeking walks every page that is there: where none is missing, one question saves it.
+            match whole_file_bytes(block).map_err(|error| ("fstat", error))? {
+                Some(bytes) if bytes >= block.len_bytes() => Ok(()),
+                _ => seek_holes(range, first, count, hole),
+            }
+        }
+        (Kind::PrivateTmpfs, Some(range)) => {
+            let mut failed = Ok(());
+            ours(&mut |first, count| {
+                if failed.is_ok() {
+                    failed = seek_holes(range, first, count, hole);
+                }
+            })?;
+            failed
+        }
+        (Kind::Hugetlbfs, Some(_)) => {
             // Pages that only another process touched are in the file but not in our page table.
-            let mut ours = 0;
-            let whole = block.pages();
+            let Some(held) = whole_file_bytes(block).map_err(|error| ("fstat", error))? else {
+                return Ok(());
+            };
+            let mut mapped = 0;
             let mut until = 0;
-            page_table(block, 0, whole, &mut |first, count| {
-                ours += (first + count).saturating_sub(until.max(first));
+            page_table(block, 0, block.pages(), &mut |first, count| {
+                mapped += (first + count).saturating_sub(until.max(first));
                 until = until.max(first + count);
             })?;
-            let held = file_bytes(file).map_err(|error| ("fstat", error))?;
-            if held != ours * PAGE_BYTES {
-                return Ok(());
-            }
-            gaps(first, count, hole, |data| page_table(block, first, count, data))
+            if held == mapped * PAGE_BYTES { ours(hole) } else { Ok(()) }
         }
-        // Seeking walks every page that is there: where none is missing, one question saves it.
-        Some(file) if file_bytes(file).map_err(|error| ("fstat", error))? >= block.len_bytes() => Ok(()),
-        Some(file) => seek_holes(file, first, count, hole),
+        _ => Ok(()),
     }
 }
 
-/// Bytes that a memfd holds.
-pub(crate) fn file_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the kernel fills a structure of exactly this type.
-    check(unsafe { libc::fstat(file.as_raw_fd(), status.as_mut_ptr()) }.into())?;
-    // SAFETY: fstat succeeded, so the structure is filled.
-    let status = unsafe { status.assume_init() };
-    Ok(status.st_blocks as u64 * 512)
+/// Bytes that a block's file holds, if they are the block's: the file is one that counts them right, and the block is
+/// all of it.
+pub(crate) fn whole_file_bytes(block: &RamBlock) -> io::Result<Option<u64>> {
+    let (Kind::Tmpfs | Kind::Hugetlbfs, Some(range)) = (block.mapping.kind(), block.mapping.file()) else {
+        return Ok(None);
+    };
+    let status = range.file.metadata()?;
+    let is_whole = range.offset == 0 && status.len() == block.len_bytes();
+    Ok(is_whole.then(|| status.blocks() * 512))
+}
+
+/// Whether a block is a file, or a part of one, that is known to have no holes.
+pub(crate) fn is_file_full(block: &RamBlock) -> bool {
+    match (whole_file_bytes(block), block.mapping.kind(), block.mapping.file()) {
+        (Ok(Some(bytes)), ..) => bytes >= block.len_bytes(),
+        (Ok(None), Kind::Tmpfs, Some(range)) => {
+            let end = range.offset + block.len_bytes();
+            seek(range.file.as_fd(), range.offset, libc::SEEK_HOLE).is_ok_and(|hole| hole >= end)
+        }
+        _ => false,
+    }
 }
 
 /// Turns ascending ranges of data (which may overlap) into the gaps between them.
@@ -83,13 +115,15 @@ fn gaps(
 }
 
 fn seek_holes(
-    file: BorrowedFd<'_>,
+    range: &FileRange,
     first: u64,
     count: u64,
     hole: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Failed> {
-    let end = (first + count) * PAGE_BYTES;
-    let mut at = first * PAGE_BYTES;
+    let file = range.file.as_fd();
+    let begin = range.offset;
+    let end = begin + (first + count) * PAGE_BYTES;
+    let mut at = begin + first * PAGE_BYTES;
     while at < end {
         let data = match seek(file, at, libc::SEEK_DATA) {
             Ok(data) => data.min(end),
@@ -97,7 +131,7 @@ fn seek_holes(
             Err(error) => return Err(("lseek(SEEK_DATA)", error)),
         };
         // Rounded inwards: a page is a hole only if all of it is. (shmem answers in whole pages.)
-        let (from, to) = (at.div_ceil(PAGE_BYTES), data / PAGE_BYTES);
+        let (from, to) = ((at - begin).div_ceil(PAGE_BYTES), (data - begin) / PAGE_BYTES);
         if to > from {
             hole(from, to - from);
         }

@@ -1,39 +1,39 @@
 //! A block of guest RAM.
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::absent;
 use crate::guard::RamFault;
 use crate::mapping::{Backing, Mapping};
 use crate::poison::Poison;
 use crate::slice::RamSlice;
-use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
+use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
-/// From this many pages on, making a range zero gives its memory back instead of storing zeros.
-const DISCARD_PAGES: u64 = 256;
-
-/// How a block became all zero.
-#[derive(Debug)]
-pub enum Emptied {
-    /// Its memory was given back.
-    Freed,
-    /// The kernel did not take the memory back, for this reason; zeros were stored.
-    Zeroed(RamError),
+/// The file that the memory of a block is, for another process that maps it, too.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedFile<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Where in it the block begins, in bytes.
+    pub offset: u64,
 }
 
-/// A named piece of guest RAM. Owns its mapping and unmaps it when dropped.
+/// A named piece of guest RAM: memory that the engine mapped ([`RamBlock::new`]) and unmaps, or memory of the VMM
+/// ([`RamBlock::from_external`]), which it leaves mapped. Cloning shares the memory.
 ///
 /// The guest may write it at any time; all access is volatile, atomic, or the kernel's.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RamBlock {
-    name: String,
+    name: Arc<str>,
     len_bytes: u64,
-    backing: Backing,
-    mapping: Mapping,
+    pub(crate) mapping: Arc<Mapping>,
     /// Where the guest sees it, if that was told.
     pub(crate) guest_address: Option<u64>,
-    pub(crate) poison: Poison,
+    pub(crate) poison: Arc<Poison>,
+    /// Its owner says that it reads as zero, and no migration has used that yet.
+    is_fresh: Arc<AtomicBool>,
 }
 
 impl RamBlock {
@@ -43,17 +43,10 @@ impl RamBlock {
     /// [`RamError::Name`], [`RamError::Length`] (a multiple of [`Backing::unit_bytes`] is needed), or
     /// [`RamError::System`] if the kernel refuses (no huge pages reserved, no address space).
     pub fn new(name: impl Into<String>, len_bytes: u64, backing: Backing) -> Result<Self, RamError> {
-        let name = name.into();
-        if name.is_empty() || name.len() > 255 {
-            return Err(RamError::Name { name });
-        }
-        let unit_bytes = backing.unit_bytes();
-        let fits = usize::try_from(len_bytes).is_ok_and(|len| isize::try_from(len).is_ok());
-        if len_bytes == 0 || !len_bytes.is_multiple_of(unit_bytes) || !fits {
-            return Err(RamError::Length { block: name, len_bytes, unit_bytes });
-        }
+        let name = Self::checked_name(name.into())?;
+        Self::check_length(&name, len_bytes, backing.unit_bytes())?;
         match Mapping::new(&name, len_bytes as usize, backing) {
-            Ok(mapping) => Ok(RamBlock::of(name, len_bytes, backing, mapping)),
+            Ok(mapping) => Ok(RamBlock::of(name, len_bytes, mapping)),
             Err((call, source)) => Err(RamError::System { block: name, call, source }),
         }
     }
@@ -64,18 +57,34 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::Name`], [`RamError::Length`] (a multiple of the page size is needed).
     pub fn without_memory(name: impl Into<String>, len_bytes: u64) -> Result<Self, RamError> {
-        let name = name.into();
-        if name.is_empty() || name.len() > 255 {
-            return Err(RamError::Name { name });
-        }
+        let name = Self::checked_name(name.into())?;
         if !len_bytes.is_multiple_of(PAGE_BYTES) || i64::try_from(len_bytes).is_err() {
             return Err(RamError::Length { block: name, len_bytes, unit_bytes: PAGE_BYTES });
         }
-        Ok(RamBlock::of(name, len_bytes, Backing::Anonymous, Mapping::none()))
+        Ok(RamBlock::of(name, len_bytes, Mapping::none()))
     }
 
-    fn of(name: String, len_bytes: u64, backing: Backing, mapping: Mapping) -> Self {
-        RamBlock { name, len_bytes, backing, mapping, guest_address: None, poison: Poison::default() }
+    pub(crate) fn of(name: String, len_bytes: u64, mapping: Mapping) -> Self {
+        RamBlock {
+            name: name.into(),
+            len_bytes,
+            mapping: Arc::new(mapping),
+            guest_address: None,
+            poison: Arc::default(),
+            is_fresh: Arc::default(),
+        }
+    }
+
+    pub(crate) fn checked_name(name: String) -> Result<String, RamError> {
+        if name.is_empty() || name.len() > 255 { Err(RamError::Name { name }) } else { Ok(name) }
+    }
+
+    pub(crate) fn check_length(name: &str, len_bytes: u64, unit_bytes: u64) -> Result<(), RamError> {
+        let fits = usize::try_from(len_bytes).is_ok_and(|len| isize::try_from(len).is_ok());
+        if len_bytes == 0 || !len_bytes.is_multiple_of(unit_bytes) || !fits {
+            return Err(RamError::Length { block: name.to_owned(), len_bytes, unit_bytes });
+        }
+        Ok(())
     }
 
     /// The block's name, as the migration stream knows it.
@@ -93,9 +102,40 @@ impl RamBlock {
         self.len_bytes >> PAGE_SHIFT
     }
 
-    /// What it is made of.
-    pub fn backing(&self) -> Backing {
-        self.backing
+    /// Bytes in a page of the memory below: [`PAGE_SIZE`], or the size of the huge pages on which the block lies.
+    pub fn page_bytes(&self) -> u64 {
+        self.mapping.page_bytes()
+    }
+
+    /// Whether the memory is mapped shared, so that another process may have it, too.
+    pub fn is_shared(&self) -> bool {
+        self.mapping.kind().is_shared()
+    }
+
+    /// Whether the memory cannot be written. A window onto it ([`RamBlock::slice`]) can be read alone: who stores there
+    /// gets SIGSEGV.
+    pub fn is_read_only(&self) -> bool {
+        self.mapping.is_read_only()
+    }
+
+    /// What the engine may do to the memory.
+    pub fn permissions(&self) -> MemoryPermissions {
+        self.mapping.permissions()
+    }
+
+    /// States that every byte reads as zero now, and that nobody writes until the next migration arrives: memory that
+    /// the VMM has just mapped, even if it is populated (pinned for a device). The next migration into it takes that for
+    /// true and neither reads nor writes a page that arrives as zero. Without it the kernel is asked which pages
+    /// are there, and each of those is compared before zeros are stored.
+    ///
+    /// It holds for one migration, and no longer once a guest was there that the engine knows of.
+    pub fn declare_fresh(&self) {
+        self.is_fresh.store(true, Ordering::Release);
+    }
+
+    /// Whether the block was [declared fresh](RamBlock::declare_fresh); from now on it is not.
+    pub fn take_fresh(&self) -> bool {
+        self.is_fresh.swap(false, Ordering::AcqRel)
     }
 
     /// Where it is mapped in this process: for KVM memory slots and the like.
@@ -106,9 +146,11 @@ impl RamBlock {
         self.mapping.address()
     }
 
-    /// The memfd behind it, to be shared with another process; none for anonymous memory.
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.mapping.file()
+    /// The file and the offset in it at which the memory is, to be shared with another process. None for memory that
+    /// has no file, or a private copy of one.
+    pub fn shared_file(&self) -> Option<SharedFile<'_>> {
+        let range = self.mapping.file().filter(|_| self.is_shared())?;
+        Some(SharedFile { file: range.file.as_fd(), offset: range.offset })
     }
 
     /// Copies bytes out. Each byte is read once; bytes that the guest writes meanwhile may be old or new.
@@ -124,6 +166,7 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RamError> {
+        self.check_writable()?;
         self.slice(offset, from.len())?
             .copy_from(from)
             .map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
@@ -142,6 +185,7 @@ impl RamBlock {
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Misaligned`].
     pub fn write_u64(&self, offset: u64, value: u64) -> Result<(), RamError> {
+        self.check_writable()?;
         self.atomic(offset)?.store(value, Ordering::Relaxed);
         Ok(())
     }
@@ -165,33 +209,13 @@ impl RamBlock {
         self.slice(page.saturating_mul(PAGE_BYTES), PAGE_SIZE)
     }
 
-    /// Makes pages read as zero. Long ranges give their memory back; in short ones only pages that are
-    /// populated and not zero are written, so nothing is populated by this.
-    ///
-    /// # Errors
-    /// [`RamError::OutOfRange`], [`RamError::System`].
-    pub fn zero_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
-        self.check_pages(first, count)?;
-        let unit = self.backing.unit_bytes() >> PAGE_SHIFT;
-        let inner_first = first.next_multiple_of(unit);
-        let inner_end = (first + count) / unit * unit;
-        if count < DISCARD_PAGES || inner_first >= inner_end {
-            return self.store_zeros(first, count);
-        }
-        self.store_zeros(first, inner_first - first)?;
-        if self.discard(inner_first, inner_end - inner_first).is_err() {
-            // Then the memory stays, but what it holds must not.
-            self.store_zeros(inner_first, inner_end - inner_first)?;
-        }
-        self.store_zeros(inner_end, first + count - inner_end)
-    }
-
     /// Makes pages resident and writable, as if each had been written, without changing a byte.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`], [`RamError::NoHugePage`], [`RamError::System`] (no memory).
     pub fn populate(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check_pages(first, count)?;
+        self.check_writable()?;
         if count == 0 {
             return Ok(());
         }
@@ -213,9 +237,9 @@ impl RamBlock {
     fn not_populated(&self, first: u64, count: u64, source: std::io::Error) -> RamError {
         // EHWPOISON is a page that has failed, EFAULT any other reason for which an access would raise SIGBUS. On huge
         // pages that is the lack of one, and a probe would meet the same lack.
-        if self.backing.is_huge() && source.raw_os_error() == Some(libc::EFAULT) {
+        if self.mapping.is_huge() && source.raw_os_error() == Some(libc::EFAULT) {
             let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
-            return RamError::NoHugePage { block: self.name.clone(), offset, len };
+            return RamError::NoHugePage { block: self.name().to_owned(), offset, len };
         }
         let failed = sys::is_failed_memory(&source).then(|| self.failed_in(first, count)).flatten();
         failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source))
@@ -233,7 +257,7 @@ impl RamBlock {
         self.check_pages(first, count)?;
         if absent.pages() != self.pages() {
             return Err(RamError::BitmapSize {
-                block: self.name.clone(),
+                block: self.name().to_owned(),
                 bitmap_pages: absent.pages(),
                 block_pages: self.pages(),
             });
@@ -244,36 +268,14 @@ impl RamBlock {
         .map_err(|(call, source)| self.system(call, source))
     }
 
-    /// Gives all memory back: the block is as fresh as when it was made.
-    ///
-    /// # Errors
-    /// [`RamError::System`]; the bytes are then anything. [`RamBlock::empty`] does not depend on the kernel's leave.
-    pub fn discard_all(&self) -> Result<(), RamError> {
-        self.discard(0, self.mapping.len() as u64 >> PAGE_SHIFT)
-    }
-
-    /// Makes all bytes zero: gives the memory back, or where the kernel refuses that (locked memory before Linux
-    /// 5.18, a sandbox) stores zeros.
-    ///
-    /// # Errors
-    /// [`RamError`], if zeros cannot be stored either; the bytes are then anything.
-    pub fn empty(&self) -> Result<Emptied, RamError> {
-        match self.discard_all() {
-            Ok(()) => Ok(Emptied::Freed),
-            Err(why) => {
-                self.store_zeros(0, self.mapping.len() as u64 >> PAGE_SHIFT)?;
-                Ok(Emptied::Zeroed(why))
-            }
-        }
-    }
-
-    /// Bytes of memory that the block occupies (for a memfd in whichever process they were written).
+    /// Bytes of memory that the block occupies (shared memory in whichever process they were written). Where the kernel
+    /// cannot tell which pages are there, all are counted.
     ///
     /// # Errors
     /// [`RamError::System`].
     pub fn resident_bytes(&self) -> Result<u64, RamError> {
-        if let Some(file) = self.file() {
-            return absent::file_bytes(file).map_err(|source| self.system("fstat", source));
+        if let Some(bytes) = absent::whole_file_bytes(self).map_err(|source| self.system("fstat", source))? {
+            return Ok(bytes);
         }
         if self.mapping.len() == 0 {
             return Ok(0);
@@ -287,16 +289,20 @@ impl RamBlock {
     /// Whether every page is known to be populated, so that [`RamBlock::populate`] has nothing to do. Cheap,
     /// and may say no where it cannot be told cheaply (anonymous memory).
     pub fn is_fully_populated(&self) -> bool {
-        self.file().is_some_and(|file| absent::file_bytes(file).is_ok_and(|bytes| bytes >= self.len_bytes()))
+        absent::is_file_full(self)
     }
 
     /// Asks the kernel for transparent huge pages (faster to populate, coarser to keep sparse) or
-    /// against them. No effect on [`Backing::Huge2M`] and [`Backing::Huge1G`].
+    /// against them. No effect on memory that lies on reserved huge pages.
     ///
     /// # Errors
-    /// [`RamError::System`].
+    /// [`RamError::NotPermitted`] for memory of a VMM that does not permit it, [`RamError::System`].
     pub fn advise_huge_pages(&self, wanted: bool) -> Result<(), RamError> {
-        if self.backing.is_huge() {
+        if !self.permissions().advise {
+            let action = "advise the kernel about huge pages of";
+            return Err(RamError::NotPermitted { block: self.name().to_owned(), action });
+        }
+        if self.mapping.is_huge() {
             return Ok(());
         }
         let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
@@ -305,43 +311,10 @@ impl RamBlock {
             .map_err(|source| self.system("madvise(MADV_HUGEPAGE)", source))
     }
 
-    /// Stores zeros into the pages that are populated and not zero yet.
-    fn store_zeros(&self, first: u64, count: u64) -> Result<(), RamError> {
-        if count == 0 {
-            return Ok(());
-        }
-        let mut holes = Vec::new();
-        if absent::holes(self, first, count, &mut |first, count| holes.push((first, count))).is_err() {
-            // Nobody knows what is there, so every page is looked at.
-            holes.clear();
-        }
-        holes.push((first + count, 0));
-        let mut next = first;
-        for (hole, hole_count) in holes {
-            for page in next..hole {
-                let window = self.page(page)?;
-                let cleared =
-                    window.is_zero().and_then(|is_zero| if is_zero { Ok(()) } else { window.fill_zero() });
-                cleared.map_err(|fault| self.failed(fault, page))?;
-            }
-            next = hole + hole_count;
-        }
-        Ok(())
-    }
-
-    fn discard(&self, first: u64, count: u64) -> Result<(), RamError> {
-        self.mapping
-            .discard(first * PAGE_BYTES, count * PAGE_BYTES)
-            .map_err(|(call, source)| self.system(call, source))?;
-        // Pages that have failed went with the rest; the kernel does not give them again.
-        self.poison.clear(first, count);
-        Ok(())
-    }
-
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, RamError> {
         self.check(offset, 8)?;
         if !offset.is_multiple_of(8) {
-            return Err(RamError::Misaligned { block: self.name.clone(), offset, align: 8 });
+            return Err(RamError::Misaligned { block: self.name().to_owned(), offset, align: 8 });
         }
         self.check_sound(offset, 8)?;
         let pointer = self.mapping.address().wrapping_add(offset as usize);
@@ -356,7 +329,7 @@ impl RamBlock {
     }
 
     /// A page failed under an access that began in page `first`: from now on it is known.
-    fn failed(&self, fault: RamFault, first: u64) -> RamError {
+    pub(crate) fn failed(&self, fault: RamFault, first: u64) -> RamError {
         let page = self.page_at(fault.address).unwrap_or(first);
         let _ = self.mark_poisoned(page, 1);
         RamError::Poisoned { page: self.poisoned_page(page) }
@@ -374,7 +347,7 @@ impl RamBlock {
         match offset.checked_add(len) {
             Some(end) if end <= self.mapping.len() as u64 => Ok(()),
             _ => Err(RamError::OutOfRange {
-                block: self.name.clone(),
+                block: self.name().to_owned(),
                 offset,
                 len,
                 block_len_bytes: self.mapping.len() as u64,
@@ -386,8 +359,13 @@ impl RamBlock {
         self.check(first.saturating_mul(PAGE_BYTES), count.saturating_mul(PAGE_BYTES))
     }
 
-    fn system(&self, call: &'static str, source: std::io::Error) -> RamError {
-        RamError::System { block: self.name.clone(), call, source }
+    pub(crate) fn check_writable(&self) -> Result<(), RamError> {
+        let is_writable = !self.is_read_only();
+        is_writable.then_some(()).ok_or_else(|| RamError::ReadOnly { block: self.name().to_owned() })
+    }
+
+    pub(crate) fn system(&self, call: &'static str, source: std::io::Error) -> RamError {
+        RamError::System { block: self.name().to_owned(), call, source }
     }
 }
 
@@ -413,10 +391,11 @@ mod tests {
 
     #[test]
     fn huge_page_that_cannot_be_had_is_not_memory_that_has_failed() {
-        let block = |backing| {
+        let block = |backing: Backing| {
             // No machine need have huge pages for this.
-            let mapping = Mapping::new("ram", 4 << 20, Backing::Memfd).unwrap();
-            let block = RamBlock::of("ram".to_owned(), 4 << 20, backing, mapping);
+            let mut mapping = Mapping::new("ram", 4 << 20, Backing::Memfd).unwrap();
+            mapping.page_bytes = backing.unit_bytes();
+            let block = RamBlock::of("ram".to_owned(), 4 << 20, mapping);
             // One page that nobody can read.
             // SAFETY: the page is the block's own, and no reference to it exists.
             let result = unsafe { libc::mprotect(block.host_address().cast(), PAGE_SIZE, libc::PROT_NONE) };

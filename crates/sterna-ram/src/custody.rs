@@ -13,7 +13,8 @@
 //! Free, Gone, Saved, NoGuest ─► Arriving ─► Arrived, or NoGuest when it failed
 //! ```
 //!
-//! Arrived is as Free, and what is undone returns to it, but nothing arrives in its place.
+//! Arrived is as Free, and what is undone returns to it, but nothing arrives in its place. When the guest's memory changes
+//! ([`GuestRam::with_blocks`]), its custody goes over to the new RAM, and the old one only says that it was replaced.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,6 +50,8 @@ pub enum Custody {
     },
     /// There is none: the migration that was to bring it has failed, or its VMM has discarded it.
     NoGuest,
+    /// The guest has other memory now ([`GuestRam::with_blocks`]): ask that.
+    Replaced,
 }
 
 impl Custody {
@@ -82,6 +85,15 @@ struct Holder {
     /// Which claim is the last one; 0: none, or the VMM has spoken since.
     claim: u64,
     claims: u64,
+    /// Which RAM is the guest's: that of this generation.
+    generation: u64,
+}
+
+impl Holder {
+    /// Who has the guest, to one who asks the RAM of `generation`.
+    fn custody_of(&self, generation: u64) -> Custody {
+        if generation == self.generation { self.custody } else { Custody::Replaced }
+    }
 }
 
 impl Slot {
@@ -158,7 +170,21 @@ impl Drop for CustodyClaim {
 impl GuestRam {
     /// Who has the guest now. Unless a migration has claimed it, it may change at once.
     pub fn custody(&self) -> Custody {
-        self.custody.lock().custody
+        self.custody.lock().custody_of(self.generation)
+    }
+
+    /// Makes this RAM one that was replaced; gives the generation of the next one.
+    ///
+    /// # Errors
+    /// Who has the guest, where its memory cannot be changed.
+    pub(crate) fn next_generation(&self) -> Result<u64, Custody> {
+        let mut holder = self.custody.lock();
+        let now = holder.custody_of(self.generation);
+        if !now.may_leave() && !now.may_arrive() {
+            return Err(now);
+        }
+        holder.generation += 1;
+        Ok(holder.generation)
     }
 
     /// Claims the guest for a migration, which from now on says who has it, beginning with `custody`.
@@ -171,9 +197,12 @@ impl GuestRam {
         may: impl FnOnce(Custody) -> bool,
     ) -> Result<CustodyClaim, Custody> {
         let mut holder = self.custody.lock();
-        let before = (holder.claim, holder.custody);
-        if !may(before.1) {
+        let before = (holder.claim, holder.custody_of(self.generation));
+        if !may(before.1) || before.1 == Custody::Replaced {
             return Err(before.1);
+        }
+        if !matches!(custody, Custody::Arriving { .. }) {
+            self.forget_fresh();
         }
         holder.claims += 1;
         holder.claim = holder.claims;
@@ -195,7 +224,8 @@ impl GuestRam {
     /// Who has the guest, without running `act`, where it may not.
     pub fn while_free<T>(&self, act: impl FnOnce() -> T) -> Result<T, Custody> {
         let holder = self.custody.lock();
-        if holder.custody.may_run() { Ok(act()) } else { Err(holder.custody) }
+        let now = holder.custody_of(self.generation);
+        if now.may_run() { Ok(act()) } else { Err(now) }
     }
 
     /// The VMM has put a new guest here by itself: it booted one, or loaded one in a way of its own.
@@ -214,11 +244,20 @@ impl GuestRam {
         self.replace(Custody::NoGuest)
     }
 
+    /// There is a guest here, or was one.
+    fn forget_fresh(&self) {
+        for block in self.blocks() {
+            block.take_fresh();
+        }
+    }
+
     fn replace(&self, now: Custody) -> Result<(), Custody> {
         let mut holder = self.custody.lock();
-        if !holder.custody.may_arrive() && holder.custody != Custody::Arrived {
-            return Err(holder.custody);
+        let before = holder.custody_of(self.generation);
+        if !before.may_arrive() && before != Custody::Arrived {
+            return Err(before);
         }
+        self.forget_fresh();
         // Whoever had a claim to the guest before has none to what is here now.
         (holder.custody, holder.claim) = (now, 0);
         Ok(())

@@ -30,6 +30,28 @@ pub enum RamError {
         /// The backing's page size.
         unit_bytes: u64,
     },
+    /// What was said of memory that the VMM mapped does not fit together.
+    #[error("RAM block {block:?} cannot be made over this memory of the VMM: {rule}")]
+    External {
+        /// The block's name.
+        block: String,
+        /// What is wrong.
+        rule: &'static str,
+    },
+    /// The VMM does not permit this for memory of its own.
+    #[error("the VMM does not permit the engine to {action} RAM block {block:?} (MemoryPermissions)")]
+    NotPermitted {
+        /// The block's name.
+        block: String,
+        /// What was to be done.
+        action: &'static str,
+    },
+    /// The block's memory cannot be written.
+    #[error("RAM block {block:?} is mapped read-only and cannot be written")]
+    ReadOnly {
+        /// The block's name.
+        block: String,
+    },
     /// An access lies outside its block.
     #[error("bytes {offset}..+{len} are not inside RAM block {block:?} of {block_len_bytes} bytes")]
     OutOfRange {
@@ -105,6 +127,29 @@ pub enum DirtyError {
         what: &'static str,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// The VMM does not permit this for memory of its own.
+    #[error(
+        "dirty source {origin}: the VMM does not permit the engine to {action} RAM block {block:?}; permit it \
+         (MemoryPermissions), or choose another source"
+    )]
+    NotPermitted {
+        /// The source's name.
+        origin: &'static str,
+        /// What was to be done.
+        action: &'static str,
+        /// The block's name.
+        block: String,
+    },
+    /// What the source is over cannot be changed now.
+    #[error(
+        "dirty source {origin}: {what} cannot be changed while writes are tracked; wait for the migration's end"
+    )]
+    Running {
+        /// The source's name.
+        origin: &'static str,
+        /// What was to be changed.
+        what: &'static str,
     },
     /// A KVM memory slot does not fit the guest RAM that it was said to map.
     #[error("KVM slot {slot}: {rule}")]

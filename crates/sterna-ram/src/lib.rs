@@ -2,8 +2,9 @@
 //!
 //! # The model
 //! A guest's memory ([`GuestRam`]) is a list of named *blocks* ([`RamBlock`]), each one mapping of
-//! this process: a memfd, private anonymous memory, or a memfd on huge pages. A page is
-//! [`PAGE_SIZE`] bytes whatever the backing is, and has an index inside its block.
+//! this process. A VMM brings its own memory ([`RamBlock::from_external`]; with the feature `vm-memory` a whole
+//! `GuestMemoryMmap` by `GuestRam::from_guest_memory`) and says what the engine may do to it ([`MemoryPermissions`]), or has the engine map it ([`RamBlock::new`]). A page is
+//! [`PAGE_SIZE`] bytes whatever lies below, and has an index inside its block.
 //!
 //! The guest (and its devices) may write any byte at any instant, so nothing in this crate forms a
 //! Rust reference to RAM. A checked window is a [`RamSlice`]: a pointer and a length, read and
@@ -25,26 +26,34 @@ mod block;
 mod custody;
 pub mod dirty;
 mod error;
+mod external;
 pub mod guard;
 mod guest;
+#[cfg(feature = "vm-memory")]
+mod guest_memory;
 mod mapping;
 pub mod merge;
 mod poison;
 mod slice;
 mod sys;
 pub mod zero;
+mod zeroing;
 
 pub use bitmap::{PageBitmap, Run};
-pub use block::{Emptied, RamBlock};
+pub use block::{RamBlock, SharedFile};
 pub use custody::{Custody, CustodyClaim};
 pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
 pub use error::{DirtyError, RamError};
+pub use external::{ExternalMemory, MemoryPermissions};
 pub use guard::RamFault;
-pub use guest::{GuestRam, TrackingClaim};
+pub use guest::{ChangeError, GuestRam, TrackingClaim};
+#[cfg(feature = "vm-memory")]
+pub use guest_memory::RegionPlan;
 pub use mapping::Backing;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;
 pub use sys::is_failed_memory;
+pub use zeroing::Emptied;
 
 /// Bytes in a page: the migration format's page on x86-64 (specs/stream.md §2), whatever the backing.
 pub const PAGE_SIZE: usize = 4096;

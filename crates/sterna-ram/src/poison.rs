@@ -66,11 +66,17 @@ impl Poison {
 }
 
 impl RamBlock {
-    /// States where the guest sees the block, for errors that name a page.
+    /// States where the guest sees the block: for errors that name a page, and for dirty logs by guest addresses
+    /// ([`ExternalLog`](crate::dirty::ExternalLog)).
     #[must_use]
     pub fn at_guest_address(mut self, address: u64) -> Self {
         self.guest_address = Some(address);
         self
+    }
+
+    /// Where the guest sees the block, if that was stated.
+    pub fn guest_address(&self) -> Option<u64> {
+        self.guest_address
     }
 
     /// States that pages have failed: the VMM was told so by a signal, or its guest was. May be called at any time,

@@ -25,6 +25,28 @@ pub(crate) fn pagemap() -> io::Result<File> {
     File::open("/proc/self/pagemap")
 }
 
+/// What lies below a file, as far as finding holes in it depends on that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    Tmpfs,
+    Hugetlbfs { page_bytes: u64 },
+    Other,
+}
+
+/// Asks on which file system a file is; memfds are on tmpfs or hugetlbfs.
+pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
+    let mut status = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the kernel fills a structure of exactly this type.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()) }.into())?;
+    // SAFETY: fstatfs succeeded, so the structure is filled.
+    let status = unsafe { status.assume_init() };
+    Ok(match status.f_type {
+        libc::TMPFS_MAGIC => FileSystem::Tmpfs,
+        libc::HUGETLBFS_MAGIC => FileSystem::Hugetlbfs { page_bytes: status.f_bsize as u64 },
+        _ => FileSystem::Other,
+    })
+}
+
 /// Whether this is what the kernel says of memory that it cannot read or write: a page has failed.
 pub fn is_failed_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))

@@ -132,7 +132,7 @@ impl Client {
             if end.is_none_or(|end| end > block.pages()) {
                 return Err(lack(format!("RAM block {:?} ends before the range does", block.name())));
             }
-            let file = block.file().ok_or_else(|| {
+            let shared = block.shared_file().ok_or_else(|| {
                 lack(format!(
                     "RAM block {:?} is private memory; make it of a memfd or huge pages",
                     block.name()
@@ -140,11 +140,11 @@ impl Client {
             })?;
             let map = DmaMap {
                 flags: DMA_READ | DMA_WRITE,
-                offset: range.first_page * PAGE_BYTES,
+                offset: shared.offset + range.first_page * PAGE_BYTES,
                 address: range.guest_address,
                 size: range.pages * PAGE_BYTES,
             };
-            self.dma_map(&map, file)?;
+            self.dma_map(&map, shared.file)?;
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ impl GuestMemory {
             if range.guest_address.checked_add(bytes(range.pages)).is_none() {
                 return Err(refuse("it ends behind the last address"));
             }
-            if block.file().is_none() {
+            if block.shared_file().is_none() {
                 return Err(refuse("private memory cannot be given to a back end: back it by a memfd"));
             }
         }
@@ -53,12 +53,13 @@ impl GuestMemory {
             .iter()
             .filter_map(|range| {
                 let block = self.ram.block(range.block);
+                let shared = block.shared_file()?;
                 Some(VhostUserMemoryRegionInfo {
                     guest_phys_addr: range.guest_address,
                     memory_size: bytes(range.pages),
                     userspace_addr: block.host_address() as u64 + bytes(range.first_page),
-                    mmap_offset: bytes(range.first_page),
-                    mmap_handle: block.file()?.as_raw_fd(),
+                    mmap_offset: shared.offset + bytes(range.first_page),
+                    mmap_handle: shared.file.as_raw_fd(),
                 })
             })
             .collect()

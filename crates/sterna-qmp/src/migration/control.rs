@@ -536,6 +536,7 @@ fn cannot_leave(custody: Custody) -> Option<&'static str> {
         }
         Custody::Arriving { is_free: false } => NOT_STARTED,
         Custody::NoGuest => NO_GUEST,
+        Custody::Replaced => "The guest's memory is being changed; try again",
     })
 }
 
@@ -549,6 +550,7 @@ fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
         }
         Custody::Held => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
         Custody::NoGuest => "the migration that was to bring it has failed; wait for another one",
+        Custody::Replaced => "the guest's memory is being changed; try again",
         _ if outgoing.is_some_and(|outgoing| outgoing.status() == Status::PreSwitchover) => {
             "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here"
         }

@@ -19,9 +19,14 @@
 //!
 //! Who writes behind one source's back needs another: KVM does not see what a vhost device writes, which
 //! has a log of its own ([`VhostLog`]). [`Combined`] makes several sources one.
+//!
+//! A VMM that reads KVM's log itself, or has another log of its own, hands over what it found through an [`ExternalLog`].
 
+#[cfg(feature = "vm-memory")]
+mod atomic_bitmap;
 mod bitmaps;
 mod combined;
+mod external;
 mod harvest;
 mod kvm;
 mod ring;
@@ -29,8 +34,11 @@ mod software;
 mod uffd;
 mod vhost;
 
+#[cfg(feature = "vm-memory")]
+pub use atomic_bitmap::AtomicBitmapLog;
 pub use bitmaps::DirtyBitmaps;
 pub use combined::Combined;
+pub use external::{ExternalLog, FoundPages, VmmLog};
 pub use harvest::{Harvest, SyncTimes};
 pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
 pub use ring::{KvmDirtyRing, KvmDirtyRings};

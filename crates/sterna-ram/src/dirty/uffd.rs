@@ -9,6 +9,8 @@
 //! be reported, and would else be sent twice. What such a scan finds of other pages is kept for the next
 //! harvest.
 //!
+//! Memory of the VMM is tracked only where its permissions allow userfaultfd.
+//!
 //! At the start shared memory is protected whole, pages that are not mapped here included (markers in
 //! the page table, eight bytes a page). In anonymous memory a page that is not there needs no marker:
 //! when it comes, it comes unprotected, and so as written. That keeps a sparse guest sparse and lets
@@ -29,8 +31,9 @@ use linux_raw_sys::general::{
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
 
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use crate::mapping::Kind;
 use crate::sys::{self, Scan};
-use crate::{Backing, DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
+use crate::{DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
 
 const NAME: &str = "userfaultfd";
 
@@ -91,10 +94,7 @@ impl UffdDirtyLog {
         mut each: impl FnMut(u64, u64),
     ) -> Result<(), DirtyError> {
         let block = self.ram.block(index);
-        let scan = match block.backing() {
-            Backing::Anonymous => WRITTEN_ANONYMOUS,
-            _ => WRITTEN_SHARED,
-        };
+        let scan = if needs_markers(block) { WRITTEN_SHARED } else { WRITTEN_ANONYMOUS };
         let start = block.host_address() as u64 + (first << PAGE_SHIFT);
         sys::pagemap_scan(start, count << PAGE_SHIFT, scan, |at, bytes, _| {
             each(first + (at >> PAGE_SHIFT), bytes >> PAGE_SHIFT);
@@ -163,6 +163,10 @@ impl DirtySource for UffdDirtyLog {
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         if running.is_some() {
             return Ok(());
+        }
+        if let Some(block) = self.ram.blocks().iter().find(|block| !block.permissions().userfaultfd) {
+            let action = "register with userfaultfd";
+            return Err(DirtyError::NotPermitted { origin: NAME, action, block: block.name().to_owned() });
         }
         let fd = open()?;
         if !scan_exists() {
@@ -248,9 +252,14 @@ const WRITTEN_SHARED: Scan = Scan {
 /// The same, but never for pages that are not there.
 const WRITTEN_ANONYMOUS: Scan = Scan { any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, ..WRITTEN_SHARED };
 
+/// Whether pages that are not there are protected by markers: all but anonymous memory on normal pages.
+fn needs_markers(block: &RamBlock) -> bool {
+    block.mapping.kind() != Kind::Anonymous || block.mapping.is_huge()
+}
+
 /// Protects a block that was just registered.
 fn protect(fd: &OwnedFd, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
-    if block.backing() == Backing::Anonymous {
+    if !needs_markers(block) {
         let scan = Scan { all_of: 0, report: PAGE_IS_PRESENT, ..WRITTEN_ANONYMOUS };
         return sys::pagemap_scan(block.host_address() as u64, block.len_bytes(), scan, |_, _, _| {})
             .map_err(|error| ("ioctl(PAGEMAP_SCAN)", error));

@@ -1,5 +1,6 @@
 //! Blocks of guest RAM: access, populating, absence, zeroing.
 
+use crate::mapped::Reserve;
 use crate::support::{Random, skipped};
 use sterna_ram::{Backing, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError};
 
@@ -177,28 +178,9 @@ fn populate_makes_pages_resident_and_keeps_bytes() {
 
 #[test]
 fn block_on_huge_pages_works_as_the_others() {
-    let reserve = Reserve::more(4);
+    let reserve = Reserve::more(4, 2 << 20);
     huge_block();
     drop(reserve);
-}
-
-/// Huge pages that the test reserves, if it may, and gives back.
-struct Reserve(u64);
-
-impl Reserve {
-    const PATH: &str = "/proc/sys/vm/nr_hugepages";
-
-    fn more(pages: u64) -> Self {
-        let had = std::fs::read_to_string(Self::PATH).ok().and_then(|text| text.trim().parse().ok());
-        let _ = std::fs::write(Self::PATH, (had.unwrap_or(0) + pages).to_string());
-        Reserve(had.unwrap_or(0))
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        let _ = std::fs::write(Self::PATH, self.0.to_string());
-    }
 }
 
 fn huge_block() {
@@ -272,18 +254,18 @@ fn block_whose_memory_cannot_be_given_back_is_made_zero_all_the_same() {
             let fill = || (0..1024).for_each(|page| block.write(page * PAGE, &[7; 4096]).unwrap());
             let is_zero = |page: u64| block.page(page).unwrap().is_zero().unwrap();
             fill();
-            assert!(block.discard_all().is_err(), "{:?}", block.backing());
+            assert!(block.discard_all().is_err(), "{:?}", block.is_shared());
 
             block.zero_pages(10, 900).unwrap();
             assert!(
                 (0..1024).all(|page| is_zero(page) == (10..910).contains(&page)),
                 "{:?}",
-                block.backing()
+                block.is_shared()
             );
 
             fill();
             assert!(matches!(block.empty(), Ok(Emptied::Zeroed(_))));
-            assert!((0..1024).all(is_zero), "{:?}", block.backing());
+            assert!((0..1024).all(is_zero), "{:?}", block.is_shared());
         }
     });
     checked.join().unwrap();

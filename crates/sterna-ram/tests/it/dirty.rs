@@ -46,7 +46,7 @@ fn software_log_bits_stay_until_rearmed() {
     assert_eq!(set(second.block(0)), [6], "what was not harvested is not cleared");
     assert_eq!(set(second.block(1)), [98, 99], "outside the range nothing is re-armed");
     log.rearm(1, 64, 36, first.block(1)).unwrap();
-    assert_eq!(set(harvest(&log, &ram).block(1)), []);
+    assert_eq!(set(harvest(&log, &ram).block(1)), [0_u64; 0]);
 
     log.stop().unwrap();
     log.stop().unwrap();
@@ -205,7 +205,7 @@ fn uffd_started_leaves_absent_pages_absent() {
     for block in ram.blocks() {
         let absent = PageBitmap::new(4096);
         block.mark_absent(0, 4096, &absent).unwrap();
-        assert_eq!(absent.count(), 4095, "{:?}", block.backing());
+        assert_eq!(absent.count(), 4095, "{:?}", block.is_shared());
         assert!(!absent.get(7));
         assert_eq!(block.resident_bytes().unwrap(), PAGE);
     }

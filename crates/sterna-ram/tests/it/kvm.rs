@@ -9,6 +9,7 @@ use sterna_ram::dirty::{KvmDirtyLog, KvmLogMode, KvmSlot};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+const NONE: Vec<u64> = Vec::new();
 /// Where the code lies: the guest's page 1, before all pages that it writes.
 const CODE: u64 = 0x1000;
 
@@ -127,7 +128,7 @@ fn started(machine: &Machine, mode: KvmLogMode, test: &str) -> Option<KvmDirtyLo
         assert_eq!(machine.harvest(&log), [pages(5..225), pages(0..100)], "all is reported at first");
         machine.rearm_all(&log);
     }
-    assert_eq!(machine.harvest(&log), [vec![], vec![]]);
+    assert_eq!(machine.harvest(&log), [NONE, NONE]);
     Some(log)
 }
 
@@ -146,11 +147,11 @@ fn kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots() {
         machine.ram.block(0).read_u64(145 * PAGE).unwrap();
         assert_eq!(machine.ram.block(0).read_u64(145 * PAGE).unwrap() & 0xffff, 90, "the guest did write");
         if mode == KvmLogMode::Automatic {
-            assert_eq!(machine.harvest(&log), [vec![], vec![]], "harvesting re-armed");
+            assert_eq!(machine.harvest(&log), [NONE, NONE], "harvesting re-armed");
         } else {
             assert_eq!(machine.harvest(&log), expected, "reported until re-armed");
             machine.rearm_all(&log);
-            assert_eq!(machine.harvest(&log), [vec![], vec![]], "re-armed");
+            assert_eq!(machine.harvest(&log), [NONE, NONE], "re-armed");
         }
         machine.write(150, 1);
         assert_eq!(machine.harvest(&log), [vec![155], vec![]], "the next write is seen again");
@@ -198,7 +199,7 @@ fn kvm_log_stopped_leaves_the_vm_as_it_was() {
     plain.start().unwrap();
     machine.write(30, 2);
     assert_eq!(machine.harvest(&plain), [vec![35, 36], vec![]]);
-    assert_eq!(machine.harvest(&plain), [vec![], vec![]], "manual protection is off again");
+    assert_eq!(machine.harvest(&plain), [NONE, NONE], "manual protection is off again");
     drop(plain);
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "dropping stops it");
 

@@ -4,12 +4,15 @@
 
 #[path = "../support/broken.rs"]
 mod broken;
+#[path = "../support/mapped.rs"]
+mod mapped;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod bitmap;
 mod block;
 mod dirty;
+mod external;
 mod fork;
 mod kvm;
 mod merge;

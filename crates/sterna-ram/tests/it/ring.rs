@@ -11,6 +11,7 @@ use sterna_ram::dirty::{KvmDirtyRing, KvmDirtyRings, KvmSlot};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+const NONE: Vec<u64> = Vec::new();
 /// Where the code lies: the guest's page 1, before all pages that it writes.
 const CODE: u64 = 0x1000;
 /// Processors that log pages themselves need more.
@@ -180,13 +181,13 @@ fn ring_pages_written_by_the_guest_are_harvested_once_over_crooked_slots() {
     machine.write(0, 10, 20);
     machine.ring.start().unwrap();
     assert!(!machine.ring.initially_set());
-    assert_eq!(machine.harvest(), [vec![], vec![]], "what was written before is nobody's business");
+    assert_eq!(machine.harvest(), [NONE, NONE], "what was written before is nobody's business");
 
     // Over the borders of all three slots: guest pages 140 to 229.
     machine.write(0, 140, 90);
 
     assert_eq!(machine.harvest(), [pages(145..225), pages(0..10)]);
-    assert_eq!(machine.harvest(), [vec![], vec![]], "harvesting re-armed");
+    assert_eq!(machine.harvest(), [NONE, NONE], "harvesting re-armed");
     machine.write(0, 150, 1);
     machine.write(0, 150, 1);
     assert_eq!(machine.harvest(), [vec![155], vec![]], "the next write is seen again");

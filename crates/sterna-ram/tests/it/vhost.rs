@@ -343,7 +343,7 @@ fn vhost_log_filled_by_another_process_loses_no_write() {
     let mut device = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "vhost::vhost_device_of_another_process"])
         .env(LOG_VARIABLE, path(log.file()))
-        .env(RAM_VARIABLE, path(ram.block(0).file().unwrap()))
+        .env(RAM_VARIABLE, path(ram.block(0).shared_file().unwrap().file))
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
         .spawn()

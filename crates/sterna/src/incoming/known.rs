@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna_ram::{Emptied, GuestRam};
+use sterna_ram::{GuestRam, RamError};
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
@@ -41,17 +41,19 @@ struct Loaded {
 }
 
 impl KnownVm {
-    pub fn new(vm: Arc<dyn TargetVm>) -> Self {
+    /// # Errors
+    /// There is no memory for what comes for blocks that cannot be written.
+    pub fn new(vm: Arc<dyn TargetVm>) -> Result<Self, RamError> {
         let ram = vm.ram();
         let blocks = ram.blocks().len();
         let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();
-        Self {
+        Ok(Self {
             sections: Sections::new(vm.as_ref()),
-            sink: Arc::new(RamSink::new(&ram, may_hold_bytes)),
+            sink: Arc::new(RamSink::new(&ram, may_hold_bytes)?),
             loaded: Mutex::default(),
             ram,
             vm,
-        }
+        })
     }
 
     /// Before any RAM moves the machines must have been compared. Only a Sterna that hears our answers can
@@ -115,7 +117,7 @@ impl Target for KnownVm {
         let blocks = blocks.map(|block| (block.name().to_owned(), block.len_bytes()));
         let sink: Arc<dyn PageSink> = self.sink.clone();
         Ok(Some(Layout {
-            ram: self.ram.clone(),
+            ram: self.sink.ram().clone(),
             table: BlockTable::new(blocks).map_err(MigrationError::wire("RAM of this side"))?,
             sinks: vec![sink; lanes + 1],
         }))
@@ -191,11 +193,11 @@ impl Target for KnownVm {
 
     fn reset(&self) -> Vec<String> {
         let reset = caught("TargetVm::reset", || self.vm.reset());
-        let left = self.ram.blocks().iter().filter_map(|block| {
+        let left = self.ram.blocks().iter().enumerate().filter_map(|(index, block)| {
             let name = block.name();
-            match block.empty() {
-                Ok(Emptied::Freed) => None,
-                Ok(Emptied::Zeroed(why)) => {
+            match self.sink.empty(index) {
+                Ok(None) => None,
+                Ok(Some(why)) => {
                     Some(format!("memory of {name:?} was filled with zeros and not freed: {why}"))
                 }
                 Err(error) => Some(format!(

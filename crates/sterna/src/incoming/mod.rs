@@ -84,7 +84,8 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::listen_for(Arc::new(KnownVm::new(vm)), at, params, capabilities, observer)
+        let target = KnownVm::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
     /// As [`Incoming::listen`], for whatever takes the guest in.

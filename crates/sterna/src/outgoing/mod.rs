@@ -357,6 +357,9 @@ fn not_free(custody: Custody) -> &'static str {
             "this VM has no guest, since the migration that was to bring it has failed: wait for another; a VMM that has \
              booted a new one says so with GuestRam::has_new_guest"
         }
+        Custody::Replaced => {
+            "the guest's memory was changed while the migration began (GuestRam::with_blocks): start the migration again"
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 
 mod digest;
 mod file;
+mod ram_sink;
 mod sink;
 
 pub use digest::{DigestSink, digest_of};
 pub use file::{FileWriter, MappedFile};
-pub use sink::{PageSink, RamSink};
+pub use ram_sink::RamSink;
+pub use sink::PageSink;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;

@@ -334,7 +334,7 @@ mod tests {
 
             assert_eq!(found, (1000..1000 + count).collect::<Vec<_>>(), "turn {turn}");
             assert_eq!(reaped, Reaped { entries: count, overrun: false });
-            assert_eq!(reap(&mut kernel, &mut map).0, [], "not again");
+            assert!(reap(&mut kernel, &mut map).0.is_empty(), "not again");
             assert_eq!(kernel.pushed, kernel.reset);
         }
     }

@@ -18,7 +18,7 @@ mod drain;
 mod range;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
@@ -85,7 +85,7 @@ impl VhostLog {
     /// # Panics
     /// Never: the log always has a memfd.
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.memory.file().expect("a memfd backs the log")
+        self.memory.file().expect("a memfd backs the log").file.as_fd()
     }
 
     /// Bytes of the log, for SET_LOG_BASE.

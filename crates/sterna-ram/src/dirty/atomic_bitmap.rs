@@ -1,0 +1,109 @@
+//! The bitmaps of `vm-memory` as a software dirty log: what the VMM's devices write through that crate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, MmapRegion};
+
+use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
+use crate::{DirtyError, GuestRam, PageBitmap, RamBlock};
+
+const NAME: &str = "atomic-bitmap";
+
+/// Reports the writes that went through a `GuestMemoryMmap<AtomicBitmap>`: those of emulated devices. What vCPUs write is
+/// reported by another source; make them one with [`Combined`](super::Combined).
+///
+/// ```
+/// use sterna_ram::dirty::AtomicBitmapLog;
+/// use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam};
+/// use vm_memory::bitmap::AtomicBitmap;
+/// use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = GuestMemoryMmap::<AtomicBitmap>::from_ranges(&[(GuestAddress(0), 1 << 20)])?;
+/// let ram = GuestRam::from_guest_memory(&memory, |index, _| format!("ram{index}"))?;
+/// let log = AtomicBitmapLog::new(&ram, &memory)?;
+///
+/// log.start()?;
+/// memory.write_obj(7_u64, GuestAddress(0x5000))?;
+///
+/// let mut dirty = DirtyBitmaps::new(&ram);
+/// log.harvest(&mut dirty)?;
+/// assert!(dirty.block(0).get(5) && dirty.count() == 1);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct AtomicBitmapLog {
+    ram: GuestRam,
+    /// The block, and the region that it is over.
+    regions: Vec<(usize, Arc<MmapRegion<AtomicBitmap>>)>,
+    is_active: AtomicBool,
+}
+
+impl AtomicBitmapLog {
+    /// A log over the regions of `memory` that `ram` has blocks over ([`GuestRam::from_guest_memory`]). Not started.
+    ///
+    /// # Errors
+    /// [`DirtyError::Range`] for a block that is no region of `memory`, or whose bitmap is not one of pages of 4 KiB.
+    pub fn new(ram: &GuestRam, memory: &GuestMemoryMmap<AtomicBitmap>) -> Result<Self, DirtyError> {
+        let region_of = |(index, block): (usize, &RamBlock)| {
+            let refuse = |rule| DirtyError::Range { origin: NAME, block: index, rule };
+            let mut mappings = memory.iter().map(|region| region.get_mmap());
+            let mapping = mappings
+                .find(|mapping| mapping.as_ptr() == block.host_address())
+                .ok_or_else(|| refuse("it is no region of this guest memory"))?;
+            if mapping.bitmap().len() as u64 != block.pages() {
+                return Err(refuse("its bitmap does not have a bit for each page of 4 KiB"));
+            }
+            Ok((index, mapping))
+        };
+        let regions = ram.blocks().iter().enumerate().map(region_of).collect::<Result<_, _>>()?;
+        Ok(Self { ram: ram.clone(), regions, is_active: AtomicBool::new(false) })
+    }
+
+    fn check_active(&self) -> Result<(), DirtyError> {
+        let is_active = self.is_active.load(Ordering::SeqCst);
+        is_active.then_some(()).ok_or(DirtyError::NotStarted { origin: NAME })
+    }
+}
+
+impl DirtySource for AtomicBitmapLog {
+    fn start(&self) -> Result<(), DirtyError> {
+        if !self.is_active.load(Ordering::SeqCst) {
+            // Bits are set after the write: what they stand for was written before tracking began.
+            self.regions.iter().for_each(|(_, region)| region.bitmap().reset());
+            self.is_active.store(true, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        self.is_active.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        self.check_active()?;
+        check_bitmaps(NAME, &self.ram, into)?;
+        let began = Instant::now();
+        let mut newly_dirty = 0;
+        for (block, region) in &self.regions {
+            newly_dirty += into.block_mut(*block).merge_words(0, &region.bitmap().get_and_reset());
+        }
+        let times = SyncTimes { aligned: began.elapsed(), ..SyncTimes::default() };
+        Ok(Harvest { newly_dirty, times })
+    }
+
+    /// Harvesting re-arms.
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        self.check_active()?;
+        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, harvested)
+    }
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+}

@@ -1,0 +1,285 @@
+//! Memory that the VMM mapped, as a block of guest RAM.
+
+use std::any::Any;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::mapping::{FileRange, Kind, Mapping, Owner};
+use crate::sys::{self, FileSystem};
+use crate::{PAGE_BYTES, RamBlock, RamError};
+
+/// What the engine may do to the memory of a block. Nothing of it to memory that the VMM mapped, unless the VMM permits
+/// it; all of it to memory that the engine mapped itself.
+///
+/// Reading, writing, asking the kernel which pages are there, and populating pages right before bytes are stored into
+/// them (`MADV_POPULATE_WRITE`, which changes no byte and nothing of the mapping) need no permission.
+///
+/// ```
+/// use sterna_ram::MemoryPermissions;
+///
+/// let plain_memory = MemoryPermissions::none().allow_discard().allow_userfaultfd();
+/// assert!(plain_memory.discard && !plain_memory.advise);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct MemoryPermissions {
+    /// Give memory back to the kernel: `MADV_DONTNEED`, `MADV_REMOVE`, holes in the file. Never permit it for memory that
+    /// is pinned for a device (VFIO) or registered with an RDMA adapter: the device would go on using the old pages.
+    pub discard: bool,
+    /// Register the memory with a userfaultfd of the engine's own ([`UffdDirtyLog`](crate::dirty::UffdDirtyLog)).
+    /// It splits the mapping where a block covers a part of it.
+    pub userfaultfd: bool,
+    /// Advise the kernel about huge pages ([`RamBlock::advise_huge_pages`]).
+    pub advise: bool,
+}
+
+impl MemoryPermissions {
+    /// None of it: the default.
+    pub const fn none() -> Self {
+        Self { discard: false, userfaultfd: false, advise: false }
+    }
+
+    /// All of it.
+    pub const fn all() -> Self {
+        Self { discard: true, userfaultfd: true, advise: true }
+    }
+
+    /// With [`MemoryPermissions::discard`].
+    #[must_use]
+    pub const fn allow_discard(mut self) -> Self {
+        self.discard = true;
+        self
+    }
+
+    /// With [`MemoryPermissions::userfaultfd`].
+    #[must_use]
+    pub const fn allow_userfaultfd(mut self) -> Self {
+        self.userfaultfd = true;
+        self
+    }
+
+    /// With [`MemoryPermissions::advise`].
+    #[must_use]
+    pub const fn allow_advise(mut self) -> Self {
+        self.advise = true;
+        self
+    }
+}
+
+/// Memory that the VMM mapped, for [`RamBlock::from_external`]. As [`ExternalMemory::new`] makes it: private, without a
+/// file, on normal pages, writable, and with no permission for the engine.
+#[derive(Clone)]
+pub struct ExternalMemory {
+    address: *mut u8,
+    len_bytes: u64,
+    owner: Arc<dyn Any + Send + Sync>,
+    file: Option<FileRange>,
+    is_shared: bool,
+    huge_page_bytes: Option<u64>,
+    is_read_only: bool,
+    is_fresh: bool,
+    permissions: MemoryPermissions,
+}
+
+impl ExternalMemory {
+    /// `len_bytes` bytes from `address` on, both multiples of 4 KiB. The block keeps `owner` until it is dropped with
+    /// all its clones; the memory must stay mapped for as long as the owner lives.
+    pub fn new(address: *mut u8, len_bytes: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self {
+            address,
+            len_bytes,
+            owner,
+            file: None,
+            is_shared: false,
+            huge_page_bytes: None,
+            is_read_only: false,
+            is_fresh: false,
+            permissions: MemoryPermissions::none(),
+        }
+    }
+
+    /// The memory is mapped `MAP_SHARED`.
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
+    }
+
+    /// The memory is that of `file` from byte `offset` on: a memfd, a file on tmpfs or hugetlbfs, or any other.
+    #[must_use]
+    pub fn file(mut self, file: Arc<File>, offset: u64) -> Self {
+        self.file = Some(FileRange { file, offset });
+        self
+    }
+
+    /// The memory lies on huge pages of this size. To be stated for memory without a file (`MAP_HUGETLB`) only; for a
+    /// file the kernel is asked.
+    #[must_use]
+    pub fn huge_pages(mut self, bytes: u64) -> Self {
+        self.huge_page_bytes = Some(bytes);
+        self
+    }
+
+    /// The mapping cannot be written (no `PROT_WRITE`). A source reads it. A destination compares it with what the
+    /// source sends, and fails the migration if they differ.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.is_read_only = true;
+        self
+    }
+
+    /// The memory is fresh: see [`RamBlock::declare_fresh`].
+    #[must_use]
+    pub fn fresh(mut self) -> Self {
+        self.is_fresh = true;
+        self
+    }
+
+    /// What the engine may do to it.
+    #[must_use]
+    pub fn permit(mut self, permissions: MemoryPermissions) -> Self {
+        self.permissions = permissions;
+        self
+    }
+
+    fn kind(&self, system: FileSystem) -> Kind {
+        match (&self.file, self.is_shared, system) {
+            (None, false, _) => Kind::Anonymous,
+            (None, true, _) => Kind::SharedAnonymous,
+            (Some(_), true, FileSystem::Tmpfs) => Kind::Tmpfs,
+            (Some(_), true, FileSystem::Hugetlbfs { .. }) => Kind::Hugetlbfs,
+            (Some(_), true, FileSystem::Other) => Kind::File,
+            (Some(_), false, FileSystem::Tmpfs) => Kind::PrivateTmpfs,
+            (Some(_), false, _) => Kind::PrivateFile,
+        }
+    }
+
+    /// What does not fit together, in words.
+    fn misfit(&self, kind: Kind, page_bytes: u64) -> Option<&'static str> {
+        let address = self.address as u64;
+        let offset = self.file.as_ref().map_or(address, |range| range.offset);
+        Some(match () {
+            () if self.address.is_null() => "its address is null",
+            () if !address.is_multiple_of(PAGE_BYTES) => "its address is no multiple of 4096",
+            () if address.checked_add(self.len_bytes).is_none() => "it ends after the last address",
+            () if offset.checked_add(self.len_bytes).is_none() => {
+                "it ends after the last byte that a file can have"
+            }
+            () if !page_bytes.is_power_of_two() || page_bytes < PAGE_BYTES => {
+                "the size of its pages is no power of two from 4096 on"
+            }
+            () if !offset.is_multiple_of(PAGE_BYTES) => "its offset in the file is no multiple of 4096",
+            () if offset % page_bytes != address % page_bytes => {
+                "address and offset in the file do not lie at the same place of a huge page"
+            }
+            () if self.permissions.discard && !kind.is_zero_when_discarded() => {
+                "a private mapping of a file does not read as zero when its memory is given back: do not permit it"
+            }
+            () if self.permissions.discard && self.is_read_only => {
+                "it is read-only: do not permit to give its memory back"
+            }
+            () => return None,
+        })
+    }
+}
+
+// SAFETY: the address is only a name for memory of the process; nothing here accesses it.
+unsafe impl Send for ExternalMemory {}
+// SAFETY: as above.
+unsafe impl Sync for ExternalMemory {}
+
+impl fmt::Debug for ExternalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalMemory")
+            .field("address", &self.address)
+            .field("len_bytes", &self.len_bytes)
+            .field("file", &self.file)
+            .field("is_shared", &self.is_shared)
+            .field("is_read_only", &self.is_read_only)
+            .field("permissions", &self.permissions)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RamBlock {
+    /// A block over memory that the VMM mapped. The engine never maps, remaps, unmaps or frees it; the block holds the
+    /// memory's owner until it and all its clones are dropped. Any length in pages of 4 KiB will do, whatever the pages
+    /// below are.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::Arc;
+    /// use sterna_ram::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock};
+    ///
+    /// # struct Region(Box<[Page]>);
+    /// # #[repr(align(4096))] #[derive(Clone)] struct Page([u8; 4096]);
+    /// # impl Region {
+    /// #     fn map(bytes: usize) -> Self { Region(vec![Page([0; 4096]); bytes / 4096].into()) }
+    /// #     fn address(&self) -> *mut u8 { self.0.as_ptr().cast_mut().cast() }
+    /// # }
+    /// // `Region` is the VMM's own: it has mapped memory, and unmaps it when it is dropped.
+    /// let region = Arc::new(Region::map(1 << 20));
+    /// let memory = ExternalMemory::new(region.address(), 1 << 20, region.clone())
+    ///     .permit(MemoryPermissions::none().allow_userfaultfd());
+    /// // SAFETY: `region` has mapped exactly this, writable, until it is dropped; nobody has a reference into it.
+    /// let block = unsafe { RamBlock::from_external("ram", memory) }?.at_guest_address(0);
+    /// let ram = GuestRam::new(vec![block])?;
+    /// # assert_eq!(ram.total_bytes(), 1 << 20);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    /// For as long as the owner lives
+    /// - the whole range is mapped readable, and writable unless it was said to be [read-only](ExternalMemory::read_only);
+    /// - no Rust reference to any of its bytes exists, but for references to atomics;
+    /// - it is what was said of it: shared or private, of this file at this offset or of none, on pages of this size,
+    ///   and nobody maps other memory there.
+    ///
+    /// What the memory reads as and who else writes it are no matter of safety.
+    ///
+    /// # Errors
+    /// [`RamError::Name`], [`RamError::Length`] (a multiple of 4 KiB is needed), [`RamError::External`] where what was
+    /// said of the memory does not fit together, [`RamError::System`] if the file cannot be asked.
+    pub unsafe fn from_external(name: impl Into<String>, memory: ExternalMemory) -> Result<Self, RamError> {
+        let name = Self::checked_name(name.into())?;
+        let len_bytes = memory.len_bytes;
+        Self::check_length(&name, len_bytes, PAGE_BYTES)?;
+        let failed = |source| RamError::System { block: name.clone(), call: "fstatfs", source };
+        let system = match &memory.file {
+            Some(range) => sys::file_system(range.file.as_fd()).map_err(failed)?,
+            None => FileSystem::Other,
+        };
+        let page_bytes = match system {
+            FileSystem::Hugetlbfs { page_bytes } => page_bytes,
+            _ => memory.huge_page_bytes.unwrap_or(PAGE_BYTES),
+        };
+        let kind = memory.kind(system);
+        let too_short = |range: &FileRange| match range.file.metadata() {
+            Ok(status) => status.is_file() && status.len() < range.offset.saturating_add(len_bytes),
+            Err(_) => false,
+        };
+        let misfit = memory.misfit(kind, page_bytes).or_else(|| {
+            memory.file.as_ref().is_some_and(too_short).then_some("the file ends before it does")
+        });
+        if let Some(rule) = misfit {
+            return Err(RamError::External { block: name, rule });
+        }
+        let mapping = Mapping {
+            address: memory.address,
+            len: len_bytes as usize,
+            page_bytes,
+            kind,
+            file: memory.file,
+            is_read_only: memory.is_read_only,
+            permissions: memory.permissions,
+            owner: Owner::External(memory.owner),
+        };
+        let block = RamBlock::of(name, len_bytes, mapping);
+        if memory.is_fresh {
+            block.declare_fresh();
+        }
+        Ok(block)
+    }
+}

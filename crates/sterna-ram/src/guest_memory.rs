@@ -1,0 +1,153 @@
+//! Guest memory of the `vm-memory` crate, as blocks of guest RAM.
+
+use std::fs;
+use std::sync::Arc;
+
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+use crate::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock, RamError};
+
+/// What a block over a region of guest memory is to be: see [`GuestRam::from_guest_memory`]. A name alone will do.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct RegionPlan {
+    name: String,
+    permissions: MemoryPermissions,
+    is_fresh: bool,
+}
+
+impl RegionPlan {
+    /// A block of this name, 1 to 255 bytes. Source and destination must give the same names.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), permissions: MemoryPermissions::none(), is_fresh: false }
+    }
+
+    /// What the engine may do to the memory; nothing, if this is not said.
+    pub fn permit(mut self, permissions: MemoryPermissions) -> Self {
+        self.permissions = permissions;
+        self
+    }
+
+    /// The memory is fresh: see [`RamBlock::declare_fresh`].
+    pub fn fresh(mut self) -> Self {
+        self.is_fresh = true;
+        self
+    }
+}
+
+impl From<String> for RegionPlan {
+    fn from(name: String) -> Self {
+        Self::named(name)
+    }
+}
+
+impl From<&str> for RegionPlan {
+    fn from(name: &str) -> Self {
+        Self::named(name)
+    }
+}
+
+impl GuestRam {
+    /// The memory of a VMM that uses the `vm-memory` crate: one block for each region, at its guest address. The blocks
+    /// keep the regions' mappings alive. `plan` is called for each region, with its place in the list, and says
+    /// the block's name and what the engine may do to the memory.
+    ///
+    /// ```
+    /// use sterna_ram::{GuestRam, MemoryPermissions, RegionPlan};
+    /// use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory: GuestMemoryMmap =
+    ///     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20), (GuestAddress(1 << 32), 2 << 20)])?;
+    ///
+    /// // The engine only reads and writes.
+    /// let ram = GuestRam::from_guest_memory(&memory, |index, _| format!("ram{index}"))?;
+    /// assert_eq!((ram.block(1).name(), ram.block(1).guest_address()), ("ram1", Some(1 << 32)));
+    ///
+    /// // Memory that no device has pinned may be given back; it was just mapped.
+    /// let ram = GuestRam::from_guest_memory(&memory, |_, region| {
+    ///     RegionPlan::named(format!("ram@{:#x}", region.start_addr().0))
+    ///         .permit(MemoryPermissions::none().allow_discard())
+    ///         .fresh()
+    /// })?;
+    /// # assert!(ram.block(0).permissions().discard);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`RamBlock::from_external`] and [`GuestRam::new`], and [`RamError::External`] for a region that does not own its
+    /// mapping (`MmapRegion::build_raw`): who knows how long that lives makes a block of it with
+    /// [`RamBlock::from_external`].
+    pub fn from_guest_memory<B, P>(
+        memory: &GuestMemoryMmap<B>,
+        mut plan: impl FnMut(usize, &GuestRegionMmap<B>) -> P,
+    ) -> Result<Self, RamError>
+    where
+        B: vm_memory::bitmap::Bitmap + Send + Sync + 'static,
+        P: Into<RegionPlan>,
+    {
+        let regions = memory.iter().enumerate();
+        let blocks = regions.map(|(index, region)| RamBlock::from_region(region, plan(index, region).into()));
+        GuestRam::new(blocks.collect::<Result<_, _>>()?)
+    }
+}
+
+impl RamBlock {
+    /// A block over one region of guest memory, at its guest address: for memory that is plugged. See
+    /// [`GuestRam::from_guest_memory`].
+    ///
+    /// # Errors
+    /// As [`GuestRam::from_guest_memory`].
+    pub fn from_region<B>(region: &GuestRegionMmap<B>, plan: impl Into<RegionPlan>) -> Result<Self, RamError>
+    where
+        B: vm_memory::bitmap::Bitmap + Send + Sync + 'static,
+    {
+        let plan = plan.into();
+        let mapping = region.get_mmap();
+        let refuse = |rule| Err(RamError::External { block: plan.name.clone(), rule });
+        if !mapping.owned() {
+            return refuse("the region does not own its mapping, so how long it lives is unknown");
+        }
+        if mapping.prot() & libc::PROT_READ == 0 {
+            return refuse("it cannot be read");
+        }
+        let mut external =
+            ExternalMemory::new(mapping.as_ptr(), mapping.size() as u64, Arc::clone(&mapping) as Arc<_>)
+                .permit(plan.permissions);
+        if let Some(range) = mapping.file_offset() {
+            external = external.file(Arc::clone(range.arc()), range.start());
+        } else if let Some(bytes) = huge_page_bytes(mapping.flags()) {
+            external = external.huge_pages(bytes);
+        }
+        if mapping.flags() & libc::MAP_TYPE != libc::MAP_PRIVATE {
+            external = external.shared();
+        }
+        if mapping.prot() & libc::PROT_WRITE == 0 {
+            external = external.read_only();
+        }
+        if plan.is_fresh {
+            external = external.fresh();
+        }
+        // SAFETY: the region has mapped this memory itself, as its own fields say, and unmaps it when the last Arc of it,
+        // one of which the block holds, is dropped. It hands out raw pointers and references to atomics alone.
+        let block = unsafe { RamBlock::from_external(plan.name, external) }?;
+        Ok(block.at_guest_address(region.start_addr().0))
+    }
+}
+
+/// The size of the huge pages on which memory without a file was mapped with these flags.
+fn huge_page_bytes(flags: i32) -> Option<u64> {
+    if flags & libc::MAP_HUGETLB == 0 {
+        return None;
+    }
+    match (flags >> libc::MAP_HUGE_SHIFT) & libc::MAP_HUGE_MASK {
+        0 => Some(default_huge_page_bytes().unwrap_or(2 << 20)),
+        shift => Some(1 << shift),
+    }
+}
+
+fn default_huge_page_bytes() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}

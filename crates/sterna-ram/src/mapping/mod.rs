@@ -1,0 +1,267 @@
+//! One mapping of this process: the engine's own, or memory that the VMM mapped.
+
+mod own;
+
+use std::any::Any;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::sys::check;
+use crate::{MemoryPermissions, PAGE_BYTES};
+
+/// What the memory of a block is made of that the engine maps itself ([`RamBlock::new`](crate::RamBlock::new)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Backing {
+    /// A memfd, mapped shared: can be handed to another process (vhost-user).
+    Memfd,
+    /// Private anonymous memory.
+    Anonymous,
+    /// A memfd on huge pages of 2 MiB, which the host must have reserved.
+    Huge2M,
+    /// A memfd on huge pages of 1 GiB, which the host must have reserved.
+    Huge1G,
+}
+
+impl Backing {
+    /// Bytes in the smallest piece that this backing gives and takes.
+    pub fn unit_bytes(self) -> u64 {
+        match self {
+            Backing::Memfd | Backing::Anonymous => PAGE_BYTES,
+            Backing::Huge2M => 2 << 20,
+            Backing::Huge1G => 1 << 30,
+        }
+    }
+
+    /// Whether the memory lies on reserved huge pages.
+    pub fn is_huge(self) -> bool {
+        matches!(self, Backing::Huge2M | Backing::Huge1G)
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Backing::Anonymous => Kind::Anonymous,
+            Backing::Memfd => Kind::Tmpfs,
+            Backing::Huge2M | Backing::Huge1G => Kind::Hugetlbfs,
+        }
+    }
+}
+
+/// How a mapping gets its memory, which decides how memory is given back and who knows which pages are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Private, without a file.
+    Anonymous,
+    /// Shared, without a file.
+    SharedAnonymous,
+    /// Shared, of a file on tmpfs (a memfd is one).
+    Tmpfs,
+    /// Shared, of a file on hugetlbfs.
+    Hugetlbfs,
+    /// Shared, of a file elsewhere.
+    File,
+    /// Private, of a file on tmpfs.
+    PrivateTmpfs,
+    /// Private, of a file elsewhere.
+    PrivateFile,
+}
+
+impl Kind {
+    /// Whether writes reach whoever else has the memory.
+    pub(crate) fn is_shared(self) -> bool {
+        !matches!(self, Kind::Anonymous | Kind::PrivateTmpfs | Kind::PrivateFile)
+    }
+
+    /// Whether a page that is given back reads as zero afterwards. A private page of a file reads as the file.
+    pub(crate) fn is_zero_when_discarded(self) -> bool {
+        !matches!(self, Kind::PrivateTmpfs | Kind::PrivateFile)
+    }
+}
+
+/// The file of a mapping, and where in it the mapping begins.
+#[derive(Debug, Clone)]
+pub(crate) struct FileRange {
+    pub file: Arc<File>,
+    pub offset: u64,
+}
+
+/// Who unmaps the memory.
+pub(crate) enum Owner {
+    /// There is no memory.
+    Nobody,
+    /// This mapping, when it is dropped.
+    Mapping,
+    /// Whoever this keeps alive.
+    External(Arc<dyn Any + Send + Sync>),
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Nobody => f.write_str("Nobody"),
+            Owner::Mapping => f.write_str("Mapping"),
+            Owner::External(owner) => write!(f, "External(held {} times)", Arc::strong_count(owner)),
+        }
+    }
+}
+
+/// A live mapping.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(super) address: *mut u8,
+    pub(super) len: usize,
+    /// Bytes in the smallest piece that the kernel gives and takes.
+    pub(super) page_bytes: u64,
+    pub(super) kind: Kind,
+    pub(super) file: Option<FileRange>,
+    pub(super) is_read_only: bool,
+    pub(super) permissions: MemoryPermissions,
+    pub(super) owner: Owner,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw pointers
+// with volatile or atomic operations, and the address never changes until drop.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared use hands out raw pointers only.
+unsafe impl Sync for Mapping {}
+
+// A panic leaves nothing half changed: the mapping never changes, and of the owner nothing is used.
+impl UnwindSafe for Mapping {}
+impl RefUnwindSafe for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes (a multiple of the backing's unit, above 0). On failure says which call failed.
+    pub(crate) fn new(name: &str, len: usize, backing: Backing) -> Result<Self, (&'static str, io::Error)> {
+        let file = match backing {
+            Backing::Anonymous => None,
+            _ => Some(own::memfd(name, len, backing)?),
+        };
+        let address = own::map(len, backing, file.as_ref()).map_err(|error| ("mmap", error))?;
+        Ok(Mapping {
+            address,
+            len,
+            page_bytes: backing.unit_bytes(),
+            kind: backing.kind(),
+            file: file.map(|file| FileRange { file: Arc::new(file), offset: 0 }),
+            is_read_only: false,
+            permissions: MemoryPermissions::all(),
+            owner: Owner::Mapping,
+        })
+    }
+
+    /// No memory at all.
+    pub(crate) fn none() -> Self {
+        Mapping {
+            address: ptr::null_mut(),
+            len: 0,
+            page_bytes: PAGE_BYTES,
+            kind: Kind::Anonymous,
+            file: None,
+            is_read_only: false,
+            permissions: MemoryPermissions::all(),
+            owner: Owner::Nobody,
+        }
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Bytes that are mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn file(&self) -> Option<&FileRange> {
+        self.file.as_ref()
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    pub(crate) fn permissions(&self) -> MemoryPermissions {
+        self.permissions
+    }
+
+    /// Whether the mapping's memory comes in pieces larger than a page.
+    pub(crate) fn is_huge(&self) -> bool {
+        self.page_bytes > PAGE_BYTES
+    }
+
+    /// `madvise` on bytes `[offset, offset + len)`, which must lie inside the mapping.
+    pub(crate) fn advise(&self, offset: u64, len: u64, advice: libc::c_int) -> io::Result<()> {
+        let (offset, len) = (offset as usize, len as usize);
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        loop {
+            // SAFETY: the range lies inside this mapping (asserted), over which no Rust reference
+            // exists, so whatever the advice does to its contents breaks no rule of the language.
+            let result = unsafe { libc::madvise(self.address.add(offset).cast(), len, advice) };
+            match check(libc::c_long::from(result)) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives the memory of bytes `[offset, offset + len)` back; they read as zero afterwards. Whole pages of
+    /// [`Mapping::page_bytes`] only, and only where the owner permits it: the one place that gives memory back.
+    /// On failure says which call failed; the bytes are then anything.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
+        assert!(self.permissions.discard, "whoever discards has asked for the permission");
+        if len == 0 {
+            return Ok(());
+        }
+        match (self.kind, &self.file) {
+            (Kind::Anonymous, _) => match self.advise(offset, len, libc::MADV_DONTNEED) {
+                // What a locked mapping says. Linux 5.18 has an advice of its own for those.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self
+                    .advise(offset, len, libc::MADV_DONTNEED_LOCKED)
+                    .map_err(|_| ("madvise(MADV_DONTNEED)", error)),
+                done => done.map_err(|error| ("madvise(MADV_DONTNEED)", error)),
+            },
+            (Kind::SharedAnonymous, _) | (_, None) => {
+                self.advise(offset, len, libc::MADV_REMOVE).map_err(|error| ("madvise(MADV_REMOVE)", error))
+            }
+            (_, Some(range)) => punch_hole(range, offset, len),
+        }
+    }
+}
+
+fn punch_hole(range: &FileRange, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let from = (range.offset + offset) as libc::off_t;
+    loop {
+        // SAFETY: no pointers are passed; what the file loses no Rust reference names.
+        let result = unsafe { libc::fallocate(range.file.as_raw_fd(), mode, from, len as libc::off_t) };
+        match check(libc::c_long::from(result)) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(("fallocate(PUNCH_HOLE)", error)),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if !matches!(self.owner, Owner::Mapping) {
+            return;
+        }
+        // SAFETY: we own exactly this mapping. RamSlices borrow the block, and holders of the raw
+        // address promised to keep the block alive (RamBlock::host_address).
+        unsafe { libc::munmap(self.address.cast(), self.len) };
+    }
+}

@@ -1,0 +1,83 @@
+//! Memory that the engine maps itself.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr;
+
+use super::Backing;
+use crate::sys::check;
+
+/// Mappings start at a multiple of this, so that the kernel and KVM may use transparent huge pages.
+const ALIGN: usize = 2 << 20;
+
+/// Creates a memfd of `len` bytes whose size is sealed: nobody who is handed the descriptor can shrink
+/// it under our mapping and so kill us with SIGBUS.
+pub(super) fn memfd(name: &str, len: usize, backing: Backing) -> Result<File, (&'static str, io::Error)> {
+    let mut label: Vec<u8> = name.bytes().filter(|byte| *byte != 0).take(200).chain([0]).collect();
+    label.shrink_to_fit();
+    let flags = libc::MFD_CLOEXEC
+        | libc::MFD_ALLOW_SEALING
+        | match backing {
+            Backing::Huge2M => libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+            Backing::Huge1G => libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
+            Backing::Memfd | Backing::Anonymous => 0,
+        };
+    // SAFETY: `label` ends in a zero byte and has no other.
+    let fd = unsafe { libc::memfd_create(label.as_ptr().cast(), flags) };
+    let fd = check(libc::c_long::from(fd)).map_err(|error| ("memfd_create", error))?;
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
+    // SAFETY: no pointers are passed.
+    let result = unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) };
+    check(libc::c_long::from(result)).map_err(|error| ("ftruncate", error))?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: no pointers are passed.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    check(libc::c_long::from(result)).map_err(|error| ("fcntl(F_ADD_SEALS)", error))?;
+    Ok(file)
+}
+
+/// Maps the memory at an address aligned to [`ALIGN`] (huge pages: the kernel aligns).
+pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Result<*mut u8> {
+    let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
+    let fd = file.map_or(-1, AsRawFd::as_raw_fd);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    if backing.is_huge() {
+        // Without NORESERVE: too few huge pages are an error here instead of a SIGBUS later.
+        return mmap(ptr::null_mut(), len, access, kind, fd);
+    }
+    let room = len.checked_add(ALIGN).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let base = mmap(ptr::null_mut(), room, libc::PROT_NONE, reserve, -1)?;
+    let skip = base.align_offset(ALIGN);
+    let address = base.wrapping_add(skip);
+    let fixed = kind | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let mapped = mmap(address, len, access, fixed, fd);
+    let unmap = |start: *mut u8, len: usize| {
+        if len > 0 {
+            // SAFETY: a part of the reservation made above that nobody else knows.
+            unsafe { libc::munmap(start.cast(), len) };
+        }
+    };
+    if mapped.is_err() {
+        unmap(base, room);
+    } else {
+        unmap(base, skip);
+        unmap(address.wrapping_add(len), room - skip - len);
+    }
+    mapped
+}
+
+fn mmap(
+    address: *mut u8,
+    len: usize,
+    access: libc::c_int,
+    flags: libc::c_int,
+    fd: libc::c_int,
+) -> io::Result<*mut u8> {
+    // SAFETY: either the kernel chooses a free address, or (MAP_FIXED, in `map`) the range lies inside
+    // a reservation of ours, so no one else's mapping is replaced.
+    let mapped = unsafe { libc::mmap(address.cast(), len, access, flags, fd, 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast()) }
+}
