@@ -10,9 +10,6 @@
 //! | [`vm`], [`device_stream`], [`hooks`], [`throttle`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | how a migration will go, before it begins |
-//! | [`order`] | which page next, and when a round ends |
-//! | [`pages`] | what carries pages: writers and sinks |
-//! | [`codec`] | what a page looks like as bytes |
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`foreign`] | machines that the engine does not know: into images and out of them |
 //!
@@ -20,7 +17,7 @@
 #![deny(unsafe_code)]
 
 mod brake;
-pub mod codec;
+mod codec;
 pub mod device_stream;
 pub mod dirty_rate;
 mod driver;
@@ -32,9 +29,9 @@ pub mod hooks;
 mod identity;
 pub mod incoming;
 mod machine_type;
-pub mod order;
+mod order;
 pub mod outgoing;
-pub mod pages;
+mod pages;
 pub mod params;
 pub mod stats;
 mod streams;

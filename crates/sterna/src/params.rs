@@ -75,8 +75,6 @@ pub struct Parameters {
     pub multifd_zstd_level: u8,
     /// `zero-page-detection`, of the source.
     pub zero_page_detection: ZeroPageDetection,
-    /// `x-rdma-chunk-size`, bytes, a power of two from 1 MiB to 1 GiB. No transport uses it yet.
-    pub rdma_chunk_size_bytes: u64,
     /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
     pub tls: Option<Tls>,
     /// `direct-io`: files are written and read past the page cache.
@@ -121,7 +119,6 @@ impl Default for Parameters {
             multifd_zlib_level: 1,
             multifd_zstd_level: 1,
             zero_page_detection: ZeroPageDetection::Multifd,
-            rdma_chunk_size_bytes: 1 << 20,
             tls: None,
             direct_io: Direct::Off,
             replace_file: false,

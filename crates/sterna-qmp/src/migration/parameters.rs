@@ -280,7 +280,6 @@ impl ParameterSet {
                 "legacy" => ZeroPageDetection::Legacy,
                 _ => ZeroPageDetection::Multifd,
             },
-            rdma_chunk_size_bytes: self.number("x-rdma-chunk-size"),
             // Names of objects, which the monitor keeps.
             tls: None,
             // Where a file system has none, the page cache is better than no file; a warning says so.

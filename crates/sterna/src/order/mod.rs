@@ -1,7 +1,8 @@
 //! Which page next, and when a round ends: the page order.
 //!
 //! A *pass* is a set of dirty pages that lanes send between two flushes of the wire
-//! (specs/stream.md §3.5). Its clauses, each held by a test that plants its violation:
+//! (specs/stream.md §3.5). Its clauses, each held by tests of the pass here, and by one that violates it around the engine
+//! and has the guests' checker notice (`tests/it/page_order`):
 //!
 //! 1. A page goes out at most once in a pass, over all lanes. Bits harvested meanwhile belong to the next.
 //! 2. Per page: take the bit, re-arm the tracking, then read. Never the other way round.
@@ -19,9 +20,13 @@ mod geometry;
 mod pass;
 mod queue;
 mod slice_size;
+#[cfg(test)]
+mod tests;
 
 pub use clause::Clause;
-pub use pass::{LaneCursor, Pass, RearmError, Taken};
+#[cfg(test)]
+pub(crate) use pass::Taken;
+pub use pass::{LaneCursor, Pass, RearmError};
 pub use queue::{Next, PassQueue};
 pub use slice_size::SliceSize;
 

@@ -1,14 +1,14 @@
 //! What carries pages: where a lane puts them ([`PageWriter`]) and where a receiver does ([`PageSink`]).
 //!
 //! Neither knows the other: a writer may speak multifd, records of the main channel, or no protocol at
-//! all (a file); a sink may be guest RAM, a digest, later a COLO cache or userfaultfd copies.
+//! all (a file); a sink may be guest RAM, an image, later a COLO cache or userfaultfd copies.
 
-mod digest;
 mod file;
 mod ram_sink;
 mod sink;
+#[cfg(test)]
+mod tests;
 
-pub use digest::{DigestSink, digest_of};
 pub use file::{FileWriter, MappedFile};
 pub use ram_sink::RamSink;
 pub use sink::PageSink;

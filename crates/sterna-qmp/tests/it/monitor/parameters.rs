@@ -181,7 +181,6 @@ fn every_parameter_reaches_the_engine() {
         multifd_zlib_level: 3,
         multifd_zstd_level: 4,
         zero_page_detection: ZeroPageDetection::Legacy,
-        rdma_chunk_size_bytes: 2 << 20,
         direct_io: sterna::Direct::Wanted,
         replace_file: true,
         max_queued_stream_bytes: 104 << 10,

@@ -38,6 +38,7 @@ impl MappedFile {
     }
 
     /// Pages whose bytes are in the file.
+    #[cfg(test)]
     pub fn held_pages(&self) -> u64 {
         self.held.count()
     }

@@ -1,25 +1,40 @@
-//! Other ends of a lane than sockets and guest RAM: a digest that takes pages, a file that carries them.
+//! A file as the end of lanes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::plain::Plain;
-use sterna::MigrationError;
-use sterna::order::{LaneCursor, Pass, SliceSize};
-use sterna::pages::{DigestSink, FileWriter, MappedFile, PageSink, PageWriter, digest_of};
-use sterna::ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
+use sterna_ram::dirty::SoftwareLog;
+use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 use sterna_transport::{CreateOptions, Direct, PageFile, TransportError};
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, holds_page};
 
+use super::{FileWriter, MappedFile, PageWriter};
+use crate::error::{Fault, MigrationError};
+use crate::order::{LaneCursor, PageRun, Pass, SliceSize, Taken};
+
 const LANES: usize = 3;
 
+/// A guest whose RAM a test writes.
+struct Plain {
+    ram: GuestRam,
+    log: SoftwareLog,
+}
+
+impl Plain {
+    /// Fills a page of block 0 with `byte`.
+    fn write(&self, page: u64, byte: u8) {
+        self.ram.block(0).write(page * PAGE_SIZE as u64, &[byte; PAGE_SIZE]).unwrap();
+    }
+}
+
 /// Two blocks. Of the first, pages hold bytes, hold zeros, or were never there.
-fn guest() -> Arc<Plain> {
+fn guest() -> Plain {
     let block = |name: &str, pages: u64| {
         RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("a block")
     };
-    let vm = Plain::new(GuestRam::new(vec![block("low", 3000), block("high", 700)]).unwrap());
+    let ram = GuestRam::new(vec![block("low", 3000), block("high", 700)]).unwrap();
+    let vm = Plain { log: SoftwareLog::new(&ram), ram };
     for page in (0..3000).filter(|page| page % 7 < 3) {
         vm.write(page, if page % 7 == 0 { 0 } else { (page % 250) as u8 + 1 });
     }
@@ -30,7 +45,7 @@ fn guest() -> Arc<Plain> {
 /// Hands every page of `vm` to `LANES` lanes at once; each calls `lane` for its runs.
 fn over_lanes<F>(vm: &Plain, lane: F)
 where
-    F: Fn(usize) -> Box<dyn FnMut(sterna::order::Taken) -> Result<(), MigrationError>> + Sync,
+    F: Fn(usize) -> Box<dyn FnMut(Taken) -> Result<(), MigrationError>> + Sync,
 {
     vm.log.start().unwrap();
     let all = DirtyBitmaps::new(&vm.ram);
@@ -51,66 +66,25 @@ where
     vm.log.stop().unwrap();
 }
 
-#[test]
-fn digest_of_pages_that_came_over_many_lanes_is_that_of_the_ram() {
-    let vm = guest();
-    let sink = Arc::new(DigestSink::new(&vm.ram, LANES).unwrap());
-    over_lanes(&vm, |_| {
-        let (sink, ram) = (Arc::clone(&sink), vm.ram.clone());
-        Box::new(move |taken| {
-            if taken.absent {
-                return sink.zero(taken.run);
-            }
-            let from = ram
-                .block(taken.run.block)
-                .slice(taken.run.first * PAGE_SIZE as u64, taken.run.count as usize * PAGE_SIZE)?;
-            let mut bytes = vec![0; from.len()];
-            from.copy_to(&mut bytes)?;
-            sink.prepare(taken.run)?.copy_from(&bytes)?;
-            sink.commit(taken.run)
-        })
-    });
-
-    assert_eq!(sink.digest(), digest_of(&vm.ram).unwrap());
-    assert_eq!(sink.received(0).count() + sink.received(1).count(), 3700);
-    // One byte elsewhere, and it is another one.
-    let digest = sink.digest();
-    vm.ram.block(1).write(0, &[1]).unwrap();
-    assert_ne!(digest, digest_of(&vm.ram).unwrap());
-}
-
-#[test]
-fn digest_page_that_becomes_zero_counts_as_zero() {
-    let vm = guest();
-    let sink = DigestSink::new(&vm.ram, 1).unwrap();
-    let empty = sink.digest();
-    let run = sterna::order::PageRun { block: 0, first: 5, count: 2 };
-    sink.prepare(run).unwrap().copy_from(&[3; 2 * PAGE_SIZE]).unwrap();
-    sink.commit(run).unwrap();
-    assert_ne!(sink.digest(), empty);
-
-    sink.zero(run).unwrap();
-
-    assert_eq!(sink.digest(), empty);
-}
-
 /// A lane into `image` that looks for zero pages as the engine's lanes do.
-fn file_lane(
-    image: &Arc<MappedFile>,
-    ram: &GuestRam,
-) -> Box<dyn FnMut(sterna::order::Taken) -> Result<(), MigrationError>> {
+fn file_lane(image: &Arc<MappedFile>, ram: &GuestRam) -> Box<dyn FnMut(Taken) -> Result<(), MigrationError>> {
     let (mut writer, ram) = (FileWriter::new(Arc::clone(image), ram), ram.clone());
     Box::new(move |taken| {
         if taken.absent {
             return writer.absent_run(taken.run);
         }
         for page in taken.run.first..taken.run.end() {
-            let run = sterna::order::PageRun { first: page, count: 1, ..taken.run };
+            let run = PageRun { first: page, count: 1, ..taken.run };
             let zero = ram.block(run.block).page(page)?.is_zero()?;
             if zero { writer.zero_run(run)? } else { writer.write_run(run)? }
         }
         writer.barrier()
     })
+}
+
+/// Where files lie on a disk, as this test program does.
+fn directory_on_disk() -> std::path::PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
 /// Pages of `ram` in a file at `path`, with nothing around them but room for the bitmaps.
@@ -128,7 +102,7 @@ fn image_of(path: &Path, ram: &GuestRam) -> Result<(Arc<MappedFile>, Vec<MappedH
 
 #[test]
 fn image_written_over_many_lanes_holds_every_page_and_holes_for_the_rest() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir_in(directory_on_disk()).unwrap();
     let path = directory.path().join("guest.img");
     let vm = guest();
     let (image, headers) = image_of(&path, &vm.ram).unwrap();
@@ -163,12 +137,12 @@ fn image_written_over_many_lanes_holds_every_page_and_holes_for_the_rest() {
 
 #[test]
 fn image_page_that_became_zero_leaves_neither_a_bit_nor_its_bytes() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir_in(directory_on_disk()).unwrap();
     let path = directory.path().join("guest.img");
     let vm = guest();
     let (image, headers) = image_of(&path, &vm.ram).unwrap();
     let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
-    let run = |first, count| sterna::order::PageRun { block: 0, first, count };
+    let run = |first, count| PageRun { block: 0, first, count };
     for page in 0..100 {
         vm.write(page, 7);
     }
@@ -208,11 +182,11 @@ fn image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing() {
     let vm = guest();
     let (image, _) = image_of(&path, &vm.ram).unwrap();
     let mut writer = FileWriter::new(Arc::clone(&image), &vm.ram);
-    let run = |first| sterna::order::PageRun { block: 0, first, count: 128 };
+    let run = |first| PageRun { block: 0, first, count: 128 };
     let written = (0..20).try_for_each(|n| writer.write_run(run(n * 128)));
     let error = written.and_then(|()| writer.barrier()).expect_err("a full disk");
     assert!(matches!(error, MigrationError::System(_)), "{error:?}");
-    assert_eq!(error.fault(), Some(sterna::Fault::Local));
+    assert_eq!(error.fault(), Some(Fault::Local));
     writer.abort();
     drop((writer, image));
     let error = error.to_string();

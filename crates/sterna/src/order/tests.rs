@@ -4,11 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sterna::order::{LaneCursor, Next, PageRun, Pass, PassQueue, SliceSize, Taken};
-use sterna::ram::dirty::SoftwareLog;
-use sterna::ram::{
+use sterna_ram::dirty::SoftwareLog;
+use sterna_ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
 };
+
+use super::{LaneCursor, Next, PageRun, Pass, PassQueue, SliceSize, Taken};
 
 /// Pages of a slice that is re-armed at once (`order::geometry`).
 const SLICE_PAGES: u64 = 16 * 1024;
