@@ -17,6 +17,7 @@ mod licences;
 mod parts;
 mod process;
 mod quick;
+mod release;
 mod roots;
 mod setup;
 mod soak;
@@ -48,6 +49,8 @@ usage: cargo xtask COMMAND
                                 qemu-bookworm, qemu-trixie
   interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)
   demo-loop N [--built] [-- ARGS]   N demo migrations in a row, every one checked
+  release-check [PART…]         what must hold before crates are published; --list names the parts
+  release-check --update-api    store the public interfaces as they are now (api/)
   setup                         only install what is missing";
 
 fn main() -> ExitCode {
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         "interop" => interop::command(rest),
         "demo-loop" => demo::command(rest),
         "setup" => setup::command(rest),
+        "release-check" => release::command(rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;

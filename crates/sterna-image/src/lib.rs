@@ -32,3 +32,8 @@ pub use model::{
 pub use read::{Image, MappedBlock, MappedPages, PageVisitor, Preview, ReadAt, Stamp};
 pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -62,3 +62,8 @@ pub const PAGE_SHIFT: u32 = 12;
 
 /// `PAGE_SIZE` as the type in which offsets are counted.
 pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -60,3 +60,8 @@ pub use sterna_transport::{
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use vm::{Device, RunState, SourceVm, TargetVm, Vm};
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

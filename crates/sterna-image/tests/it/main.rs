@@ -7,5 +7,6 @@ mod common;
 mod convert;
 mod golden;
 mod hostile;
+mod of_0_1;
 mod shapes;
 mod tools;

@@ -19,6 +19,7 @@ mod inherited;
 mod machine;
 mod memory_failure;
 mod moving;
+mod of_0_1;
 mod ring;
 mod vfio_user;
 mod vhost_user_machine;

@@ -15,6 +15,7 @@ mod custody;
 mod endings;
 mod hooks;
 mod machines;
+mod of_0_1;
 mod operator;
 mod panics;
 mod peer_answers;

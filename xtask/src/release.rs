@@ -1,0 +1,174 @@
+//! `cargo xtask release-check`: what must hold before crates are published. Apart from the tests, because it installs
+//! tools and another toolchain, and takes long.
+
+mod api;
+mod manifests;
+mod mutants;
+mod tools;
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::parts::{Outcome, Parts};
+use crate::process::{self, Failure, Result};
+use crate::workspace::{Metadata, target_directory};
+
+const PARTS: [&str; 8] = ["manifests", "package", "msrv", "features", "docs", "api", "deny", "mutants"];
+/// What cargo-deny says when it has no network.
+const NO_NETWORK: &str = "failed to fetch advisory database";
+
+/// `cargo xtask release-check [--update-api | PART…]`.
+pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
+    match arguments {
+        [word] if word == "--list" => {
+            println!("{}", PARTS.join("\n"));
+            return Ok(());
+        }
+        [word] if word == "--update-api" => return Ok(api::update(&published()?)?),
+        _ => {}
+    }
+    if let Some(unknown) = arguments.iter().find(|name| !PARTS.contains(&name.as_str())) {
+        return Err(Failure::Usage(format!("there is no part `{unknown}`; there are {}", PARTS.join(", "))));
+    }
+    let crates = published()?;
+    let names: Vec<String> = crates.iter().map(|package| package.name.clone()).collect();
+    let mut parts = Parts::only(arguments);
+    parts.part("manifests", || manifests::check(&crates));
+    parts.part("package", || package(&names));
+    parts.part("msrv", || msrv(&crates));
+    parts.part("features", || features(&crates));
+    parts.part("docs", || docs(&names));
+    parts.part("api", || api::check(&crates));
+    parts.part("deny", deny);
+    parts.part("mutants", mutants::check);
+    parts.finish()
+}
+
+/// A crate that is published.
+pub struct Published {
+    /// Its name.
+    pub name: String,
+    /// What cargo says of it.
+    pub package: Value,
+}
+
+impl Published {
+    /// Its features, without `default`.
+    fn features(&self) -> Vec<String> {
+        let features = self.package["features"].as_object();
+        features.into_iter().flat_map(|map| map.keys()).filter(|name| *name != "default").cloned().collect()
+    }
+}
+
+/// Every member of the workspace whose `publish` does not forbid it, each after those that it uses.
+fn published() -> Result<Vec<Published>> {
+    let metadata = Metadata::of_members(None)?;
+    let mut left: Vec<Published> = metadata
+        .packages()
+        // `publish = false` is an empty list of registries.
+        .filter(|package| package["publish"].is_null())
+        .map(|package| Published {
+            name: package["name"].as_str().unwrap_or_default().to_owned(),
+            package: package.clone(),
+        })
+        .collect();
+    let mut sorted: Vec<Published> = Vec::new();
+    while !left.is_empty() {
+        let is_ready = |package: &Published| {
+            let uses = package.package["dependencies"].as_array().into_iter().flatten();
+            let mut uses = uses.filter(|used| used["kind"] != "dev").filter_map(|used| used["name"].as_str());
+            !uses.any(|used| left.iter().any(|other| other.name == used))
+        };
+        let at = left.iter().position(is_ready).ok_or("the crates use each other in a circle")?;
+        sorted.push(left.remove(at));
+    }
+    Ok(sorted)
+}
+
+/// Packs each crate, unpacks it elsewhere and builds it from the packages alone.
+fn package(names: &[String]) -> Result<Outcome> {
+    let mut command = process::cargo();
+    command.args(["package", "--quiet", "--allow-dirty", "--locked"]);
+    select(&mut command, names);
+    command.arg("--target-dir").arg(target_directory().join("release-check"));
+    process::run(&mut command)?;
+    Ok(Outcome::Passed)
+}
+
+/// Checks the libraries with the oldest compiler that the manifests allow.
+fn msrv(crates: &[Published]) -> Result<Outcome> {
+    let versions: Vec<&str> =
+        crates.iter().filter_map(|each| each.package["rust_version"].as_str()).collect();
+    let version = *versions.first().ok_or("no crate states a `rust-version`")?;
+    if versions.len() != crates.len() || versions.iter().any(|other| *other != version) {
+        return Err("the crates state different versions of Rust, or none".into());
+    }
+    if let Err(why) = tools::toolchain(version) {
+        return Ok(Outcome::Skipped(why));
+    }
+    for features in [&["--features", "aws-lc-rs"][..], &["--features", "ring"]] {
+        let mut command = Command::new("cargo");
+        command.current_dir(crate::workspace::root()).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        command.arg(format!("+{version}")).args(["check", "--quiet", "--locked", "--no-default-features"]);
+        let with_feature = crates.iter().filter(|each| each.features().contains(&features[1].to_owned()));
+        let names: Vec<String> = with_feature.map(|each| each.name.clone()).collect();
+        select(&mut command, &names);
+        command.args(features).arg("--target-dir").arg(target_directory().join("msrv"));
+        process::run(&mut command).map_err(|why| format!("with Rust {version}: {why}"))?;
+    }
+    println!("Rust {version} builds the libraries");
+    Ok(Outcome::Passed)
+}
+
+/// Checks each crate without features, and with each feature alone.
+fn features(crates: &[Published]) -> Result<Outcome> {
+    let mut count = 0;
+    for each in crates {
+        let alone = each.features();
+        let sets = std::iter::once(None).chain(alone.iter().map(Some));
+        for feature in sets {
+            let mut command = process::cargo();
+            command.args(["check", "--quiet", "--locked", "--no-default-features", "--package", &each.name]);
+            command.args(feature.iter().flat_map(|feature| ["--features", feature.as_str()]));
+            command.arg("--target-dir").arg(target_directory().join("release-check"));
+            process::run(&mut command)?;
+            count += 1;
+        }
+    }
+    println!("{count} sets of features");
+    Ok(Outcome::Passed)
+}
+
+/// Builds the documentation as docs.rs does; a broken link is an error.
+fn docs(names: &[String]) -> Result<Outcome> {
+    let mut command = process::cargo();
+    command.args(["doc", "--quiet", "--locked", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    select(&mut command, names);
+    command.arg("--target-dir").arg(target_directory().join("release-check"));
+    process::run(&mut command).map(|()| Outcome::Passed)
+}
+
+/// Licences, sources and duplicates by cargo-deny, and advisories where the database can be fetched.
+fn deny() -> Result<Outcome> {
+    let deny = match tools::installed(&tools::DENY) {
+        Ok(deny) => deny,
+        Err(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let mut command = tools::command(&deny);
+    process::run(command.args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))?;
+    let mut command = tools::command(&deny);
+    let output = command.args(["check", "advisories"]).output().map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(Outcome::Passed),
+        false if text.contains(NO_NETWORK) => {
+            Ok(Outcome::Partly("advisories skipped: their database cannot be fetched".into()))
+        }
+        false => Err(format!("advisories: {text}")),
+    }
+}
+
+fn select(command: &mut Command, names: &[String]) {
+    command.args(names.iter().flat_map(|name| ["--package", name.as_str()]));
+}

@@ -1,0 +1,60 @@
+//! Tools that cargo installs, at versions that are known to work, into the target directory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::process::{self, Result};
+use crate::workspace::{root, target_directory};
+
+/// A program on the registry of crates.
+pub struct Tool {
+    /// The crate, and the program that it brings.
+    pub name: &'static str,
+    /// The version.
+    pub version: &'static str,
+}
+
+/// Licences, sources, duplicates, advisories.
+pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+/// The public interface as text. Its version must know the JSON that the pinned toolchain's rustdoc writes.
+pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0" };
+/// Changes the program where a test should notice.
+pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0" };
+
+/// The program of that tool, built if it is not there; or why it cannot be had.
+pub fn installed(tool: &Tool) -> Result<PathBuf> {
+    let place = target_directory().join("tools").join(format!("{}-{}", tool.name, tool.version));
+    let program = place.join("bin").join(tool.name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    println!("installing {} {}", tool.name, tool.version);
+    let mut command = process::cargo();
+    command.args(["install", "--quiet", "--locked", "--version", tool.version, "--root"]).arg(&place);
+    command.arg("--target-dir").arg(target_directory().join("tools/build")).arg(tool.name);
+    process::run(&mut command)
+        .map_err(|why| format!("{} {} cannot be installed: {why}", tool.name, tool.version))?;
+    Ok(program)
+}
+
+/// A call of a tool, in the workspace.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root()).env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
+    command
+}
+
+/// Has rustup install that version of Rust, or says why there is none.
+pub fn toolchain(version: &str) -> Result<()> {
+    let mut ask = Command::new("rustc");
+    ask.env_remove("RUSTUP_TOOLCHAIN").args([&format!("+{version}"), "--version"]);
+    if process::succeeds(&mut ask) {
+        return Ok(());
+    }
+    if !process::installed("rustup") {
+        return Err(format!("there is no rustup to install Rust {version} with"));
+    }
+    let mut install = Command::new("rustup");
+    install.args(["toolchain", "install", version, "--profile", "minimal", "--no-self-update"]);
+    process::run(&mut install).map_err(|why| format!("Rust {version} cannot be installed: {why}"))
+}
