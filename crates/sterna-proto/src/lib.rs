@@ -57,14 +57,11 @@
 
 pub mod destination;
 mod limits;
-mod planted;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod source;
 
 pub use limits::Limits;
-#[cfg(any(test, feature = "sim"))]
-pub use planted::Planted;
 
 /// Names one migration between two Sternas: drawn by the source, sent in the
 /// handover section, and quoted when the source asks what became of it.

@@ -32,7 +32,6 @@ mod types;
 pub use types::{Action, Cause, Config, Event, Held, Outcome, Refusal, State};
 
 use crate::limits::after;
-use crate::planted::Bug;
 use crate::{MigrationId, Status};
 use std::time::Duration;
 
@@ -57,7 +56,6 @@ pub struct Destination {
     /// `cont` was said while the hooks were missing.
     conts: bool,
     cause: Option<Cause>,
-    bug: Bug,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +86,6 @@ impl Destination {
             committed: false,
             conts: false,
             cause: None,
-            bug: Bug::default(),
         }
     }
 
@@ -137,24 +134,7 @@ impl Destination {
             State::Running | State::Paused => Status::Committed,
             State::Held if self.committed => Status::Committed,
             State::Failed => Status::Never,
-            _ => self.wrong_status().unwrap_or(Status::Pending),
-        }
-    }
-
-    /// Plants a bug, for the simulator to find.
-    #[cfg(any(test, feature = "sim"))]
-    #[must_use]
-    pub fn with_planted(mut self, bug: crate::Planted) -> Self {
-        self.bug.planted = Some(bug);
-        self
-    }
-
-    fn wrong_status(&self) -> Option<Status> {
-        use crate::planted::Planted as P;
-        match self.state {
-            State::Prepared if self.bug.is(P::AnswerNeverThenCommit) => Some(Status::Never),
-            State::Committed if self.bug.is(P::AnswerCommittedBeforeStart) => Some(Status::Committed),
-            _ => None,
+            _ => Status::Pending,
         }
     }
 

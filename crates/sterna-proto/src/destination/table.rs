@@ -1,7 +1,6 @@
 //! Every transition of the destination, in one table.
 
 use super::{Action as A, Cause, Destination, Event as E, Held, Hooks, Outcome, Refusal, State as S};
-use crate::planted::Planted;
 use std::time::Duration;
 
 type Step = Result<Vec<A>, Refusal>;
@@ -34,9 +33,6 @@ impl Destination {
             }
             (S::Active, E::PrepareRead) if self.return_path => {
                 self.prepares = true;
-                if self.bug.is(Planted::AcknowledgeBeforeLoad) {
-                    return self.acquire(now);
-                }
                 self.go(now, S::Completing, &[A::FinishLoading])
             }
             // Only a source that is no Sterna ends without preparing.
@@ -72,7 +68,6 @@ impl Destination {
             (S::Completing, E::ConnectionLost) if self.ended && !self.return_path => IGNORE,
 
             // Failures before EOF, or before all is loaded: the source runs on.
-            (S::Prepared, E::ConnectionLost) if self.bug.is(Planted::CommitOnLoss) => self.take_over(now),
             (s, E::ConnectionLost) if s <= S::Prepared => self.fail(now, Cause::ConnectionLost),
             (
                 s,
@@ -131,18 +126,12 @@ impl Destination {
 
     fn acquire(&mut self, now: Duration) -> Step {
         self.hooks = Hooks::Acquiring;
-        if self.prepares && self.bug.is(Planted::AcknowledgeBeforeHooks) {
-            return self.go(now, S::Preparing, &[A::SendPong, A::AcquireHooks]);
-        }
         self.go(now, S::Preparing, &[A::AcquireHooks])
     }
 
     fn acquired(&mut self, now: Duration) -> Step {
         self.hooks = Hooks::Held;
         if self.prepares {
-            if self.bug.is(Planted::AcknowledgeBeforeHooks) {
-                return self.go(now, S::Prepared, &[]);
-            }
             return self.go(now, S::Prepared, &[A::SendPong]);
         }
         if self.conts {
@@ -173,12 +162,7 @@ impl Destination {
 
     fn start(&mut self, now: Duration) -> Step {
         self.enter(now, S::Committed);
-        let mut actions = Vec::new();
-        if self.bug.is(Planted::ShutBeforeStart) {
-            actions = self.say_committed();
-        }
-        actions.push(A::StartGuest);
-        Ok(actions)
+        Ok(vec![A::StartGuest])
     }
 
     fn started(&mut self, now: Duration) -> Step {
@@ -211,18 +195,11 @@ impl Destination {
     fn fail(&mut self, now: Duration, cause: Cause) -> Step {
         self.cause = Some(cause);
         self.enter(now, S::Failing);
-        let mut actions = vec![A::StopLoading];
-        if self.bug.is(Planted::ShutFailureBeforeHooksBack) {
-            actions.push(A::SendShut(1));
-        }
-        self.next_undo(actions)
+        self.next_undo(vec![A::StopLoading])
     }
 
     /// Adds the next step of the way back, or the end of it.
     fn next_undo(&mut self, mut actions: Vec<A>) -> Step {
-        if self.bug.is(Planted::KeepHooks) && self.hooks == Hooks::Held {
-            self.hooks = Hooks::None;
-        }
         match self.hooks {
             Hooks::Acquiring | Hooks::GivingBack => return Ok(actions),
             Hooks::Held => {
@@ -237,9 +214,7 @@ impl Destination {
             actions.push(A::SendShut(1));
         }
         actions.push(A::CloseChannels);
-        if !self.bug.is(Planted::KeepMemory) {
-            actions.push(A::ResetMemory);
-        }
+        actions.push(A::ResetMemory);
         actions.push(A::Finish(Outcome::Failed {
             cause: self.cause.unwrap_or(Cause::LocalFailure),
             hooks_left_held: self.hooks == Hooks::Stuck,

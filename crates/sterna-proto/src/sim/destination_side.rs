@@ -18,7 +18,10 @@ impl World<'_> {
             return;
         };
         let before = machine.state();
-        let result = machine.handle(now, event);
+        let result = match self.schedule.planted {
+            None => machine.handle(now, event),
+            Some(bug) => bug.destination(machine, now, event),
+        };
         let after = machine.state();
         self.note(|| format!("  destination {before:?} + {event:?} -> {after:?} {result:?}"));
         if before != after {

@@ -14,7 +14,7 @@
 //! `i` of a campaign has the seed `seed + i`, so `STERNA_SEED=<its seed>
 //! STERNA_SCHEDULES=1` replays it alone.
 //!
-//! The bugs of [`Planted`] prove that the checks see: the tests plant each and
+//! The bugs of [`Planted`] prove that the checks see: the tests plant each, between a machine and its process, and
 //! expect the simulator to find it.
 
 mod blows;
@@ -22,6 +22,7 @@ mod check;
 mod coverage;
 mod destination_side;
 mod network;
+mod planted;
 mod qemu;
 mod rng;
 mod schedule;
@@ -31,10 +32,10 @@ mod tests;
 mod world;
 
 pub use coverage::{Coverage, Kind};
+pub use planted::Planted;
 pub use rng::Rng;
 pub use schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
 
-use crate::Planted;
 use std::fmt;
 use world::World;
 

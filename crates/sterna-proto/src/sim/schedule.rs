@@ -5,9 +5,10 @@
 //! around the commit) are hit as often as the common ones. Delays of messages
 //! and local effects are drawn from the seed while the schedule runs.
 
+use super::Planted;
 use super::rng::Rng;
 use crate::source::SwitchoverAck;
-use crate::{Planted, destination, source};
+use crate::{destination, source};
 
 /// Microseconds of simulated time.
 pub type Micros = u64;
@@ -162,7 +163,7 @@ pub struct Schedule {
     pub locks: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
-    /// A bug planted in the machines.
+    /// A bug planted in one of the two sides.
     pub planted: Option<Planted>,
 }
 

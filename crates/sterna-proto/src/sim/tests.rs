@@ -1,7 +1,6 @@
 //! The ordinary test run: 300,000 schedules, and every planted bug found.
 
-use super::{Coverage, Kind, Place, campaign};
-use crate::Planted;
+use super::{Coverage, Kind, Place, Planted, campaign};
 use crate::{destination, source};
 
 const SCHEDULES: u64 = 300_000;

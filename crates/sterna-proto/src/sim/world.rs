@@ -215,12 +215,8 @@ impl<'a> World<'a> {
         };
         let destination_config =
             destination::Config { autostart: schedule.autostart, managed, limits: limits() };
-        let mut source = Source::new(source_config, Duration::ZERO);
-        let mut destination = Destination::new(destination_config, Duration::ZERO);
-        if let Some(bug) = schedule.planted {
-            source = source.with_planted(bug);
-            destination = destination.with_planted(bug);
-        }
+        let source = Source::new(source_config, Duration::ZERO);
+        let destination = Destination::new(destination_config, Duration::ZERO);
         let mut failures = [0; Effect::ALL.len()];
         for fault in &schedule.faults {
             if let Fault::Fail { effect, times } = *fault {

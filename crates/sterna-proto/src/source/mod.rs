@@ -36,7 +36,6 @@ pub use types::{
 };
 
 use crate::limits::after;
-use crate::planted::Bug;
 use std::time::Duration;
 use undo::Ledger;
 
@@ -50,7 +49,6 @@ pub struct Source {
     acks_due: u32,
     acks_arrived: u32,
     ledger: Ledger,
-    bug: Bug,
 }
 
 impl Source {
@@ -66,7 +64,6 @@ impl Source {
             acks_due: u32::from(config.switchover_ack == SwitchoverAck::Legacy),
             acks_arrived: 0,
             ledger: Ledger::default(),
-            bug: Bug::default(),
         }
     }
 
@@ -109,14 +106,6 @@ impl Source {
     #[must_use]
     pub fn is_acknowledged(&self) -> bool {
         self.acks_arrived >= self.acks_due
-    }
-
-    /// Plants a bug, for the simulator to find.
-    #[cfg(any(test, feature = "sim"))]
-    #[must_use]
-    pub fn with_planted(mut self, bug: crate::Planted) -> Self {
-        self.bug.planted = Some(bug);
-        self
     }
 
     /// Enters a state; its wait begins now.

@@ -4,7 +4,6 @@ use super::undo::{Guest, Hooks};
 use super::{Action as A, Cause, Decision, Event as E, Peer, Refusal, Source, State as S, SwitchoverAck};
 use crate::Status;
 use crate::limits::after;
-use crate::planted::Planted;
 use std::time::Duration;
 
 type Step = Result<Vec<A>, Refusal>;
@@ -70,18 +69,10 @@ impl Source {
             // A peer without return path closes when it has read EOF, perhaps
             // before we hear that it is out: only our own write tells.
             (S::Committing, E::ConnectionLost) if !self.config.return_path => IGNORE,
-            (S::Committing | S::AwaitingAck, E::ConnectionLost) => {
-                if self.bug.is(Planted::ResumeAfterCommit) {
-                    return self.fail(now, Cause::ConnectionLost);
-                }
-                self.undecided(now, Cause::ConnectionLost)
-            }
+            (S::Committing | S::AwaitingAck, E::ConnectionLost) => self.undecided(now, Cause::ConnectionLost),
             (S::Committing | S::AwaitingAck, E::PeerMisbehaved) => self.undecided(now, Cause::PeerMisbehaved),
             (S::Committing | S::AwaitingAck, E::LocalFailure) => self.undecided(now, Cause::LocalFailure),
             (s @ (S::Committing | S::AwaitingAck), E::Tick) if self.is_due(now) => {
-                if self.bug.is(Planted::ResumeAfterSilence) {
-                    return self.fail(now, Cause::TimedOut(s));
-                }
                 self.undecided(now, Cause::TimedOut(s))
             }
             // The destination's word that it never runs the guest.
@@ -92,12 +83,6 @@ impl Source {
             // Undecided: facts and the operator decide, all else asks again.
             (S::Undecided, E::AskAnswered(Status::Committed)) => self.complete(now),
             (S::Undecided, E::AskAnswered(Status::Never)) => self.fail(now, Cause::DestinationNever),
-            (S::Undecided, E::AskAnswered(Status::Unknown)) if self.bug.is(Planted::UnknownMeansNever) => {
-                self.fail(now, Cause::DestinationNever)
-            }
-            (S::Undecided, E::AskAnswered(Status::Pending)) if self.bug.is(Planted::PendingMeansNever) => {
-                self.fail(now, Cause::DestinationNever)
-            }
             (S::Undecided, E::AskAnswered(_) | E::AskFailed) if self.peer.sterna => {
                 self.deadline = after(now, self.config.limits.ask_interval);
                 IGNORE
@@ -114,9 +99,6 @@ impl Source {
 
             // What an operator may not do now.
             (S::Cancelling | S::Failing, E::Cancel) => IGNORE,
-            (S::Committing | S::AwaitingAck, E::Cancel) if self.bug.is(Planted::CancelAfterCommit) => {
-                self.cancel(now)
-            }
             (state @ (S::Committing | S::AwaitingAck), E::Cancel) => {
                 Err(Refusal::CancelAfterCommit { state })
             }
@@ -201,7 +183,7 @@ impl Source {
     }
 
     fn prepare(&mut self, now: Duration) -> Step {
-        if !self.config.return_path || self.bug.is(Planted::CommitWithoutPrepare) {
+        if !self.config.return_path {
             return self.commit(now);
         }
         self.go(now, S::Preparing, &[A::SendPrepare])

@@ -7,7 +7,6 @@
 use super::{Action as A, Cause, End, Event as E, GuestAfter, Hold, Outcome};
 use super::{Refusal, Source, State as S};
 use crate::limits::after;
-use crate::planted::Planted;
 use std::time::Duration;
 
 /// What this migration has done to the guest so far.
@@ -90,9 +89,6 @@ impl Source {
         match (ledger.guest, ledger.hooks, event) {
             (Guest::Stopping, _, E::GuestStopped { was_running }) => {
                 ledger.guest = Guest::Stopped { was_running };
-                if self.bug.is(Planted::ForgetLateStop) {
-                    self.ledger.guest = Guest::Free;
-                }
             }
             (Guest::Stopping, _, E::GuestStopFailed) => ledger.guest = Guest::Free,
             (_, Hooks::Releasing, E::HooksReleased | E::HookReleaseFailed) => {
@@ -148,26 +144,21 @@ impl Source {
             return actions;
         }
         if ledger.hold.is_none() {
-            let early = self.bug.is(Planted::ResumeBeforeHooks) && ledger.guest != Guest::Free;
-            if ledger.hooks == Hooks::Released && !early {
+            if ledger.hooks == Hooks::Released {
                 ledger.hooks = Hooks::Reacquiring;
                 actions.push(A::ReacquireHooks);
                 return actions;
             }
-            let resumes = self.bug.is(Planted::ResumePaused);
             match ledger.guest {
-                Guest::Stopped { was_running } if was_running || resumes => {
+                Guest::Stopped { was_running: true } => {
                     ledger.guest = Guest::Resuming;
                     actions.push(A::ResumeGuest);
-                    if self.bug.is(Planted::ResumeTwice) {
-                        actions.push(A::ResumeGuest);
-                    }
                     return actions;
                 }
                 _ => ledger.guest = Guest::Free,
             }
         }
-        if ledger.tracking && !self.bug.is(Planted::ForgetTracking) {
+        if ledger.tracking {
             if !ledger.untracking {
                 ledger.untracking = true;
                 actions.push(A::StopTracking);

@@ -1,0 +1,207 @@
+//! Bugs planted on purpose, to prove that the simulator finds them.
+//!
+//! The machines are sound: the bugs stand between a machine and its process. They change what a machine is told or what
+//! it asks for, as a machine with the bug in its table would have it.
+
+use crate::destination::{self, Destination};
+use crate::source::{self, Source};
+use crate::{Status, destination::Action as D, source::Action as S};
+use std::time::Duration;
+
+/// A bug that one of the two sides has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Planted {
+    /// Destination: answers the PREPARE ping before all is loaded.
+    AcknowledgeBeforeLoad,
+    /// Destination: answers the PREPARE ping before its hooks are acquired.
+    AcknowledgeBeforeHooks,
+    /// Destination: answers *never* while it may still commit.
+    AnswerNeverThenCommit,
+    /// Destination: answers *committed* while the start may still fail.
+    AnswerCommittedBeforeStart,
+    /// Destination: sends SHUT 0 before the guest was started.
+    ShutBeforeStart,
+    /// Destination: reports failure while it still holds the hooks.
+    ShutFailureBeforeHooksBack,
+    /// Destination: starts the guest when the connection is lost in Prepared.
+    CommitOnLoss,
+    /// Destination: fails without giving its hooks back.
+    KeepHooks,
+    /// Destination: fails without resetting the memory.
+    KeepMemory,
+    /// Source: runs the guest again when the connection is lost after EOF.
+    ResumeAfterCommit,
+    /// Source: runs the guest again when SHUT does not come in time.
+    ResumeAfterSilence,
+    /// Source: cancels after EOF.
+    CancelAfterCommit,
+    /// Source: takes "unknown migration" for "never".
+    UnknownMeansNever,
+    /// Source: takes "pending" for "never".
+    PendingMeansNever,
+    /// Source: sends EOF without waiting for the PONG.
+    CommitWithoutPrepare,
+    /// Source: resumes the guest twice.
+    ResumeTwice,
+    /// Source: resumes a guest that was paused before.
+    ResumePaused,
+    /// Source: resumes the guest before the hooks are back.
+    ResumeBeforeHooks,
+    /// Source: forgets to stop dirty tracking when it fails.
+    ForgetTracking,
+    /// Source: forgets to resume the guest when a stop that was under way
+    /// ends after the cancel.
+    ForgetLateStop,
+}
+
+impl Planted {
+    /// Every planted bug.
+    pub const ALL: [Self; 20] = [
+        Self::AcknowledgeBeforeLoad,
+        Self::AcknowledgeBeforeHooks,
+        Self::AnswerNeverThenCommit,
+        Self::AnswerCommittedBeforeStart,
+        Self::ShutBeforeStart,
+        Self::ShutFailureBeforeHooksBack,
+        Self::CommitOnLoss,
+        Self::KeepHooks,
+        Self::KeepMemory,
+        Self::ResumeAfterCommit,
+        Self::ResumeAfterSilence,
+        Self::CancelAfterCommit,
+        Self::UnknownMeansNever,
+        Self::PendingMeansNever,
+        Self::CommitWithoutPrepare,
+        Self::ResumeTwice,
+        Self::ResumePaused,
+        Self::ResumeBeforeHooks,
+        Self::ForgetTracking,
+        Self::ForgetLateStop,
+    ];
+
+    /// Tells the source what happened, with the bug. Gives what it asks for.
+    pub(super) fn source(
+        self,
+        machine: &mut Source,
+        now: Duration,
+        event: source::Event,
+    ) -> Result<Vec<S>, source::Refusal> {
+        let event = self.told_source(machine, now, event);
+        let mut actions = machine.handle(now, event)?;
+        let undoes = matches!(machine.state(), source::State::Cancelling | source::State::Failing);
+        match self {
+            Self::CommitWithoutPrepare if remove(&mut actions, S::SendPrepare) => {
+                actions.extend(machine.handle(now, source::Event::PrepareAcknowledged)?);
+            }
+            Self::ResumeTwice if actions.contains(&S::ResumeGuest) => actions.push(S::ResumeGuest),
+            Self::ResumeBeforeHooks if remove(&mut actions, S::ReacquireHooks) => {
+                actions.extend(machine.handle(now, source::Event::HooksReacquired)?);
+                actions.push(S::ReacquireHooks);
+            }
+            Self::ForgetTracking if undoes && remove(&mut actions, S::StopTracking) => {
+                actions.extend(machine.handle(now, source::Event::TrackingStopped)?);
+            }
+            _ => {}
+        }
+        Ok(actions)
+    }
+
+    fn told_source(self, machine: &Source, now: Duration, event: source::Event) -> source::Event {
+        use source::{Event as E, State};
+        let state = machine.state();
+        let is_committed = matches!(state, State::Committing | State::AwaitingAck);
+        // The destination's word that it never runs the guest: what makes a sound source resume it.
+        let never = E::Shut(1);
+        match (self, event) {
+            (Self::ResumeAfterCommit, E::ConnectionLost) if is_committed => never,
+            (Self::ResumeAfterSilence, E::Tick)
+                if is_committed && machine.deadline().is_some_and(|deadline| now >= deadline) =>
+            {
+                never
+            }
+            (Self::CancelAfterCommit, E::Cancel) if is_committed => never,
+            (Self::UnknownMeansNever, E::AskAnswered(Status::Unknown))
+            | (Self::PendingMeansNever, E::AskAnswered(Status::Pending)) => E::AskAnswered(Status::Never),
+            (Self::ResumePaused, E::GuestStopped { .. }) => E::GuestStopped { was_running: true },
+            (Self::ForgetLateStop, E::GuestStopped { .. })
+                if matches!(state, State::Cancelling | State::Failing) =>
+            {
+                E::GuestStopFailed
+            }
+            _ => event,
+        }
+    }
+
+    /// Tells the destination what happened, with the bug. Gives what it asks for.
+    pub(super) fn destination(
+        self,
+        machine: &mut Destination,
+        now: Duration,
+        event: destination::Event,
+    ) -> Result<Vec<D>, destination::Refusal> {
+        use destination::{Event as E, State};
+        let before = machine.state();
+        let event = match (self, before, event) {
+            (Self::CommitOnLoss, State::Prepared, E::ConnectionLost) => E::EofRead,
+            _ => event,
+        };
+        let mut actions = machine.handle(now, event)?;
+        // What it would ask for next, told that.
+        let next = |machine: &Destination, event| machine.clone().handle(now, event).unwrap_or_default();
+        match self {
+            Self::AcknowledgeBeforeLoad if event == E::PrepareRead && actions.contains(&D::FinishLoading) => {
+                actions.insert(0, D::SendPong);
+            }
+            Self::AcknowledgeBeforeHooks
+                if actions.contains(&D::AcquireHooks)
+                    && next(machine, E::HooksAcquired).contains(&D::SendPong) =>
+            {
+                actions.insert(0, D::SendPong);
+            }
+            Self::AcknowledgeBeforeLoad | Self::AcknowledgeBeforeHooks => {
+                remove(&mut actions, D::SendPong);
+            }
+            Self::AnswerNeverThenCommit if before == State::Prepared => {
+                answer_for_pending(&mut actions, Status::Never);
+            }
+            Self::AnswerCommittedBeforeStart if before == State::Committed => {
+                answer_for_pending(&mut actions, Status::Committed);
+            }
+            Self::ShutBeforeStart
+                if actions.contains(&D::StartGuest)
+                    && next(machine, E::GuestStarted).contains(&D::SendShut(0)) =>
+            {
+                actions.insert(0, D::SendShut(0));
+            }
+            Self::ShutBeforeStart if event == E::GuestStarted => {
+                remove(&mut actions, D::SendShut(0));
+            }
+            Self::ShutFailureBeforeHooksBack if actions.contains(&D::StopLoading) => {
+                actions.insert(1, D::SendShut(1));
+            }
+            Self::KeepHooks if remove(&mut actions, D::GiveBackHooks) => {
+                actions.extend(machine.handle(now, E::HooksGivenBack)?);
+            }
+            Self::KeepMemory => {
+                remove(&mut actions, D::ResetMemory);
+            }
+            _ => {}
+        }
+        Ok(actions)
+    }
+}
+
+/// Removes an action. Whether it was there.
+fn remove<A: PartialEq>(actions: &mut Vec<A>, which: A) -> bool {
+    let before = actions.len();
+    actions.retain(|action| *action != which);
+    actions.len() < before
+}
+
+fn answer_for_pending(actions: &mut [D], status: Status) {
+    for action in actions {
+        if *action == D::Answer(Status::Pending) {
+            *action = D::Answer(status);
+        }
+    }
+}
