@@ -145,7 +145,9 @@ impl Play {
         self.reach(self.case.stop)?;
         self.strike()?;
         if let (Stop::LaterPass, Some((_, migration))) = (self.case.stop, self.source.here()) {
-            migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
+            migration
+                .set_live(|params| params.downtime_limit = Duration::from_secs(1))
+                .expect("a live setting");
         }
         self.release(self.case.stop);
         Ok(())

@@ -172,7 +172,9 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
             ("go", migration) => {
                 // One that is not killed goes on to its end: what stops it there is an operator's to say.
                 if let (Stop::LaterPass, Some(migration)) = (stop, migration) {
-                    migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
+                    migration
+                        .set_live(|params| params.downtime_limit = Duration::from_secs(1))
+                        .expect("a live setting");
                 }
                 stage.release();
                 while let Some(migration) =

@@ -89,7 +89,7 @@ fn once(
         .map_err(|error| error.to_string())?;
     // No link outruns a guest that writes at the speed of memory: the rounds end by the operator's wish.
     std::thread::sleep(ROUNDS_FOR);
-    migration.set_live(|params| params.downtime_limit = Duration::from_secs(2));
+    migration.set_live(|params| params.downtime_limit = Duration::from_secs(2)).expect("a live setting");
     match (migration.wait(), incoming.wait()) {
         (Outcome::Completed, Arrival::Completed(_)) => {}
         (outcome, arrival) => return Err(format!("source {outcome:?}, destination {arrival:?}")),

@@ -92,6 +92,7 @@ fn stop_of_step(step: SwitchoverStep) -> Option<Stop> {
         SwitchoverStep::Prepare => Stop::StepPrepare,
         SwitchoverStep::Start => Stop::StepStart,
         SwitchoverStep::Streams => Stop::StepStreams,
+        _ => return None,
     })
 }
 

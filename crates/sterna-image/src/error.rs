@@ -8,6 +8,7 @@ use sterna_wire::WireError;
 
 /// Why an image could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ImageError {
     /// The image breaks a rule of its format. No setting helps: take another copy, or ask `sterna repair`.
     #[error("{file}, byte {offset}: {rule} ({paragraph})")]

@@ -26,6 +26,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Why a command was not executed, or why it is not known whether it was.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClientError {
     /// Nobody listens, or the system refused.
     #[error("cannot connect to the monitor at {endpoint}: {error}")]
@@ -74,6 +75,7 @@ pub enum ClientError {
 
 /// An event.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct QmpEvent {
     /// Such as `STOP`.
     pub name: String,

@@ -30,6 +30,7 @@ impl ErrorClass {
 /// A command was refused; nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{desc}")]
+#[non_exhaustive]
 pub struct QmpError {
     /// For programs.
     pub class: ErrorClass,

@@ -5,6 +5,7 @@ use std::io;
 
 /// A request to a block of guest RAM failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RamError {
     /// A block's name must be 1 to 255 bytes (it is sent behind one length byte).
     #[error("RAM block name {name:?} has {} bytes; use 1 to 255", name.len())]
@@ -117,6 +118,7 @@ pub enum RamError {
 
 /// A dirty source failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DirtyError {
     /// This machine's kernel lacks what the source needs.
     #[error("dirty source {origin} cannot be used on this machine: {what} ({source}); choose another source")]

@@ -22,6 +22,7 @@ pub struct GuestRam {
 
 /// Why a guest's memory cannot be changed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChangeError {
     /// A migration has to do with the guest.
     #[error(

@@ -12,6 +12,7 @@ use crate::{HandedFd, TransportError};
 /// An address, as QEMU writes it: `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
 /// `file:PATH[,offset=N]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Address {
     /// A host name or number and a port. An empty host means every address when listening and this
     /// machine when connecting; port 0 lets the kernel choose when listening.

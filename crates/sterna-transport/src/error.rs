@@ -26,6 +26,7 @@ impl fmt::Display for Direction {
 
 /// A channel, a listener or a page file failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TransportError {
     /// The text is no address.
     #[error("{text:?} is no address: {rule}")]

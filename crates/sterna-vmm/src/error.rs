@@ -6,6 +6,7 @@ use sterna::VmError;
 
 /// What went wrong in the machine itself; always local, never a peer's fault.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum VmmError {
     /// The configuration cannot be built.
     #[error("machine configuration: {what}: {why}")]

@@ -30,6 +30,7 @@ impl fmt::Display for Fault {
 /// One broken rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}, byte {offset}: {rule} ({paragraph}); {fault}")]
+#[non_exhaustive]
 pub struct WireError {
     /// Position of the offending field in bytes: in the main channel for errors of
     /// [`MainDecoder`](crate::main::MainDecoder), else from the start of the message.

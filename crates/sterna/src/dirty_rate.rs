@@ -24,6 +24,7 @@ const SHORTEST: Duration = Duration::from_millis(50);
 
 /// What was counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DirtyReading {
     /// From arming the pages to looking at them.
     pub interval: Duration,

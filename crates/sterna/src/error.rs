@@ -111,6 +111,7 @@ pub enum MigrationError {
 /// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}: {why}")]
+#[non_exhaustive]
 pub struct VmError {
     /// What was tried, with the device or vCPU it concerns.
     pub what: String,

@@ -5,6 +5,7 @@ use std::time::Duration;
 /// Where a migration stands (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Status {
     /// Never started.
     #[default]
@@ -96,6 +97,7 @@ pub enum Event {
 /// The parts that downtime is made of, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum SwitchoverStep {
     /// vCPUs stop, pending I/O completes.
     Stop,

@@ -13,7 +13,15 @@
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`foreign`] | machines that the engine does not know: into images and out of them |
 //!
-//! Features: `aws-lc-rs` (default) or `ring` is the library that does TLS's arithmetic; with both, the first is used.
+//! # What may grow
+//!
+//! Until 1.0 a minor version may change anything; the changelog says what. These grow without notice: enums, errors and
+//! events (`#[non_exhaustive]`: match them with `_`), and fields of [`Parameters`], [`Capabilities`], [`WaitLimits`] and the
+//! statistics (write them with `..Parameters::default()`, match them with `..`). Methods that traits get have a default.
+//!
+//! # Features
+//!
+//! `aws-lc-rs` (default) or `ring` is the library that does TLS's arithmetic; with both, the first is used.
 #![deny(unsafe_code)]
 
 mod brake;
@@ -33,6 +41,7 @@ mod order;
 pub mod outgoing;
 mod pages;
 pub mod params;
+mod settings_error;
 pub mod stats;
 mod streams;
 mod threads;
@@ -50,6 +59,7 @@ pub use outgoing::{Decision, Migration, Outcome, RetryError, StartError};
 pub use params::{
     Capabilities, Compression, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
 };
+pub use settings_error::SettingsError;
 pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use sterna_transport::{Direct, Tls};
 
+use crate::settings_error::SettingsError;
+
 /// How payloads of multifd packets are compressed (`multifd-compression`; specs/stream.md §3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Compression {
     /// Raw pages.
     #[default]
@@ -22,6 +25,7 @@ pub enum Compression {
 /// Where zero pages are looked for (`zero-page-detection`; specs/stream.md §2.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum ZeroPageDetection {
     /// Zero pages travel as data.
     None,
@@ -35,6 +39,7 @@ pub enum ZeroPageDetection {
 /// What becomes of a migration whose guest writes faster than it can be sent (`x-sterna-non-convergence`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum NonConvergence {
     /// Round after round, until the guest writes less or an operator ends it; as QEMU does. A warning says so.
     #[default]
@@ -48,6 +53,7 @@ pub enum NonConvergence {
 /// destination whether it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum StatusQuestions {
     /// The source asks the destination, which answers; both prove that they know the migration's secret.
     #[default]
@@ -56,7 +62,10 @@ pub enum StatusQuestions {
     Operator,
 }
 
-/// The parameters of one migration. Those marked *live* may change while it runs.
+/// The parameters of one migration. Those marked *live* may change while it runs
+/// ([`Migration::set_live`](crate::Migration::set_live)); to change another is refused.
+///
+/// Later versions add fields: write `Parameters { downtime_limit, ..Parameters::default() }`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
     /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. Live.
@@ -107,6 +116,46 @@ pub struct Parameters {
     pub limits: WaitLimits,
 }
 
+impl Parameters {
+    /// Takes over those settings of `from` that are live.
+    pub fn take_live(&mut self, from: &Self) {
+        self.max_bandwidth_bytes = from.max_bandwidth_bytes;
+        self.downtime_limit = from.downtime_limit;
+        self.avail_switchover_bandwidth_bytes = from.avail_switchover_bandwidth_bytes;
+        self.cpu_throttle_initial = from.cpu_throttle_initial;
+        self.cpu_throttle_increment = from.cpu_throttle_increment;
+        self.cpu_throttle_tailslow = from.cpu_throttle_tailslow;
+        self.max_cpu_throttle = from.max_cpu_throttle;
+        self.throttle_trigger_threshold = from.throttle_trigger_threshold;
+        self.vcpu_dirty_limit_bytes = from.vcpu_dirty_limit_bytes;
+        self.non_convergence = from.non_convergence;
+    }
+
+    /// These settings for a migration that runs with `running`.
+    pub(crate) fn for_running(self, running: &Self) -> Result<Self, SettingsError> {
+        let mut followed = running.clone();
+        followed.take_live(&self);
+        if followed == self {
+            return Ok(self);
+        }
+        let fixed = [
+            ("multifd_channels", self.multifd_channels != running.multifd_channels),
+            ("multifd_compression", self.multifd_compression != running.multifd_compression),
+            ("multifd_zlib_level", self.multifd_zlib_level != running.multifd_zlib_level),
+            ("multifd_zstd_level", self.multifd_zstd_level != running.multifd_zstd_level),
+            ("zero_page_detection", self.zero_page_detection != running.zero_page_detection),
+            ("tls", self.tls != running.tls),
+            ("direct_io", self.direct_io != running.direct_io),
+            ("replace_file", self.replace_file != running.replace_file),
+            ("status_questions", self.status_questions != running.status_questions),
+            ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
+            ("limits", self.limits != running.limits),
+        ];
+        let fields = fixed.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
+        Err(SettingsError::NotLive { fields })
+    }
+}
+
 impl Default for Parameters {
     /// QEMU 11's defaults.
     fn default() -> Self {
@@ -136,7 +185,7 @@ impl Default for Parameters {
     }
 }
 
-/// The longest that each wait may last before the peer counts as dead.
+/// The longest that each wait may last before the peer counts as dead. Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitLimits {
     /// Connecting, the first headers and answers. At a destination also how long a channel waits for the others
@@ -173,7 +222,7 @@ impl Default for WaitLimits {
 }
 
 /// What is switched on (QEMU's capabilities of the same names). All off by default, as in QEMU,
-/// but the return path, without which there is no handover.
+/// but the return path, without which there is no handover. Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// `multifd`: pages travel over [`Parameters::multifd_channels`] channels of their own.
@@ -209,6 +258,51 @@ impl Default for Capabilities {
             dirty_limit: false,
             pause_before_switchover: false,
             unmanaged: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_migration_follows_live_settings_and_refuses_all_others_by_name() {
+        let running = Parameters::default();
+        let live =
+            Parameters { downtime_limit: Duration::from_secs(9), max_cpu_throttle: 50, ..running.clone() };
+        assert_eq!(live.clone().for_running(&running), Ok(live));
+
+        let limits = WaitLimits { stall: Duration::from_secs(1), ..running.limits };
+        let fixed = Parameters { multifd_channels: 9, limits, ..running.clone() };
+        let refused = fixed.for_running(&running);
+        assert_eq!(refused, Err(SettingsError::NotLive { fields: vec!["multifd_channels", "limits"] }));
+    }
+
+    /// A field that is neither live nor listed would be refused without a name.
+    #[test]
+    fn every_fixed_setting_is_refused_by_its_name() {
+        let running = Parameters::default();
+        let changes: [fn(&mut Parameters); 10] = [
+            |to| to.multifd_channels += 1,
+            |to| to.multifd_compression = Compression::Zstd,
+            |to| to.multifd_zlib_level += 1,
+            |to| to.multifd_zstd_level += 1,
+            |to| to.zero_page_detection = ZeroPageDetection::None,
+            |to| to.direct_io = Direct::Wanted,
+            |to| to.replace_file = true,
+            |to| to.status_questions = StatusQuestions::Operator,
+            |to| to.max_queued_stream_bytes += 1,
+            |to| to.limits.setup = Duration::ZERO,
+        ];
+        for change in changes {
+            let mut wanted = running.clone();
+            change(&mut wanted);
+            let refused = wanted.for_running(&running);
+            assert!(
+                matches!(&refused, Err(SettingsError::NotLive { fields }) if fields.len() == 1),
+                "{refused:?}"
+            );
         }
     }
 }

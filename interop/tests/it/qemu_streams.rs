@@ -78,6 +78,7 @@ impl Way {
             Compression::None => "none",
             Compression::Zlib => "zlib",
             Compression::Zstd => "zstd",
+            other => panic!("QEMU has no {other:?}"),
         };
         qemu.parameters(serde_json::json!({
             "multifd-channels": self.channels.max(1),

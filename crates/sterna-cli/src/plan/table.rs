@@ -86,7 +86,7 @@ fn rules(plan: &Plan) -> String {
         ("the same, with its margin", plan.rules.engine),
         ("physics' bound", plan.rules.physics),
     ];
-    for (name, Verdict { downtime_needed, largest_dirty_bytes, converges }) in rows {
+    for (name, Verdict { downtime_needed, largest_dirty_bytes, converges, .. }) in rows {
         table.add_row([
             name.to_owned(),
             downtime_needed.map_or("none is enough".into(), units::seconds),

@@ -59,5 +59,6 @@ fn words(step: SwitchoverStep) -> &'static str {
         SwitchoverStep::Devices => "saving and sending the devices",
         SwitchoverStep::Prepare => "prepare: the destination loads",
         SwitchoverStep::Start => "commit until acknowledged: the destination starts",
+        _ => "another step",
     }
 }

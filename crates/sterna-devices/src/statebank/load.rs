@@ -7,6 +7,7 @@ use super::stream::{End, HEAD_BYTES, Kind, MOST_COUNT, RecordHead};
 
 /// What is wrong with a stream; `at` is the byte of the stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LoadError {
     /// A record is not the next one: one was lost, came twice, or too early.
     #[error("byte {at}: record {got} came where record {expected} should")]

@@ -9,6 +9,7 @@ use super::MigState;
 
 /// The device's other side (a process, the kernel) did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PortError {
     /// It did not answer in time. It may be slow or hang; whether it did what was asked is not known.
     #[error("{request}: no answer within {limit:?}; look at the device's process")]
@@ -64,6 +65,7 @@ pub enum PortError {
 
 /// A device could not be saved, loaded or run. Names the device, and the state that it was last known to be in.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// Its other side failed.
     #[error("device {device} in state {state}: {source}")]

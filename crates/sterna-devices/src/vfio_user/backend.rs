@@ -9,6 +9,7 @@ use crate::vfio::{MigState, MigrationFeatures};
 
 /// Why a device does not do what it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BackendError {
     /// The client is told so.
     Refused(Errno),

@@ -29,6 +29,7 @@ impl fmt::Display for StateDirection {
 
 /// A vhost-user device could not do what was asked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum VhostUserError {
     /// Nobody listens there, or not in time.
     #[error("vhost-user device {device}: cannot connect to {}: {source}; is its back end running?", socket.display())]

@@ -29,6 +29,7 @@ pub enum Architecture {
 
 /// Why the processors are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unknown {
     /// The machine type says nothing.
     Machine,

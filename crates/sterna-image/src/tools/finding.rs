@@ -87,6 +87,7 @@ impl fmt::Display for Place {
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Finding {
     /// A stable name for programs, such as `stale-data`.
     pub code: &'static str,

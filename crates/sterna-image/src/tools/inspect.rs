@@ -14,6 +14,7 @@ use crate::read::Image;
 
 /// What an image is.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct Inspection {
     /// Always `sterna-image`.
     pub schema: &'static str,

@@ -220,6 +220,7 @@ pub enum Outcome {
 
 /// Why an event was refused; the machine did not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refusal {
     /// Abandon after EOF.
     #[error(

@@ -341,6 +341,7 @@ pub struct Outcome {
 
 /// Why an event was refused; the machine did not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refusal {
     /// Cancel after the commit.
     #[error(

@@ -10,6 +10,7 @@ use crate::client::ClientError;
 
 /// What went wrong, in one sentence or two. Unless the variant says otherwise the guest is as it was.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DriveError {
     /// A monitor refused, or its connection broke.
     #[error("{}", monitor(at, error))]

@@ -79,6 +79,8 @@ pub fn to_json(address: &Address) -> Value {
         Address::File { path, offset } => {
             json!({"type": "file", "filename": path.to_string_lossy(), "offset": offset})
         }
+        // One of a later engine, which QEMU does not have.
+        other => json!({"type": "x-sterna", "str": other.to_string()}),
     }
 }
 

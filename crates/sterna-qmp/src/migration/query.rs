@@ -22,6 +22,8 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Completed | Status::Held => "completed",
         Status::Failing => "failing",
         Status::Failed => "failed",
+        // One of a later engine: the migration is under way, or its observers would have been told its end.
+        _ => "active",
     }
 }
 

@@ -56,7 +56,8 @@ impl Outgoing for Migration {
 
     fn set_live(&self, parameters: &Parameters) {
         // The engine takes those that are live.
-        Migration::set_live(self, |running| *running = parameters.clone());
+        // Only live settings are taken over, which are never refused.
+        let _ = Migration::set_live(self, |running| running.take_live(parameters));
     }
 
     fn retry(&self) -> Result<(), String> {

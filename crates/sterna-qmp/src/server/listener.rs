@@ -20,6 +20,7 @@ use super::{CommandSpec, Endpoint, Handler, MAX_CLIENTS};
 
 /// Why a server could not begin. Always local.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServerError {
     /// Another program answers on the socket.
     #[error("{0}: another program listens there; stop it or choose another path")]

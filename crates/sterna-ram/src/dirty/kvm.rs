@@ -89,6 +89,7 @@ pub struct KvmSlot {
 
 /// How KVM keeps the log; ordered from the worst to the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum KvmLogMode {
     /// GET clears and protects: harvesting re-arms.
     Automatic = 0,

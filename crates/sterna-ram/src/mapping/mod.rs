@@ -16,6 +16,7 @@ use crate::{MemoryPermissions, PAGE_BYTES};
 
 /// What the memory of a block is made of that the engine maps itself ([`RamBlock::new`](crate::RamBlock::new)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Backing {
     /// A memfd, mapped shared: can be handed to another process (vhost-user).
     Memfd,

@@ -18,6 +18,7 @@ use crate::{IoPart, TransportError};
 
 /// Whether whole pages go past the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Direct {
     /// They do not.
     #[default]

@@ -11,6 +11,7 @@ pub(crate) type Tag = [u8; 4];
 
 /// Why a device's state could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StateError {
     /// The body ends inside a field.
     #[error("the body of {len} bytes ends inside the field at byte {at}")]

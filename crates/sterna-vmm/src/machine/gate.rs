@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Why a guest ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum EndReason {
     /// It wrote this byte to the exit port.
     #[error("the guest ended with code {0}")]

@@ -10,6 +10,7 @@ use super::{Inputs, seconds};
 /// One change that makes a migration end, also if the figures are wrong by the forecast's uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "what")]
+#[non_exhaustive]
 pub enum Advice {
     /// Allow the guest a longer pause.
     RaiseDowntimeLimit {

@@ -10,6 +10,7 @@ use super::dirty::{Class, Order, Point};
 
 /// Classes, and how well they meet the points.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Fit {
     /// The classes.
     pub classes: Vec<Class>,

@@ -125,6 +125,7 @@ pub struct Range {
 
 /// How a migration will go.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Forecast {
     /// Whether it ends by itself, with the figures as they were given.
     pub convergent: bool,

@@ -43,6 +43,7 @@ pub struct Receiving {
 
 /// A machine that lies in its image.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Stored {
     /// The image's place.
     pub path: PathBuf,

@@ -39,6 +39,7 @@ use crate::events::{Observer, Status};
 use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Compression, Parameters, WaitLimits};
+use crate::settings_error::SettingsError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
 use origin::{LiveVm, Origin};
@@ -187,23 +188,17 @@ impl Migration {
         self.shared.feed(Fed::OperatorContinue)
     }
 
-    /// Changes parameters that may change while it runs: those that [`Parameters`] calls live. Others are left as
-    /// they are.
-    pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) {
+    /// Changes parameters while it runs: those that [`Parameters`] calls live.
+    ///
+    /// # Errors
+    /// [`SettingsError::NotLive`] if another was to change. Nothing was changed then.
+    pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) -> Result<(), SettingsError> {
         let mut params = lock(&self.shared.params);
         let mut wanted = params.clone();
         change(&mut wanted);
-        params.max_bandwidth_bytes = wanted.max_bandwidth_bytes;
-        params.downtime_limit = wanted.downtime_limit;
-        params.avail_switchover_bandwidth_bytes = wanted.avail_switchover_bandwidth_bytes;
-        params.cpu_throttle_initial = wanted.cpu_throttle_initial;
-        params.cpu_throttle_increment = wanted.cpu_throttle_increment;
-        params.cpu_throttle_tailslow = wanted.cpu_throttle_tailslow;
-        params.max_cpu_throttle = wanted.max_cpu_throttle;
-        params.throttle_trigger_threshold = wanted.throttle_trigger_threshold;
-        params.vcpu_dirty_limit_bytes = wanted.vcpu_dirty_limit_bytes;
-        params.non_convergence = wanted.non_convergence;
+        *params = wanted.for_running(&params)?;
         self.shared.limiter.set(params.max_bandwidth_bytes);
+        Ok(())
     }
 
     /// Ends an undecided migration by an operator's word: who runs the guest.

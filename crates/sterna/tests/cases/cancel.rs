@@ -224,7 +224,7 @@ fn bandwidth_limit_holds_and_can_be_lifted_while_it_holds() {
         let allowed = (began.elapsed().as_secs_f64() + 0.2) * f64::from(1 << 20) + 2.0 * 600_000.0;
         assert!(stats.transferred_bytes as f64 <= allowed, "{} > {allowed}", stats.transferred_bytes);
         assert_eq!(migration.status(), Status::Active);
-        migration.set_live(|live| live.max_bandwidth_bytes = 0);
+        migration.set_live(|live| live.max_bandwidth_bytes = 0).expect("a live setting");
         let outcome = migration.wait();
         common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
         let stats = migration.statistics();

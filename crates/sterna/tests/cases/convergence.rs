@@ -73,7 +73,7 @@ fn guest_that_does_not_converge_goes_on_with_one_warning_by_default() {
             assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
             std::thread::sleep(Duration::from_millis(20));
         }
-        migration.set_live(|params| params.downtime_limit = Duration::from_secs(10));
+        migration.set_live(|params| params.downtime_limit = Duration::from_secs(10)).expect("a live setting");
         assert!(matches!(migration.wait(), Outcome::Completed));
         assert_eq!(warnings(), 1);
         assert_lives_on(&target.guest);
@@ -197,7 +197,7 @@ fn dirty_limit_that_is_changed_meanwhile_reaches_the_vcpus_and_is_let_go_of() {
         let (source, target, migration, _incoming) = limited(own, LOOSE);
         until_limited(&migration);
 
-        migration.set_live(|params| params.vcpu_dirty_limit_bytes = TIGHT);
+        migration.set_live(|params| params.vcpu_dirty_limit_bytes = TIGHT).expect("a live setting");
 
         assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
         let limited = source.limited.lock().unwrap().clone();
@@ -240,7 +240,7 @@ fn failing_that_is_wanted_only_after_the_warning_ends_it_too() {
             std::thread::sleep(Duration::from_millis(20));
         }
 
-        migration.set_live(|params| params.non_convergence = NonConvergence::Fail);
+        migration.set_live(|params| params.non_convergence = NonConvergence::Fail).expect("a live setting");
 
         let outcome = migration.wait();
         let Outcome::Failed { error: MigrationError::NotConverging { .. }, held: false } = outcome else {

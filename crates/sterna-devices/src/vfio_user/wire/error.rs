@@ -2,6 +2,7 @@
 
 /// A message breaks a rule of the protocol. The sender is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WireError {
     /// Its size cannot be.
     #[error("{message}, byte 4: a size of {size} bytes; {least} to {most} are possible")]

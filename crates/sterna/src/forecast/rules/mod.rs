@@ -50,6 +50,7 @@ impl Load {
 
 /// What one rule says.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Verdict {
     /// Seconds that the downtime limit must allow at the load's dirty rate; none: no limit is enough.
     pub downtime_needed: Option<f64>,
@@ -68,6 +69,7 @@ impl Verdict {
 
 /// The rules side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Comparison {
     /// The constant rate that they were asked about, bytes per second.
     pub dirty_bytes: f64,

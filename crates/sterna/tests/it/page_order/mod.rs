@@ -134,7 +134,7 @@ fn once(clause: Clause, violated: bool, trusting: bool) -> Came {
     let migration = Migration::start(vm, &to, params, capabilities, Arc::new(())).expect("started");
     if !rounds_for.is_zero() {
         std::thread::sleep(rounds_for);
-        migration.set_live(|params| params.downtime_limit = Duration::from_secs(1));
+        migration.set_live(|params| params.downtime_limit = Duration::from_secs(1)).expect("a live setting");
     }
     match (migration.wait(), incoming.wait()) {
         (Outcome::Completed, Arrival::Completed(_)) => {
