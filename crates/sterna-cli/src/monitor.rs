@@ -96,6 +96,16 @@ impl Monitor {
         })
     }
 
+    /// What the precopy policy of the migration away from there was told, as JSON in one line; none from QEMU, from an
+    /// older Sterna, and before pages moved.
+    pub fn recording(&mut self) -> Option<String> {
+        if !self.is_sterna() {
+            return None;
+        }
+        let answer = self.execute("x-sterna-migration-recording", Value::Null).ok()?;
+        (!answer.is_null()).then(|| answer.to_string())
+    }
+
     /// Switches capabilities on.
     pub fn switch_on(&mut self, capabilities: &[String]) -> Result<(), Stop> {
         if capabilities.is_empty() {

@@ -44,6 +44,9 @@ pub struct Record {
     /// The engine's figures.
     #[serde(serialize_with = "crate::seconds::serialize")]
     pub statistics: Statistics,
+    /// What the precopy policy was told, for `sterna::Recording::replay`: JSON in a string, in one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precopy: Option<String>,
     /// What the guest itself saw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
@@ -109,6 +112,7 @@ impl Record {
             machine: None,
             forecast: None,
             statistics,
+            precopy: None,
             guest: None,
             check: None,
             cpu: None,

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, TrackingClaim};
 
 use crate::error::MigrationError;
-use crate::outgoing::StartError;
+use crate::start_error::StartError;
 use crate::threads::{self, call, tried};
 use crate::throttle::Throttle;
 use crate::vm::SourceVm;

@@ -36,12 +36,15 @@ pub mod foreign;
 pub mod hooks;
 mod identity;
 pub mod incoming;
+mod limits;
 mod machine_type;
 mod order;
 pub mod outgoing;
 mod pages;
 pub mod params;
+pub mod precopy;
 mod settings_error;
+mod start_error;
 pub mod stats;
 mod streams;
 mod threads;
@@ -55,11 +58,13 @@ pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
-pub use outgoing::{Decision, Migration, Outcome, RetryError, StartError};
+pub use outgoing::{Decision, Migration, Outcome, RetryError};
 pub use params::{
     Capabilities, Compression, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
 };
+pub use precopy::Recording;
 pub use settings_error::SettingsError;
+pub use start_error::StartError;
 pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
 pub use sterna_ram as ram;
 pub use sterna_transport::{

@@ -177,7 +177,8 @@ pub fn drive(
         Ok(count) => figures.channels = figures.channels.max(count),
         Err(error) => live.note(&format!("the number of channels is not known: {error}")),
     }
-    Ok(Record { forecast, ..Record::new(&source.endpoint().to_string(), &address, figures) })
+    let precopy = source.recording();
+    Ok(Record { forecast, precopy, ..Record::new(&source.endpoint().to_string(), &address, figures) })
 }
 
 /// What is said of a guest that has arrived and stays paused.

@@ -32,6 +32,7 @@ impl Handler for MigrationControl {
             "query-migrate-capabilities",
             "query-migrate-parameters",
             "x-sterna-migration-statistics",
+            "x-sterna-migration-recording",
         ];
         let mut commands: Vec<_> = plain.into_iter().map(CommandSpec::new).collect();
         commands.extend([
@@ -82,6 +83,7 @@ impl Handler for MigrationControl {
             "query-migrate-capabilities" => Ok(self.capabilities().to_json()),
             "query-migrate-parameters" => Ok(self.parameters().to_json()),
             "x-sterna-migration-statistics" => Ok(self.statistics()),
+            "x-sterna-migration-recording" => Ok(self.recording()),
             "stop" => self.stop().map(done),
             "cont" => self.cont().map(done),
             "quit" => {

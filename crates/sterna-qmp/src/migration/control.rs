@@ -321,6 +321,11 @@ impl MigrationControl {
         })
     }
 
+    /// `x-sterna-migration-recording`: what the precopy policy of the last migration away from here was told.
+    pub fn recording(&self) -> Value {
+        json!(self.handles().0.and_then(|outgoing| outgoing.recording()))
+    }
+
     /// `query-status`'s word for what the VM does.
     pub fn run_state(&self) -> &'static str {
         let (outgoing, incoming) = self.handles();

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use sterna::{
-    Address, Capabilities, IncomingStatistics, Observer, Parameters, SourceVm, StartError, Statistics,
-    Status, TargetVm,
+    Address, Capabilities, IncomingStatistics, Observer, Parameters, Recording, SourceVm, StartError,
+    Statistics, Status, TargetVm,
 };
 
 /// Which side has the guest, in the operator's judgement.
@@ -53,6 +53,8 @@ pub trait Outgoing: Send + Sync {
     fn status(&self) -> Status;
     /// Its figures.
     fn statistics(&self) -> Statistics;
+    /// What its precopy policy was told; `None` before pages move.
+    fn recording(&self) -> Option<Recording>;
     /// Ends it; refused after the commit.
     fn cancel(&self) -> Result<(), String>;
     /// Goes on from the pause before the switchover.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sterna::{
-    Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters, SourceVm,
-    StartError, Statistics, Status, TargetVm,
+    Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters,
+    Recording, SourceVm, StartError, Statistics, Status, TargetVm,
 };
 
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
@@ -44,6 +44,10 @@ impl Outgoing for Migration {
 
     fn statistics(&self) -> Statistics {
         Migration::statistics(self)
+    }
+
+    fn recording(&self) -> Option<Recording> {
+        Migration::recording(self)
     }
 
     fn cancel(&self) -> Result<(), String> {

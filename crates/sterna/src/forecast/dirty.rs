@@ -122,14 +122,15 @@ impl Class {
         mean.clamp(self.distinct(shortest), self.distinct(longest))
     }
 
-    /// Pages found dirty when a pass has lasted `round` seconds, of which `sending` went into sending `sent` pages of
-    /// this class: those count only what was written after they were sent.
-    pub(super) fn after_pass(&self, sent: f64, sending: f64, round: f64) -> f64 {
-        let all = self.distinct(round);
+    /// Pages found dirty of this class, when a pass over `sent` of its pages is sent up to `part`. Those count only what was
+    /// written after they were sent; those that are still to be sent do not count at all, since they are read later. The
+    /// times, in seconds: since the sync before, since the last page that was sent, since the first.
+    pub(super) fn after_pass(&self, sent: f64, part: f64, (synced, newest, oldest): (f64, f64, f64)) -> f64 {
+        let all = self.distinct(synced);
         match self.order {
             Order::Random if self.pages > 0.0 => {
-                let part = (sent / self.pages).clamp(0.0, 1.0);
-                part * self.mean_distinct(round - sending, round) + (1.0 - part) * all
+                let in_pass = (sent / self.pages).clamp(0.0, 1.0);
+                in_pass * part * self.mean_distinct(newest, oldest) + (1.0 - in_pass) * all
             }
             // The writer is elsewhere than where it was during the pass before.
             Order::Random | Order::Sequential => all,

@@ -9,7 +9,7 @@
 //! - [`rules`]: closed formulas for a constant rate: which downtime limit is needed, which dirty rate still
 //!   converges, by QEMU's way of estimating, by Sterna's, and by physics.
 //! - [`dirty`], [`fit`]: the guest, described or measured.
-//! - [`fits`]: whether the rest fits the pause, as the engine decides it.
+//! - [`Pause`]: whether the rest fits the pause, as the engine decides it.
 //! - [`simulate`]: pass by pass until the rest fits the limit, or until passes no longer shrink.
 //! - [`Forecast`]: that for the expected figures, and for figures that are off by [`Inputs::uncertainty`] in
 //!   both directions; with [`Advice`] where it would not end.
@@ -20,7 +20,6 @@
 mod advice;
 pub mod dirty;
 pub mod fit;
-pub mod fits;
 pub mod rules;
 mod seconds;
 pub mod simulate;
@@ -29,9 +28,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::precopy::{FIXED_PAUSE, MARGIN, Pause};
 pub use advice::Advice;
 pub use dirty::{Class, DirtyModel, Order, Point};
-pub use fits::{FIXED_PAUSE, MARGIN, Pause};
 pub use simulate::{Luck, PlannedRound, Run, Walk};
 
 use crate::ram::PAGE_SIZE;

@@ -1,15 +1,22 @@
-//! A migration, pass by pass.
+//! A migration in virtual time: the engine's own precopy policy ([`crate::precopy`]), against a modelled guest.
 //!
-//! The first pass sends all that is not zero. A look for dirty pages begins while the end of a pass is still being
-//! sent, so a pass lasts as long as the longer of the two. What it finds is the next pass: pages that the pass had
-//! sent and the guest wrote again afterwards, and pages that the pass had not to send and the guest wrote at any
-//! time in it. As soon as the rest fits the downtime limit the guest stops; when passes no longer shrink it never
-//! will.
+//! The model answers what the policy asks for. Lanes send a pass at a constant bandwidth. A sync takes its time while
+//! they go on, and finds pages that the pass had sent and the guest wrote again afterwards, and pages that the pass had not
+//! to send and the guest wrote since the sync before. When the policy requests the switchover, the migration ends; when
+//! passes no longer shrink, it never will.
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::dirty::{Class, Order};
 use super::{Inputs, MARGIN, PAGE_BYTES, Pause};
+use crate::params::{Capabilities, Parameters};
+use crate::precopy::{
+    Backlog, Begun, Counts, Input, Look, Output, PassLook, Policy, Settings, StreamsLeft, Synced,
+};
+use crate::stats::LaneTimes;
 
 /// One pass as it is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -51,8 +58,13 @@ pub struct Run {
 pub(crate) const QUEUED_BYTES: f64 = (2 << 20) as f64;
 /// Passes kept in a curve.
 pub const CURVE: usize = 300;
-/// No migration of sense has more passes.
+/// No migration of sense has more passes, or asks the policy more often.
 const CAP: u64 = 20_000;
+const STEPS: u32 = 200_000;
+/// No pass of sense takes longer, seconds: thirty years.
+const LONGEST_PASS: f64 = 1e9;
+/// The least part of what is left of a pass that goes by from one look to the next.
+const LEAST_STEP: f64 = 0.02;
 /// A pass that shrinks by less than this part does not shrink.
 const STANDSTILL: f64 = 1e-6;
 /// So many of them in a row are a standstill.
@@ -99,62 +111,284 @@ impl Luck {
 /// Goes through a migration. With [`Inputs::pause_bandwidth_bytes`] above what the engine reckons with, the pause is
 /// shorter than it was reckoned.
 pub fn run(inputs: &Inputs, luck: Luck) -> Run {
-    let Luck { bandwidth, dirtying, walk } = luck;
-    let rate = (inputs.bandwidth_bytes as f64 * bandwidth).max(1.0);
-    let pause_rate = inputs.pause_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64 * bandwidth).max(1.0));
-    // What an operator states is not measured, and so no luck changes it.
-    let reckoned = inputs.avail_switchover_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64).max(1.0));
-    let classes: Vec<Class> =
-        inputs.dirty.classes(inputs.ram_bytes).iter().map(|class| class.scaled(dirtying)).collect();
-    let limit = inputs.downtime_limit.as_secs_f64();
-    let sync = inputs.sync.as_secs_f64();
-    let fixed = inputs.fixed.paused().as_secs_f64();
-    let ram_pages = inputs.ram_bytes as f64 / PAGE_BYTES;
-
-    let mut run = Run {
-        convergent: false,
-        rounds: 0,
-        total_time: inputs.fixed.setup.as_secs_f64(),
-        downtime: f64::INFINITY,
-        bytes: 0.0,
-        least_downtime: f64::INFINITY,
-        curve: Vec::new(),
+    let mut model = Model::new(inputs, luck);
+    let begun = Begun {
+        settings: settings(inputs),
+        channels: 1,
+        round_trip: Duration::ZERO,
+        fixed_pause: inputs.fixed.paused(),
     };
-    // Of the first pass: where a class's pages lie in RAM nobody knows, so any moment of it is as likely.
-    let mut sent: Option<Vec<f64>> = None;
-    let mut bytes = inputs.first_pass_bytes.min(inputs.ram_bytes) as f64;
-    let mut standing = 0;
-    while run.rounds < CAP {
-        let sending = bytes / rate;
-        let round = sending.max(sync);
-        let found: Vec<f64> = match &sent {
-            None => classes.iter().map(|class| first_pass(class, walk, sending, round)).collect(),
-            Some(sent) => classes
-                .iter()
-                .zip(sent)
-                .map(|(class, sent)| class.after_pass(*sent, sending, round))
-                .collect(),
-        };
-        let found_bytes = found.iter().sum::<f64>().min(ram_pages) * PAGE_BYTES;
-        run.push(bytes, round, found_bytes);
-        let rest = found_bytes + QUEUED_BYTES;
-        let pause = Pause { fixed, look: sync, rest: rest / reckoned, margin: MARGIN };
-        run.least_downtime = run.least_downtime.min(pause.longest());
-        if pause.fits(limit) {
-            run.stop(Pause { rest: rest / pause_rate, ..pause }.expected(), found_bytes);
-            return run;
-        }
-        // The first pass is of another kind: only from the second one on do they have to shrink.
-        let stands = sent.is_some() && found_bytes >= bytes * (1.0 - STANDSTILL);
-        standing = if stands { standing + 1 } else { 0 };
-        if standing >= PATIENCE {
+    let mut policy = Policy::new(begun, model.look());
+    let mut outputs = VecDeque::new();
+    for _ in 0..STEPS {
+        if model.run.rounds >= CAP || model.standing >= PATIENCE {
             break;
         }
-        bytes = found_bytes;
-        sent = Some(found);
+        let input = match outputs.pop_front() {
+            None => {
+                model.pass_until(policy.wake_at().as_secs_f64());
+                Input::Looked(model.look())
+            }
+            Some(Output::Sync) => Input::Synced(model.sync(), model.look()),
+            Some(Output::RunDry { number }) => {
+                model.pass_until(model.end_of(number));
+                Input::Flushed(model.look())
+            }
+            Some(Output::Publish { .. }) => {
+                model.publish();
+                continue;
+            }
+            Some(Output::RequestSwitchover) => return model.stop(),
+            // The guest is as it was described, however slow it should be.
+            Some(Output::Throttle(_) | Output::LimitDirtyRate(_) | Output::Warn(_) | Output::GiveUp(_)) => {
+                continue;
+            }
+        };
+        outputs.extend(policy.handle(input));
     }
-    run.downtime = run.least_downtime;
-    run
+    model.run.downtime = model.run.least_downtime;
+    model.run
+}
+
+/// What the engine would go by: the bandwidth is what `max-bandwidth` leaves already, and nothing slows the guest down.
+fn settings(inputs: &Inputs) -> Settings {
+    let params = Parameters {
+        max_bandwidth_bytes: 0,
+        avail_switchover_bandwidth_bytes: inputs.avail_switchover_bandwidth_bytes.unwrap_or(0),
+        downtime_limit: inputs.downtime_limit,
+        ..Parameters::default()
+    };
+    Settings::new(&params, &Capabilities::default())
+}
+
+/// A guest and the lanes that send its pages; times in seconds since pages began to move.
+struct Model<'a> {
+    inputs: &'a Inputs,
+    walk: Walk,
+    classes: Vec<Class>,
+    rate: f64,
+    pause_rate: f64,
+    reckoned: f64,
+    now: f64,
+    /// Bytes of all passes before the last that was published.
+    sent_before: f64,
+    pass: SentPass,
+    /// When the pass before was through.
+    before_ended: f64,
+    /// Pages of each class that are dirty and in no pass yet, as of the last sync.
+    next: Vec<f64>,
+    /// Passes in a row that did not shrink.
+    standing: u32,
+    run: Run,
+}
+
+/// A pass that is sent.
+struct SentPass {
+    bytes: f64,
+    /// Pages of each class; the first pass has all of RAM, wherever a class lies in it.
+    sent: Option<Vec<f64>>,
+    /// When the sync read that found it, and when its first and last pages go out.
+    synced: f64,
+    began: f64,
+    ends: f64,
+    /// When it was published.
+    published: f64,
+}
+
+impl<'a> Model<'a> {
+    fn new(inputs: &'a Inputs, luck: Luck) -> Self {
+        let Luck { bandwidth, dirtying, walk } = luck;
+        let rate = (inputs.bandwidth_bytes as f64 * bandwidth).max(1.0);
+        let pause_rate =
+            inputs.pause_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64 * bandwidth).max(1.0));
+        let classes: Vec<Class> =
+            inputs.dirty.classes(inputs.ram_bytes).iter().map(|class| class.scaled(dirtying)).collect();
+        let bytes = inputs.first_pass_bytes.min(inputs.ram_bytes) as f64;
+        let run = Run {
+            convergent: false,
+            rounds: 0,
+            total_time: inputs.fixed.setup.as_secs_f64(),
+            downtime: f64::INFINITY,
+            bytes: 0.0,
+            least_downtime: f64::INFINITY,
+            curve: Vec::new(),
+        };
+        Self {
+            walk,
+            rate,
+            pause_rate,
+            // What an operator states is not measured, and so no luck changes it.
+            reckoned: inputs.avail_switchover_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64).max(1.0)),
+            now: 0.0,
+            sent_before: 0.0,
+            pass: SentPass {
+                bytes,
+                sent: None,
+                synced: 0.0,
+                began: 0.0,
+                ends: sending(bytes, rate),
+                published: 0.0,
+            },
+            before_ended: 0.0,
+            next: vec![0.0; classes.len()],
+            standing: 0,
+            run,
+            classes,
+            inputs,
+        }
+    }
+
+    fn look(&self) -> Look {
+        let is_through = self.now >= self.pass.ends;
+        let bytes = self.sent_before + self.pass.bytes * self.part_sent();
+        let pages = (bytes / PAGE_BYTES) as u64;
+        let moving = duration(pages as f64 * PAGE_BYTES / self.rate);
+        let left = if is_through { 0.0 } else { self.pass.bytes * (1.0 - self.part_sent()) };
+        Look {
+            now: duration(self.now),
+            late: None,
+            counts: Counts {
+                multifd_bytes: pages.saturating_mul(PAGE_BYTES as u64),
+                normal_pages: pages,
+                times: LaneTimes { moving, ..LaneTimes::default() },
+                ..Counts::default()
+            },
+            pass: PassLook {
+                pages: (self.pass.bytes / PAGE_BYTES) as u64,
+                left: (left / PAGE_BYTES) as u64,
+                is_rearmed: is_through,
+                // The first pass looks for pages that were never populated.
+                is_searched: is_through || self.pass.sent.is_some(),
+            },
+        }
+    }
+
+    /// Which part of the pass is sent.
+    fn part_sent(&self) -> f64 {
+        let SentPass { began, ends, .. } = self.pass;
+        if self.now >= ends { 1.0 } else { ((self.now - began) / (ends - began)).clamp(0.0, 1.0) }
+    }
+
+    /// Time passes until then, or until lanes are through and the policy is woken for that.
+    fn pass_until(&mut self, until: f64) {
+        // Where lanes are so slow that nothing is measured for long, not every look is gone through.
+        let until = until.max(self.now + (self.pass.ends - self.now) * LEAST_STEP);
+        let woken = if self.now < self.pass.ends { until.min(self.pass.ends) } else { until };
+        self.now = self.now.max(woken);
+    }
+
+    /// When lanes are through with a pass.
+    fn end_of(&self, number: u64) -> f64 {
+        if number > self.run.rounds { self.pass.ends } else { self.before_ended }
+    }
+
+    fn sync(&mut self) -> Synced {
+        self.now += self.inputs.sync.as_secs_f64();
+        let next = self.dirty_now();
+        let dirtied = next.iter().sum::<f64>() - self.next.iter().sum::<f64>();
+        self.next = next;
+        let pause = self.pause();
+        self.run.least_downtime = self.run.least_downtime.min(pause.longest());
+        Synced {
+            took: self.inputs.sync,
+            dirtied_pages: dirtied.max(0.0) as u64,
+            next_pages: (self.next_bytes() / PAGE_BYTES) as u64,
+            backlog: Backlog {
+                unsent_bytes: QUEUED_BYTES as u64,
+                streams: Some(StreamsLeft::default()),
+                guest_runs: true,
+            },
+        }
+    }
+
+    /// Pages of each class that a sync reports now, less those that the pass still reads.
+    fn dirty_now(&self) -> Vec<f64> {
+        let SentPass { sent, synced, began, ends, .. } = &self.pass;
+        let part = self.part_sent();
+        // Since the first page was sent, and since the last one that is sent by now.
+        let (oldest, newest) = (self.now - began, self.now - ends.min(self.now));
+        match sent {
+            None => self
+                .classes
+                .iter()
+                .map(|class| part * first_pass(class, self.walk, oldest - newest, oldest))
+                .collect(),
+            Some(sent) => {
+                let times = (self.now - synced, newest.max(0.0), oldest.max(0.0));
+                let classes = self.classes.iter().zip(sent);
+                classes.map(|(class, sent)| class.after_pass(*sent, part, times)).collect()
+            }
+        }
+    }
+
+    /// Bytes that are dirty and in no pass, as of the last sync.
+    fn next_bytes(&self) -> f64 {
+        let ram_pages = self.inputs.ram_bytes as f64 / PAGE_BYTES;
+        self.next.iter().sum::<f64>().min(ram_pages) * PAGE_BYTES
+    }
+
+    /// The pause, if the guest were stopped now.
+    fn pause(&self) -> Pause {
+        let left = self.pass.bytes * (1.0 - self.part_sent());
+        Pause {
+            fixed: self.inputs.fixed.paused().as_secs_f64(),
+            look: self.inputs.sync.as_secs_f64(),
+            rest: (self.next_bytes() + left + QUEUED_BYTES) / self.reckoned,
+            margin: MARGIN,
+        }
+    }
+
+    /// The next pass is published: lanes begin it when they are through with this one.
+    fn publish(&mut self) {
+        let bytes = self.next_bytes();
+        // The first pass is of another kind: only from the second one on do they have to shrink.
+        let stands = self.pass.sent.is_some() && bytes >= self.pass.bytes * (1.0 - STANDSTILL);
+        self.standing = if stands { self.standing + 1 } else { 0 };
+        self.close_round(bytes);
+        let began = self.now.max(self.pass.ends);
+        let sent = std::mem::replace(&mut self.next, vec![0.0; self.classes.len()]);
+        self.before_ended = self.pass.ends;
+        self.sent_before += self.pass.bytes;
+        self.pass = SentPass {
+            bytes,
+            sent: Some(sent),
+            synced: self.now,
+            began,
+            ends: began + sending(bytes, self.rate),
+            published: self.now,
+        };
+    }
+
+    fn close_round(&mut self, dirtied_bytes: f64) {
+        let setup = self.inputs.fixed.setup.as_secs_f64();
+        self.run.push(PlannedRound {
+            number: self.run.rounds + 1,
+            began: setup + self.pass.published,
+            took: self.now - self.pass.published,
+            bytes: self.pass.bytes,
+            dirtied_bytes,
+            stopped: false,
+        });
+    }
+
+    /// The guest stops, and what is left goes out.
+    fn stop(mut self) -> Run {
+        let bytes = self.next_bytes();
+        self.close_round(bytes);
+        let downtime = Pause { rest: (bytes + QUEUED_BYTES) / self.pause_rate, ..self.pause() }.expected();
+        self.run.stop(downtime, bytes);
+        self.run
+    }
+}
+
+/// How long lanes send a pass.
+fn sending(bytes: f64, rate: f64) -> f64 {
+    (bytes / rate).min(LONGEST_PASS)
+}
+
+/// Any time that a forecast comes to, however long.
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.clamp(0.0, 1e15)).unwrap_or_default()
 }
 
 /// Pages of `class` that are dirty after a first pass that lasted `round` seconds, `sending` of them spent on
@@ -169,20 +403,13 @@ fn first_pass(class: &Class, walk: Walk, sending: f64, round: f64) -> f64 {
 }
 
 impl Run {
-    fn push(&mut self, bytes: f64, took: f64, dirtied_bytes: f64) {
+    fn push(&mut self, round: PlannedRound) {
         self.rounds += 1;
+        self.total_time = round.began + round.took;
+        self.bytes += round.bytes;
         if self.curve.len() < CURVE {
-            self.curve.push(PlannedRound {
-                number: self.rounds,
-                began: self.total_time,
-                took,
-                bytes,
-                dirtied_bytes,
-                stopped: false,
-            });
+            self.curve.push(round);
         }
-        self.total_time += took;
-        self.bytes += bytes;
     }
 
     fn stop(&mut self, downtime: f64, bytes: f64) {

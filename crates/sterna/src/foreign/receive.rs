@@ -12,8 +12,8 @@ use super::keeper::Keeper;
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
 use crate::incoming::{Arrival, Incoming, Refusal};
-use crate::outgoing::StartError;
 use crate::params::{Capabilities, Parameters};
+use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 
 /// Making an image durable waits for the disk, and for no peer.

@@ -12,8 +12,9 @@ use super::stored::StoredMachine;
 use crate::error::MigrationError;
 use crate::events::Observer;
 use crate::machine_type::flushes_silently;
-use crate::outgoing::{Migration, StartError};
+use crate::outgoing::Migration;
 use crate::params::{Capabilities, Parameters};
+use crate::start_error::StartError;
 
 /// How an image is sent, besides the parameters of every migration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -35,8 +35,8 @@ pub use sterna_proto::destination::Refusal;
 
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
-use crate::outgoing::StartError;
 use crate::params::{Capabilities, Parameters};
+use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::{RunState, TargetVm};
 use file::LoadFile;

@@ -23,7 +23,7 @@ use super::{Arrival, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer, Status};
-use crate::outgoing::machine_limits;
+use crate::limits::machine_limits;
 use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
 use crate::stats::IncomingStatistics;

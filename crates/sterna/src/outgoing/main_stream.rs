@@ -11,7 +11,7 @@ use sterna_wire::main::{
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::vmdesc;
 
-use super::counters::Counters;
+use super::measure::Counters;
 use crate::error::MigrationError;
 use crate::streams;
 

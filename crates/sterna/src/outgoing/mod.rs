@@ -5,43 +5,45 @@
 //! through [`shared`], so that the machine alone decides what came first.
 
 mod ask;
+mod check;
 mod control;
-mod convergence;
-mod converging;
-mod counters;
-mod figures;
 mod file;
-mod lane;
-mod limiter;
-mod main_lane;
+mod interruption;
+mod lanes;
+mod limits;
+mod main_channel;
 pub(crate) mod main_stream;
-mod multifd_lane;
+mod measure;
 pub(crate) mod origin;
-mod pace;
-mod returns;
-mod rounds;
-mod setup;
+mod outcome;
+mod return_path;
 mod shared;
 mod streams;
-mod switchover;
-mod throughput;
+mod waits;
+mod workers;
 
 use std::sync::Arc;
 
-use sterna_proto::source::{Config, Event as Fed, Source, State, SwitchoverAck};
-use sterna_ram::{Custody, PoisonedPage};
-use sterna_transport::{Address, TlsEndpoint};
+use sterna_proto::source::{Config, Event as Fed, Source};
+use sterna_ram::Custody;
+use sterna_transport::Address;
 
+pub use outcome::{Outcome, RetryError};
 pub use sterna_proto::source::{Decision, Refusal};
 
-use crate::error::{MigrationError, VmError};
+use crate::error::VmError;
 use crate::events::{Observer, Status};
 use crate::identity::Identity;
+use crate::limits::machine_limits;
 use crate::order::Clause;
-use crate::params::{Capabilities, Compression, Parameters, WaitLimits};
+use crate::params::{Capabilities, Parameters};
+use crate::precopy::Recording;
 use crate::settings_error::SettingsError;
+use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
+use check::{check, check_throttle};
+use limits::ack_form;
 use origin::{LiveVm, Origin};
 use shared::{Shared, lock};
 
@@ -49,72 +51,6 @@ use shared::{Shared, lock};
 #[derive(Clone)]
 pub struct Migration {
     shared: Arc<Shared>,
-}
-
-/// How a migration ended at the source.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// The destination has the guest.
-    Completed,
-    /// Cancelled; the guest is here, as it was.
-    Cancelled,
-    /// Failed; the guest is here, as it was, unless [`Outcome::Failed::held`].
-    Failed {
-        /// Why.
-        error: MigrationError,
-        /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`].
-        held: bool,
-    },
-}
-
-/// Why a migration cannot start. Nothing was changed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The guest is not free to be migrated: another migration has to do with it, or it is not here.
-    #[error("{}", not_free(*.0))]
-    Guest(Custody),
-    /// The guest's writes are tracked by somebody else.
-    #[error(
-        "this guest's writes are tracked already, by a migration or by a measurement of its dirty rate: wait for its \
-         end, or cancel it"
-    )]
-    Tracked,
-    /// A parameter or capability makes no sense, or does not go with another.
-    #[error("{0}")]
-    Settings(String),
-    /// The image that is to be sent cannot be restored by anybody.
-    #[error("{0}")]
-    Image(String),
-    /// The image that is to be sent is damaged; [`SendOptions::force_damaged`](crate::foreign::SendOptions::force_damaged)
-    /// sends it as it is.
-    #[error("{0}")]
-    DamagedImage(String),
-    /// Pages of guest RAM have failed, and what they held cannot be moved.
-    #[error(
-        "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
-        crate::error::name_pages(pages, None)
-    )]
-    Poisoned {
-        /// Where they are.
-        pages: Vec<PoisonedPage>,
-    },
-    /// The operating system refused a thread or a socket.
-    #[error("{0}")]
-    System(String),
-}
-
-/// Why a held guest is not brought back. Nothing was changed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum RetryError {
-    /// No guest is held.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The operating system refused a thread.
-    #[error("{0}; try again")]
-    System(String),
 }
 
 impl Migration {
@@ -170,6 +106,12 @@ impl Migration {
             streams: streams.unwrap_or_default(),
             ..figures.snapshot(self.shared.counters.now(), error)
         }
+    }
+
+    /// What its precopy policy was told, and what it decided; `None` before pages move. Complete once the migration has
+    /// ended.
+    pub fn recording(&self) -> Option<Recording> {
+        lock(&self.shared.policy).as_ref().map(|policy| policy.recording().clone())
     }
 
     /// Ends it; the guest stays here and runs on. From any thread, at any moment.
@@ -317,158 +259,5 @@ impl Migration {
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })
-    }
-}
-
-/// Why a guest cannot be migrated (or another taken in), and what to do first.
-fn not_free(custody: Custody) -> &'static str {
-    match custody {
-        Custody::Free => "no migration has to do with this VM's guest",
-        Custody::Arrived => {
-            "a migration has brought a guest into this VM, and another would take its place: use another VM; a VMM that \
-             has discarded its guest says so with GuestRam::has_no_guest"
-        }
-        Custody::Leaving { .. } => {
-            "this VM is being migrated already: cancel that migration, or wait for its end"
-        }
-        Custody::Undecided => {
-            "this VM's guest was handed over and nobody knows yet whether the destination runs it: wait for its answer, \
-             or end that migration with Migration::decide"
-        }
-        Custody::Held => {
-            "this VM's guest is held stopped, since its last migration could not give it back: mend what that one \
-             names, then bring the guest back with Migration::retry"
-        }
-        Custody::Saved => {
-            "this VM's guest was saved to a file: let it run on here with Migration::resume_saved first, or load the \
-             file elsewhere"
-        }
-        Custody::Gone => "this VM's guest has moved to its destination: migrate it from there",
-        Custody::Arriving { .. } => {
-            "a migration brings a guest into this VM: wait for its end (a guest that is held is started with \
-             Incoming::release)"
-        }
-        Custody::NoGuest => {
-            "this VM has no guest, since the migration that was to bring it has failed: wait for another; a VMM that has \
-             booted a new one says so with GuestRam::has_new_guest"
-        }
-        Custody::Replaced => {
-            "the guest's memory was changed while the migration began (GuestRam::with_blocks): start the migration again"
-        }
-    }
-}
-
-fn check(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Result<(), StartError> {
-    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
-    if capabilities.multifd && params.multifd_channels == 0 {
-        return refuse("multifd-channels is 0: give 1 to 255, or switch multifd off");
-    }
-    let is_file = matches!(to, Address::File { .. });
-    if is_file && capabilities.multifd && !capabilities.mapped_ram {
-        return refuse("Migration requires multi-channel URIs: switch multifd off, or mapped-ram on");
-    }
-    if is_file && params.tls.is_some() {
-        return refuse("a file speaks no TLS: leave tls-creds empty");
-    }
-    if is_file && capabilities.switchover_ack {
-        return refuse(
-            "switchover-ack needs a destination that answers, which a file does not: switch it off",
-        );
-    }
-    if capabilities.mapped_ram && !is_file {
-        return refuse("Migration requires seekable transport (e.g. file:) with mapped-ram: switch it off");
-    }
-    if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
-        return refuse("Cannot use compression with mapped-ram: set multifd-compression to none");
-    }
-    if capabilities.multifd && to.is_descriptor() {
-        return refuse("a descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:");
-    }
-    if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Client) {
-        return refuse(
-            "tls-creds are for the endpoint server, and a source connects: give it ones for client",
-        );
-    }
-    if capabilities.auto_converge && capabilities.dirty_limit {
-        return refuse("dirty-limit conflicts with auto-converge: switch one of them off");
-    }
-    if capabilities.switchover_ack && !capabilities.return_path {
-        return refuse("switchover-ack needs return-path: the acknowledgement comes on it");
-    }
-    Ok(())
-}
-
-/// What is asked for must be there: else a guest that does not converge would go on as if nothing had been said.
-fn check_throttle(vm: &dyn SourceVm, capabilities: &Capabilities) -> Result<(), StartError> {
-    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
-    let throttle = vm.throttle();
-    if capabilities.auto_converge && throttle.is_none() {
-        return refuse("this VM cannot be slowed down: switch auto-converge off");
-    }
-    if capabilities.dirty_limit && !throttle.is_some_and(|throttle| throttle.can_limit_dirty_rate()) {
-        return refuse(
-            "dirty-limit needs a VM that counts what each vCPU dirties: start it with a dirty ring \
-             (dirty-ring-size), or use auto-converge",
-        );
-    }
-    Ok(())
-}
-
-/// Which form of `switchover-ack` the machine type's version asks for (specs/stream.md §5.3).
-pub(crate) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> SwitchoverAck {
-    if !capabilities.switchover_ack {
-        return SwitchoverAck::Off;
-    }
-    if crate::machine_type::acknowledges_in_old_form(machine_type) {
-        SwitchoverAck::Legacy
-    } else {
-        SwitchoverAck::Modern
-    }
-}
-
-pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
-    sterna_proto::Limits {
-        setup: limits.setup,
-        switchover: limits.switchover,
-        prepare: limits.prepare,
-        commit: limits.stall,
-        acknowledge: limits.acknowledge,
-        ask: limits.acknowledge,
-        ask_interval: limits.ask_interval,
-        // The destination's waits mirror the source's: it has given up when the source tries again.
-        load: limits.prepare,
-        prepared: limits.prepare,
-        reacquire: limits.prepare.saturating_mul(3) / 2,
-        ..sterna_proto::Limits::default()
-    }
-}
-
-/// How long `state` may last.
-fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration {
-    let limits = machine_limits(limits);
-    match state {
-        State::Setup | State::Identifying | State::Comparing => limits.setup,
-        State::Stopping | State::Releasing => limits.stop,
-        State::Switchover => limits.switchover,
-        State::Preparing => limits.prepare,
-        State::Committing => limits.commit,
-        _ => limits.acknowledge,
-    }
-}
-
-fn status_of(state: State) -> Status {
-    match state {
-        State::Setup | State::Identifying | State::Comparing => Status::Setup,
-        State::Active | State::Stopping => Status::Active,
-        State::PreSwitchover => Status::PreSwitchover,
-        State::Releasing | State::Switchover | State::Preparing | State::Committing | State::AwaitingAck => {
-            Status::Device
-        }
-        State::Undecided => Status::Undecided,
-        State::Cancelling => Status::Cancelling,
-        State::Failing => Status::Failing,
-        State::Completed => Status::Completed,
-        State::Cancelled => Status::Cancelled,
-        State::Held | State::Failed => Status::Failed,
     }
 }

@@ -9,13 +9,12 @@ use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::ask::Asking;
-use super::counters::Counters;
-use super::figures::Figures;
-use super::lane::Lanes;
-use super::limiter::Limiter;
+use super::lanes::{Lanes, Limiter};
+use super::limits::status_of;
+use super::measure::{Counters, Figures, Probes};
 use super::origin::Origin;
+use super::outcome::Outcome;
 use super::streams::Streams;
-use super::{Outcome, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer};
@@ -23,6 +22,7 @@ use crate::hooks::Hook;
 use crate::identity::Identity;
 use crate::order::Clause;
 use crate::params::{Capabilities, Parameters};
+use crate::precopy::Recorded;
 use crate::threads;
 use crate::vm::SourceVm;
 
@@ -54,6 +54,10 @@ pub(super) struct Shared {
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
     pub asking: Mutex<Option<Asking>>,
+    /// Decides how precopy goes on, once pages move; and what it was told.
+    pub policy: Mutex<Option<Recorded>>,
+    /// Pings on their way.
+    pub probes: Mutex<Probes>,
     /// Devices' streams, once they are begun.
     pub streams: Mutex<Option<Arc<Streams>>>,
     channels: Mutex<Vec<Arc<Channel>>>,
@@ -105,6 +109,8 @@ impl Shared {
             tracking,
             released: Mutex::default(),
             asking: Mutex::default(),
+            policy: Mutex::default(),
+            probes: Mutex::default(),
             streams: Mutex::default(),
             channels: Mutex::default(),
             error: parking_lot::Mutex::default(),

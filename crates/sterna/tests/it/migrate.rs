@@ -81,6 +81,22 @@ fn guest_goes_there_and_back_many_times() {
 }
 
 #[test]
+fn recording_of_a_migration_gives_the_same_decisions_again() {
+    let (params, capabilities) = multifd(2);
+    let (source, target) = pair(&config());
+    let (migration, outcome, arrival) = migrate(&source, &target, &params, capabilities);
+    assert_arrived(&outcome, &arrival, &target);
+
+    let recording = migration.recording().unwrap();
+    let text = serde_json::to_string(&recording).unwrap();
+    let read: sterna::Recording = serde_json::from_str(&text).unwrap();
+
+    assert!(recording.inputs() > 2 && recording.decisions() > 1, "{recording:?}");
+    assert_eq!(read, recording);
+    assert_eq!(read.replay(), recording);
+}
+
+#[test]
 fn statistics_of_a_finished_migration_add_up() {
     let (source, target) = pair(&config());
     let (params, capabilities) = multifd(2);

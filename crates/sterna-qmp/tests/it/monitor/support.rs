@@ -324,6 +324,10 @@ impl Outgoing for FakeMigration {
         self.set(Status::Device);
         Ok(())
     }
+    fn recording(&self) -> Option<sterna::Recording> {
+        None
+    }
+
     fn set_live(&self, parameters: &Parameters) {
         *self.parameters.lock().unwrap() = parameters.clone();
     }

@@ -5,14 +5,13 @@
 //! stop: D·x bytes. The pause is then stop + last sync + D·x/B + devices + start.
 //!
 //! That is what the way of going about it needs. The engine keeps a margin, and what sockets hold goes out with the
-//! rest ([`fits`](crate::forecast::fits)): [`limit_that_fits`] and [`largest_that_fits`] have both in them, and by these
+//! rest ([`Pause`]): [`limit_that_fits`] and [`largest_that_fits`] have both in them, and by these
 //! a guest is stopped.
 
 use std::time::Duration;
 
-use crate::forecast::fits::allowed;
 use crate::forecast::simulate::QUEUED_BYTES;
-use crate::forecast::{MARGIN, Pause};
+use crate::precopy::{MARGIN, Pause, allowed};
 
 /// Seconds of downtime limit without which a migration at dirty rate `d` over bandwidth `b` (bytes per second)
 /// with syncs of `x` and a fixed pause of `paused` does not end; none if no limit is enough.
@@ -30,20 +29,20 @@ pub fn largest_dirty_rate(b: f64, x: Duration, y: Duration, paused: Duration) ->
     if x == 0.0 { b } else { (b * (room - x) / x).min(b) }
 }
 
-/// As [`downtime_needed`], by what the engine does.
+/// As [`downtime_needed`], by what the engine does: a sync begins in the middle of a round, so that a round lasts
+/// x / (1 − D/2B), and D times as much is found.
 pub fn limit_that_fits(b: f64, d: f64, x: Duration, paused: Duration) -> Option<f64> {
-    let look = x.as_secs_f64();
-    let rest = (d.max(0.0) * look + QUEUED_BYTES) / b;
+    let (look, share) = (x.as_secs_f64(), d.max(0.0) / b);
+    let rest = share * look / (1.0 - share / 2.0) + QUEUED_BYTES / b;
     (d < b).then(|| Pause { fixed: paused.as_secs_f64(), look, rest, margin: MARGIN }.least_limit())
 }
 
 /// As [`largest_dirty_rate`], by what the engine does.
 pub fn largest_that_fits(b: f64, x: Duration, y: Duration, paused: Duration) -> f64 {
     let x = x.as_secs_f64();
-    let room = allowed(y.as_secs_f64(), paused.as_secs_f64()) / (1.0 + MARGIN) - x;
-    let bytes = b * room - QUEUED_BYTES;
-    if bytes < 0.0 {
+    let room = allowed(y.as_secs_f64(), paused.as_secs_f64()) / (1.0 + MARGIN) - x - QUEUED_BYTES / b;
+    if room < 0.0 {
         return 0.0;
     }
-    if x == 0.0 { b } else { (bytes / x).min(b) }
+    (b * room / (x + room / 2.0)).min(b)
 }

@@ -76,7 +76,8 @@ fn sternas_rule_needs_one_sync_and_what_was_dirtied_in_it() {
 #[test]
 fn what_fits_is_the_rule_with_its_margin_and_both_of_its_questions_have_one_answer() {
     let needed = sterna::limit_that_fits(B, D, ms(12), ms(5)).unwrap();
-    let rest = (D * 0.012 + super::super::simulate::QUEUED_BYTES) / B;
+    // A round is a sync and half of what it takes to send what was written in it.
+    let rest = D / B * 0.012 / (1.0 - D / B / 2.0) + super::super::simulate::QUEUED_BYTES / B;
     near(needed, 0.005 + (0.012 + rest) * 1.15);
     near(sterna::largest_that_fits(B, ms(12), std::time::Duration::from_secs_f64(needed), ms(5)), D);
     assert_eq!(sterna::limit_that_fits(B, B, ms(12), ms(5)), None);

@@ -28,8 +28,8 @@ use super::loader::{Loader, Read};
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::outgoing::StartError;
 use crate::params::{Capabilities, Compression, Parameters};
+use crate::start_error::StartError;
 
 /// The file that a guest comes from.
 pub(super) struct LoadFile {

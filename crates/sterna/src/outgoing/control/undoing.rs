@@ -40,7 +40,7 @@ impl Control {
         self.shared.report(event);
     }
 
-    pub(super) fn reacquire_hooks(&mut self) -> Result<(), MigrationError> {
+    pub(super) fn reacquire_hooks(&mut self) {
         loop {
             // It counts as released until it is certainly back.
             let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
@@ -49,15 +49,14 @@ impl Control {
                 tracing::warn!(hook = name, %error, "cannot take a hook back");
                 self.shared.tell(&Event::Warning(format!("{name} is not taken back yet: {error}")));
                 self.shared.report(Fed::HooksReacquireFailed);
-                return Ok(());
+                return;
             }
             lock(&self.shared.released).pop();
         }
         self.shared.report(Fed::HooksReacquired);
-        Ok(())
     }
 
-    pub(super) fn resume_guest(&mut self) -> Result<(), MigrationError> {
+    pub(super) fn resume_guest(&mut self) {
         self.unthrottle();
         self.shared.run_devices();
         match call("SourceVm::resume", || self.shared.vm.resume()) {
@@ -70,10 +69,9 @@ impl Control {
                 self.shared.report(Fed::GuestResumeFailed);
             }
         }
-        Ok(())
     }
 
-    pub(super) fn stop_tracking(&mut self) -> Result<(), MigrationError> {
+    pub(super) fn stop_tracking(&mut self) {
         self.unthrottle();
         match call("DirtySource::stop", || self.shared.vm.dirty_source().stop()) {
             Ok(()) => self.shared.report(Fed::TrackingStopped),
@@ -82,6 +80,5 @@ impl Control {
                 self.shared.report(Fed::TrackingStopFailed);
             }
         }
-        Ok(())
     }
 }

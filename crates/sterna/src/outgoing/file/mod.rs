@@ -6,7 +6,7 @@
 //!   and the guest runs on.
 //! - A file does not answer. So there is neither *prepare* nor an acknowledgement; instead, everything that can fail
 //!   is done **before** the commit: the last pages, the devices, EOF, the description, the bitmaps, and putting all
-//!   of it on the disk ([`finish`]). The commit itself is the rename ([`publish`]). Whether that has happened is no
+//!   of it on the disk ([`SaveFile::finish`]). The commit itself is the rename ([`SaveFile::publish`]). Whether that has happened is no
 //!   question of belief: if the file is not in its place afterwards, the guest was not saved and runs on; nothing is
 //!   ever undecided.
 //! - A pass begins when the last one is with the disk: two pieces of I/O that write one page are never on their way
@@ -17,24 +17,23 @@
 
 mod stream;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use sterna_proto::source::Event as Fed;
 use sterna_ram::Custody;
-use sterna_transport::{Address, CreateOptions, Direct, PageFile, TransportError};
+use sterna_transport::{Address, CreateOptions, Direct, PageFile};
 use sterna_wire::extension;
 use sterna_wire::main::SectionHeader;
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::ram::BlockList;
 
-use super::control::{Control, Main};
-use super::counters::Counters;
-use super::limiter::Limiter;
+use super::lanes::{LaneEnds, Limiter};
+use super::main_channel::MainChannel;
 use super::main_stream::{MainStream, Sink};
-use super::origin::PageReader;
+use super::measure::Counters;
 use super::shared::{Shared, lock};
 use crate::error::{MigrationError, VmError};
-use crate::events::{Event, SwitchoverStep};
+use crate::events::Event;
 use crate::order::PageRun;
 use crate::pages::{FileWriter, MappedFile, PageWriter};
 use crate::threads::{call, tried};
@@ -51,150 +50,133 @@ pub(super) struct SaveFile {
     mapped: Option<Arc<MappedFile>>,
 }
 
-/// Makes the file, aside of its place.
-pub(super) fn open(control: &mut Control) -> Result<(), MigrationError> {
-    let shared = Arc::clone(&control.shared);
-    let Address::File { path, offset } = &shared.to else {
-        return Err(MigrationError::Internal(format!("{} is no file", shared.to)));
-    };
-    let params = shared.params();
-    for left in PageFile::left_behind(path) {
-        let text = format!("{} was left behind by a save that was killed: remove it", left.display());
-        shared.tell(&Event::Warning(text));
+impl SaveFile {
+    /// Makes the file, aside of its place, and the stream into it.
+    pub fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
+        let Address::File { path, offset } = &shared.to else {
+            return Err(MigrationError::Internal(format!("{} is no file", shared.to)));
+        };
+        let params = shared.params();
+        for left in PageFile::left_behind(path) {
+            let text = format!("{} was left behind by a save that was killed: remove it", left.display());
+            shared.tell(&Event::Warning(text));
+        }
+        let options = CreateOptions {
+            direct: params.direct_io,
+            // Who names an offset means the file whose beginning is to stay.
+            replace: params.replace_file || *offset > 0,
+            keep_bytes: *offset,
+        };
+        let file = Arc::new(PageFile::create(path, options).map_err(MigrationError::storage)?);
+        if params.direct_io != Direct::Off && !file.is_direct() {
+            let text = format!("{}: no direct I/O here, so this goes through the page cache", path.display());
+            shared.tell(&Event::Warning(text));
+        }
+        let stream = Arc::new(FileStream::new(&file, *offset));
+        let sink: Arc<dyn Sink> = stream.clone();
+        let main = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
+        Ok((Self { file, stream, mapped: None }, MainChannel::new(None, main)))
     }
-    let options = CreateOptions {
-        direct: params.direct_io,
-        // Who names an offset means the file whose beginning is to stay.
-        replace: params.replace_file || *offset > 0,
-        keep_bytes: *offset,
-    };
-    let file = Arc::new(PageFile::create(path, options).map_err(MigrationError::storage)?);
-    if params.direct_io != Direct::Off && !file.is_direct() {
-        let text = format!("{}: no direct I/O here, so this goes through the page cache", path.display());
-        shared.tell(&Event::Warning(text));
+
+    /// Writes the START section of RAM with a place for every page.
+    pub fn start_ram(&mut self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+        let blocks = shared.origin.blocks();
+        let headers = main.with(|main| place_blocks(main, &self.stream, &blocks))?;
+        self.mapped = Some(Arc::new(MappedFile::new(Arc::clone(&self.file), headers, &shared.ram)));
+        Ok(())
     }
-    let stream = Arc::new(FileStream::new(&file, *offset));
-    let sink: Arc<dyn Sink> = stream.clone();
-    let main = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
-    control.main = Some(Main { channel: None, stream: Arc::new(Mutex::new(main)) });
-    control.file = Some(SaveFile { file, stream, mapped: None });
-    Ok(())
+
+    /// The lanes of a mapped-ram file.
+    pub fn lanes(&self, shared: &Arc<Shared>) -> Result<Vec<LaneEnds>, MigrationError> {
+        let Some(image) = &self.mapped else {
+            return Err(MigrationError::Internal("the file's layout is not made".to_owned()));
+        };
+        let count = if shared.capabilities.multifd { shared.params().multifd_channels } else { 1 };
+        let lane = |_| -> Result<LaneEnds, MigrationError> {
+            let lane = FileLane {
+                // RAM is not registered with the ring: each page is written about once, and mapping it for that costs
+                // no more than registering does, which would populate all of it besides.
+                writer: FileWriter::new(Arc::clone(image), &shared.ram),
+                shared: Arc::clone(shared),
+                counters: Arc::clone(&shared.counters),
+                limiter: Arc::clone(&shared.limiter),
+            };
+            Ok(LaneEnds { writer: Box::new(lane), reader: shared.origin.reader()? })
+        };
+        (0..count).map(lane).collect()
+    }
+
+    /// After a pass: what lies in the page cache goes to the disk while the guest runs, so that little is left for its
+    /// pause.
+    pub fn settle(&self) -> Result<(), MigrationError> {
+        self.stream.drain()?;
+        self.file.sync().map_err(MigrationError::storage)
+    }
+
+    /// Everything that can fail before the commit: EOF, the description, the bitmaps, all on the disk.
+    pub fn finish(&self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+        main.with(|stream| shared.origin.send_end(stream))?;
+        self.stream.drain()?;
+        if let Some(mapped) = &self.mapped {
+            mapped.write_bitmaps()?;
+        }
+        self.file.sync().map_err(MigrationError::storage)
+    }
+
+    /// The commit: the file takes its place. What went wrong is certain, and so is that the guest was not saved.
+    pub fn publish(&self, shared: &Shared) {
+        match self.file.publish() {
+            Ok(()) => shared.report(Fed::EofSent),
+            Err(error) => {
+                shared.note_error(MigrationError::storage(error));
+                // What a destination says that does not run the guest and never will.
+                shared.report(Fed::Shut(1));
+            }
+        }
+    }
 }
 
-/// Sends what a Sterna destination compares before any RAM moves; here it is compared when the file is loaded.
-pub(super) fn record_compatibility(control: &mut Control) -> Result<(), MigrationError> {
-    let Some(record) = control.shared.vm.compatibility() else { return Ok(()) };
+/// Writes what a Sterna destination compares before any RAM moves; here it is compared when the file is loaded.
+pub(super) fn record_compatibility(shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+    let Some(record) = shared.vm.compatibility() else { return Ok(()) };
     let body = call("Device::save of the compatibility record", || record.save())?;
     let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
-    control.with_main(|stream| stream.full_section(header, &body, true))
+    main.with(|stream| stream.full_section(header, &body, true))
 }
 
-/// Writes the START section of RAM with a place for every page.
-pub(super) fn start_ram(control: &mut Control, blocks: &BlockList) -> Result<(), MigrationError> {
-    let Some(save) = &control.file else {
-        return Err(MigrationError::Internal("there is no file".to_owned()));
-    };
-    let (stream, file) = (Arc::clone(&save.stream), Arc::clone(&save.file));
-    let ram = control.shared.ram.clone();
-    let headers = control.with_main(|main| {
-        let mut whole = Vec::new();
-        blocks.encode(&mut whole).map_err(MigrationError::wire("file"))?;
-        let id = main.ram_section();
+/// Writes the START section of RAM, and gives the place of each block's pages.
+fn place_blocks(
+    main: &mut MainStream,
+    stream: &FileStream,
+    blocks: &BlockList,
+) -> Result<Vec<MappedHeader>, MigrationError> {
+    let mut whole = Vec::new();
+    blocks.encode(&mut whole).map_err(MigrationError::wire("file"))?;
+    let id = main.ram_section();
+    main.send(|out| {
+        SectionHeader { id, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
+        // The list's total stands before its entries; each entry follows the pages of the one before.
+        out.extend_from_slice(&whole[..size_of::<u64>()]);
+        Ok(())
+    })?;
+    let mut headers = Vec::new();
+    for block in &blocks.blocks {
+        let mut header = None;
         main.send(|out| {
-            SectionHeader { id, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
-            // The list's total stands before its entries; each entry stands behind the pages of the one before.
-            out.extend_from_slice(&whole[..size_of::<u64>()]);
+            block.encode(out)?;
+            let placed = MappedHeader::place(stream.position() + out.len() as u64, block.length_bytes)?;
+            placed.encode(out);
+            header = Some(placed);
             Ok(())
         })?;
-        let mut headers = Vec::new();
-        for block in &blocks.blocks {
-            let mut header = None;
-            main.send(|out| {
-                block.encode(out)?;
-                let placed = MappedHeader::place(stream.position() + out.len() as u64, block.length_bytes)?;
-                placed.encode(out);
-                header = Some(placed);
-                Ok(())
-            })?;
-            let Some(header) = header else {
-                return Err(MigrationError::Internal("a block has no place".to_owned()));
-            };
-            stream.go_to(header.end_of_pages(block.length_bytes))?;
-            headers.push(header);
-        }
-        main.end_ram_start()?;
-        Ok(headers)
-    })?;
-    if let Some(save) = &mut control.file {
-        save.mapped = Some(Arc::new(MappedFile::new(file, headers, &ram)));
-    }
-    Ok(())
-}
-
-/// What a lane works with.
-pub(super) type Pair = (Box<dyn PageWriter>, Arc<dyn PageReader>);
-
-/// The lanes of a mapped-ram file.
-pub(super) fn lanes(control: &Control) -> Result<Vec<Pair>, MigrationError> {
-    let shared = &control.shared;
-    let Some(image) = control.file.as_ref().and_then(|save| save.mapped.as_ref()) else {
-        return Err(MigrationError::Internal("the file's layout is not made".to_owned()));
-    };
-    let count = if shared.capabilities.multifd { shared.params().multifd_channels } else { 1 };
-    let lane = |_| -> Result<Pair, MigrationError> {
-        let lane = FileLane {
-            // RAM is not registered with the ring: each page is written about once, and mapping it for that costs
-            // no more than registering does, which would populate all of it besides.
-            writer: FileWriter::new(Arc::clone(image), &shared.ram),
-            shared: Arc::clone(shared),
-            counters: Arc::clone(&shared.counters),
-            limiter: Arc::clone(&shared.limiter),
+        let Some(header) = header else {
+            return Err(MigrationError::Internal("a block has no place".to_owned()));
         };
-        Ok((Box::new(lane), shared.origin.reader()?))
-    };
-    (0..count).map(lane).collect()
-}
-
-/// Behind a pass: what lies in the page cache goes to the disk while the guest runs, so that little is left for its
-/// pause.
-pub(super) fn settle(control: &Control) -> Result<(), MigrationError> {
-    match &control.file {
-        Some(save) => {
-            save.stream.drain()?;
-            save.file.sync().map_err(MigrationError::storage)
-        }
-        None => Ok(()),
+        stream.go_to(header.end_of_pages(block.length_bytes))?;
+        headers.push(header);
     }
-}
-
-/// Everything that can fail before the commit: EOF, the description, the bitmaps, all on the disk.
-pub(super) fn finish(control: &mut Control) -> Result<(), MigrationError> {
-    let shared = Arc::clone(&control.shared);
-    control.with_main(|stream| shared.origin.send_end(stream))?;
-    let Some(save) = &control.file else { return Ok(()) };
-    save.stream.drain()?;
-    if let Some(mapped) = &save.mapped {
-        mapped.write_bitmaps()?;
-    }
-    save.file.sync().map_err(MigrationError::storage)?;
-    control.step(SwitchoverStep::Prepare);
-    Ok(())
-}
-
-/// The commit: the file takes its place. What went wrong is certain, and so is that the guest was not saved.
-pub(super) fn publish(control: &Control) {
-    let published = match &control.file {
-        Some(save) => save.file.publish(),
-        None => Err(TransportError::Cancelled { channel: control.shared.to.to_string() }),
-    };
-    match published {
-        Ok(()) => control.shared.report(Fed::EofSent),
-        Err(error) => {
-            control.shared.note_error(MigrationError::storage(error));
-            // What a destination says that does not run the guest and never will.
-            control.shared.report(Fed::Shut(1));
-        }
-    }
+    main.end_ram_start()?;
+    Ok(headers)
 }
 
 /// Whether the guest was saved to a file, and stands here.

@@ -15,17 +15,18 @@ mod serial;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sterna_transport::Address;
+use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
-use super::control::Control;
-use super::pace::LONGEST;
+use super::interruption::Break;
+use super::main_channel::MainChannel;
 use super::shared::{Shared, lock};
+use super::waits::Waits;
+use super::workers::Workers;
 use crate::device_stream::PendingState;
-use crate::driver::Waited;
 use crate::error::MigrationError;
-use crate::events::SwitchoverStep;
+use crate::precopy::{LONGEST, StreamsLeft};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 use crate::threads::caught;
@@ -33,8 +34,6 @@ use crate::threads::caught;
 use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
 
-/// How long the control thread waits before it looks up.
-const PATIENCE: Duration = Duration::from_millis(20);
 /// How old the last look at what a device has left may be.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -88,7 +87,7 @@ struct Progress {
 
 /// How chunks travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+enum Way {
     /// In packets of the multifd channels; with credit if the peer grants it.
     Packets { has_credit: bool },
     /// Behind each other on the main channel.
@@ -158,7 +157,7 @@ impl Streams {
 
     /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
     /// looked at.
-    fn left(&self) -> Option<(u64, Duration)> {
+    fn left(&self) -> Option<StreamsLeft> {
         let state = self.lock();
         let pending: Option<Vec<u64>> =
             state.savers.iter().map(|saver| saver.pending.map(|pending| pending.total_bytes())).collect();
@@ -173,7 +172,7 @@ impl Streams {
         });
         // In parallel the slowest counts, else all of them.
         let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
-        Some((bytes, Duration::from_secs_f64(time.min(LONGEST))))
+        Some(StreamsLeft { bytes, slowest: Duration::from_secs_f64(time.min(LONGEST)) })
     }
 
     /// Every device has a counterpart that grants it room.
@@ -251,13 +250,19 @@ impl Streams {
     }
 }
 
-impl Control {
-    /// Starts the save threads, if any device has a stream.
-    pub(super) fn begin_streams(&mut self) -> Result<(), MigrationError> {
-        let shared = Arc::clone(&self.shared);
+/// The streams of a migration, as its control thread has them.
+pub(super) struct DeviceStreams {
+    shared: Arc<Shared>,
+    streams: Arc<Streams>,
+    way: Way,
+}
+
+impl DeviceStreams {
+    /// The devices begin to save. `None`: no device has a stream.
+    pub fn begin(shared: &Arc<Shared>, channels: &[Arc<Channel>]) -> Result<Option<Self>, MigrationError> {
         let devices = Streamed::of(&shared.vm.devices());
         if devices.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let is_file = matches!(shared.to, Address::File { .. });
         let peer = shared.driver.look(sterna_proto::source::Source::peer);
@@ -266,16 +271,20 @@ impl Control {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
-        let streams = Arc::new(Streams::new(devices.clone(), way, Channels::new(self.multifd.clone())));
+        let streams = Arc::new(Streams::new(devices, way, Channels::new(channels.to_vec())));
         *lock(&shared.streams) = Some(Arc::clone(&streams));
-        self.streams = Some((Arc::clone(&streams), way));
-        in_parallel(&devices, "begin to save", |device| device.begin_save())?;
-        if way == (Way::Packets { has_credit: true }) {
-            self.commands(&[Command::Ping(extension::DEVICE_STREAMS_PING)])?;
+        Ok(Some(Self { shared: Arc::clone(shared), streams, way }))
+    }
+
+    /// Starts the save threads.
+    pub fn start(&self, main: &MainChannel, workers: &mut Workers) -> Result<(), MigrationError> {
+        in_parallel(&self.streams.devices, "begin to save", |device| device.begin_save())?;
+        if self.way == (Way::Packets { has_credit: true }) {
+            main.commands(&[Command::Ping(extension::DEVICE_STREAMS_PING)])?;
         }
-        for (index, device) in devices.into_iter().enumerate() {
-            let (shared, streams) = (Arc::clone(&shared), Arc::clone(&streams));
-            self.spawn(&format!("save {}", device.name), move || {
+        for (index, device) in self.streams.devices.iter().cloned().enumerate() {
+            let (shared, streams) = (Arc::clone(&self.shared), Arc::clone(&self.streams));
+            workers.spawn(&format!("save {}", device.name), move || {
                 saver::run(&shared, &streams, index, &device)
             })?;
         }
@@ -283,80 +292,55 @@ impl Control {
     }
 
     /// The streams, if lanes carry them.
-    pub(super) fn streams_on_lanes(&self) -> Option<Arc<Streams>> {
-        match &self.streams {
-            Some((streams, Way::Packets { .. })) => Some(Arc::clone(streams)),
-            _ => None,
-        }
+    pub fn on_lanes(&self) -> Option<Arc<Streams>> {
+        (self.way != Way::Serial).then(|| Arc::clone(&self.streams))
     }
 
     /// A round has begun: what changed in the devices meanwhile goes out with it.
-    pub(super) fn streams_enter_round(&self, number: u64) {
-        if let Some((streams, _)) = &self.streams
-            && matches!(streams.lock().order, Order::Run(_))
-        {
+    pub fn enter_round(&self, number: u64) {
+        if matches!(self.streams.lock().order, Order::Run(_)) {
             // The last round finds other orders.
-            streams.give(Order::Run(number));
+            self.streams.give(Order::Run(number));
         }
     }
 
-    /// vCPUs have stopped: quiesces all devices, then stops them. Every write of their DMA is to be harvested after.
-    pub(super) fn stop_devices(&mut self) -> Result<(), MigrationError> {
-        let Some((streams, _)) = self.streams.clone() else { return Ok(()) };
-        streams.give(Order::Park);
-        while !streams.are_parked() {
-            // An interruption is for whoever called: nothing was done to a device yet.
-            match self.shared.driver.wait(PATIENCE, || streams.are_parked().then_some(())) {
-                Waited::Got(()) => break,
-                Waited::Interrupted => return Ok(()),
-                Waited::TimedOut => self.idle(),
-            }
+    /// vCPUs have stopped: quiesces all devices, then stops them. Every write of their DMA is to be found by a sync
+    /// after this.
+    pub fn stop(&self, waits: &mut Waits) -> Result<(), MigrationError> {
+        self.streams.give(Order::Park);
+        match waits.until(|| self.streams.are_parked().then_some(())) {
+            Ok(()) => {}
+            // For whoever called: nothing was done to a device yet.
+            Err(Break::Interrupted) => return Ok(()),
+            Err(Break::Failed(error)) => return Err(error),
         }
-        in_parallel(&streams.devices, "quiesce", |device| device.quiesce())?;
-        in_parallel(&streams.devices, "stop", |device| device.stop())
+        in_parallel(&self.streams.devices, "quiesce", |device| device.quiesce())?;
+        in_parallel(&self.streams.devices, "stop", |device| device.stop())
     }
 
     /// Lets the save threads read what is left; it goes out beside the last pages.
-    pub(super) fn finish_streams(&self) {
-        if let Some((streams, _)) = &self.streams {
-            streams.give(Order::Finish);
-        }
+    pub fn finish(&self) {
+        self.streams.give(Order::Finish);
     }
 
-    /// Sends what is left of the streams, behind RAM's last page. False: the machine wants something else done.
-    pub(super) fn send_streams(&mut self) -> Result<bool, MigrationError> {
-        let Some((streams, way)) = self.streams.clone() else { return Ok(true) };
-        if way == Way::Serial {
-            return Ok(true);
-        }
-        if !self.until(|| (streams.are_read() && streams.outbox.is_empty()).then_some(())) {
-            return Ok(false);
-        }
-        self.step(SwitchoverStep::Streams);
-        // One more barrier on every lane: when the destination has seen its flush, every chunk has come.
-        self.next_pass();
-        let Some(pass) = self.running_pass() else { return Ok(false) };
-        self.run_dry(&pass)
+    /// Where lanes carry the streams: waits until all of them is with the lanes.
+    pub fn await_lanes(&self, waits: &mut Waits) -> Result<(), Break> {
+        waits.until(|| (self.streams.are_read() && self.streams.outbox.is_empty()).then_some(()))
     }
 
-    /// Sends the streams on the main channel, one device behind the other.
-    /// False: the machine wants something else done.
-    pub(super) fn send_streams_in_turn(&mut self) -> Result<bool, MigrationError> {
-        let Some((streams, Way::Serial)) = self.streams.clone() else { return Ok(true) };
-        let is_sent = serial::send(self, &streams)?;
-        self.step(SwitchoverStep::Streams);
-        Ok(is_sent)
+    /// Where lanes do not carry them: sends them on the main channel, one device after the other.
+    pub fn send_in_turn(&self, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {
+        serial::send(&self.streams, waits, main)
     }
 
-    /// The expected pause that devices add: bytes to be carried, and the devices' own time. `None`: not known yet.
-    pub(super) fn streams_left(&self) -> Option<(u64, Duration)> {
-        self.streams.as_ref().map_or(Some((0, Duration::ZERO)), |(streams, _)| streams.left())
+    /// What is left of the streams; `None` before every device was looked at.
+    pub fn left(&self) -> Option<StreamsLeft> {
+        self.streams.left()
     }
 
     /// Nothing is read any more; save threads have ended.
-    pub(super) fn end_streams(&mut self) {
-        let Some((streams, _)) = self.streams.take() else { return };
-        if let Err(error) = in_parallel(&streams.devices, "end saving", |device| device.end_save()) {
+    pub fn end(self) {
+        if let Err(error) = in_parallel(&self.streams.devices, "end saving", |device| device.end_save()) {
             tracing::warn!(%error, "a device's stream");
             self.shared.tell(&crate::events::Event::Warning(error.to_string()));
         }

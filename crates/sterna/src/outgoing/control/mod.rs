@@ -1,9 +1,13 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
+mod precopy;
+mod rounds;
+mod setup;
+mod slowdown;
+mod switchover;
 mod undoing;
 
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_proto::source::{
@@ -13,19 +17,25 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
-use super::converging::Limits;
+use super::ask;
 use super::file::SaveFile;
-use super::main_stream::MainStream;
-use super::rounds::Rounds;
+use super::interruption::Break;
+use super::limits::limit_of;
+use super::main_channel::MainChannel;
+use super::outcome::{Outcome, RetryError};
+use super::return_path;
 use super::shared::{Shared, lock};
-use super::streams::{Streams, Way};
-use super::{Outcome, RetryError, ask, returns, setup};
+use super::streams::DeviceStreams;
+use super::waits::Waits;
+use super::workers::Workers;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
 use crate::params::{StatusQuestions, WaitLimits};
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
+use rounds::Rounds;
+use slowdown::Slowdown;
 
 /// How often an idle control thread looks up.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -76,59 +86,62 @@ fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
 }
 
 pub(super) struct Control {
-    pub shared: Arc<Shared>,
-    pub main: Option<Main>,
+    shared: Arc<Shared>,
+    main: Option<Arc<MainChannel>>,
     /// The file, where the guest goes into one.
-    pub file: Option<SaveFile>,
-    pub multifd: Vec<Arc<Channel>>,
-    pub threads: Vec<JoinHandle<()>>,
-    pub rounds: Option<Rounds>,
-    pub limits: Limits,
-    /// Devices' streams, and how they travel.
-    pub streams: Option<(Arc<Streams>, Way)>,
+    file: Option<SaveFile>,
+    multifd: Vec<Arc<Channel>>,
+    workers: Workers,
+    waits: Waits,
+    rounds: Option<Rounds>,
+    /// The pass whose last slice the policy was woken for.
+    rearmed_seen: u64,
+    slowdown: Slowdown,
+    limits_noted: Instant,
+    /// Devices' streams, once they are begun.
+    streams: Option<DeviceStreams>,
     /// How long the peer took to answer.
-    pub round_trip: Duration,
+    round_trip: Duration,
     identify_sent: Option<Instant>,
     /// The guest is being stopped, and whether it ran before.
     stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
     step_began: Instant,
-    keepalive: Instant,
-}
-
-/// The main channel once it is up.
-pub(super) struct Main {
-    /// None where the guest goes into a file.
-    pub channel: Option<Arc<Channel>>,
-    pub stream: Arc<Mutex<MainStream>>,
 }
 
 impl Control {
     fn new(shared: Arc<Shared>) -> Self {
         let now = Instant::now();
         Self {
-            shared,
             main: None,
             file: None,
             multifd: Vec::new(),
-            threads: Vec::new(),
+            workers: Workers::new(Arc::clone(&shared)),
+            waits: Waits::new(Arc::clone(&shared)),
             rounds: None,
-            limits: Limits::default(),
+            rearmed_seen: 0,
+            slowdown: Slowdown::new(Arc::clone(&shared)),
+            limits_noted: now,
             streams: None,
             round_trip: Duration::ZERO,
             identify_sent: None,
             stopping: None,
             ran_before: false,
             step_began: now,
-            keepalive: now,
+            shared,
         }
     }
 
     fn run(mut self) {
         self.shared.tell(&Event::Status(crate::events::Status::Setup));
-        match tried("connecting", || setup::connect(&mut self).and_then(|()| setup::greet(&mut self))) {
-            Ok(()) => self.shared.report(Fed::ChannelsReady),
+        match tried("connecting", || setup::connect(&self.shared)) {
+            Ok(connected) => {
+                self.waits.keep_alive(Some(Arc::clone(&connected.main)));
+                self.main = Some(connected.main);
+                (self.multifd, self.file) = (connected.multifd, connected.file);
+                self.shared.report(Fed::ChannelsReady);
+            }
             Err(error) => self.shared.fail(error),
         }
         self.perform_all();
@@ -151,7 +164,7 @@ impl Control {
     fn turn(&mut self) -> bool {
         self.shared.tell_passed();
         let Some(action) = self.shared.driver.next_action(PATIENCE) else {
-            self.idle();
+            self.waits.idle();
             return false;
         };
         self.shared.tell_passed();
@@ -163,26 +176,26 @@ impl Control {
             return true;
         }
         match caught(&format!("a callback of the VMM during {action:?}"), || self.perform(action)) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.shared.fail(error),
+            Ok(Ok(()) | Err(Break::Interrupted)) => {}
+            Ok(Err(Break::Failed(error))) => self.shared.fail(error),
             Err(panic) => self.panicked(action, panic),
         }
         false
     }
 
-    fn perform(&mut self, action: Action) -> Result<(), MigrationError> {
+    fn perform(&mut self, action: Action) -> Result<(), Break> {
         if let Some(sent) = self.identify_sent.take_if(|_| !matches!(action, Action::Identify)) {
             self.round_trip = sent.elapsed();
         }
         match action {
-            Action::Identify => self.identify(),
-            Action::SendHandoverId => self.send_handover_id(),
-            Action::Compare => self.compare(),
-            Action::StartPrecopy => self.precopy(),
+            Action::Identify => self.identify()?,
+            Action::SendHandoverId => self.send_handover_id()?,
+            Action::Compare => self.compare()?,
+            Action::StartPrecopy => self.precopy()?,
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
-            Action::SendFinalState => self.send_final_state(),
-            Action::SendPrepare => self.send_prepare(),
+            Action::SendFinalState => self.send_final_state()?,
+            Action::SendPrepare => self.send_prepare()?,
             Action::SendEof => self.send_eof(),
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
@@ -190,52 +203,30 @@ impl Control {
             Action::ReacquireHooks => self.reacquire_hooks(),
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
-            Action::Finish(_) => Ok(()),
-        }
-    }
-
-    /// What is due while nothing is to be done.
-    pub fn idle(&mut self) {
-        let counts = self.shared.counters.now();
-        lock(&self.shared.figures).observe(counts);
-        if let Err(error) = self.keep_alive() {
-            self.shared.fail(error);
-        }
-    }
-
-    /// Lets a Sterna peer know that this side lives, when the main channel was silent for long.
-    fn keep_alive(&mut self) -> Result<(), MigrationError> {
-        let every = self.shared.params().limits.stall / 4;
-        let peer = self.shared.driver.look(|machine| (machine.peer(), machine.state()));
-        let wanted = peer.0.sterna && self.main.is_some() && !peer.1.is_committed() && !peer.1.is_final();
-        if wanted && self.keepalive.elapsed() >= every {
-            self.keepalive = Instant::now();
-            self.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
+            Action::Finish(_) => {}
         }
         Ok(())
     }
 
-    pub fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
-        self.with_main(|stream| stream.commands(commands))
+    /// The main channel, which is up once all is connected.
+    fn main(&self) -> Result<Arc<MainChannel>, MigrationError> {
+        let closed = || MigrationError::Internal("the main channel is not open".to_owned());
+        self.main.clone().ok_or_else(closed)
     }
 
-    pub fn with_main<T>(
-        &self,
-        act: impl FnOnce(&mut MainStream) -> Result<T, MigrationError>,
-    ) -> Result<T, MigrationError> {
-        let Some(main) = &self.main else {
-            return Err(MigrationError::Internal("the main channel is not open".to_owned()));
-        };
-        act(&mut lock(&main.stream))
+    /// The rounds, which are there once pages move.
+    fn rounds(&mut self) -> Result<&mut Rounds, MigrationError> {
+        self.rounds.as_mut().ok_or_else(no_rounds)
     }
 
     fn identify(&mut self) -> Result<(), MigrationError> {
-        if let Some(channel) = self.main.as_ref().and_then(|main| main.channel.clone()) {
+        let main = self.main()?;
+        if let Some(channel) = main.channel.clone() {
             let shared = Arc::clone(&self.shared);
-            self.spawn("return path", move || returns::read(&shared, &channel))?;
+            self.workers.spawn("return path", move || return_path::read(&shared, &channel))?;
         }
         self.identify_sent = Some(Instant::now());
-        self.commands(&[
+        main.commands(&[
             Command::OpenReturnPath,
             Command::Ping(1),
             Command::Ping(extension::EXTENSION_PING),
@@ -247,7 +238,7 @@ impl Control {
         let Identity { id, secret } = &self.shared.identity;
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
-        self.with_main(|stream| stream.full_section(header, &body, true))
+        self.main()?.with(|stream| stream.full_section(header, &body, true))
     }
 
     fn compare(&mut self) -> Result<(), MigrationError> {
@@ -256,11 +247,11 @@ impl Control {
         };
         let body = call("Device::save of the compatibility record", || record.save())?;
         let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
-        self.with_main(|stream| stream.full_section(header, &body, true))?;
-        self.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
+        self.main()?.with(|stream| stream.full_section(header, &body, true))?;
+        self.main()?.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
     }
 
-    fn stop_guest(&mut self) -> Result<(), MigrationError> {
+    fn stop_guest(&mut self) {
         let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
@@ -268,7 +259,10 @@ impl Control {
         match call("SourceVm::stop", || self.shared.vm.stop()) {
             Ok(()) => {
                 self.ran_before = was_running;
-                let devices = self.stop_devices();
+                let devices = match &self.streams {
+                    Some(streams) => streams.stop(&mut self.waits),
+                    None => Ok(()),
+                };
                 let mut figures = lock(&self.shared.figures);
                 figures.stopped_at = Some(began);
                 figures.at_stop = Some(self.shared.counters.now());
@@ -289,10 +283,9 @@ impl Control {
                 self.shared.report(Fed::GuestStopFailed);
             }
         }
-        Ok(())
     }
 
-    fn release_hooks(&mut self) -> Result<(), MigrationError> {
+    fn release_hooks(&mut self) {
         // An operator may have waited in pre-switchover: not a part of the steps.
         self.step_began = Instant::now();
         for hook in self.shared.vm.hooks() {
@@ -301,22 +294,21 @@ impl Control {
             if let Err(error) = call(format!("Hook::release of {}", hook.name()), || hook.release()) {
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::HookReleaseFailed);
-                return Ok(());
+                return;
             }
         }
         self.step(SwitchoverStep::ReleaseHooks);
         self.shared.report(Fed::HooksReleased);
-        Ok(())
     }
 
     fn send_prepare(&mut self) -> Result<(), MigrationError> {
-        self.commands(&[Command::Ping(extension::PREPARE_PING)])?;
+        self.main()?.commands(&[Command::Ping(extension::PREPARE_PING)])?;
         // The main channel was not silent: nothing but the answer is due for a while.
-        self.keepalive = Instant::now();
+        self.waits.was_not_silent();
         Ok(())
     }
 
-    fn report_undecided(&mut self, cause: Cause) -> Result<(), MigrationError> {
+    fn report_undecided(&mut self, cause: Cause) {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         let can_ask =
             self.shared.driver.look(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
@@ -331,10 +323,9 @@ impl Control {
              source-runs only if it is gone for good, else destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
-        Ok(())
     }
 
-    fn ask_again(&mut self) -> Result<(), MigrationError> {
+    fn ask_again(&mut self) {
         match ask::status(&self.shared) {
             Ok(status) => self.shared.report(Fed::AskAnswered(status)),
             Err(error) => {
@@ -342,27 +333,25 @@ impl Control {
                 self.shared.report(Fed::AskFailed);
             }
         }
-        Ok(())
     }
 
-    fn close_channels(&mut self) -> Result<(), MigrationError> {
+    fn close_channels(&mut self) {
         self.shared.interrupt();
-        for thread in self.threads.drain(..) {
-            // One that panicked has said so.
-            let _ = thread.join();
+        self.workers.join();
+        if let Some(streams) = self.streams.take() {
+            streams.end();
         }
-        self.end_streams();
+        self.waits.keep_alive(None);
         self.main = None;
         // Unless it is in its place, it is gone with this.
         self.file = None;
         self.multifd.clear();
         self.shared.drop_channels();
-        Ok(())
     }
 
     fn finish(&mut self, outcome: MachineOutcome) {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
-        let _ = self.close_channels();
+        self.close_channels();
         self.unthrottle();
         // Not before: all is undone, and the guest runs on.
         self.shared.find_failed_pages();
@@ -392,7 +381,7 @@ impl Control {
     }
 
     /// The guest's run state before the switchover, under QEMU's name (specs/stream.md §1.10).
-    pub fn run_state_before(&self) -> &'static str {
+    fn run_state_before(&self) -> &'static str {
         if self.ran_before { "running" } else { "paused" }
     }
 
@@ -407,7 +396,7 @@ impl Control {
     }
 
     /// A step of the switchover ended now.
-    pub fn step(&mut self, step: SwitchoverStep) {
+    fn step(&mut self, step: SwitchoverStep) {
         self.step_until(step, Instant::now());
     }
 
@@ -417,16 +406,10 @@ impl Control {
         lock(&self.shared.figures).switchover.push((step, took));
         self.shared.tell(&Event::SwitchoverStep { step, took });
     }
+}
 
-    pub fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MigrationError> {
-        let shared = Arc::clone(&self.shared);
-        let died = move |error| {
-            shared.fail(error);
-            shared.driver.nudge();
-        };
-        self.threads.push(threads::spawn(name, work, died)?);
-        Ok(())
-    }
+fn no_rounds() -> MigrationError {
+    MigrationError::Internal("no round has begun".to_owned())
 }
 
 /// The machine's cause in words, where no thread has a better one.
@@ -434,7 +417,7 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
     match cause {
         Cause::TimedOut(state) => {
             let what = format!("the end of {state:?}");
-            MigrationError::Limit { what, after: super::limit_of(state, limits) }
+            MigrationError::Limit { what, after: limit_of(state, limits) }
         }
         Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
         Cause::DestinationNever => MigrationError::Transport(

@@ -112,6 +112,10 @@ impl Reader<'_> {
                     what: format!("it answered *prepare*, which was not asked, in state {state:?}"),
                 });
             }
+            extension::KEEPALIVE_PING => {
+                lock(&self.shared.probes).answered();
+                self.shared.driver.nudge();
+            }
             extension::DEVICE_STREAMS_PING => {
                 if let Some(streams) = &*lock(&self.shared.streams) {
                     streams.all_granted()?;

@@ -1,16 +1,16 @@
 //! Whether the end comes nearer, and what to do if it does not.
 //!
 //! Pure: rounds tell what was dirtied and sent, and are told what to do. Throttling follows QEMU's rule: when in two
-//! looks more was dirtied than [`Parameters::throttle_trigger_threshold`] percent of what was sent, the guest is slowed
+//! looks more was dirtied than [`Settings::throttle_trigger_threshold`] percent of what was sent, the guest is slowed
 //! down, or slowed down more. So it is when [`STUCK`] looks in a row brought the expected pause no nearer to the limit;
 //! and when nothing is left to slow it down with then, it does not converge.
 
 use std::time::Duration;
 
-use crate::params::{Capabilities, Parameters};
+use super::settings::Settings;
 
 /// Looks closer together than this are one.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Looks without progress until a guest is said not to converge.
 const STUCK: u32 = 6;
 /// Progress is a pause shorter by a tenth than the shortest so far.
@@ -18,9 +18,9 @@ const PROGRESS: f64 = 0.9;
 /// Looks over the threshold until the guest is slowed down.
 const TRIGGER: u32 = 2;
 
-/// What a round found.
+/// What happened since the last look.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Look {
+pub(crate) struct Trend {
     /// Bytes that were dirtied since the last look.
     pub dirtied_bytes: u64,
     /// Bytes that were sent since.
@@ -33,7 +33,7 @@ pub(super) struct Look {
 
 /// What to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Nothing.
     GoOn,
     /// Let vCPUs sleep this share of the time, percent.
@@ -44,8 +44,8 @@ pub(super) enum Step {
     NotConverging,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Convergence {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Convergence {
     over_threshold: u32,
     throttle: u8,
     is_limited: bool,
@@ -74,21 +74,21 @@ impl Convergence {
     }
 
     /// A look, at least [`LOOK_EVERY`] after the last.
-    pub fn look(&mut self, look: Look, params: &Parameters, capabilities: &Capabilities) -> Step {
-        if look.fits {
+    pub fn look(&mut self, trend: Trend, settings: &Settings) -> Step {
+        if trend.fits {
             self.without_progress = 0;
             return Step::GoOn;
         }
-        let allowed = look.sent_bytes as f64 * f64::from(params.throttle_trigger_threshold) / 100.0;
-        if look.dirtied_bytes as f64 > allowed {
+        let allowed = trend.sent_bytes as f64 * f64::from(settings.throttle_trigger_threshold) / 100.0;
+        if trend.dirtied_bytes as f64 > allowed {
             self.over_threshold += 1;
         } else {
             self.over_threshold = 0;
         }
-        let is_stuck = self.is_stuck(look.expected);
+        let is_stuck = self.is_stuck(trend.expected);
         if self.over_threshold >= TRIGGER || is_stuck {
             self.over_threshold = 0;
-            if let Some(step) = self.slow_down(look, params, capabilities) {
+            if let Some(step) = self.slow_down(trend, settings) {
                 // What comes now is another guest.
                 self.shortest = None;
                 self.without_progress = 0;
@@ -98,19 +98,19 @@ impl Convergence {
         if is_stuck { Step::NotConverging } else { Step::GoOn }
     }
 
-    fn slow_down(&mut self, look: Look, params: &Parameters, capabilities: &Capabilities) -> Option<Step> {
-        if capabilities.dirty_limit && !self.is_limited {
+    fn slow_down(&mut self, trend: Trend, settings: &Settings) -> Option<Step> {
+        if settings.dirty_limit && !self.is_limited {
             self.is_limited = true;
             return Some(Step::LimitDirtyRate);
         }
-        if !capabilities.auto_converge || self.throttle >= params.max_cpu_throttle {
+        if !settings.auto_converge || self.throttle >= settings.max_cpu_throttle {
             return None;
         }
         let next = match self.throttle {
-            0 => params.cpu_throttle_initial,
-            now => now.saturating_add(increment(now, look, params)),
+            0 => settings.cpu_throttle_initial,
+            now => now.saturating_add(increment(now, trend, settings)),
         };
-        self.throttle = next.clamp(1, params.max_cpu_throttle.clamp(1, 99));
+        self.throttle = next.clamp(1, settings.max_cpu_throttle.clamp(1, 99));
         Some(Step::Throttle(self.throttle))
     }
 
@@ -126,14 +126,14 @@ impl Convergence {
 }
 
 /// With `cpu-throttle-tailslow` no more than what brings the dirty rate just down to the threshold.
-fn increment(now: u8, look: Look, params: &Parameters) -> u8 {
-    let full = params.cpu_throttle_increment;
-    if !params.cpu_throttle_tailslow || look.dirtied_bytes == 0 {
+fn increment(now: u8, trend: Trend, settings: &Settings) -> u8 {
+    let full = settings.cpu_throttle_increment;
+    if !settings.cpu_throttle_tailslow || trend.dirtied_bytes == 0 {
         return full;
     }
-    let allowed = look.sent_bytes as f64 * f64::from(params.throttle_trigger_threshold) / 100.0;
+    let allowed = trend.sent_bytes as f64 * f64::from(settings.throttle_trigger_threshold) / 100.0;
     // The guest runs (100 - now) percent of the time, and would have to run `ideal`.
-    let ideal = f64::from(100 - now) * allowed / look.dirtied_bytes as f64;
+    let ideal = f64::from(100 - now) * allowed / trend.dirtied_bytes as f64;
     let wanted = (100.0 - ideal - f64::from(now)).ceil().clamp(1.0, 99.0);
     full.min(wanted as u8)
 }
@@ -141,24 +141,26 @@ fn increment(now: u8, look: Look, params: &Parameters) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::params::{Capabilities, Parameters};
 
-    const BUSY: Look =
-        Look { dirtied_bytes: 900, sent_bytes: 1000, expected: Duration::from_secs(9), fits: false };
+    const BUSY: Trend =
+        Trend { dirtied_bytes: 900, sent_bytes: 1000, expected: Duration::from_secs(9), fits: false };
 
-    fn capable(auto_converge: bool, dirty_limit: bool) -> Capabilities {
-        Capabilities { auto_converge, dirty_limit, ..Capabilities::default() }
+    fn settings(auto_converge: bool, dirty_limit: bool) -> Settings {
+        let capabilities = Capabilities { auto_converge, dirty_limit, ..Capabilities::default() };
+        Settings::new(&Parameters::default(), &capabilities)
     }
 
-    fn steps(look: Look, params: &Parameters, capabilities: Capabilities, count: usize) -> Vec<Step> {
+    fn steps(trend: Trend, settings: &Settings, count: usize) -> Vec<Step> {
         let mut convergence = Convergence::default();
-        (0..count).map(|_| convergence.look(look, params, &capabilities)).collect()
+        (0..count).map(|_| convergence.look(trend, settings)).collect()
     }
 
     #[test]
     fn auto_converge_steps_up_at_every_second_look_over_the_threshold() {
-        let params = Parameters { max_cpu_throttle: 35, ..Parameters::default() };
+        let settings = Settings { max_cpu_throttle: 35, ..settings(true, false) };
 
-        let steps = steps(BUSY, &params, capable(true, false), 6);
+        let steps = steps(BUSY, &settings, 6);
 
         let throttle = |percent| Step::Throttle(percent);
         let go_on = Step::GoOn;
@@ -168,11 +170,11 @@ mod tests {
     #[test]
     fn auto_converge_leaves_a_guest_alone_that_is_under_the_threshold_and_comes_nearer() {
         let mut convergence = Convergence::default();
-        let mut calm = Look { dirtied_bytes: 400, ..BUSY };
+        let mut calm = Trend { dirtied_bytes: 400, ..BUSY };
 
         for _ in 0..40 {
             calm.expected = calm.expected.mul_f64(0.88);
-            let step = convergence.look(calm, &Parameters::default(), &capable(true, false));
+            let step = convergence.look(calm, &settings(true, false));
             assert_eq!(step, Step::GoOn);
         }
     }
@@ -180,10 +182,10 @@ mod tests {
     #[test]
     fn guest_under_the_threshold_that_comes_no_nearer_is_slowed_down_as_far_as_it_goes_before_it_is_given_up()
     {
-        let calm = Look { dirtied_bytes: 400, ..BUSY };
-        let params = Parameters { max_cpu_throttle: 35, ..Parameters::default() };
+        let calm = Trend { dirtied_bytes: 400, ..BUSY };
+        let settings = Settings { max_cpu_throttle: 35, ..settings(true, false) };
 
-        let steps = steps(calm, &params, capable(true, false), 40);
+        let steps = steps(calm, &settings, 40);
 
         let said: Vec<Step> = steps.into_iter().filter(|step| *step != Step::GoOn).collect();
         let throttle = |percent| Step::Throttle(percent);
@@ -193,17 +195,17 @@ mod tests {
     #[test]
     fn tailslow_takes_no_larger_step_than_the_threshold_needs() {
         // 80 % of the time at 540 of 1000 allowed 500: 74 % would do, 6 percent more.
-        let params = Parameters { cpu_throttle_tailslow: true, ..Parameters::default() };
+        let settings = Settings { cpu_throttle_tailslow: true, ..settings(true, false) };
 
-        assert_eq!(increment(20, Look { dirtied_bytes: 540, ..BUSY }, &params), 6);
-        assert_eq!(increment(20, Look { dirtied_bytes: 5000, ..BUSY }, &params), 10);
+        assert_eq!(increment(20, Trend { dirtied_bytes: 540, ..BUSY }, &settings), 6);
+        assert_eq!(increment(20, Trend { dirtied_bytes: 5000, ..BUSY }, &settings), 10);
     }
 
     #[test]
     fn guest_whose_rest_fits_is_left_alone_whatever_it_writes() {
-        let waiting = Look { fits: true, ..BUSY };
+        let waiting = Trend { fits: true, ..BUSY };
 
-        let steps = steps(waiting, &Parameters::default(), capable(true, false), 40);
+        let steps = steps(waiting, &settings(true, false), 40);
 
         assert!(steps.iter().all(|step| *step == Step::GoOn), "{steps:?}");
     }
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn dirty_limit_is_set_once_and_then_the_guest_is_judged() {
-        let steps = steps(BUSY, &Parameters::default(), capable(false, true), 12);
+        let steps = steps(BUSY, &settings(false, true), 12);
 
         assert_eq!(steps.iter().filter(|step| **step == Step::LimitDirtyRate).count(), 1);
         assert_eq!(steps.iter().filter(|step| **step == Step::NotConverging).count(), 4);
@@ -228,7 +230,7 @@ mod tests {
     #[test]
     fn guest_whose_pause_does_not_shrink_is_said_not_to_converge_for_as_long_as_that_is_so() {
         let mut convergence = Convergence::default();
-        let mut look = |look| convergence.look(look, &Parameters::default(), &capable(false, false));
+        let mut look = |look| convergence.look(look, &settings(false, false));
 
         for _ in 0..STUCK {
             assert_eq!(look(BUSY), Step::GoOn);
@@ -236,7 +238,7 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(look(BUSY), Step::NotConverging);
         }
-        assert_eq!(look(Look { expected: BUSY.expected / 2, ..BUSY }), Step::GoOn);
+        assert_eq!(look(Trend { expected: BUSY.expected / 2, ..BUSY }), Step::GoOn);
     }
 
     #[test]
@@ -246,7 +248,7 @@ mod tests {
 
         for _ in 0..40 {
             look.expected = look.expected.mul_f64(0.88);
-            let step = convergence.look(look, &Parameters::default(), &capable(false, false));
+            let step = convergence.look(look, &settings(false, false));
             assert_eq!(step, Step::GoOn);
         }
     }

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sterna_ram::{GuestRam, PAGE_SIZE};
 
-use super::counters::Counters;
+use super::super::main_stream::MainStream;
+use super::super::measure::Counters;
+use super::super::origin::PageReader;
 use super::limiter::Limiter;
-use super::main_stream::MainStream;
-use super::origin::PageReader;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
 
 /// Writes pages to the main channel, each run as a PART of its own.
-pub(super) struct MainLane {
+pub(in crate::outgoing) struct MainLane {
     pub main: Arc<Mutex<MainStream>>,
     pub reader: Arc<dyn PageReader>,
     pub ram: GuestRam,

@@ -14,21 +14,22 @@ use std::time::Duration;
 
 use sterna_ram::PAGE_SIZE;
 
-use super::counters::Counts;
+use super::counts::Counts;
+use super::pause::MARGIN;
 
-pub(super) const HALF_LIFE: Duration = Duration::from_millis(400);
-pub(super) const SHOWN_HALF_LIFE: Duration = Duration::from_secs(2);
+pub(crate) const HALF_LIFE: Duration = Duration::from_millis(400);
+pub(crate) const SHOWN_HALF_LIFE: Duration = Duration::from_secs(2);
 /// How much longer than usual the rest may take, at least and at most, relative to it.
-const LEAST_MARGIN: f64 = crate::forecast::MARGIN;
+const LEAST_MARGIN: f64 = MARGIN;
 const MOST_MARGIN: f64 = 1.0;
 /// Bytes per second that a network is taken to carry which nobody has tried: those of 1 Gbit/s.
 const UNTRIED: f64 = 125e6;
 /// A year, in seconds: longer makes no difference.
-pub(super) const LONGEST: f64 = 3.2e7;
+pub(crate) const LONGEST: f64 = 3.2e7;
 
 /// Sums that fade.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     half_life: Duration,
     bytes: f64,
     moving: f64,

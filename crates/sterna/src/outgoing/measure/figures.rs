@@ -1,23 +1,24 @@
 //! The figures of a running migration, kept by its control thread.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::counters::Counts;
-use super::pace::{HALF_LIFE, Pace, SHOWN_HALF_LIFE};
+use sterna_ram::PAGE_SIZE;
+
 use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
+use crate::order::Pass;
+use crate::precopy::{Counts, HALF_LIFE, Meter, SHOWN_HALF_LIFE};
 use crate::stats::{LaneTimes, Round, Sample, Statistics};
 use crate::throttle::DirtyLimitTimes;
 
-/// Bandwidth is measured over windows of this length.
-const WINDOW: Duration = Duration::from_millis(100);
 /// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
 const SAMPLES: usize = 50_000;
 
 /// Rounds kept apart.
 const ROUNDS: usize = 4096;
 
-pub(super) struct Figures {
+pub(in crate::outgoing) struct Figures {
     began: Instant,
     status: Status,
     ended: Option<Duration>,
@@ -26,10 +27,10 @@ pub(super) struct Figures {
     pub expected_downtime: Duration,
     pub switchover: Vec<(SwitchoverStep, Duration)>,
     ram_total_bytes: u64,
-    /// Dirty bytes found by the last harvest and not in a pass yet.
+    /// Dirty bytes that syncs have found and that are in no pass yet.
     pub pending_bytes: u64,
-    /// Bytes that the running passes still have to send.
-    pub left_bytes: u64,
+    /// The pass that was published last.
+    pub pass: Option<Arc<Pass>>,
     pub dirty_pages_per_second: u64,
     pub rounds_begun: u64,
     rounds: Vec<Round>,
@@ -42,10 +43,10 @@ pub(super) struct Figures {
     /// Counts when the guest stopped.
     pub at_stop: Option<Counts>,
     samples: Vec<Sample>,
-    window: (Instant, Counts),
-    /// By which is decided, and which is shown.
-    pace: Pace,
-    shown: Pace,
+    /// As the policy's, which decides by it.
+    meter: Meter,
+    /// Fades more slowly, for readers.
+    shown: Meter,
     throughput: Throughput,
     pages_per_second: u64,
     pub cpu_throttle_percent: u8,
@@ -66,7 +67,7 @@ impl Figures {
             switchover: Vec::new(),
             ram_total_bytes,
             pending_bytes: ram_total_bytes,
-            left_bytes: 0,
+            pass: None,
             dirty_pages_per_second: 0,
             rounds_begun: 0,
             rounds: Vec::new(),
@@ -76,9 +77,8 @@ impl Figures {
             stopped_at: None,
             at_stop: None,
             samples: Vec::new(),
-            window: (now, Counts::default()),
-            pace: Pace::fading(HALF_LIFE),
-            shown: Pace::fading(SHOWN_HALF_LIFE),
+            meter: Meter::new(HALF_LIFE, channels),
+            shown: Meter::new(SHOWN_HALF_LIFE, channels),
             throughput: Throughput::default(),
             pages_per_second: 0,
             cpu_throttle_percent: 0,
@@ -97,18 +97,23 @@ impl Figures {
         // Whoever is told of the end asks for the figures at once.
         if status == Status::Completed {
             self.pending_bytes = 0;
-            self.left_bytes = 0;
+            self.pass = None;
             let end = self.acknowledged.unwrap_or_else(Instant::now);
             self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
         }
         if status.is_terminal() && self.ended.is_none() {
             // From now on the figures stay as they are; the last window is often the only one.
-            if counts.bytes() > self.window.1.bytes() {
-                (self.pace, self.shown) = (self.pace(counts), self.with_window(self.shown, counts));
-            }
-            self.ended = Some(self.began.elapsed());
+            let end = self.clock();
+            self.meter.close(end, counts);
+            self.shown.close(end, counts);
+            self.ended = Some(end);
         }
         is_new
+    }
+
+    /// Bytes that are still to be sent.
+    fn remaining_bytes(&self) -> u64 {
+        self.pending_bytes + self.pass.as_ref().map_or(0, |pass| pass.left()) * PAGE_SIZE as u64
     }
 
     pub fn status(&self) -> Status {
@@ -120,35 +125,22 @@ impl Figures {
         self.began.elapsed()
     }
 
-    /// How fast lanes are, up to now.
-    pub fn pace(&self, now: Counts) -> Pace {
-        self.with_window(self.pace, now)
-    }
-
-    /// `pace` with the window that is not closed yet.
-    fn with_window(&self, pace: Pace, now: Counts) -> Pace {
-        let (since, before) = self.window;
-        pace.and(before, now, since.elapsed(), self.channels)
-    }
-
     /// Pages begin to move: what was written and waited before says nothing of them.
     pub fn begin_pages(&mut self, counts: Counts) {
-        self.window = (Instant::now(), counts);
+        let now = self.clock();
+        self.meter.restart(now, counts);
+        self.shown.restart(now, counts);
     }
 
     /// Looks at the counters; closes a window when it is long enough.
     pub fn observe(&mut self, counts: Counts) {
-        let (since, before) = self.window;
-        let passed = since.elapsed();
-        if passed < WINDOW {
-            return;
-        }
+        let now = self.clock();
+        self.meter.observe(now, counts);
+        let Some((before, passed)) = self.shown.observe(now, counts) else { return };
         self.throughput = self.throughput.and(counts.bytes() - before.bytes(), passed);
         if counts.bytes() > before.bytes() {
-            (self.pace, self.shown) = (self.pace(counts), self.with_window(self.shown, counts));
             self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
         }
-        self.window = (Instant::now(), counts);
         self.sample(counts);
     }
 
@@ -167,7 +159,7 @@ impl Figures {
 
     pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
         let at_stop = self.at_stop.unwrap_or(counts);
-        let now = |pace| if self.ended.is_some() { pace } else { self.with_window(pace, counts) };
+        let now = self.ended.unwrap_or_else(|| self.clock());
         Statistics {
             status: self.status,
             error,
@@ -177,7 +169,7 @@ impl Figures {
             expected_downtime: self.expected_downtime,
             switchover: self.switchover.clone(),
             ram_total_bytes: self.ram_total_bytes,
-            ram_remaining_bytes: self.pending_bytes + self.left_bytes,
+            ram_remaining_bytes: self.remaining_bytes(),
             transferred_bytes: counts.bytes(),
             multifd_bytes: counts.multifd_bytes,
             precopy_bytes: at_stop.bytes(),
@@ -185,9 +177,9 @@ impl Figures {
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
-            bandwidth_bytes: now(self.shown).bandwidth_bytes(),
+            bandwidth_bytes: self.shown.pace(now, counts).bandwidth_bytes(),
             throughput_bytes: self.throughput(counts),
-            drain_bytes: now(self.pace).drain_bytes(),
+            drain_bytes: self.meter.pace(now, counts).drain_bytes(),
             dirty_pages_per_second: self.dirty_pages_per_second,
             pages_per_second: self.pages_per_second,
             rounds_begun: self.rounds_begun,
@@ -224,7 +216,7 @@ impl Figures {
         self.samples.push(Sample {
             at: self.began.elapsed(),
             transferred_bytes: counts.bytes(),
-            remaining_bytes: self.pending_bytes + self.left_bytes,
+            remaining_bytes: self.remaining_bytes(),
             dirty_pages_per_second: self.dirty_pages_per_second,
         });
     }
@@ -251,7 +243,7 @@ fn joined(rounds: &[Round]) -> Round {
 }
 
 /// `count` in `time`, per second.
-pub(super) fn per_second(count: u64, time: Duration) -> u64 {
+fn per_second(count: u64, time: Duration) -> u64 {
     if time.is_zero() {
         return 0;
     }
@@ -281,7 +273,7 @@ mod tests {
         // Windows of 100 ms, in each 500 kB within 0.2 ms.
         let mut counts = Counts::default();
         for _ in 0..5 {
-            figures.window.0 -= WINDOW;
+            figures.began -= crate::precopy::WINDOW;
             counts.multifd_bytes += 500_000;
             counts.normal_pages += 122;
             counts.times.moving += Duration::from_micros(200);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// Shared by all lanes of one migration.
-pub(super) struct Limiter {
+pub(in crate::outgoing) struct Limiter {
     state: Mutex<State>,
     changed: Condvar,
 }

@@ -8,17 +8,17 @@ use sterna_transport::{Channel, IoPart};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
 
-use super::counters::Counters;
+use super::super::main_stream::MainStream;
+use super::super::measure::Counters;
+use super::super::origin::PageReader;
 use super::limiter::Limiter;
-use super::main_stream::MainStream;
-use super::origin::PageReader;
 use crate::codec::Encoder;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
 
 /// Writes pages to one multifd channel.
-pub(super) struct MultifdLane {
+pub(in crate::outgoing) struct MultifdLane {
     pub channel: Arc<Channel>,
     pub name: String,
     pub reader: Arc<dyn PageReader>,
@@ -34,7 +34,7 @@ pub(super) struct MultifdLane {
 }
 
 /// What the multifd lanes of a migration share.
-pub(super) struct MultifdShared {
+pub(in crate::outgoing) struct MultifdShared {
     /// One count for all channels.
     pub packet_number: AtomicU64,
     pub counters: Arc<Counters>,

@@ -7,13 +7,12 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sterna_ram::PAGE_SIZE;
-
+use crate::precopy::Counts;
 use crate::stats::LaneTimes;
 
 /// Totals since the migration began.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(in crate::outgoing) struct Counters {
     main_bytes: AtomicU64,
     multifd_bytes: AtomicU64,
     zero_pages: AtomicU64,
@@ -26,35 +25,6 @@ pub(super) struct Counters {
     moving_nanos: AtomicU64,
     throttled_nanos: AtomicU64,
     idle_nanos: AtomicU64,
-}
-
-/// [`Counters`] at one instant.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub main_bytes: u64,
-    pub multifd_bytes: u64,
-    pub zero_pages: u64,
-    pub normal_pages: u64,
-    pub absent_pages: u64,
-    /// Of devices' streams; among the bytes as well.
-    pub chunk_bytes: u64,
-    /// Summed over all lanes.
-    pub times: LaneTimes,
-}
-
-impl Counts {
-    pub fn bytes(&self) -> u64 {
-        self.main_bytes + self.multifd_bytes
-    }
-
-    pub fn pages(&self) -> u64 {
-        self.zero_pages + self.normal_pages
-    }
-
-    /// Bytes that say something of how fast others will go: not those of zero pages.
-    pub fn content_bytes(&self) -> u64 {
-        self.normal_pages * PAGE_SIZE as u64 + self.chunk_bytes
-    }
 }
 
 impl Counters {
@@ -135,7 +105,7 @@ impl Counters {
 
 /// Counts how long a lane scans: its time with pages to send, less all that is timed by itself meanwhile. Looks at
 /// the time once in a while. Of the thread that made it.
-pub(super) struct ScanClock<'a> {
+pub(in crate::outgoing) struct ScanClock<'a> {
     counters: &'a Counters,
     since: Instant,
     parts: Duration,

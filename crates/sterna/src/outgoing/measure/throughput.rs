@@ -1,16 +1,16 @@
 //! Bytes per second that went out, by the clock on the wall: what operators compare with `max-bandwidth` and with what
 //! a link carries.
 //!
-//! [`Pace`](super::pace::Pace) reckons with the time in which bytes moved. Where `max-bandwidth` holds lanes back that is
+//! The pace by which precopy decides ([`Meter`](crate::precopy::Meter)) goes by the time in which bytes moved. Where `max-bandwidth` holds lanes back that is
 //! the speed at which sockets take bursts, hundreds of times what leaves the host.
 
 use std::time::Duration;
 
-use super::pace::SHOWN_HALF_LIFE;
+use crate::precopy::SHOWN_HALF_LIFE;
 
 /// Sums that fade: half after [`SHOWN_HALF_LIFE`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Throughput {
+pub(in crate::outgoing) struct Throughput {
     bytes: f64,
     seconds: f64,
 }

@@ -1,17 +1,25 @@
 //! A lane: takes runs of pages from the pass's shared cursor, looks for zero pages, hands them to its writer.
 
+mod limiter;
+mod main;
+mod multifd;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sterna_ram::{DirtySource, GuestRam};
 
-use super::counters::{Counters, ScanClock};
+use super::measure::{Counters, ScanClock};
 use super::origin::PageReader;
 use super::streams::{Chunk, Streams};
 use crate::error::MigrationError;
 use crate::order::{LaneCursor, Next, PageRun, Pass, PassQueue};
 use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
+
+pub(super) use limiter::Limiter;
+pub(super) use main::MainLane;
+pub(super) use multifd::{MultifdLane, MultifdShared};
 
 /// Pages that a lane takes at once: what fits a packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
@@ -29,10 +37,21 @@ impl Lanes {
         Self { queue: PassQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.finished.len()
+    }
+
     /// Whether every lane has written its barrier behind pass `number`; 0 is the opening one.
     pub fn are_through(&self, number: u64) -> bool {
         self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)
     }
+}
+
+/// What a lane works between.
+pub(super) struct LaneEnds {
+    pub writer: Box<dyn PageWriter>,
+    pub reader: Arc<dyn PageReader>,
 }
 
 /// One lane's work.
@@ -43,8 +62,8 @@ pub(super) struct Lane<'a> {
     pub dirty: &'a dyn DirtySource,
     pub reader: &'a dyn PageReader,
     pub detection: ZeroPageDetection,
-    /// Zero pages travel on the main channel, so a pass must not begin before the last one's flush.
-    pub behind_flush: bool,
+    /// Zero pages travel on the main channel, so a pass must not begin before the flush of the last one.
+    pub after_flush: bool,
     pub counters: &'a Counters,
     /// Devices' streams, where lanes carry them.
     pub streams: Option<&'a Streams>,
@@ -59,7 +78,7 @@ impl Lane<'_> {
         self.finish(0);
         let mut last = 0;
         let chunk = || self.streams?.outbox.take(self.index);
-        let next = |last| self.lanes.queue.next(last, self.behind_flush, chunk);
+        let next = |last| self.lanes.queue.next(last, self.after_flush, chunk);
         // No round runs before the first pass, so nobody idles in one.
         while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {
             match next {
@@ -77,7 +96,7 @@ impl Lane<'_> {
     fn send_chunk(&self, chunk: Chunk, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.device_packet(&chunk.packet)?;
         self.counters.chunk(chunk.packet.len() as u64);
-        // Whoever waits waits for the last one.
+        // Only the last chunk wakes the waiter.
         if self.streams.is_some_and(|streams| streams.outbox.done(chunk)) {
             (self.nudge)();
         }

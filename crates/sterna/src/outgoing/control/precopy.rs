@@ -1,0 +1,296 @@
+//! Precopy: performs what the policy says ([`crate::precopy`]) until it requests the switchover.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
+use sterna_ram::DirtyBitmaps;
+use sterna_wire::extension;
+use sterna_wire::main::Command;
+
+use super::rounds::Rounds;
+use super::{Control, no_rounds, setup, slowdown};
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::order::{Clause, Pass};
+use crate::outgoing::interruption::Break;
+use crate::outgoing::limits::ack_form;
+use crate::outgoing::shared::lock;
+use crate::outgoing::streams::DeviceStreams;
+use crate::params::ZeroPageDetection;
+use crate::precopy::{Answer, Begun, FIXED_PAUSE, Input, Output, Recorded, Settings, Synced, WINDOW};
+use crate::threads::call;
+use crate::vm::RunState;
+
+/// Probes of the destination are this far apart at least.
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+/// How often readers are told what dirty limits do.
+const LIMIT_INTERVAL: Duration = Duration::from_millis(250);
+
+impl Control {
+    /// Performs `StartPrecopy`: returns when the machine wants something else done.
+    pub(super) fn precopy(&mut self) -> Result<(), Break> {
+        self.introduce_peer();
+        self.count_acknowledgements();
+        let shared = Arc::clone(&self.shared);
+        let is_mapped = shared.capabilities.mapped_ram;
+        if is_mapped {
+            // Lanes into a file must know the places of pages.
+            self.start_ram()?;
+        }
+        let main = self.main()?;
+        self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
+        if let Some(streams) = &self.streams {
+            streams.start(&main, &mut self.workers)?;
+        }
+        let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
+        let writers = setup::writers(&shared, &main, &self.multifd, self.file.as_ref())?;
+        let multifd = setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
+        self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
+        call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
+        if !is_mapped {
+            self.start_ram()?;
+        }
+        multifd.passes_merge.store(shared.violated == Some(Clause::OncePerPass), Ordering::Release);
+
+        let all = DirtyBitmaps::new(&shared.ram);
+        all.set_all();
+        shared.origin.leave_out(&all);
+        let look_for_absent =
+            shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
+        let rounds = Rounds::begin(&shared, multifd, all, look_for_absent);
+        if let Some(streams) = &self.streams {
+            streams.enter_round(rounds.pass().number());
+        }
+        rounds.tell();
+        let begun = Begun {
+            settings: self.settings(),
+            channels: shared.lanes.count() as u32,
+            round_trip: self.round_trip,
+            // *Prepare* and the start cost a round trip each.
+            fixed_pause: self.round_trip * 2 + FIXED_PAUSE,
+        };
+        *lock(&shared.policy) = Some(Recorded::new(begun, rounds.look()));
+        self.rounds = Some(rounds);
+        self.follow_policy(begun.settings)
+    }
+
+    /// Writes what stands before RAM, and RAM's START section.
+    fn start_ram(&mut self) -> Result<(), MigrationError> {
+        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        main.with(|stream| shared.origin.send_early(stream))?;
+        match &mut self.file {
+            Some(file) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
+            _ => main.with(|stream| {
+                stream.ram_start(&shared.origin.blocks(), shared.capabilities.multifd)?;
+                shared.origin.send_setup(stream)
+            }),
+        }
+    }
+
+    /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
+    fn count_acknowledgements(&self) {
+        let vm = &self.shared.vm;
+        if ack_form(&self.shared.capabilities, &vm.machine_type()) == SwitchoverAck::Modern {
+            for _ in vm.devices().iter().filter(|device| device.asks_switchover_ack()) {
+                self.shared.report(Fed::DeviceAsksAck);
+            }
+        }
+    }
+
+    /// Says what the peer turned out to be; without a return path nothing is known of it.
+    fn introduce_peer(&self) {
+        if self.shared.capabilities.return_path {
+            let peer = self.shared.driver.look(Source::peer);
+            lock(&self.shared.figures).peer_is_sterna = Some(peer.sterna);
+            self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
+        }
+    }
+
+    /// Does what the policy says, until the machine wants something else done.
+    fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
+        let mut outputs = VecDeque::new();
+        loop {
+            let now = self.settings();
+            if now != settings {
+                settings = now;
+                outputs.extend(self.tell_policy(Input::Set(settings)));
+            }
+            outputs.extend(self.tell_answer());
+            let input = match outputs.pop_front() {
+                Some(output) => self.perform_output(output)?,
+                None => Some(self.wait_for_policy()?),
+            };
+            if matches!(input, Some(Input::Ended)) {
+                return Ok(());
+            }
+            if let Some(input) = input {
+                outputs.extend(self.tell_policy(input));
+            }
+        }
+    }
+
+    /// Performs one output, and gives the input that answers it. `Ended`: the switchover was requested.
+    fn perform_output(&mut self, output: Output) -> Result<Option<Input>, Break> {
+        tracing::trace!(?output, "precopy");
+        match output {
+            Output::Sync => {
+                let synced = self.sync()?;
+                return Ok(Some(Input::Synced(synced, self.rounds()?.look())));
+            }
+            Output::Publish { tries_network } => self.publish(tries_network)?,
+            Output::RunDry { number } => {
+                let Some(pass) = self.rounds()?.pass_numbered(number) else {
+                    return Err(MigrationError::Internal(format!("pass {number} is not there")).into());
+                };
+                self.run_dry(&pass)?;
+                self.probe()?;
+                return Ok(Some(Input::Flushed(self.rounds()?.look())));
+            }
+            Output::Throttle(percent) => self.slowdown.throttle(percent),
+            Output::LimitDirtyRate(Some(bytes)) => self.slowdown.limit_dirty_rates(bytes)?,
+            // Only at the end: see `unthrottle`.
+            Output::LimitDirtyRate(None) => {}
+            Output::Warn(standstill) => {
+                let why = slowdown::why_not(&self.shared, standstill);
+                self.shared.tell(&Event::Warning(format!("the migration does not converge: {why}")));
+            }
+            Output::GiveUp(standstill) => {
+                let why = slowdown::why_not(&self.shared, standstill);
+                return Err(MigrationError::NotConverging { why }.into());
+            }
+            Output::RequestSwitchover => {
+                let is_taken = self.request_switchover();
+                let look = self.rounds()?.look();
+                return Ok(Some(if is_taken { Input::Ended } else { Input::NotAcknowledged(look) }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until the policy wants to look, or the pass comes to its end.
+    fn wait_for_policy(&mut self) -> Result<Input, Break> {
+        let shared = Arc::clone(&self.shared);
+        let wake_at =
+            lock(&shared.policy).as_ref().map_or(Duration::ZERO, |policy| policy.policy().wake_at());
+        let pass = Arc::clone(self.rounds()?.pass());
+        let was_rearmed = self.rearmed_seen == pass.number();
+        let began = Instant::now();
+        let patience = wake_at.saturating_sub(lock(&shared.figures).clock()).min(WINDOW);
+        let came = self.waits.at_most(patience, || (!was_rearmed && pass.is_rearmed()).then_some(()))?;
+        let mut look = self.rounds()?.look();
+        if came.is_some() {
+            self.rearmed_seen = pass.number();
+        } else if !patience.is_zero() {
+            look.late = Some(began.elapsed().saturating_sub(patience));
+        }
+        Ok(Input::Looked(look))
+    }
+
+    fn tell_policy(&mut self, input: Input) -> Vec<Output> {
+        let mut policy = lock(&self.shared.policy);
+        let Some(policy) = policy.as_mut() else { return Vec::new() };
+        let outputs = policy.handle(input);
+        let policy = policy.policy();
+        let mut figures = lock(&self.shared.figures);
+        figures.expected_downtime = policy.expected_downtime();
+        figures.dirty_pages_per_second = policy.dirty_pages_per_second();
+        figures.cpu_throttle_percent = policy.throttle_percent();
+        figures.is_dirty_limited = policy.is_dirty_limited();
+        let is_limited = figures.is_dirty_limited;
+        drop(figures);
+        if is_limited && self.limits_noted.elapsed() >= LIMIT_INTERVAL {
+            self.limits_noted = Instant::now();
+            self.slowdown.note_times();
+        }
+        outputs
+    }
+
+    fn settings(&self) -> Settings {
+        Settings::new(&self.shared.params(), &self.shared.capabilities)
+    }
+
+    /// Asks a Sterna destination for an answer, which it gives when it has all pages of the pass that was just flushed.
+    fn probe(&mut self) -> Result<(), MigrationError> {
+        let is_sterna = self.shared.driver.look(Source::peer).sterna;
+        let mut probes = lock(&self.shared.probes);
+        if !is_sterna || !probes.is_due(PROBE_INTERVAL) {
+            return Ok(());
+        }
+        probes.send(self.shared.unsent_bytes());
+        drop(probes);
+        self.waits.was_not_silent();
+        self.main()?.commands(&[Command::Ping(extension::KEEPALIVE_PING)])
+    }
+
+    fn tell_answer(&mut self) -> Vec<Output> {
+        let answer = lock(&self.shared.probes).take_answer();
+        answer.map_or_else(Vec::new, |(took, unsent_bytes)| {
+            self.tell_policy(Input::Answered(Answer { took, unsent_bytes }))
+        })
+    }
+
+    /// Requests the switchover. False: the destination's acknowledgements are missing.
+    fn request_switchover(&mut self) -> bool {
+        let guest_running = self.shared.vm.run_state() == RunState::Running;
+        match self.shared.feed(Fed::SwitchoverRequested { guest_running }) {
+            Ok(()) => true,
+            Err(Refusal::AcknowledgementsMissing { .. }) => false,
+            Err(refusal) => {
+                self.shared.note_error(MigrationError::Internal(refusal.to_string()));
+                self.shared.report(Fed::LocalFailure);
+                true
+            }
+        }
+    }
+
+    /// Looks for pages that were written.
+    pub(super) fn sync(&mut self) -> Result<Synced, MigrationError> {
+        match &mut self.rounds {
+            Some(rounds) => rounds.sync(self.streams.as_ref()),
+            None => Err(no_rounds()),
+        }
+    }
+
+    /// Publishes the next pass.
+    pub(super) fn publish(&mut self, tries_network: bool) -> Result<(), MigrationError> {
+        let rounds = self.rounds()?;
+        rounds.publish(tries_network);
+        let number = rounds.pass().number();
+        if let Some(streams) = &self.streams {
+            streams.enter_round(number);
+        }
+        self.rounds()?.tell();
+        Ok(())
+    }
+
+    /// Waits until every lane is through with `pass`, and writes its flush.
+    pub(super) fn run_dry(&mut self, pass: &Pass) -> Result<(), Break> {
+        let shared = Arc::clone(&self.shared);
+        let number = pass.number();
+        self.waits.until(|| shared.lanes.are_through(number).then_some(()))?;
+        let rounds = self.rounds()?;
+        let (is_last, merges) = (rounds.is_last(), rounds.passes_merge());
+        match &self.file {
+            // In the last round all of it is put on the disk at once, after the devices.
+            Some(file) if !is_last => file.settle()?,
+            Some(_) => {}
+            None if shared.capabilities.multifd && !merges => {
+                self.main()?.with(|stream| stream.ram_part(false, true))?;
+            }
+            None => {}
+        }
+        shared.lanes.queue.flushed(number);
+        self.rounds()?.close(pass);
+        Ok(())
+    }
+
+    /// Lets the guest run as fast as it did. However the migration ends; idempotent.
+    pub(super) fn unthrottle(&mut self) {
+        let outputs = self.tell_policy(Input::Ended);
+        lock(&self.shared.figures).dirty_limit_times = None;
+        self.slowdown.take_back(&outputs);
+    }
+}

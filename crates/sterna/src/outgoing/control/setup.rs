@@ -1,0 +1,187 @@
+//! Connecting: the main channel, then every lane's, each with its first bytes at once (specs/stream.md §3.1).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
+
+use sterna_transport::{Address, Channel, TransportError};
+use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
+
+use crate::codec;
+use crate::error::MigrationError;
+use crate::order::Clause;
+use crate::outgoing::file::{self, SaveFile};
+use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
+use crate::outgoing::main_channel::MainChannel;
+use crate::outgoing::main_stream::{MainStream, Sink};
+use crate::outgoing::shared::Shared;
+use crate::outgoing::streams::Streams;
+use crate::outgoing::workers::Workers;
+use crate::params::ZeroPageDetection;
+
+/// What is open once all is connected.
+pub(super) struct Connected {
+    pub main: Arc<MainChannel>,
+    pub multifd: Vec<Arc<Channel>>,
+    /// The file, where the guest goes into one.
+    pub file: Option<SaveFile>,
+}
+
+/// Opens every channel, and writes the first bytes of each.
+pub(super) fn connect(shared: &Shared) -> Result<Connected, MigrationError> {
+    let connected = open(shared)?;
+    let mut configuration = shared.origin.configuration();
+    if shared.capabilities.mapped_ram {
+        configuration.capabilities.push("mapped-ram".to_owned());
+    }
+    connected.main.with(|stream| stream.greet(configuration))?;
+    if connected.file.is_some() {
+        file::record_compatibility(shared, &connected.main)?;
+    }
+    Ok(connected)
+}
+
+fn open(shared: &Shared) -> Result<Connected, MigrationError> {
+    if matches!(shared.to, Address::File { .. }) {
+        let (file, main) = SaveFile::open(shared)?;
+        return Ok(Connected { main, multifd: Vec::new(), file: Some(file) });
+    }
+    let params = shared.params();
+    // One limit for all of them together.
+    let began = Instant::now();
+    let open = || -> Result<Arc<Channel>, TransportError> {
+        let left = params.limits.setup.saturating_sub(began.elapsed());
+        Channel::connect_with(&shared.to, params.tls.as_ref(), left, &shared.connecting, |channel| {
+            channel.set_stall_limit(Some(params.limits.stall));
+            shared.adopt(channel)
+        })
+    };
+    let channel = open()?;
+    let sink: Arc<dyn Sink> = channel.clone();
+    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
+    let main = MainChannel::new(Some(channel), stream);
+    let mut multifd = Vec::new();
+    if shared.capabilities.multifd {
+        for id in 0..params.multifd_channels {
+            let channel = open()?;
+            let uuid = shared.vm.uuid().unwrap_or_default();
+            let hello = InitialPacket { uuid, id }.to_bytes();
+            channel.write_all(&hello)?;
+            shared.counters.multifd(hello.len() as u64);
+            multifd.push(channel);
+        }
+    }
+    Ok(Connected { main, multifd, file: None })
+}
+
+/// What lanes work between, and what multifd lanes share.
+pub(super) struct Writers {
+    lanes: Vec<LaneEnds>,
+    multifd: Arc<MultifdShared>,
+    detection: ZeroPageDetection,
+    after_flush: bool,
+}
+
+/// Makes a writer for each lane.
+pub(super) fn writers(
+    shared: &Arc<Shared>,
+    main: &MainChannel,
+    channels: &[Arc<Channel>],
+    file: Option<&SaveFile>,
+) -> Result<Writers, MigrationError> {
+    let detection = shared.params().zero_page_detection;
+    let is_mapped = shared.capabilities.mapped_ram;
+    let legacy = shared.capabilities.multifd && detection == ZeroPageDetection::Legacy && !is_mapped;
+    let multifd = Arc::new(MultifdShared {
+        packet_number: AtomicU64::new(0),
+        counters: Arc::clone(&shared.counters),
+        limiter: Arc::clone(&shared.limiter),
+        zeros_to: legacy.then(|| Arc::clone(&main.stream)),
+        sync_too_early: shared.violated == Some(Clause::SyncAfterLastPage),
+        passes_merge: AtomicBool::new(false),
+    });
+    let lanes = match file {
+        Some(file) if is_mapped => file.lanes(shared)?,
+        _ if shared.capabilities.multifd => multifd_lanes(shared, &multifd, channels)?,
+        _ => vec![main_lane(shared, main)?],
+    };
+    // Two pieces of I/O that write one page must never be on their way at once.
+    Ok(Writers { lanes, multifd, detection, after_flush: legacy || is_mapped })
+}
+
+/// Starts one thread per lane. Each writes its opening barrier and waits for passes.
+pub(super) fn start_lanes(
+    shared: &Arc<Shared>,
+    writers: Writers,
+    streams: Option<Arc<Streams>>,
+    workers: &mut Workers,
+) -> Result<Arc<MultifdShared>, MigrationError> {
+    let Writers { lanes, multifd, detection, after_flush } = writers;
+    for (index, LaneEnds { mut writer, reader }) in lanes.into_iter().enumerate() {
+        let (shared, streams) = (Arc::clone(shared), streams.clone());
+        workers.spawn(&format!("lane {index}"), move || {
+            let lane = Lane {
+                index,
+                lanes: &shared.lanes,
+                ram: &shared.ram,
+                dirty: shared.vm.dirty_source(),
+                reader: reader.as_ref(),
+                detection,
+                after_flush,
+                counters: &shared.counters,
+                streams: streams.as_deref(),
+                nudge: &|| shared.driver.nudge(),
+            };
+            if let Err(error) = lane.run(writer.as_mut()) {
+                // First the reason: what follows from closing the channel is none.
+                shared.fail(error);
+                writer.abort();
+            }
+        })?;
+    }
+    Ok(multifd)
+}
+
+fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {
+    let channel = main.channel.clone();
+    let reader = shared.origin.reader()?;
+    let lane = MainLane {
+        main: Arc::clone(&main.stream),
+        reader: Arc::clone(&reader),
+        ram: shared.ram.clone(),
+        counters: Arc::clone(&shared.counters),
+        limiter: Arc::clone(&shared.limiter),
+        abort: Box::new(move || {
+            if let Some(channel) = &channel {
+                channel.shutdown();
+            }
+        }),
+    };
+    Ok(LaneEnds { writer: Box::new(lane), reader })
+}
+
+fn multifd_lanes(
+    shared: &Shared,
+    multifd: &Arc<MultifdShared>,
+    channels: &[Arc<Channel>],
+) -> Result<Vec<LaneEnds>, MigrationError> {
+    let params = shared.params();
+    let lane = |(id, channel): (usize, &Arc<Channel>)| -> Result<LaneEnds, MigrationError> {
+        let reader = shared.origin.reader()?;
+        let lane = MultifdLane {
+            reader: Arc::clone(&reader),
+            channel: Arc::clone(channel),
+            name: format!("multifd channel {id}"),
+            ram: shared.ram.clone(),
+            packets: RamPacketEncoder::new(codec::method(params.multifd_compression)),
+            codec: codec::encoder(&params)?,
+            shared: Arc::clone(multifd),
+            open: None,
+            normal: Vec::new(),
+            pages: Vec::new(),
+            payload: Vec::new(),
+        };
+        Ok(LaneEnds { writer: Box::new(lane), reader })
+    };
+    channels.iter().enumerate().map(lane).collect()
+}

@@ -1,0 +1,184 @@
+//! Slows the guest down as the policy says, lets it go again, and says why a migration does not converge.
+
+use std::sync::Arc;
+
+use sterna_transport::Address;
+
+use crate::error::{MigrationError, VmError};
+use crate::events::Event;
+use crate::outgoing::shared::{Shared, lock};
+use crate::params::{Capabilities, Parameters};
+use crate::precopy::{Output, Standstill};
+use crate::threads::{call, tried};
+use crate::throttle::Throttle;
+
+/// What holds the guest down.
+pub(super) struct Slowdown {
+    shared: Arc<Shared>,
+    limits: Limits,
+}
+
+impl Slowdown {
+    /// Nothing yet.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, limits: Limits::default() }
+    }
+
+    /// Lets vCPUs sleep `percent` of the time.
+    pub fn throttle(&self, percent: u8) {
+        if let Some(throttle) = self.shared.vm.throttle() {
+            call("Throttle::set_cpu_throttle", || throttle.set_cpu_throttle(percent));
+        }
+    }
+
+    /// Holds each vCPU to `bytes` per second, or to the operator's limit if that is less.
+    pub fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
+        let Some(throttle) = self.shared.vm.throttle() else { return Ok(()) };
+        Ok(call("Throttle::set_dirty_limit", || self.limits.set(throttle, bytes))?)
+    }
+
+    /// What dirty limits do to the guest, for readers.
+    pub fn note_times(&self) {
+        let times = self.shared.vm.throttle().and_then(Throttle::dirty_limit_times);
+        lock(&self.shared.figures).dirty_limit_times = times;
+    }
+
+    /// Does what the policy says at the end. What fails keeps neither the rest from being tried, nor the guest from
+    /// running on.
+    pub fn take_back(&mut self, outputs: &[Output]) {
+        let limits = std::mem::take(&mut self.limits);
+        let Some(throttle) = self.shared.vm.throttle() else { return };
+        for output in outputs {
+            let (what, done) = match output {
+                Output::Throttle(percent) => (
+                    "the guest is still throttled",
+                    tried("Throttle::set_cpu_throttle", || {
+                        throttle.set_cpu_throttle(*percent);
+                        Ok::<_, VmError>(())
+                    }),
+                ),
+                Output::LimitDirtyRate(None) => (
+                    "the dirty limit is not taken back",
+                    tried("Throttle::set_dirty_limit", || limits.take_back(throttle)),
+                ),
+                _ => continue,
+            };
+            if let Err(error) = done {
+                self.shared.tell(&Event::Warning(format!("{what}: {error}")));
+            }
+        }
+    }
+}
+
+/// Why a migration does not converge, and what may help.
+pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
+    let params = shared.params();
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let is_held = params.max_bandwidth_bytes > 0 && params.max_bandwidth_bytes < standstill.drained_bytes;
+    let (sent, held) = match is_held {
+        true => (params.max_bandwidth_bytes, " under max-bandwidth"),
+        false => (standstill.drained_bytes, ""),
+    };
+    let is_network = matches!(shared.to, Address::Tcp { .. } | Address::Unix { .. });
+    let can_throttle = shared.vm.throttle().is_some();
+    let devices = match standstill.streams {
+        time if time.is_zero() => String::new(),
+        time => format!(
+            "Devices' state takes {} ms of it, which no round makes shorter: raise downtime-limit above that. ",
+            time.as_millis()
+        ),
+    };
+    format!(
+        "the guest dirties {:.0} MB/s, {:.0} MB/s can be sent{held}, and the downtime would be {:.0} ms where \
+         downtime-limit allows {} ms. {devices}{}",
+        megabytes(standstill.dirtied_bytes),
+        megabytes(sent),
+        standstill.expected.as_secs_f64() * 1e3,
+        params.downtime_limit.as_millis(),
+        remedies(&params, &shared.capabilities, is_held, is_network, can_throttle)
+    )
+}
+
+/// The dirty limits in force.
+#[derive(Debug, Default)]
+struct Limits {
+    /// This migration's, bytes per second.
+    ours: Option<u64>,
+    /// Each vCPU's own, set by an operator before; empty where the VM does not say.
+    before: Vec<Option<u64>>,
+}
+
+impl Limits {
+    fn set(&mut self, throttle: &dyn Throttle, bytes: u64) -> Result<(), VmError> {
+        if self.ours.is_none() {
+            self.before = throttle.vcpu_dirty_rates().iter().map(|rate| rate.limit_bytes).collect();
+        }
+        self.ours = Some(bytes);
+        if self.before.iter().all(Option::is_none) {
+            return throttle.set_dirty_limit(None, Some(bytes));
+        }
+        for (vcpu, before) in self.before.iter().enumerate() {
+            throttle.set_dirty_limit(Some(vcpu), Some(before.map_or(bytes, |own| own.min(bytes))))?;
+        }
+        Ok(())
+    }
+
+    /// Gives each vCPU back what it had.
+    fn take_back(&self, throttle: &dyn Throttle) -> Result<(), VmError> {
+        if self.before.is_empty() {
+            return throttle.set_dirty_limit(None, None);
+        }
+        let each = self.before.iter().enumerate();
+        each.map(|(vcpu, limit)| throttle.set_dirty_limit(Some(vcpu), *limit)).fold(Ok(()), Result::and)
+    }
+}
+
+/// What may help, and is not done already.
+fn remedies(
+    params: &Parameters,
+    capabilities: &Capabilities,
+    is_held: bool,
+    is_network: bool,
+    can_throttle: bool,
+) -> String {
+    let mut remedies = vec!["Raise downtime-limit"];
+    match (is_held, capabilities.multifd) {
+        (true, _) => remedies.push("raise max-bandwidth"),
+        (false, true) => remedies.push("raise multifd-channels if the link is not full"),
+        (false, false) if is_network => remedies.push("switch multifd on if the link is not full"),
+        (false, false) => {}
+    }
+    if capabilities.dirty_limit {
+        remedies.push("lower vcpu-dirty-limit");
+    } else if !capabilities.auto_converge && can_throttle {
+        remedies.push("switch auto-converge on");
+    } else if capabilities.auto_converge && params.max_cpu_throttle < 99 {
+        remedies.push("raise max-cpu-throttle");
+    }
+    remedies.push("or let the guest write less");
+    remedies.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_name_only_what_is_not_done_already() {
+        let params = Parameters { max_cpu_throttle: 99, ..Parameters::default() };
+        let capabilities = Capabilities { multifd: true, auto_converge: true, ..Capabilities::default() };
+
+        let held = remedies(&params, &capabilities, true, true, true);
+        assert_eq!(held, "Raise downtime-limit, raise max-bandwidth, or let the guest write less");
+        let free = remedies(&params, &Capabilities::default(), false, true, true);
+        for part in ["switch multifd on", "switch auto-converge on"] {
+            assert!(free.contains(part), "{free}");
+        }
+        let plain = remedies(&params, &Capabilities::default(), false, false, false);
+        assert_eq!(plain, "Raise downtime-limit, or let the guest write less");
+        let lower = Capabilities { dirty_limit: true, ..Capabilities::default() };
+        assert!(remedies(&params, &lower, false, true, true).contains("lower vcpu-dirty-limit"));
+        let more = Parameters { max_cpu_throttle: 50, ..params };
+        assert!(remedies(&more, &capabilities, true, true, true).contains("raise max-cpu-throttle"));
+    }
+}

@@ -1,0 +1,98 @@
+//! The switchover, with the guest stopped: the last pages, the devices, and the commit.
+
+use std::sync::Arc;
+
+use sterna_proto::source::Event as Fed;
+
+use super::Control;
+use crate::error::MigrationError;
+use crate::events::SwitchoverStep;
+use crate::outgoing::interruption::Break;
+
+impl Control {
+    /// Performs `SendFinalState`: the last sync, the last pass, END of RAM, every device.
+    pub(super) fn send_final_state(&mut self) -> Result<(), Break> {
+        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        // `max-bandwidth` protects other traffic from rounds without end; the pause should be short.
+        shared.limiter.open();
+        self.rounds()?.open_last();
+        if let Some(streams) = &self.streams {
+            streams.finish();
+        }
+        self.sync()?;
+        self.step(SwitchoverStep::LastSync);
+        let has_end = main.with(|stream| shared.origin.send_switchover_start(stream))?;
+        self.send_last_pass()?;
+        // Pages that were sent before they failed are old by now, or the guest was told and does without them: which of
+        // the two is unknown, so the guest stays here.
+        MigrationError::check_memory(&shared.ram)?;
+        self.step(SwitchoverStep::LastPages);
+        let is_on_lanes = self.streams.as_ref().is_some_and(|streams| streams.on_lanes().is_some());
+        if is_on_lanes {
+            self.send_rest_of_streams()?;
+        }
+        shared.lanes.queue.end();
+        // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
+        if has_end {
+            main.with(|stream| stream.ram_part(true, false))?;
+        }
+        if let Some(streams) = self.streams.as_ref().filter(|_| !is_on_lanes) {
+            streams.send_in_turn(&mut self.waits, &main)?;
+            self.step(SwitchoverStep::Streams);
+        }
+        let run_state = self.run_state_before();
+        main.with(|stream| shared.origin.send_devices(stream, run_state))?;
+        self.step(SwitchoverStep::Devices);
+        if let Some(file) = &self.file {
+            file.finish(&shared, &main)?;
+            self.step(SwitchoverStep::Prepare);
+        }
+        // Without a return path this is the commit.
+        MigrationError::check_memory(&shared.ram)?;
+        shared.report(Fed::FinalStateSent);
+        Ok(())
+    }
+
+    /// What the last sync found.
+    fn send_last_pass(&mut self) -> Result<(), Break> {
+        self.publish(false)?;
+        let pass = Arc::clone(self.rounds()?.pass());
+        self.run_dry(&pass)
+    }
+
+    /// What is left of devices' streams, after RAM's last page.
+    fn send_rest_of_streams(&mut self) -> Result<(), Break> {
+        if let Some(streams) = &self.streams {
+            streams.await_lanes(&mut self.waits)?;
+        }
+        self.step(SwitchoverStep::Streams);
+        // One more barrier on every lane: when the destination has seen its flush, every chunk has come.
+        self.send_last_pass()
+    }
+
+    /// Performs `SendEof`. The machine has committed: whatever happens here, the guest stays stopped.
+    pub(super) fn send_eof(&mut self) {
+        if let Some(file) = &self.file {
+            file.publish(&self.shared);
+            return;
+        }
+        if self.shared.capabilities.return_path {
+            self.step(SwitchoverStep::Prepare);
+        }
+        let sent = self.main().and_then(|main| main.with(|stream| self.shared.origin.send_end(stream)));
+        // A QEMU demands it after the last packet (specs/stream.md §3.7). A lane whose end is lost has lost
+        // nothing else: its last SYNC is out.
+        for channel in &self.multifd {
+            if let Err(error) = channel.say_goodbye() {
+                tracing::debug!(%error, "end of a multifd channel");
+            }
+        }
+        match sent {
+            Ok(()) => self.shared.report(Fed::EofSent),
+            Err(error) => {
+                self.shared.note_error(error);
+                self.shared.report(Fed::EofFailed);
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Probes: pings to a Sterna destination that measure how far it lags behind.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Keepalives on their way. One that follows a flush is a probe: the destination answers it when it has all pages of the
+/// pass.
+#[derive(Debug, Default)]
+pub(in crate::outgoing) struct Probes {
+    /// In the order of sending. A probe: when it was written, and how many bytes were still on this host then.
+    sent: VecDeque<Option<(Instant, u64)>>,
+    last: Option<Instant>,
+    answer: Option<(Duration, u64)>,
+}
+
+impl Probes {
+    /// Whether another probe is due, `interval` after the last. There is one on its way at most.
+    pub fn is_due(&self, interval: Duration) -> bool {
+        self.sent.iter().all(Option::is_none) && self.last.is_none_or(|last| last.elapsed() >= interval)
+    }
+
+    /// A probe is written now.
+    pub fn send(&mut self, unsent_bytes: u64) {
+        let now = Instant::now();
+        self.last = Some(now);
+        self.sent.push_back(Some((now, unsent_bytes)));
+    }
+
+    /// A keepalive that is no probe is written now.
+    pub fn send_keepalive(&mut self) {
+        self.sent.push_back(None);
+    }
+
+    /// The oldest was answered.
+    pub fn answered(&mut self) {
+        if let Some(Some((sent, unsent_bytes))) = self.sent.pop_front() {
+            self.answer = Some((sent.elapsed(), unsent_bytes));
+        }
+    }
+
+    /// The last probe's answer, once: how long it took, and what was still on this host when it was written.
+    pub fn take_answer(&mut self) -> Option<(Duration, u64)> {
+        self.answer.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_belongs_to_the_ping_that_was_sent_first() {
+        let mut probes = Probes::default();
+        assert!(probes.is_due(Duration::ZERO));
+
+        probes.send_keepalive();
+        probes.send(7);
+        assert!(!probes.is_due(Duration::ZERO), "one is on its way");
+
+        probes.answered();
+        assert_eq!(probes.take_answer(), None);
+        probes.answered();
+        assert_eq!(probes.take_answer().map(|(_, unsent)| unsent), Some(7));
+        assert_eq!(probes.take_answer(), None);
+        assert!(probes.is_due(Duration::ZERO) && !probes.is_due(Duration::from_secs(3600)));
+        // An answer that nobody asked for.
+        probes.answered();
+        assert_eq!(probes.take_answer(), None);
+    }
+}

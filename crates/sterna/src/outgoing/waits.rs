@@ -1,0 +1,94 @@
+//! How the control thread waits: it keeps figures and keepalives up meanwhile, and gives way to the machine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_wire::extension;
+use sterna_wire::main::Command;
+
+use super::interruption::Break;
+use super::main_channel::MainChannel;
+use super::shared::{Shared, lock};
+use crate::driver::Waited;
+use crate::error::MigrationError;
+
+/// How often a thread that waits looks up.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What is due while the control thread waits.
+pub(super) struct Waits {
+    shared: Arc<Shared>,
+    /// Kept alive, once it is up.
+    main: Option<Arc<MainChannel>>,
+    keepalive: Instant,
+}
+
+impl Waits {
+    /// Of a migration that has no channel yet.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, main: None, keepalive: Instant::now() }
+    }
+
+    /// The main channel is up, or gone.
+    pub fn keep_alive(&mut self, main: Option<Arc<MainChannel>>) {
+        self.main = main;
+    }
+
+    /// The main channel was not silent: no keepalive is due for a while.
+    pub fn was_not_silent(&mut self) {
+        self.keepalive = Instant::now();
+    }
+
+    /// Waits until `check` has something.
+    pub fn until<T>(&mut self, mut check: impl FnMut() -> Option<T>) -> Result<T, Break> {
+        loop {
+            if let Some(got) = self.at_most(PATIENCE, &mut check)? {
+                return Ok(got);
+            }
+        }
+    }
+
+    /// As [`Waits::until`], and no longer than `patience`.
+    pub fn at_most<T>(
+        &mut self,
+        patience: Duration,
+        mut check: impl FnMut() -> Option<T>,
+    ) -> Result<Option<T>, Break> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.shared.driver.wait(left.min(PATIENCE), &mut check) {
+                Waited::Got(got) => return Ok(Some(got)),
+                Waited::Interrupted => return Err(Break::Interrupted),
+                Waited::TimedOut => self.idle(),
+            }
+            if left <= PATIENCE {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// What is due while nothing is to be done.
+    pub fn idle(&mut self) {
+        let counts = self.shared.counters.now();
+        lock(&self.shared.figures).observe(counts);
+        if let Err(error) = self.send_keepalive() {
+            self.shared.fail(error);
+        }
+    }
+
+    /// Lets a Sterna peer know that this side lives, when the main channel was silent for long.
+    fn send_keepalive(&mut self) -> Result<(), MigrationError> {
+        let every = self.shared.params().limits.stall / 4;
+        let (peer, state) = self.shared.driver.look(|machine| (machine.peer(), machine.state()));
+        let is_wanted = peer.sterna && !state.is_committed() && !state.is_final();
+        match &self.main {
+            Some(main) if is_wanted && self.keepalive.elapsed() >= every => {
+                self.keepalive = Instant::now();
+                lock(&self.shared.probes).send_keepalive();
+                main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What a pause costs besides moving what is left, as this migration has shown it.
+//!
+//! On a busy machine a thread wakes late, and a destination lags: it has pages in its sockets that it has not taken in
+//! yet. Both make a pause longer than the bytes that are left say. So both are measured while the guest runs: how late
+//! the policy's own thread wakes, and how long the destination needs to answer a probe that follows a pass.
+
+use std::time::Duration;
+
+use super::input::Answer;
+
+/// Threads that wake one after the other in a pause: the one that stops vCPUs, the vCPUs, the lanes.
+const WAKES: f64 = 3.0;
+
+/// What pauses cost here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Costs {
+    fixed: Duration,
+    round_trip: Duration,
+    lateness: Usual,
+    /// Of the last two answers: passes shrink, and what the destination still has to take in shrinks with them.
+    lags: [f64; 2],
+}
+
+impl Costs {
+    /// Before anything was seen.
+    pub fn new(fixed: Duration, round_trip: Duration) -> Self {
+        Self { fixed, round_trip, lateness: Usual::default(), lags: [0.0; 2] }
+    }
+
+    /// A thread woke so much later than it had asked to.
+    pub fn woke(&mut self, late: Duration) {
+        self.lateness.add(late.as_secs_f64());
+    }
+
+    /// The destination has answered a probe. What was still on this host went out at `bytes_per_second`.
+    pub fn answered(&mut self, answer: Answer, bytes_per_second: u64) {
+        let sending =
+            if bytes_per_second == 0 { 0.0 } else { answer.unsent_bytes as f64 / bytes_per_second as f64 };
+        let answering = self.round_trip.as_secs_f64() + sending;
+        self.lags = [(answer.took.as_secs_f64() - answering).max(0.0), self.lags[0]];
+    }
+
+    /// What a pause costs besides look and rest, seconds.
+    pub fn of_a_pause(&self) -> f64 {
+        self.fixed.as_secs_f64() + WAKES * self.lateness.likely() + self.lags[0].max(self.lags[1])
+    }
+}
+
+/// What something usually takes, by the estimator that TCP uses for round trips (RFC 6298).
+#[derive(Debug, Clone, Copy, Default)]
+struct Usual {
+    mean: f64,
+    deviation: f64,
+    is_known: bool,
+}
+
+impl Usual {
+    fn add(&mut self, sample: f64) {
+        if !std::mem::replace(&mut self.is_known, true) {
+            (self.mean, self.deviation) = (sample, sample / 2.0);
+            return;
+        }
+        self.deviation += ((sample - self.mean).abs() - self.deviation) / 4.0;
+        self.mean += (sample - self.mean) / 8.0;
+    }
+
+    /// What it will hardly exceed.
+    fn likely(&self) -> f64 {
+        self.mean + 2.0 * self.deviation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn quiet_machine_costs_what_is_fixed_and_nothing_more() {
+        let mut costs = Costs::new(4 * MS, MS);
+
+        for _ in 0..50 {
+            costs.woke(Duration::ZERO);
+            costs.answered(Answer { took: MS, unsent_bytes: 0 }, 1 << 30);
+        }
+
+        assert_eq!(costs.of_a_pause(), 0.004);
+    }
+
+    #[test]
+    fn late_threads_and_a_destination_that_lags_make_a_pause_dearer_until_they_no_longer_do() {
+        let mut costs = Costs::new(4 * MS, MS);
+        for _ in 0..20 {
+            costs.woke(8 * MS);
+            costs.answered(Answer { took: 101 * MS, unsent_bytes: 0 }, 0);
+        }
+
+        let busy = costs.of_a_pause();
+        for _ in 0..60 {
+            costs.woke(Duration::ZERO);
+            costs.answered(Answer { took: MS, unsent_bytes: 0 }, 0);
+        }
+
+        // Three wakes of 8 ms and a lag of 100 ms.
+        assert!((0.12..0.2).contains(&busy), "{busy}");
+        assert!(costs.of_a_pause() < 0.008, "{costs:?}");
+    }
+
+    #[test]
+    fn bytes_that_were_still_here_are_no_lag_of_the_destination() {
+        let mut costs = Costs::new(Duration::ZERO, Duration::ZERO);
+
+        costs.answered(Answer { took: 100 * MS, unsent_bytes: 100 << 20 }, 1 << 30);
+
+        assert!(costs.of_a_pause() < 0.01, "{costs:?}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Policies with a bug, each around the real one.
+
+use std::time::Duration;
+
+use super::world::Decides;
+use crate::precopy::{Backlog, Begun, Input, Look, Output, Policy, Settings, StreamsLeft, Synced};
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bug {
+    /// The throttle is not taken back.
+    KeepsThrottle,
+    /// Devices' state and what sockets hold do not count.
+    ForgetsBacklog,
+    /// The limit is taken for twice what it is.
+    StretchesLimit,
+    /// Late threads do not count.
+    DeafToLateness,
+    /// A destination that lags does not count.
+    DeafToLag,
+    /// The guest is stopped while lanes still send.
+    SkipsRunningDry,
+    /// Nothing happens when lanes are through.
+    SleepsOn,
+    /// A refused switchover is never requested again.
+    SulksWhenRefused,
+    /// The rest never fits.
+    NeverFits,
+    /// Passes are announced and not published.
+    LosesPasses,
+}
+
+pub(super) const BUGS: [Bug; 10] = [
+    Bug::KeepsThrottle,
+    Bug::ForgetsBacklog,
+    Bug::StretchesLimit,
+    Bug::DeafToLateness,
+    Bug::DeafToLag,
+    Bug::SkipsRunningDry,
+    Bug::SleepsOn,
+    Bug::SulksWhenRefused,
+    Bug::NeverFits,
+    Bug::LosesPasses,
+];
+
+/// A policy with a bug.
+pub(super) struct Planted {
+    policy: Policy,
+    bug: Bug,
+    has_ended: bool,
+}
+
+impl Planted {
+    pub fn new(bug: Bug, begun: Begun, look: Look) -> Self {
+        let settings = Self::misread(bug, begun.settings);
+        Self { policy: Policy::new(Begun { settings, ..begun }, look), bug, has_ended: false }
+    }
+
+    fn misread(bug: Bug, settings: Settings) -> Settings {
+        let downtime_limit = match bug {
+            Bug::StretchesLimit => settings.downtime_limit * 2,
+            Bug::NeverFits => settings.downtime_limit / 1000,
+            _ => settings.downtime_limit,
+        };
+        Settings { downtime_limit, ..settings }
+    }
+
+    /// What it makes of an input; `None`: it does not notice.
+    fn mishear(&self, input: Input) -> Option<Input> {
+        Some(match (self.bug, input) {
+            (Bug::StretchesLimit | Bug::NeverFits, Input::Set(settings)) => {
+                Input::Set(Self::misread(self.bug, settings))
+            }
+            (Bug::ForgetsBacklog, Input::Synced(synced, look)) => {
+                let streams = synced.backlog.streams.map(|_| StreamsLeft::default());
+                let backlog = Backlog { unsent_bytes: 0, streams, ..synced.backlog };
+                Input::Synced(Synced { backlog, ..synced }, look)
+            }
+            (Bug::DeafToLateness, Input::Looked(look)) => Input::Looked(Look { late: None, ..look }),
+            (Bug::DeafToLag, Input::Answered(_)) | (Bug::SulksWhenRefused, Input::NotAcknowledged(_)) => {
+                return None;
+            }
+            (Bug::SleepsOn, Input::Looked(look)) if look.pass.is_rearmed => return None,
+            (_, input) => input,
+        })
+    }
+}
+
+impl Decides for Planted {
+    fn handle(&mut self, input: Input) -> Vec<Output> {
+        self.has_ended |= input == Input::Ended;
+        let Some(input) = self.mishear(input) else { return Vec::new() };
+        let outputs = self.policy.handle(input).into_iter();
+        outputs
+            .filter_map(|output| match (self.bug, output) {
+                (Bug::KeepsThrottle, Output::Throttle(_) | Output::LimitDirtyRate(_)) if self.has_ended => {
+                    None
+                }
+                (Bug::LosesPasses, Output::Publish { .. }) => None,
+                (Bug::SkipsRunningDry, Output::RunDry { .. }) => Some(Output::RequestSwitchover),
+                (_, output) => Some(output),
+            })
+            .collect()
+    }
+
+    fn wake_at(&self) -> Duration {
+        self.policy.wake_at()
+    }
+}
