@@ -16,10 +16,11 @@
 //! Arrived is as Free, and what is undone returns to it, but nothing arrives in its place. When the guest's memory changes
 //! ([`GuestRam::with_blocks`]), its custody goes over to the new RAM, and the old one only says that it was replaced.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::GuestRam;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Who has a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -99,7 +100,7 @@ impl Holder {
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, Holder> {
         // Each change is one assignment, so what a panic leaves is whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PageBitmap, RamBlock, RamError, sys};
+use parking_lot::Mutex;
 
 /// A page of guest RAM that has failed: where it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,28 +37,24 @@ pub(crate) struct Poison {
 }
 
 impl Poison {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The first that is known in `[first, end)`.
     #[inline]
     pub(crate) fn first_in(&self, first: u64, end: u64) -> Option<u64> {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        self.lock().range(first..end.max(first)).next().copied()
+        self.pages.lock().range(first..end.max(first)).next().copied()
     }
 
     fn mark(&self, first: u64, count: u64) {
-        let mut pages = self.lock();
+        let mut pages = self.pages.lock();
         pages.extend(first..first + count);
         self.any.store(!pages.is_empty(), Ordering::Release);
     }
 
     pub(crate) fn clear(&self, first: u64, count: u64) {
         if self.any.load(Ordering::Acquire) {
-            let mut pages = self.lock();
+            let mut pages = self.pages.lock();
             pages.retain(|page| !(first..first + count).contains(page));
             self.any.store(!pages.is_empty(), Ordering::Release);
         }
@@ -103,7 +99,7 @@ impl RamBlock {
 
     /// The pages that are known to have failed, ascending.
     pub fn poisoned(&self) -> Vec<PoisonedPage> {
-        self.poison.lock().iter().map(|page| self.poisoned_page(*page)).collect()
+        self.poison.pages.lock().iter().map(|page| self.poisoned_page(*page)).collect()
     }
 
     /// The page that lies at this address of this process, as a signal tells it.

@@ -2,12 +2,12 @@
 //!
 //! cargo-semver-checks would compare with the release before, of which there is none yet.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{Published, tools};
 use crate::parts::Outcome;
 use crate::process::{self, Result};
-use crate::workspace::root;
+use crate::workspace::{root, target_directory};
 
 /// Fails with each crate whose interface is not the stored one.
 pub fn check(crates: &[Published]) -> Result<Outcome> {
@@ -49,21 +49,30 @@ fn file(each: &Published) -> PathBuf {
     root().join("api").join(format!("{}.txt", each.name))
 }
 
-/// One line for each public item, sorted; without what every type has, such as automatic traits.
-fn interface(tool: &std::path::Path, each: &Published) -> Result<String> {
-    let mut command = tools::command(tool);
-    // rustdoc's JSON is not stable: the pinned compiler writes it when told that it may.
-    command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", pinned()?);
-    command.args(["public-api", "-sss", "--color", "never", "--package", &each.name]);
-    command.arg("--target-dir").arg(crate::workspace::target_directory().join("release-check"));
-    process::output(&mut command)
-}
-
-/// The toolchain of rust-toolchain.toml, so that the tool takes no other.
-fn pinned() -> Result<String> {
-    let text = std::fs::read_to_string(root().join("rust-toolchain.toml")).map_err(|e| e.to_string())?;
-    let channel = text.lines().find_map(|line| line.strip_prefix("channel = "));
-    channel.map(|name| name.trim_matches('"').to_owned()).ok_or("rust-toolchain.toml names no channel".into())
+/// One line for each public item; without what every type has, such as automatic traits.
+fn interface(tool: &Path, each: &Published) -> Result<String> {
+    let target = target_directory().join("release-check");
+    let mut rustdoc = process::cargo();
+    // rustdoc's JSON is not stable: the pinned compiler writes it when it is told that it may.
+    rustdoc.env("RUSTC_BOOTSTRAP", "1").args([
+        "rustdoc",
+        "--quiet",
+        "--locked",
+        "--lib",
+        "--package",
+        &each.name,
+    ]);
+    rustdoc.arg("--target-dir").arg(&target).args([
+        "--",
+        "-Z",
+        "unstable-options",
+        "--output-format",
+        "json",
+    ]);
+    process::run(&mut rustdoc)?;
+    let json = target.join("doc").join(format!("{}.json", each.name.replace('-', "_")));
+    let mut list = tools::command(tool);
+    process::output(list.args(["public-api", "-sss", "--color", "never", "--rustdoc-json"]).arg(json))
 }
 
 fn print_difference(stored: &str, now: &str) {

@@ -1,10 +1,11 @@
 //! Several sources over one guest's RAM, as one: KVM's log for what vCPUs write, a vhost log for what
 //! devices write.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::{DirtyBitmaps, DirtySource, Harvest};
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
+use parking_lot::Mutex;
 
 const NAME: &str = "combined";
 
@@ -29,7 +30,7 @@ impl Combined {
 impl DirtySource for Combined {
     /// Starts all or none.
     fn start(&self) -> Result<(), DirtyError> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = self.started.lock();
         if *started {
             return Ok(());
         }
@@ -48,13 +49,13 @@ impl DirtySource for Combined {
 
     /// Stops all; goes on after an error and gives the first.
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = self.started.lock();
         *started = false;
         self.sources.iter().map(|source| source.stop()).fold(Ok(()), Result::and)
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        if !*self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+        if !*self.started.lock() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
         let mut sum = Harvest::default();

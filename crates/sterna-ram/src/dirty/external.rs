@@ -2,11 +2,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
+use parking_lot::{Mutex, MutexGuard};
 
 const NAME: &str = "external-log";
 
@@ -156,7 +156,7 @@ impl<L: VmmLog> ExternalLog<L> {
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reading.lock()
     }
 
     fn check_active(&self) -> Result<(), DirtyError> {

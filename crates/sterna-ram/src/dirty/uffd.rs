@@ -19,7 +19,6 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
 use std::time::Instant;
 
 use linux_raw_sys::general::{
@@ -29,6 +28,7 @@ use linux_raw_sys::general::{
     uffdio_writeprotect,
 };
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
+use parking_lot::RwLock;
 
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
 use crate::mapping::Kind;
@@ -70,7 +70,7 @@ impl UffdDirtyLog {
     /// As [`DirtySource::harvest`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
-        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
@@ -160,7 +160,7 @@ impl UffdDirtyLog {
 
 impl DirtySource for UffdDirtyLog {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.write();
         if running.is_some() {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl DirtySource for UffdDirtyLog {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.write();
         match running.take() {
             Some(fd) => self.unregister(&fd),
             None => Ok(()),
@@ -192,7 +192,7 @@ impl DirtySource for UffdDirtyLog {
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         // Held while scanning: stop() must not lift the protection half-way.
-        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
@@ -212,7 +212,7 @@ impl DirtySource for UffdDirtyLog {
 
     fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
         // Held while scanning, as in a harvest.
-        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }

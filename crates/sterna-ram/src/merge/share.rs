@@ -1,8 +1,9 @@
 //! Work shared out among threads.
 
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
+
+use parking_lot::Mutex;
 
 /// Has `work` done to every part: by this thread, and by as many others as the system gives, `threads` in all at
 /// most. Each takes the next part when it is done with one, so a helper that comes late keeps nobody waiting. Gives
@@ -27,7 +28,7 @@ fn share_by<P: Send, R: Send>(
 ) -> Vec<R> {
     let parts = Mutex::new(parts);
     // Only the parts' own code runs under the lock.
-    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || parts.lock().next();
     let run = || -> Vec<R> { std::iter::from_fn(next).map(&work).collect() };
     thread::scope(|scope| {
         // Without helpers it takes longer, and is done all the same.

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::support::Random;
 use sterna_ram::{PageBitmap, Run};
 
 fn filled(bits: &[bool]) -> PageBitmap {
@@ -19,9 +18,9 @@ fn bits(map: &PageBitmap) -> Vec<bool> {
     (0..map.pages()).map(|page| map.get(page)).collect()
 }
 
-fn random_bits(random: &mut Random, len: usize) -> Vec<bool> {
-    let density = 1 + random.below(20);
-    (0..len).map(|_| random.below(20) < density).collect()
+fn random_bits(random: &mut fastrand::Rng, len: usize) -> Vec<bool> {
+    let density = 1 + random.u64(..20);
+    (0..len).map(|_| random.u64(..20) < density).collect()
 }
 
 #[test]
@@ -52,17 +51,17 @@ fn bitmap_page_behind_the_end_panics() {
 
 #[test]
 fn bitmap_ranges_behave_as_the_model() {
-    let mut random = Random::new("bitmap_ranges");
+    let mut random = sterna_testing::random("bitmap_ranges");
     for _ in 0..2000 {
-        let len = 1 + random.below(300) as usize;
+        let len = 1 + random.u64(..300) as usize;
         let mut model = random_bits(&mut random, len);
         let map = filled(&model);
-        let first = random.below(len as u64 + 1);
-        let count = random.below(len as u64 - first + 1);
+        let first = random.u64(..len as u64 + 1);
+        let count = random.u64(..len as u64 - first + 1);
         let range = first as usize..(first + count) as usize;
         let set = model[range.clone()].iter().filter(|bit| **bit).count() as u64;
         assert_eq!(map.count_range(first, count), set);
-        if random.below(2) == 0 {
+        if random.u64(..2) == 0 {
             assert_eq!(map.set_range(first, count), count - set);
             model[range].fill(true);
         } else {
@@ -75,13 +74,13 @@ fn bitmap_ranges_behave_as_the_model() {
 
 #[test]
 fn bitmap_merge_at_every_offset_is_the_model() {
-    let mut random = Random::new("bitmap_merge");
+    let mut random = sterna_testing::random("bitmap_merge");
     for first in (0..200u64).chain([63, 64, 65, 128, 10_000]) {
         for _ in 0..20 {
-            let len = 1 + random.below(400) as usize;
+            let len = 1 + random.u64(..400) as usize;
             let mut model = random_bits(&mut random, len);
             let mut map = filled(&model);
-            let words: Vec<u64> = (0..random.below(6)).map(|_| random.next() & random.next()).collect();
+            let words: Vec<u64> = (0..random.u64(..6)).map(|_| random.u64(..) & random.u64(..)).collect();
 
             let newly = map.merge_words(first, &words);
 
@@ -102,7 +101,7 @@ fn bitmap_merge_at_every_offset_is_the_model() {
 
 #[test]
 fn bitmap_copy_words_is_the_inverse_of_merge() {
-    let mut random = Random::new("bitmap_copy_words");
+    let mut random = sterna_testing::random("bitmap_copy_words");
     for first in 0..200 {
         let model = random_bits(&mut random, 500);
         let map = filled(&model);
@@ -117,7 +116,7 @@ fn bitmap_copy_words_is_the_inverse_of_merge() {
 
 #[test]
 fn bitmap_or_from_counts_what_is_new() {
-    let mut random = Random::new("bitmap_or_from");
+    let mut random = sterna_testing::random("bitmap_or_from");
     let (one, other) = (random_bits(&mut random, 777), random_bits(&mut random, 777));
     let mut map = filled(&one);
     let new = one.iter().zip(&other).filter(|(one, other)| !**one && **other).count();
@@ -129,14 +128,14 @@ fn bitmap_or_from_counts_what_is_new() {
 
 #[test]
 fn bitmap_runs_are_those_of_the_model() {
-    let mut random = Random::new("bitmap_runs");
+    let mut random = sterna_testing::random("bitmap_runs");
     for _ in 0..3000 {
-        let len = 1 + random.below(400) as usize;
+        let len = 1 + random.u64(..400) as usize;
         let mut model = random_bits(&mut random, len);
         let map = filled(&model);
-        let from = random.below(len as u64 + 10);
-        let end = random.below(len as u64 + 10);
-        let max = [0, 1, 2, 63, 64, 65, 128, u64::MAX][random.below(8) as usize];
+        let from = random.u64(..len as u64 + 10);
+        let end = random.u64(..len as u64 + 10);
+        let max = [0, 1, 2, 63, 64, 65, 128, u64::MAX][random.u64(..8) as usize];
         let stop = (end as usize).min(len);
         let first = (from as usize..stop).find(|page| model[*page]).filter(|_| max > 0);
         let expected = first.map(|first| {

@@ -1,7 +1,7 @@
 //! Blocks of guest RAM: access, populating, absence, zeroing.
 
 use crate::mapped::Reserve;
-use crate::support::{Random, skipped};
+use crate::support::skipped;
 use sterna_ram::{Backing, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -94,15 +94,15 @@ fn block_that_exceeds_the_machine_stays_sparse() {
 
 #[test]
 fn absent_random_pages_are_told_apart_without_being_touched() {
-    let mut random = Random::new("absent_random_pages");
+    let mut random = sterna_testing::random("absent_random_pages");
     for backing in SMALL {
         let block = RamBlock::new("ram", 4096 * PAGE, backing).unwrap();
         block.advise_huge_pages(false).unwrap();
-        let mut written: Vec<u64> = (0..1500).map(|_| random.below(4096)).collect();
+        let mut written: Vec<u64> = (0..1500).map(|_| random.u64(..4096)).collect();
         written.sort_unstable();
         written.dedup();
         for page in &written {
-            block.write(page * PAGE + random.below(PAGE), &[7]).unwrap();
+            block.write(page * PAGE + random.u64(..PAGE), &[7]).unwrap();
         }
         let expected: Vec<u64> = (0..4096).filter(|page| written.binary_search(page).is_err()).collect();
 
@@ -112,7 +112,7 @@ fn absent_random_pages_are_told_apart_without_being_touched() {
         assert_eq!(block.resident_bytes().unwrap(), written.len() as u64 * PAGE);
 
         let part = PageBitmap::new(4096);
-        let (first, count) = (random.below(2000), random.below(2000));
+        let (first, count) = (random.u64(..2000), random.u64(..2000));
         block.mark_absent(first, count, &part).unwrap();
         let inside = expected.iter().filter(|page| (first..first + count).contains(page)).count();
         assert_eq!(part.count(), inside as u64);

@@ -1,6 +1,6 @@
 //! The software log and userfaultfd.
 
-use crate::support::{Random, skipped};
+use crate::support::skipped;
 use sterna_ram::dirty::{SoftwareLog, UffdDirtyLog};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
@@ -126,7 +126,7 @@ fn uffd(test: &str, ram: &GuestRam) -> Option<UffdDirtyLog> {
 
 #[test]
 fn uffd_random_writes_are_harvested_exactly() {
-    let mut random = Random::new("uffd_random_writes");
+    let mut random = sterna_testing::random("uffd_random_writes");
     const PAGES: u64 = 8192;
     let ram = ram(PAGES, &[Backing::Memfd, Backing::Anonymous]);
     for page in 0..PAGES / 2 {
@@ -140,9 +140,9 @@ fn uffd_random_writes_are_harvested_exactly() {
         let mut expected = [Vec::new(), Vec::new()];
         for (index, block) in ram.blocks().iter().enumerate() {
             // From a few pages to thousands of regions, more than one scan's answer holds.
-            for _ in 0..random.below(1 << (1 + round % 13)) {
-                let page = random.below(PAGES);
-                block.write(page * PAGE + random.below(PAGE), &[round as u8]).unwrap();
+            for _ in 0..random.u64(..1 << (1 + round % 13)) {
+                let page = random.u64(..PAGES);
+                block.write(page * PAGE + random.u64(..PAGE), &[round as u8]).unwrap();
                 expected[index].push(page);
             }
             expected[index].sort_unstable();

@@ -9,7 +9,7 @@ use sterna_ram::{
 };
 
 use crate::mapped::{ANONYMOUS, Mapped, Reserve, memfd};
-use crate::support::{Random, skipped};
+use crate::support::skipped;
 
 const PAGE: u64 = 4096;
 const NOTHING: MemoryPermissions = MemoryPermissions::none();
@@ -69,15 +69,15 @@ fn tempfile_in(directory: &str, len: u64) -> Arc<File> {
 
 #[test]
 fn absent_pages_of_the_vmms_memory_never_hold_bytes() {
-    let mut random = Random::new("absent_pages_of_the_vmms_memory_never_hold_bytes");
+    let mut random = sterna_testing::random("absent_pages_of_the_vmms_memory_never_hold_bytes");
     const PAGES: u64 = 700;
     for (name, memory, is_exact) in kinds(PAGES) {
         let block = memory.block("ram", NOTHING);
-        let mut written: Vec<u64> = (0..200).map(|_| random.below(PAGES)).collect();
+        let mut written: Vec<u64> = (0..200).map(|_| random.u64(..PAGES)).collect();
         written.sort_unstable();
         written.dedup();
         for page in &written {
-            block.write(page * PAGE + random.below(PAGE), &[7]).unwrap();
+            block.write(page * PAGE + random.u64(..PAGE), &[7]).unwrap();
         }
 
         let absent = absent(&block);

@@ -33,7 +33,7 @@ fn forked(work: fn(&GuestRam) -> i32, inherited: &GuestRam) -> i32 {
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
-        let status = std::panic::catch_unwind(|| work(inherited)).unwrap_or(1);
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(inherited))).unwrap_or(1);
         // SAFETY: ends the child without running what the test harness left to be done at exit.
         unsafe { libc::_exit(status) };
     }

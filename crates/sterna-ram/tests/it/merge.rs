@@ -2,17 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::support::Random;
 use sterna_ram::merge::{Method, Shifted, merge};
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
 /// Words of a random kind: sparse, dense, mostly clear with islands, all set.
-fn words(random: &mut Random, len: usize) -> Vec<u64> {
-    let kind = random.below(4);
-    let word = |random: &mut Random| match kind {
-        0 if random.below(8) == 0 => 1 << random.below(64),
-        1 => random.next(),
-        2 if random.below(40) == 0 => random.next() & random.next(),
+fn words(random: &mut fastrand::Rng, len: usize) -> Vec<u64> {
+    let kind = random.u64(..4);
+    let word = |random: &mut fastrand::Rng| match kind {
+        0 if random.u64(..8) == 0 => 1 << random.u64(..64),
+        1 => random.u64(..),
+        2 if random.u64(..40) == 0 => random.u64(..) & random.u64(..),
         3 => u64::MAX,
         _ => 0,
     };
@@ -38,20 +37,20 @@ fn model(into: &mut [u64], from: &[u64], bits: usize, skipped: usize) -> u64 {
 
 #[test]
 fn merge_by_every_method_at_every_offset_is_the_model() {
-    let mut random = Random::new("merge_by_every_method");
+    let mut random = sterna_testing::random("merge_by_every_method");
     for bits in 0..64u32 {
         for round in 0..8 {
             let lengths = if round == 0 { 5 } else { 300 };
             let from = {
-                let len = random.below(lengths) as usize;
+                let len = random.u64(..lengths) as usize;
                 words(&mut random, len)
             };
             let target = {
-                let len = 8 + random.below(lengths) as usize;
+                let len = 8 + random.u64(..lengths) as usize;
                 words(&mut random, len)
             };
             // The target begins anywhere in a line, and the source's beginning may be left out.
-            let (begin, skipped) = (random.below(8) as usize, random.below(3) as usize);
+            let (begin, skipped) = (random.u64(..8) as usize, random.u64(..3) as usize);
             let mut expected = target.clone();
             let newly = model(&mut expected[begin..], &from, bits as usize, skipped);
             for method in Method::available() {
@@ -65,7 +64,7 @@ fn merge_by_every_method_at_every_offset_is_the_model() {
 
 #[test]
 fn bits_cleared_and_counted_by_every_method_are_those_of_the_model() {
-    let mut random = Random::new("bits_cleared_and_counted");
+    let mut random = sterna_testing::random("bits_cleared_and_counted");
     for len in 0..200 {
         let (bits, target) = (words(&mut random, len), words(&mut random, len));
         let expected: Vec<u64> = target.iter().zip(&bits).map(|(word, bits)| word & !bits).collect();
@@ -81,11 +80,11 @@ fn bits_cleared_and_counted_by_every_method_are_those_of_the_model() {
 
 #[test]
 fn merge_on_threads_is_as_on_one() {
-    let mut random = Random::new("merge_on_threads");
+    let mut random = sterna_testing::random("merge_on_threads");
     for bits in [0, 1, 37, 63] {
         // Enough for two threads, and no multiple of anything.
         let from = words(&mut random, (1 << 21) + 77);
-        let len = (1 << 21) + 50 + random.below(60) as usize;
+        let len = (1 << 21) + 50 + random.u64(..60) as usize;
         let target = words(&mut random, len);
         let (mut one, mut many) = (target.clone(), target);
         let newly = Method::Scalar.merge(&mut one, Shifted::new(&from, bits));
@@ -96,9 +95,9 @@ fn merge_on_threads_is_as_on_one() {
 
 #[test]
 fn bitmap_merged_with_bits_behind_its_end_keeps_none_of_them() {
-    let mut random = Random::new("bitmap_merged_with_bits_behind_its_end");
+    let mut random = sterna_testing::random("bitmap_merged_with_bits_behind_its_end");
     for first in 0..64u64 {
-        for pages in [1, 63, 64, 65, 4095, 4096, 4097, 9_000 + random.below(500)] {
+        for pages in [1, 63, 64, 65, 4095, 4096, 4097, 9_000 + random.u64(..500)] {
             let mut map = PageBitmap::new(pages);
             // Far more than the bitmap has, all set.
             let newly = map.merge_words(first, &vec![u64::MAX; pages as usize / 64 + 40]);
@@ -112,14 +111,14 @@ fn bitmap_merged_with_bits_behind_its_end_keeps_none_of_them() {
 
 #[test]
 fn bitmap_merge_of_long_words_is_the_model() {
-    let mut random = Random::new("bitmap_merge_of_long_words");
+    let mut random = sterna_testing::random("bitmap_merge_of_long_words");
     for first in 0..64u64 {
-        let pages = 10_000 + random.below(5000);
+        let pages = 10_000 + random.u64(..5000);
         let from = {
-            let len = 100 + random.below(200) as usize;
+            let len = 100 + random.u64(..200) as usize;
             words(&mut random, len)
         };
-        let first = first + 64 * random.below(20);
+        let first = first + 64 * random.u64(..20);
         let mut map = PageBitmap::new(pages);
         let newly = map.merge_words(first, &from);
         let set = (0..pages).filter(|page| map.get(*page));
@@ -136,13 +135,13 @@ fn bitmap_merge_of_long_words_is_the_model() {
 
 #[test]
 fn bitmap_range_added_is_the_range_set() {
-    let mut random = Random::new("bitmap_range_added");
+    let mut random = sterna_testing::random("bitmap_range_added");
     for _ in 0..500 {
-        let pages = 1 + random.below(1000);
+        let pages = 1 + random.u64(..1000);
         let (shared, mut own) = (PageBitmap::new(pages), PageBitmap::new(pages));
         for _ in 0..10 {
-            let first = random.below(pages + 1);
-            let count = random.below(pages - first + 1);
+            let first = random.u64(..pages + 1);
+            let count = random.u64(..pages - first + 1);
             assert_eq!(own.add_range(first, count), shared.set_range(first, count));
         }
         assert!((0..pages).all(|page| own.get(page) == shared.get(page)));
@@ -151,7 +150,7 @@ fn bitmap_range_added_is_the_range_set() {
 
 #[test]
 fn reports_of_pages_still_to_be_sent_are_dropped_and_no_others() {
-    let mut random = Random::new("reports_of_pages_still_to_be_sent");
+    let mut random = sterna_testing::random("reports_of_pages_still_to_be_sent");
     let block = |name: &str, pages: u64| {
         RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Anonymous).expect("memory")
     };
@@ -162,7 +161,7 @@ fn reports_of_pages_still_to_be_sent_are_dropped_and_no_others() {
         let mut dropped = 0;
         for (index, block) in ram.blocks().iter().enumerate() {
             for page in 0..block.pages() {
-                let (reported, waits) = (random.below(9) == 0, random.below(3) == 0);
+                let (reported, waits) = (random.u64(..9) == 0, random.u64(..3) == 0);
                 if reported {
                     next.block(index).set(page);
                 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::support::{self, Random, skipped};
+use crate::support::{self, skipped};
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use sterna_ram::dirty::{KvmDirtyRing, KvmDirtyRings, KvmSlot};
@@ -238,7 +238,7 @@ fn ring_counts_what_each_vcpu_wrote_without_taking_it() {
 fn ring_harvested_while_vcpus_write_leaves_an_exact_copy() {
     let test = "ring_harvested_while_vcpus_write_leaves_an_exact_copy";
     let Some(mut machine) = machine(test, 1000, 2) else { return };
-    let mut random = Random::new(test);
+    let mut random = sterna_testing::random(test);
     let Machine { ring, vcpus, ram, .. } = &mut machine;
     let (ring, ram) = (&*ring, &*ram);
     let copy: Vec<RamBlock> = ram
@@ -258,7 +258,7 @@ fn ring_harvested_while_vcpus_write_leaves_an_exact_copy() {
     let mut dirty = DirtyBitmaps::new(ram);
     ring.start().unwrap();
     dirty.set_all();
-    let (done, seeds) = (AtomicBool::new(false), [random.next(), random.next()]);
+    let (done, seeds) = (AtomicBool::new(false), [random.u64(..), random.u64(..)]);
 
     let mut rounds = 0;
     std::thread::scope(|scope| {

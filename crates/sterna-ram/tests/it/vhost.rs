@@ -6,7 +6,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use crate::support::Random;
 use sterna_ram::RamBlock;
 use sterna_ram::dirty::{Combined, LoggedRange, SoftwareLog, VhostLog};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap};
@@ -73,16 +72,16 @@ fn harvest(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
 }
 
 /// Ranges of random lengths at random places, with holes or none between them.
-fn random_ranges(random: &mut Random, pages: &[u64]) -> Vec<LoggedRange> {
-    let mut guest_page = random.below(200);
+fn random_ranges(random: &mut fastrand::Rng, pages: &[u64]) -> Vec<LoggedRange> {
+    let mut guest_page = random.u64(..200);
     let mut ranges = Vec::new();
     for (block, &pages) in pages.iter().enumerate() {
-        let mut first = random.below(70);
+        let mut first = random.u64(..70);
         while first < pages {
-            let count = (1 + random.below(pages)).min(pages - first);
+            let count = (1 + random.u64(..pages)).min(pages - first);
             ranges.push(range(guest_page, block, first, count));
-            guest_page += count + random.below(3) * random.below(100);
-            first += count + random.below(2) * random.below(70);
+            guest_page += count + random.u64(..3) * random.u64(..100);
+            first += count + random.u64(..2) * random.u64(..70);
         }
     }
     ranges
@@ -90,18 +89,18 @@ fn random_ranges(random: &mut Random, pages: &[u64]) -> Vec<LoggedRange> {
 
 #[test]
 fn vhost_log_over_crooked_ranges_is_harvested_as_the_model() {
-    let mut random = Random::new("vhost_log_over_crooked_ranges");
+    let mut random = sterna_testing::random("vhost_log_over_crooked_ranges");
     for _ in 0..300 {
-        let pages: Vec<u64> = (0..3).map(|_| 71 + random.below(2000)).collect();
+        let pages: Vec<u64> = (0..3).map(|_| 71 + random.u64(..2000)).collect();
         let ram = shape(&pages);
         let ranges = random_ranges(&mut random, &pages);
         let log = VhostLog::new(&ram, ranges.clone()).unwrap();
         log.start().unwrap();
         let back_end = mapped(&log);
         let end = ranges.iter().map(|range| range.guest_address / PAGE + range.pages).max().unwrap();
-        let step = 1 + random.below(30);
+        let step = 1 + random.u64(..30);
         // Pages in holes too: nobody has them.
-        let logged: Vec<u64> = (0..end).filter(|_| random.below(step) == 0).collect();
+        let logged: Vec<u64> = (0..end).filter(|_| random.u64(..step) == 0).collect();
         logged.iter().for_each(|page| back_end.log(*page));
         let expected = DirtyBitmaps::new(&ram);
         for range in &ranges {
@@ -125,7 +124,7 @@ fn vhost_log_over_crooked_ranges_is_harvested_as_the_model() {
 /// Large enough for threads, crooked in every way.
 #[test]
 fn vhost_log_of_a_large_guest_is_harvested_as_the_model() {
-    let mut random = Random::new("vhost_log_of_a_large_guest");
+    let mut random = sterna_testing::random("vhost_log_of_a_large_guest");
     for (guest_page, first_page) in [(0, 0), (64, 13), (13, 64), (77, 12), (12, 0), (5, 4)] {
         let pages = (1 << 27) + 333;
         let ram = shape(&[pages]);
@@ -134,7 +133,7 @@ fn vhost_log_of_a_large_guest_is_harvested_as_the_model() {
         let back_end = mapped(&log);
         let mut expected = std::collections::BTreeSet::new();
         // Everywhere, and at the borders between whatever parts there may be.
-        let anywhere = (0..3000).map(|_| random.below(pages - 100)).collect::<Vec<_>>();
+        let anywhere = (0..3000).map(|_| random.u64(..pages - 100)).collect::<Vec<_>>();
         let borders = (0..=256).flat_map(|part| {
             let border = part * (pages / 256);
             (border..border + 70).filter(|page| *page < pages - 100)

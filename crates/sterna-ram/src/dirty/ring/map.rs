@@ -387,19 +387,9 @@ mod tests {
     /// guest. Whatever is lost must be said, and the ring must go on.
     #[test]
     fn ring_run_over_is_noticed_and_goes_on() {
-        let seed =
-            std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-                std::time::SystemTime::now()
-                    .duration_since(std::time::UNIX_EPOCH)
-                    .map_or(1, |time| time.as_nanos() as u64)
-            });
-        let mut state = seed | 1;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
+        let seed = sterna_testing::seed("ring_run_over");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut random = |below: u64| rng.u64(..below);
         let (mut kernel, mut map) = Kernel::new();
         // What was written since it was last known; nothing is lost as long as each is found or all are said to be.
         let (mut written, mut next, mut overruns) = (BTreeSet::new(), 0, 0);

@@ -21,7 +21,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 #[cfg(loom)]
 pub use drain::{LogWord, drain_words};
@@ -106,7 +107,7 @@ impl VhostLog {
 
     /// Whether it is started: back ends are to log.
     pub fn is_active(&self) -> bool {
-        *self.active.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.active.lock()
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -124,7 +125,7 @@ impl DirtySource for VhostLog {
     /// Clears the log. Tell the back ends to log after this, and take their word that they do before the
     /// first page is read.
     fn start(&self) -> Result<(), DirtyError> {
-        let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut active = self.active.lock();
         if *active {
             return Ok(());
         }
@@ -145,13 +146,13 @@ impl DirtySource for VhostLog {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        *self.active.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.active.lock() = false;
         Ok(())
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
         // Held to the end: two who take from one log would each miss what the other took.
-        let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let active = self.active.lock();
         self.check_active(*active)?;
         check_bitmaps(NAME, &self.ram, into)?;
         let mut harvest = Harvest::default();
