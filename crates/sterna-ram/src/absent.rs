@@ -2,19 +2,20 @@
 //!
 //! - shared file on tmpfs (memfds are): the page cache is the truth (another process may have written through its own
 //!   mapping), and SEEK_DATA / SEEK_HOLE ask it.
-//! - shared file on hugetlbfs: cannot seek. Our own page table is asked, and believed only if it accounts for
-//!   every byte that the file holds; otherwise nothing is called absent.
+//! - shared file on hugetlbfs: cannot seek. Our own page table is asked, and believed only if the guest's blocks over
+//!   this file account for every byte that it holds; otherwise nothing is called absent.
 //! - private anonymous memory: the page table is the truth. Swapped pages are there; the shared zero page is not.
 //! - private mapping of a file on tmpfs: what the page table does not have reads as the file, so both are asked.
-//! - all others (files on disks, shared memory without a file): nothing is called absent.
+//! - all others (files on disks, shared memory without a file, memory that is filled on demand): nothing is called absent.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 
-use crate::mapping::{FileRange, Kind};
+use crate::mapping::{FileRange, Kind, Mapping};
 use crate::sys::{self, Scan, check};
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock};
 
@@ -29,11 +30,11 @@ pub(crate) fn holes(
     count: u64,
     hole: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Failed> {
-    if count == 0 {
+    if count == 0 || block.mapping.is_filled_on_demand() {
         return Ok(());
     }
     let ours = |hole: &mut dyn FnMut(u64, u64)| {
-        gaps(first, count, hole, |data| page_table(block, first, count, data))
+        gaps(first, count, hole, |data| page_table(&block.mapping, first, count, data))
     };
     match (block.mapping.kind(), block.mapping.file()) {
         (Kind::Anonymous, _) => ours(hole),
@@ -55,19 +56,32 @@ pub(crate) fn holes(
         }
         (Kind::Hugetlbfs, Some(_)) => {
             // Pages that only another process touched are in the file but not in our page table.
-            let Some(held) = whole_file_bytes(block).map_err(|error| ("fstat", error))? else {
-                return Ok(());
-            };
-            let mut mapped = 0;
-            let mut until = 0;
-            page_table(block, 0, block.pages(), &mut |first, count| {
-                mapped += (first + count).saturating_sub(until.max(first));
-                until = until.max(first + count);
-            })?;
-            if held == mapped * PAGE_BYTES { ours(hole) } else { Ok(()) }
+            if is_all_mapped(&block.mapping)? { ours(hole) } else { Ok(()) }
         }
         _ => Ok(()),
     }
+}
+
+/// Whether our page tables have every page that the file on hugetlbfs of a mapping holds, in this mapping and its
+/// siblings.
+fn is_all_mapped(mapping: &Arc<Mapping>) -> Result<bool, Failed> {
+    let mut parts = mapping.siblings();
+    parts.push(Arc::clone(mapping));
+    let begin = |part: &Mapping| part.file().map_or(0, |range| range.offset);
+    parts.sort_by_key(|part| begin(part));
+    // A page that two of them have would be counted twice.
+    let overlap = |pair: &[Arc<Mapping>]| begin(&pair[0]) + pair[0].len() as u64 > begin(&pair[1]);
+    let Some(range) = mapping.file().filter(|_| !parts.windows(2).any(overlap)) else { return Ok(false) };
+    let mut mapped = 0;
+    for part in &parts {
+        let mut until = 0;
+        page_table(part, 0, part.len() as u64 >> PAGE_SHIFT, &mut |first, count| {
+            mapped += (first + count).saturating_sub(until.max(first));
+            until = until.max(first + count);
+        })?;
+    }
+    let held = range.file.metadata().map_err(|error| ("fstat", error))?.blocks() * 512;
+    Ok(held == mapped * PAGE_BYTES)
 }
 
 /// Bytes that a block's file holds, if they are the block's: the file is one that counts them right, and the block is
@@ -157,12 +171,12 @@ fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<u64> {
 
 /// Calls `data` for the populated parts of the range, ascending.
 fn page_table(
-    block: &RamBlock,
+    mapping: &Mapping,
     first: u64,
     count: u64,
     data: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Failed> {
-    let start = block.host_address() as u64 + first * PAGE_BYTES;
+    let start = mapping.address() as u64 + first * PAGE_BYTES;
     let scan = Scan {
         flags: 0,
         all_of: 0,

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::mapping::{FileRange, Kind, Mapping, Owner};
 use crate::sys::{self, FileSystem};
@@ -79,6 +79,7 @@ pub struct ExternalMemory {
     is_shared: bool,
     huge_page_bytes: Option<u64>,
     is_read_only: bool,
+    is_filled_on_demand: bool,
     is_fresh: bool,
     permissions: MemoryPermissions,
 }
@@ -95,6 +96,7 @@ impl ExternalMemory {
             is_shared: false,
             huge_page_bytes: None,
             is_read_only: false,
+            is_filled_on_demand: false,
             is_fresh: false,
             permissions: MemoryPermissions::none(),
         }
@@ -127,6 +129,15 @@ impl ExternalMemory {
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.is_read_only = true;
+        self
+    }
+
+    /// A page that is not there is filled when it is touched first: the VMM has registered the memory with a userfaultfd
+    /// for missing pages (a snapshot that is restored lazily). The engine then reads every page that it sends, and asks
+    /// nobody which pages are absent.
+    #[must_use]
+    pub fn filled_on_demand(mut self) -> Self {
+        self.is_filled_on_demand = true;
         self
     }
 
@@ -198,6 +209,7 @@ impl fmt::Debug for ExternalMemory {
             .field("file", &self.file)
             .field("is_shared", &self.is_shared)
             .field("is_read_only", &self.is_read_only)
+            .field("is_filled_on_demand", &self.is_filled_on_demand)
             .field("permissions", &self.permissions)
             .finish_non_exhaustive()
     }
@@ -210,7 +222,7 @@ impl RamBlock {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::sync::Arc;
+    /// use std::sync::{Arc, Mutex};
     /// use sterna_ram::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock};
     ///
     /// # struct Region(Box<[Page]>);
@@ -273,8 +285,10 @@ impl RamBlock {
             kind,
             file: memory.file,
             is_read_only: memory.is_read_only,
+            is_filled_on_demand: memory.is_filled_on_demand,
             permissions: memory.permissions,
             owner: Owner::External(memory.owner),
+            siblings: Mutex::default(),
         };
         let block = RamBlock::of(name, len_bytes, mapping);
         if memory.is_fresh {

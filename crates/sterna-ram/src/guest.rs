@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::custody::Slot;
+use crate::mapping::Mapping;
 use crate::{Custody, RamBlock, RamError};
 
 /// The RAM of one guest: blocks in the order in which the migration stream lists them. Cloning shares it.
@@ -60,6 +61,7 @@ impl GuestRam {
     /// [`RamError::DuplicateName`].
     pub fn new(blocks: Vec<RamBlock>) -> Result<Self, RamError> {
         check_names(&blocks)?;
+        link(&blocks);
         Ok(GuestRam {
             blocks: blocks.into(),
             is_tracked: Arc::default(),
@@ -93,6 +95,7 @@ impl GuestRam {
         // Nobody begins to track in between.
         let _tracking = self.claim_tracking().ok_or(ChangeError::Tracked)?;
         let generation = self.next_generation().map_err(ChangeError::Migrating)?;
+        link(&blocks);
         Ok(GuestRam {
             blocks: blocks.into(),
             is_tracked: Arc::clone(&self.is_tracked),
@@ -139,6 +142,11 @@ impl GuestRam {
     pub fn same_as(&self, other: &GuestRam) -> bool {
         Arc::ptr_eq(&self.blocks, &other.blocks)
     }
+}
+
+fn link(blocks: &[RamBlock]) {
+    let mappings: Vec<_> = blocks.iter().map(|block| Arc::clone(&block.mapping)).collect();
+    Mapping::link(&mappings);
 }
 
 fn check_names(blocks: &[RamBlock]) -> Result<(), RamError> {

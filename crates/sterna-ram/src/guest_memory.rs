@@ -13,18 +13,30 @@ use crate::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock, RamError};
 pub struct RegionPlan {
     name: String,
     permissions: MemoryPermissions,
+    is_filled_on_demand: bool,
     is_fresh: bool,
 }
 
 impl RegionPlan {
     /// A block of this name, 1 to 255 bytes. Source and destination must give the same names.
     pub fn named(name: impl Into<String>) -> Self {
-        Self { name: name.into(), permissions: MemoryPermissions::none(), is_fresh: false }
+        Self {
+            name: name.into(),
+            permissions: MemoryPermissions::none(),
+            is_filled_on_demand: false,
+            is_fresh: false,
+        }
     }
 
     /// What the engine may do to the memory; nothing, if this is not said.
     pub fn permit(mut self, permissions: MemoryPermissions) -> Self {
         self.permissions = permissions;
+        self
+    }
+
+    /// Pages that are not there are filled when they are touched first: see [`ExternalMemory::filled_on_demand`].
+    pub fn filled_on_demand(mut self) -> Self {
+        self.is_filled_on_demand = true;
         self
     }
 
@@ -124,6 +136,9 @@ impl RamBlock {
         }
         if mapping.prot() & libc::PROT_WRITE == 0 {
             external = external.read_only();
+        }
+        if plan.is_filled_on_demand {
+            external = external.filled_on_demand();
         }
         if plan.is_fresh {
             external = external.fresh();

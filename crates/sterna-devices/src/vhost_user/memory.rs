@@ -95,7 +95,10 @@ fn bytes(pages: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use sterna_ram::{Backing, RamBlock};
+    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
     use super::*;
 
@@ -142,6 +145,24 @@ mod tests {
         for (address, len) in [(0, 1), (0x10_0000 + (48 << 12) - 1, 2), (u64::MAX, 1), (1 << 32, u64::MAX)] {
             assert_eq!(memory.host_address(address, len), None, "{address:#x}");
         }
+    }
+
+    #[test]
+    fn table_of_a_block_inside_a_file_counts_from_the_files_start() {
+        let name = c"ram".to_owned();
+        let file =
+            File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
+        file.set_len(64 << 12).expect("room");
+        let at = FileOffset::new(file, 24 << 12);
+        let region =
+            GuestRegionMmap::<()>::from_range(GuestAddress(0), 40 << 12, Some(at)).expect("a region");
+        let memory = GuestMemoryMmap::from_regions(vec![region]).expect("guest memory");
+        let ram = GuestRam::from_guest_memory(&memory, |_, _| "ram").expect("RAM");
+        let part = LoggedRange { guest_address: 3 << 12, block: 0, first_page: 3, pages: 30 };
+
+        let table = GuestMemory::new(&device(), &ram, &[part]).expect("memory").table();
+
+        assert_eq!((table[0].mmap_offset, table[0].memory_size), (27 << 12, 30 << 12));
     }
 
     #[test]

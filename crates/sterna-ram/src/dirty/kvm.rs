@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
@@ -99,18 +99,30 @@ pub enum KvmLogMode {
     InitiallySet = 3,
 }
 
-/// The dirty log of a KVM virtual machine.
+/// The dirty log of a KVM virtual machine. Several slots may map parts of one block, and several may map the same pages
+/// (aliases): a page that was written through any of them is dirty.
 #[derive(Debug)]
 pub struct KvmDirtyLog {
     vm: OwnedFd,
-    slots: Vec<KvmSlot>,
-    ram: GuestRam,
     most: KvmLogMode,
-    /// The mode in which tracking runs; none while it does not.
-    running: RwLock<Option<KvmLogMode>>,
+    state: RwLock<State>,
     /// Where the kernel copies a slot's log to. Kept, as the first touch of fresh memory costs as much as
     /// all the rest of a harvest.
     buffer: Mutex<Vec<u64>>,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<KvmSlot>,
+    ram: GuestRam,
+    /// The mode in which tracking runs; none while it does not.
+    running: Option<KvmLogMode>,
+}
+
+impl State {
+    fn started(&self) -> Result<KvmLogMode, DirtyError> {
+        self.running.ok_or(DirtyError::NotStarted { origin: NAME })
+    }
 }
 
 impl KvmDirtyLog {
@@ -121,8 +133,30 @@ impl KvmDirtyLog {
     /// [`DirtyError::Slot`].
     pub fn new(vm: OwnedFd, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<Self, DirtyError> {
         check_slots(&slots, &ram)?;
-        let (running, buffer) = (RwLock::new(None), Mutex::default());
-        Ok(KvmDirtyLog { vm, slots, ram, most: KvmLogMode::InitiallySet, running, buffer })
+        let state = RwLock::new(State { slots, ram, running: None });
+        Ok(KvmDirtyLog { vm, most: KvmLogMode::InitiallySet, state, buffer: Mutex::default() })
+    }
+
+    /// The VM has other slots now, which map `ram`: memory was plugged, or a slot has moved.
+    ///
+    /// # Errors
+    /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
+    pub fn replace_slots(&self, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<(), DirtyError> {
+        let mut state = self.write();
+        if state.running.is_some() {
+            return Err(DirtyError::Running { origin: NAME, what: "its slots" });
+        }
+        check_slots(&slots, &ram)?;
+        (state.slots, state.ram) = (slots, ram);
+        Ok(())
+    }
+
+    fn read_state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Uses at most this mode (the best that the kernel has, if not said otherwise).
@@ -133,7 +167,7 @@ impl KvmDirtyLog {
 
     /// The mode in which tracking runs; none while it does not.
     pub fn mode(&self) -> Option<KvmLogMode> {
-        *self.running.read().unwrap_or_else(PoisonError::into_inner)
+        self.read_state().running
     }
 
     /// Makes the system calls of a harvest and forgets what they report, which is lost then in the automatic
@@ -143,13 +177,10 @@ impl KvmDirtyLog {
     /// As [`DirtySource::harvest`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
-        self.started()?;
+        let state = self.read_state();
+        state.started()?;
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        self.slots.iter().try_for_each(|slot| self.read(slot, &mut buffer).map(|_| ()))
-    }
-
-    fn started(&self) -> Result<KvmLogMode, DirtyError> {
-        self.mode().ok_or(DirtyError::NotStarted { origin: NAME })
+        state.slots.iter().try_for_each(|slot| self.read(slot, &mut buffer).map(|_| ()))
     }
 
     /// The best mode that both the kernel and the caller allow.
@@ -167,16 +198,16 @@ impl KvmDirtyLog {
             .map_err(|source| failed("KVM_ENABLE_CAP", 0, source))
     }
 
-    fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
-        set_logging(self.vm.as_fd(), &self.ram, slot, on)
+    fn set_logging(&self, ram: &GuestRam, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
+        set_logging(self.vm.as_fd(), ram, slot, on)
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", slot.slot, source))
     }
 
     /// Takes everything back that `start` did; goes on after an error and gives the first.
-    fn undo(&self, mode: KvmLogMode) -> Result<(), DirtyError> {
+    fn undo(&self, state: &State, mode: KvmLogMode) -> Result<(), DirtyError> {
         let mut result = Ok(());
-        for slot in &self.slots {
-            result = result.and(self.set_logging(slot, false));
+        for slot in &state.slots {
+            result = result.and(self.set_logging(&state.ram, slot, false));
         }
         if mode != KvmLogMode::Automatic {
             result = result.and(self.set_mode(KvmLogMode::Automatic));
@@ -233,39 +264,40 @@ impl KvmDirtyLog {
 
 impl DirtySource for KvmDirtyLog {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
-        if running.is_some() {
+        let mut state = self.write();
+        if state.running.is_some() {
             return Ok(());
         }
         let mode = self.best_mode();
         if mode != KvmLogMode::Automatic {
             self.set_mode(mode)?;
         }
-        for slot in &self.slots {
-            if let Err(error) = self.set_logging(slot, true) {
+        for slot in &state.slots {
+            if let Err(error) = self.set_logging(&state.ram, slot, true) {
                 // The error that matters is the first one.
-                let _ = self.undo(mode);
+                let _ = self.undo(&state, mode);
                 return Err(error);
             }
         }
-        *running = Some(mode);
+        state.running = Some(mode);
         Ok(())
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
-        match running.take() {
-            Some(mode) => self.undo(mode),
+        let mut state = self.write();
+        match state.running.take() {
+            Some(mode) => self.undo(&state, mode),
             None => Ok(()),
         }
     }
 
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        self.started()?;
-        check_bitmaps(NAME, &self.ram, into)?;
+        let state = self.read_state();
+        state.started()?;
+        check_bitmaps(NAME, &state.ram, into)?;
         let mut harvest = Harvest::default();
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        for slot in &self.slots {
+        for slot in &state.slots {
             let began = Instant::now();
             let words = self.read(slot, &mut buffer)?;
             let read = Instant::now();
@@ -277,13 +309,14 @@ impl DirtySource for KvmDirtyLog {
     }
 
     fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        let mode = self.started()?;
-        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        let state = self.read_state();
+        let mode = state.started()?;
+        let pages = state.ram.blocks().get(block).map(|block| block.pages());
         check_rearm(NAME, block, pages, first, count, harvested)?;
         if mode == KvmLogMode::Automatic {
             return Ok(());
         }
-        for slot in self.slots.iter().filter(|slot| slot.block == block) {
+        for slot in state.slots.iter().filter(|slot| slot.block == block) {
             let from = first.max(slot.first_page);
             let to = (first + count).min(slot.first_page + slot.pages);
             if from < to {

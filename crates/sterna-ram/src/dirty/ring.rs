@@ -48,7 +48,7 @@ mod pending;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use super::kvm::{capability, check_slots, enable_capability, set_logging};
@@ -121,12 +121,11 @@ impl KvmDirtyRings {
         let rings: Vec<_> = vcpus.iter().enumerate().map(map).collect::<Result<_, _>>()?;
         let reported = rings.iter().map(|_| AtomicU64::new(0)).collect();
         let pending = Pending::new(&ram);
-        let state = State { rings, pending, is_all_dirty: false, damage: None, begun: None };
+        let state = State { rings, slots, pending, is_all_dirty: false, damage: None, begun: None };
         Ok(KvmDirtyRing {
             vm: self.vm,
             entries: self.entries,
-            slots,
-            ram,
+            ram: RwLock::new(ram),
             running: AtomicBool::new(false),
             reported,
             full_exits: AtomicU64::new(0),
@@ -142,8 +141,8 @@ pub struct KvmDirtyRing {
     vm: OwnedFd,
     /// Of each ring.
     entries: u32,
-    slots: Vec<KvmSlot>,
-    ram: GuestRam,
+    /// Changes under `state`'s lock.
+    ram: RwLock<GuestRam>,
     /// Changes under `state`'s lock.
     running: AtomicBool,
     /// Pages that each vCPU's ring has named.
@@ -156,6 +155,7 @@ pub struct KvmDirtyRing {
 #[derive(Debug)]
 struct State {
     rings: Vec<RingMap>,
+    slots: Vec<KvmSlot>,
     /// What the rings have named since the last harvest. Handed out only after the reset.
     pending: Pending,
     /// Pages were lost: every page counts as named.
@@ -185,6 +185,22 @@ impl KvmDirtyRing {
     /// KVM_EXIT_DIRTY_RING_FULL: answer it with [`KvmDirtyRing::reap_full`] and run the vCPU on.
     pub const EXIT_RING_FULL: u32 = 31;
 
+    /// The VM has other slots now, which map `ram`: memory was plugged, or a slot has moved.
+    ///
+    /// # Errors
+    /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
+    pub fn replace_slots(&self, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<(), DirtyError> {
+        let mut state = self.state();
+        if self.is_running() {
+            return Err(DirtyError::Running { origin: NAME, what: "its slots" });
+        }
+        check_slots(&slots, &ram)?;
+        self.drain(&mut state)?;
+        (state.slots, state.pending) = (slots, Pending::new(&ram));
+        *self.ram.write().unwrap_or_else(PoisonError::into_inner) = ram;
+        Ok(())
+    }
+
     /// Empties the ring of a vCPU that came out because it is full; its next run goes on. To be called on any
     /// thread, while tracking or not.
     ///
@@ -208,10 +224,10 @@ impl KvmDirtyRing {
     pub fn look(&self) -> Result<(), DirtyError> {
         let mut state = self.state();
         for vcpu in 0..state.rings.len() {
-            let State { rings, pending, .. } = &mut *state;
+            let State { rings, slots, pending, .. } = &mut *state;
             // What is wrong with an entry is found when it is taken out.
             rings[vcpu].look(|slot, offset| {
-                self.note(vcpu, slot, offset, pending);
+                self.note(slots, vcpu, (slot, offset), pending);
             });
             if rings[vcpu].is_half_full() {
                 self.reap(&mut state, vcpu, Reap::Some)?;
@@ -268,24 +284,19 @@ impl KvmDirtyRing {
     }
 
     /// Makes a page pending, and counts it for the vCPU if it was not. False: there is no such page.
-    fn note(&self, vcpu: usize, slot: u32, offset: u64, pending: &mut Pending) -> bool {
-        let Some((block, page)) = self.locate(slot, offset) else { return false };
+    fn note(&self, slots: &[KvmSlot], vcpu: usize, entry: (u32, u64), pending: &mut Pending) -> bool {
+        let Some((block, page)) = locate(slots, entry) else { return false };
         if pending.add(block, page) {
             self.reported[vcpu].fetch_add(1, Ordering::Relaxed);
         }
         true
     }
 
-    fn locate(&self, slot: u32, offset: u64) -> Option<(usize, u64)> {
-        let found = self.slots.iter().find(|known| known.slot == slot)?;
-        (offset < found.pages).then(|| (found.block, found.first_page + offset))
-    }
-
     /// Empties a ring into the pending pages and has the kernel protect them again.
     fn reap(&self, state: &mut State, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
-        let State { rings, pending, damage, .. } = state;
+        let State { rings, slots, pending, damage, .. } = state;
         let each = |slot, offset| {
-            if !self.note(vcpu, slot, offset, pending) {
+            if !self.note(slots, vcpu, (slot, offset), pending) {
                 damage.get_or_insert(Damage::Entry { vcpu, slot, offset });
             }
         };
@@ -311,9 +322,9 @@ impl KvmDirtyRing {
             return;
         }
         state.is_all_dirty = true;
-        for slot in &self.slots {
-            let again =
-                [false, true].iter().try_for_each(|on| set_logging(self.vm.as_fd(), &self.ram, slot, *on));
+        let ram = self.ram();
+        for slot in &state.slots {
+            let again = [false, true].iter().try_for_each(|on| set_logging(self.vm.as_fd(), &ram, slot, *on));
             if let Err(error) = again {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 state.damage.get_or_insert(Damage::Unprotected { slot: slot.slot, errno });
@@ -341,15 +352,19 @@ impl KvmDirtyRing {
         Ok(())
     }
 
+    fn ram(&self) -> RwLockReadGuard<'_, GuestRam> {
+        self.ram.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
-        set_logging(self.vm.as_fd(), &self.ram, slot, on)
+        set_logging(self.vm.as_fd(), &self.ram(), slot, on)
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", "slot", slot.slot.into(), source))
     }
 
     /// Turns logging off everywhere; goes on after an error and gives the first.
-    fn undo(&self) -> Result<(), DirtyError> {
+    fn undo(&self, slots: &[KvmSlot]) -> Result<(), DirtyError> {
         let mut result = Ok(());
-        for slot in &self.slots {
+        for slot in slots {
             result = result.and(self.set_logging(slot, false));
         }
         result
@@ -363,10 +378,10 @@ impl DirtySource for KvmDirtyRing {
             return Ok(());
         }
         self.drain(&mut state)?;
-        for slot in &self.slots {
+        for slot in &state.slots {
             if let Err(error) = self.set_logging(slot, true) {
                 // The error that matters is the first one.
-                let _ = self.undo();
+                let _ = self.undo(&state.slots);
                 return Err(error);
             }
         }
@@ -381,7 +396,7 @@ impl DirtySource for KvmDirtyRing {
             return Ok(());
         }
         state.begun = None;
-        let undone = self.undo();
+        let undone = self.undo(&state.slots);
         undone.and(self.drain(&mut state))
     }
 
@@ -390,7 +405,7 @@ impl DirtySource for KvmDirtyRing {
         if !self.is_running() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
-        check_bitmaps(NAME, &self.ram, into)?;
+        check_bitmaps(NAME, &self.ram(), into)?;
         let began = Instant::now();
         for vcpu in 0..state.rings.len() {
             self.reap(&mut state, vcpu, Reap::Some)?;
@@ -408,7 +423,7 @@ impl DirtySource for KvmDirtyRing {
         }
         let mut harvest = Harvest::default();
         if std::mem::take(&mut state.is_all_dirty) {
-            for slot in &self.slots {
+            for slot in &state.slots {
                 harvest.newly_dirty += into.block_mut(slot.block).add_range(slot.first_page, slot.pages);
             }
         }
@@ -422,7 +437,7 @@ impl DirtySource for KvmDirtyRing {
         if !self.is_running() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
-        let pages = self.ram.blocks().get(block).map(|block| block.pages());
+        let pages = self.ram().blocks().get(block).map(|block| block.pages());
         check_rearm(NAME, block, pages, first, count, harvested)
     }
 
@@ -436,6 +451,12 @@ impl Drop for KvmDirtyRing {
         // Nobody is left to tell.
         let _ = self.stop();
     }
+}
+
+/// The block and page that an entry names.
+fn locate(slots: &[KvmSlot], (slot, offset): (u32, u64)) -> Option<(usize, u64)> {
+    let found = slots.iter().find(|known| known.slot == slot)?;
+    (offset < found.pages).then(|| (found.block, found.first_page + offset))
 }
 
 /// The newer capability says that flags must be read with acquire and written with release order, which is what

@@ -7,9 +7,10 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::sys::check;
 use crate::{MemoryPermissions, PAGE_BYTES};
@@ -120,8 +121,12 @@ pub(crate) struct Mapping {
     pub(super) kind: Kind,
     pub(super) file: Option<FileRange>,
     pub(super) is_read_only: bool,
+    /// A page that is not there is filled by somebody when it is touched first.
+    pub(super) is_filled_on_demand: bool,
     pub(super) permissions: MemoryPermissions,
     pub(super) owner: Owner,
+    /// Other mappings of the same file in the same guest: see [`Mapping::link`].
+    pub(super) siblings: Mutex<Vec<Weak<Mapping>>>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw pointers
@@ -149,8 +154,10 @@ impl Mapping {
             kind: backing.kind(),
             file: file.map(|file| FileRange { file: Arc::new(file), offset: 0 }),
             is_read_only: false,
+            is_filled_on_demand: false,
             permissions: MemoryPermissions::all(),
             owner: Owner::Mapping,
+            siblings: Mutex::default(),
         })
     }
 
@@ -163,8 +170,10 @@ impl Mapping {
             kind: Kind::Anonymous,
             file: None,
             is_read_only: false,
+            is_filled_on_demand: false,
             permissions: MemoryPermissions::all(),
             owner: Owner::Nobody,
+            siblings: Mutex::default(),
         }
     }
 
@@ -193,6 +202,11 @@ impl Mapping {
         self.is_read_only
     }
 
+    /// Whether a page that is not there may hold bytes all the same.
+    pub(crate) fn is_filled_on_demand(&self) -> bool {
+        self.is_filled_on_demand
+    }
+
     pub(crate) fn permissions(&self) -> MemoryPermissions {
         self.permissions
     }
@@ -200,6 +214,32 @@ impl Mapping {
     /// Whether the mapping's memory comes in pieces larger than a page.
     pub(crate) fn is_huge(&self) -> bool {
         self.page_bytes > PAGE_BYTES
+    }
+
+    /// Tells the mappings of a guest which of them are parts of one file on hugetlbfs: what such a file holds can only be
+    /// counted for the whole of it.
+    pub(crate) fn link(all: &[Arc<Mapping>]) {
+        let files: Vec<_> = all.iter().map(|mapping| mapping.huge_file()).collect();
+        for (mapping, file) in all.iter().zip(&files).filter(|(_, file)| file.is_some()) {
+            let is_other = |other: &&Arc<Mapping>| !Arc::ptr_eq(other, mapping);
+            let same = all.iter().zip(&files).filter(|(_, other)| *other == file).map(|(other, _)| other);
+            *mapping.lock_siblings() = same.filter(is_other).map(Arc::downgrade).collect();
+        }
+    }
+
+    /// Device and inode of the file on hugetlbfs of which this is a part.
+    fn huge_file(&self) -> Option<(u64, u64)> {
+        let range = self.file.as_ref().filter(|_| self.kind == Kind::Hugetlbfs)?;
+        range.file.metadata().ok().map(|status| (status.dev(), status.ino()))
+    }
+
+    /// The other mappings of the same file in the same guest, as far as they are still there.
+    pub(crate) fn siblings(&self) -> Vec<Arc<Mapping>> {
+        self.lock_siblings().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lock_siblings(&self) -> MutexGuard<'_, Vec<Weak<Mapping>>> {
+        self.siblings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `madvise` on bytes `[offset, offset + len)`, which must lie inside the mapping.

@@ -34,6 +34,15 @@ struct Machine {
 /// Slots at crooked places of the blocks: 150 pages from page 5 of block 0 at the guest's 0; 70 pages from
 /// page 155 of block 0 behind them; 100 pages of block 1 (of 100) behind those.
 fn machine(test: &str) -> Option<Machine> {
+    machine_of(test, vec![slot(0, 0, 0, 5, 150), slot(1, 150, 0, 155, 70), slot(7, 220, 1, 0, 100)])
+}
+
+fn slot(slot: u32, guest_page: u64, block: usize, first_page: u64, pages: u64) -> KvmSlot {
+    KvmSlot { slot, flags: 0, guest_address: guest_page * PAGE, block, first_page, pages }
+}
+
+/// The guest reaches its pages below 256.
+fn machine_of(test: &str, slots: Vec<KvmSlot>) -> Option<Machine> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
         Err(error) => {
@@ -43,28 +52,8 @@ fn machine(test: &str) -> Option<Machine> {
     };
     let block = |name: &str, pages| RamBlock::new(name, pages * PAGE, Backing::Memfd).unwrap();
     let ram = GuestRam::new(vec![block("a", 230), block("b", 100)]).unwrap();
-    let slot = |slot, guest_page: u64, block, first_page, pages| KvmSlot {
-        slot,
-        flags: 0,
-        guest_address: guest_page * PAGE,
-        block,
-        first_page,
-        pages,
-    };
-    let slots = vec![slot(0, 0, 0, 5, 150), slot(1, 150, 0, 155, 70), slot(7, 220, 1, 0, 100)];
     let vm = kvm.create_vm().unwrap();
-    for slot in &slots {
-        let host = ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE;
-        let region = kvm_userspace_memory_region {
-            slot: slot.slot,
-            flags: 0,
-            guest_phys_addr: slot.guest_address,
-            memory_size: slot.pages * PAGE,
-            userspace_addr: host,
-        };
-        // SAFETY: the RAM lives as long as the machine, which drops it last.
-        unsafe { vm.set_user_memory_region(region) }.unwrap();
-    }
+    slots.iter().for_each(|slot| set_slot(&vm, &ram, slot));
     ram.block(0).write(5 * PAGE + CODE, GUEST).unwrap();
     let vcpu = vm.create_vcpu(0).unwrap();
     let mut sregs = vcpu.get_sregs().unwrap();
@@ -74,7 +63,25 @@ fn machine(test: &str) -> Option<Machine> {
     Some(Machine { ram, vcpu, vm, slots })
 }
 
+fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
+    let region = kvm_userspace_memory_region {
+        slot: slot.slot,
+        flags: 0,
+        guest_phys_addr: slot.guest_address,
+        memory_size: slot.pages * PAGE,
+        userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
+    };
+    // SAFETY: the RAM lives as long as the machine, which drops it last.
+    unsafe { vm.set_user_memory_region(region) }.unwrap();
+}
+
 impl Machine {
+    /// Another slot.
+    fn add(&mut self, slot: KvmSlot) {
+        set_slot(&self.vm, &self.ram, &slot);
+        self.slots.push(slot);
+    }
+
     fn log(&self, mode: KvmLogMode) -> KvmDirtyLog {
         // SAFETY: borrowed for the duplication only.
         let vm: OwnedFd =
@@ -243,4 +250,60 @@ fn kvm_log_slots_that_do_not_fit_are_refused() {
     ] {
         assert!(matches!(new(bad), Err(DirtyError::Slot { slot: 3, .. })), "{bad:?}");
     }
+}
+
+#[test]
+fn page_written_through_an_alias_is_dirty_in_every_mode() {
+    for mode in [KvmLogMode::Automatic, KvmLogMode::Manual, KvmLogMode::InitiallySet] {
+        let test = "page_written_through_an_alias_is_dirty_in_every_mode";
+        // The guest sees pages 20..60 of block 1 a second time, at its pages 200..240.
+        let slots = vec![slot(0, 0, 0, 5, 90), slot(7, 100, 1, 0, 100), slot(9, 200, 1, 20, 40)];
+        let Some(mut machine) = machine_of(test, slots) else { return };
+        let log = machine.log(mode);
+        log.start().unwrap();
+        if log.mode() != Some(mode) {
+            skipped(test, format!("the kernel has only {:?}", log.mode()));
+            continue;
+        }
+        machine.harvest(&log);
+        machine.rearm_all(&log);
+
+        machine.write(205, 2);
+        machine.write(100 + 26, 2);
+
+        assert_eq!(machine.harvest(&log), [NONE, pages(25..28)], "{mode:?}: by the alias and by the slot");
+        machine.rearm_all(&log);
+        assert_eq!(machine.harvest(&log), [NONE, NONE], "{mode:?}");
+        machine.write(100 + 25, 1);
+        assert_eq!(machine.harvest(&log), [NONE, pages(25..26)], "{mode:?}: re-arming armed both");
+        log.stop().unwrap();
+    }
+}
+
+#[test]
+fn slots_are_replaced_between_migrations_alone() {
+    let test = "slots_are_replaced_between_migrations_alone";
+    let slots = vec![slot(0, 0, 0, 5, 90), slot(7, 100, 1, 0, 100)];
+    let Some(mut machine) = machine_of(test, slots) else { return };
+    let log = machine.log(KvmLogMode::Manual);
+    log.start().unwrap();
+    // Memory is plugged: the VM has another slot, and the guest another block.
+    let plugged = RamBlock::new("c", 10 * PAGE, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(machine.ram.blocks().iter().cloned().chain([plugged]).collect()).unwrap();
+    machine.ram = ram.clone();
+    machine.add(slot(11, 210, 2, 0, 10));
+    let replace = || log.replace_slots(machine.slots.clone(), ram.clone());
+    assert!(matches!(replace(), Err(DirtyError::Running { .. })));
+    log.stop().unwrap();
+    replace().unwrap();
+
+    log.start().unwrap();
+    machine.write(213, 2);
+
+    let mut found = DirtyBitmaps::new(&ram);
+    log.harvest(&mut found).unwrap();
+    assert_eq!(set(found.block(2)), [3, 4]);
+    let outside = slot(12, 240, 3, 0, 1);
+    log.stop().unwrap();
+    assert!(matches!(log.replace_slots(vec![outside], ram), Err(DirtyError::Slot { .. })));
 }

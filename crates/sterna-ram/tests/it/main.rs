@@ -19,4 +19,5 @@ mod merge;
 mod poison;
 mod ring;
 mod vhost;
+mod vmm_logs;
 mod zero;

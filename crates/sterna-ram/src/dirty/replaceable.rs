@@ -1,0 +1,90 @@
+//! A dirty source in whose place another comes when the guest's memory changes.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::{DirtyBitmaps, DirtySource, Harvest};
+use crate::{DirtyError, GuestRam, PageBitmap, RamError};
+
+const NAME: &str = "replaceable";
+
+/// The dirty source of a VM whose memory is plugged and unplugged. Each source is over one [`GuestRam`], so the RAM of
+/// [`GuestRam::with_blocks`] needs another one: the VM keeps one of these and [replaces](Replaceable::replace) what is in
+/// it.
+pub struct Replaceable(RwLock<State>);
+
+struct State {
+    source: Arc<dyn DirtySource>,
+    is_running: bool,
+}
+
+impl Replaceable {
+    /// Begins with `source`, which is not started.
+    pub fn new(source: Arc<dyn DirtySource>) -> Self {
+        Self(RwLock::new(State { source, is_running: false }))
+    }
+
+    /// Puts another source, which is not started, in the place of the one that was there.
+    ///
+    /// # Errors
+    /// [`DirtyError::Running`] while writes are tracked; nothing has changed then.
+    pub fn replace(&self, source: Arc<dyn DirtySource>) -> Result<(), DirtyError> {
+        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if state.is_running {
+            return Err(DirtyError::Running { origin: NAME, what: "the dirty source" });
+        }
+        state.source = source;
+        Ok(())
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DirtySource for Replaceable {
+    fn start(&self) -> Result<(), DirtyError> {
+        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        state.source.start()?;
+        state.is_running = true;
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        state.is_running = false;
+        state.source.stop()
+    }
+
+    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+        self.state().source.harvest(into)
+    }
+
+    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+        self.state().source.rearm(block, first, count, harvested)
+    }
+
+    fn initially_set(&self) -> bool {
+        self.state().source.initially_set()
+    }
+
+    fn mark_absent(
+        &self,
+        ram: &GuestRam,
+        block: usize,
+        first: u64,
+        count: u64,
+        absent: &PageBitmap,
+    ) -> Result<(), RamError> {
+        self.state().source.mark_absent(ram, block, first, count, absent)
+    }
+
+    fn name(&self) -> &'static str {
+        self.state().source.name()
+    }
+}
+
+impl std::fmt::Debug for Replaceable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Replaceable").field(&self.state().source.name()).finish()
+    }
+}
