@@ -8,6 +8,8 @@ use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 
 use crate::order::RearmError;
+use crate::threads::call;
+use crate::vm::Vm;
 
 /// Who has to change something so that it works.
 pub use sterna_wire::Fault;
@@ -97,6 +99,12 @@ pub enum MigrationError {
     /// The engine broke a rule of its own: a bug of Sterna.
     #[error("internal error, please report it: {0}")]
     Internal(String),
+    /// The VMM gave the guest other memory while a migration had it, and nothing of that was moved.
+    #[error(
+        "this side's VMM changed the guest's memory during the migration: plug or unplug memory before the migration or \
+         after it (GuestRam::with_blocks says when it can be)"
+    )]
+    RamChanged,
     /// The guest writes faster than it can be sent, and the operator wanted it to fail then.
     #[error("the migration does not converge: {why}")]
     NotConverging {
@@ -139,12 +147,19 @@ impl MigrationError {
             | Self::Ram(_)
             | Self::Poisoned { .. }
             | Self::Dirty(_)
+            | Self::RamChanged
             | Self::System(_)
             | Self::Internal(_)
             | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(_, Some(error)) => tls_fault(error),
             Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,
         }
+    }
+
+    /// Whether the VM still has the RAM with which its migration began.
+    pub(crate) fn check_same_ram(vm: &(impl Vm + ?Sized), ram: &GuestRam) -> Result<(), Self> {
+        let now = call("Vm::ram", || vm.ram());
+        if now.same_as(ram) { Ok(()) } else { Err(Self::RamChanged) }
     }
 
     /// A file of this side's failed: nothing that the peer did.

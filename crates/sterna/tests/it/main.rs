@@ -14,6 +14,7 @@ mod support;
 mod delay;
 
 mod dirty_rate;
+mod external_memory;
 mod foreign;
 mod migrate;
 mod page_order;

@@ -16,6 +16,8 @@ pub struct Plain {
     last: Mutex<Option<Act>>,
     resumed: Mutex<Option<Act>>,
     hooks: Mutex<Vec<Arc<dyn Hook>>>,
+    /// The memory that the VM says it has now, if not `ram`.
+    changed: Mutex<Option<GuestRam>>,
 }
 
 type Act = Box<dyn FnOnce(&Plain) + Send>;
@@ -34,6 +36,7 @@ impl Plain {
             last: Mutex::default(),
             resumed: Mutex::default(),
             hooks: Mutex::default(),
+            changed: Mutex::default(),
         })
     }
 
@@ -50,6 +53,11 @@ impl Plain {
     /// Something that changes hands with the guest.
     pub fn add_hook(&self, hook: Arc<dyn Hook>) {
         self.hooks.lock().unwrap().push(hook);
+    }
+
+    /// From now on the VM has other memory.
+    pub fn change_ram(&self, ram: GuestRam) {
+        *self.changed.lock().unwrap() = Some(ram);
     }
 
     /// Fills a page of block 0 with `byte`, as the guest.
@@ -72,7 +80,7 @@ impl Vm for Plain {
         "plain".into()
     }
     fn ram(&self) -> GuestRam {
-        self.ram.clone()
+        self.changed.lock().unwrap().clone().unwrap_or_else(|| self.ram.clone())
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         Vec::new()

@@ -47,6 +47,7 @@ impl Control {
             file.finish(&shared, &main)?;
             self.step(SwitchoverStep::Prepare);
         }
+        MigrationError::check_same_ram(&*shared.vm, &shared.ram)?;
         // Without a return path this is the commit.
         MigrationError::check_memory(&shared.ram)?;
         shared.report(Fed::FinalStateSent);
