@@ -9,6 +9,8 @@ use sterna::{
 use sterna_guests::model::{Fill as GuestFill, Pattern};
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_ram::{Backing, GuestRam, RamBlock};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use crate::sample::{Sample, time};
 use crate::{Args, Codec, Dirty, Fill, Memory};
@@ -25,15 +27,11 @@ pub struct Pair {
 impl Pair {
     pub fn new(args: &Args) -> Result<Self, Failure> {
         let config = config(args);
-        let here = ProcessGuest::boot(config.clone())?;
+        let here = ProcessGuest::boot_in(config.clone(), ram(args)?)?;
         if args.fill == Fill::Zero {
             populate(&here.ram())?;
         }
-        let blocks = config.blocks.iter();
-        let blocks = blocks
-            .map(|(name, bytes)| RamBlock::new(name.as_str(), *bytes, config.backing))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { here, there: GuestRam::new(blocks)?, config })
+        Ok(Self { here, there: ram(args)?, config })
     }
 
     pub fn source_ram(&self) -> GuestRam {
@@ -47,14 +45,16 @@ impl Pair {
     /// One migration, timed from its start until both sides say that it is over.
     pub fn migrate(&self, args: &Args) -> Result<Sample, Failure> {
         let source = &self.here;
-        if args.fresh {
-            self.there.blocks().iter().try_for_each(RamBlock::discard_all)?;
-        } else {
-            populate(&self.there)?;
+        let may_discard = self.there.blocks().iter().all(|block| block.permissions().discard);
+        let there = if args.fresh && !may_discard { ram(args)? } else { self.there.clone() };
+        if !args.fresh {
+            populate(&there)?;
+        } else if may_discard {
+            there.blocks().iter().try_for_each(RamBlock::discard_all)?;
         }
         // The guest of the last migration is not needed any more.
-        self.there.has_no_guest().map_err(|custody| format!("the guest is {custody:?}"))?;
-        let target = ProcessGuest::waiting_in(self.config.clone(), self.there.clone())?;
+        there.has_no_guest().map_err(|custody| format!("the guest is {custody:?}"))?;
+        let target = ProcessGuest::waiting_in(self.config.clone(), there)?;
         let (params, capabilities) = settings(args);
         let address: Address = "tcp:127.0.0.1:0".parse()?;
         let vm: Arc<dyn TargetVm> = target;
@@ -85,6 +85,28 @@ impl Pair {
     }
 }
 
+/// One block, of what the arguments say.
+fn ram(args: &Args) -> Result<GuestRam, Failure> {
+    const NAME: &str = "ram.low";
+    let bytes = args.ram << 20;
+    let own = |backing| Ok(GuestRam::new(vec![RamBlock::new(NAME, bytes, backing)?])?);
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let mapping = MmapRegionBuilder::new(bytes as usize).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+    let mapping = match args.backing {
+        Memory::Memfd => return own(Backing::Memfd),
+        Memory::Anonymous => return own(Backing::Anonymous),
+        Memory::VmmAnonymous => mapping.with_mmap_flags(private),
+        Memory::VmmMemfd => {
+            let file = std::fs::File::from(rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC)?);
+            file.set_len(bytes)?;
+            mapping.with_mmap_flags(libc::MAP_SHARED).with_file_offset(FileOffset::new(file, 0))
+        }
+    };
+    let region = GuestRegionMmap::<()>::new(mapping.build()?, GuestAddress(0)).ok_or("no such region")?;
+    let memory = GuestMemoryMmap::from_regions(vec![region])?;
+    Ok(GuestRam::from_guest_memory(&memory, |_, _| NAME)?)
+}
+
 fn populate(ram: &GuestRam) -> Result<(), Failure> {
     for block in ram.blocks() {
         block.populate(0, block.pages())?;
@@ -96,8 +118,8 @@ fn config(args: &Args) -> ProcessConfig {
     ProcessConfig {
         blocks: vec![("ram.low".to_owned(), args.ram << 20)],
         backing: match args.backing {
-            Memory::Memfd => Backing::Memfd,
-            Memory::Anonymous => Backing::Anonymous,
+            Memory::Memfd | Memory::VmmMemfd => Backing::Memfd,
+            Memory::Anonymous | Memory::VmmAnonymous => Backing::Anonymous,
         },
         // An idle guest's writes need no tracking that costs: KVM's log, too, is all but free there.
         tracking: if args.dirty == 0 { Tracking::Software } else { Tracking::Automatic },

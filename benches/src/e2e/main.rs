@@ -74,6 +74,10 @@ enum Dirty {
 enum Memory {
     Memfd,
     Anonymous,
+    /// As `memfd`, but mapped by the VMM, which permits the engine nothing but to read and write it.
+    VmmMemfd,
+    /// As `anonymous`, but mapped by the VMM, which permits the engine nothing but to read and write it.
+    VmmAnonymous,
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
