@@ -81,3 +81,10 @@ fn hooks_that_are_still_being_acquired_have_not_been_given_back() {
         assert_eq!(machine.state(), S::Failing);
     }
 }
+
+#[test]
+fn guest_whose_source_cannot_be_told_is_held_where_hooks_are_missing() {
+    let events = [E::ChannelsReady, E::EofRead, E::LoadComplete { run: true }, E::HookAcquireFailed];
+
+    assert_eq!(told(Config::default(), &events).state(), S::Held);
+}

@@ -122,3 +122,27 @@ fn limit_of_max_has_no_deadline() {
     let machine = Source::new(Config { limits, ..Default::default() }, Duration::ZERO);
     assert_eq!(machine.deadline(), None);
 }
+
+#[test]
+fn source_knows_its_peer_and_whether_it_has_committed() {
+    let mut machine = source(with_ack(SwitchoverAck::Off), true, &TO_ACK[..4]);
+    assert_eq!(machine.peer(), Peer { sterna: true, features: 0 });
+    assert!(!machine.state().is_committed());
+
+    machine.handle(at(0), E::PrepareAcknowledged).expect("not refused");
+
+    assert!(machine.state().is_committed());
+}
+
+#[test]
+fn tracking_that_nobody_stopped_yet_is_stopped_at_its_turn() {
+    for early in [E::TrackingStopped, E::TrackingStopFailed] {
+        let mut machine = source(with_ack(SwitchoverAck::Off), true, &TO_ACK[..4]);
+        machine.handle(at(0), E::Cancel).expect("not refused");
+
+        assert_eq!(machine.handle(at(0), early), Ok(vec![]), "{early:?}");
+
+        assert_eq!(machine.handle(at(0), E::HooksReacquired), Ok(vec![A::ResumeGuest]));
+        assert_eq!(machine.handle(at(0), E::GuestResumed), Ok(vec![A::StopTracking]));
+    }
+}
