@@ -8,7 +8,7 @@ use crate::commands::{
 };
 use crate::exit;
 
-/// Moves running virtual machines, on QEMU's wire format.
+/// Migrate, save and restore running virtual machines, in QEMU's formats.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version, about, after_help = exit::HELP, max_term_width = 110)]
 pub struct Cli {
@@ -20,39 +20,39 @@ pub struct Cli {
 /// The commands, one file each in [`crate::commands`].
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start two VMs, migrate one to the other while it writes its memory, and check what arrived
+    /// Start two VMs, migrate a guest that writes its memory from one to the other, and check every page
     Demo(demo::Arguments),
-    /// Start a VM with a QMP socket, or one that waits for a guest
+    /// Start a VM, or a VM that waits for a migration
     Run(run::Arguments),
-    /// Migrate a running guest, watch it, and see what came of it
+    /// Migrate a running guest, show the progress, and report the result
     Migrate(migrate::Arguments),
-    /// Say how a migration would go, from figures or for a running VM, and what to change if it would not end
+    /// Forecast a migration, from given rates or for a running VM, and say what to change if it would not converge
     Plan(plan::Arguments),
-    /// Show what a VM is doing and how its migration stands
+    /// Show what a VM is doing and the state of its migration
     Info(info::Arguments),
     /// Cancel a migration; the guest runs on at the source
     Cancel(cancel::Arguments),
-    /// Say where the guest is when a migration's end was lost in the network
+    /// Decide which side has the guest after an acknowledgement was lost
     Decide(decide::Arguments),
-    /// Check an image: structure, bitmaps, every byte of data; say what is damaged where
+    /// Check an image: structure, bitmaps, every byte of data; report each damage and its place
     Verify(verify::Arguments),
-    /// Show what an image is: blocks, pages, devices; draw its RAM
+    /// Show an image's contents: blocks, pages, devices; draw its RAM
     Inspect(inspect::Arguments),
-    /// Turn an image into another form: mapped-ram, legacy, packed, in libvirt's container or out of it
+    /// Convert an image to another format: mapped-ram, legacy, compressed, with or without libvirt's container
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
-    /// Restore a guest from an image into a VM that waits for one, or that is started for it
+    /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
-    /// Take a guest's memory out of an image: a block, a range of addresses, or a core file for gdb and crash
+    /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),
     /// Compare two images: pages, devices by their fields, configuration
     Diff(diff::Arguments),
-    /// Mend a background snapshot whose bitmaps QEMU never wrote
+    /// Repair a background snapshot whose bitmaps QEMU never wrote
     Repair(repair::Arguments),
     /// Measure what a migration costs on this machine
     Bench(bench::Arguments),
-    /// Turn a migration's record into an HTML page with its timeline
+    /// Make an HTML page with a timeline from a migration's record
     Report(report::Arguments),
 }
 

@@ -1,13 +1,13 @@
 //! How the command ends: one clear sentence on standard error and a documented exit status.
 //!
-//! Here alone errors become statuses, by one rule for all commands:
+//! Only this module turns errors into statuses, by one rule for all commands:
 //!
-//! * **2** before anything was tried: the command line makes no sense or lacks something ([`Status::Usage`], said with
-//!   `usage:`), which includes names and values that the VM does not know, and a target that is there already without
-//!   `--force`; or a file that it names for reading cannot be read or is not what it should be ([`Status::Unreadable`]);
-//! * **1** when it was tried and failed: at a VM, a monitor, a peer, or writing.
+//! * **2**: refused before anything was tried. The command line is wrong or incomplete ([`Status::Usage`], with
+//!   `usage:`), which includes names and values that the VM does not know, and a target that exists without
+//!   `--force`; or an input file cannot be read or has the wrong content ([`Status::Unreadable`]).
+//! * **1**: tried and failed, at a VM, a monitor, a peer, or writing.
 //!
-//! Commands that judge have their verdict as 0 or 1 (`verify`, `diff`); that they cannot judge is 2.
+//! Commands that judge (`verify`, `diff`) return their verdict as 0 or 1, and 2 if they cannot judge.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,16 +24,16 @@ pub enum Status {
     Done,
     /// It failed. If it was a migration, the guest runs on at the source.
     Failed,
-    /// The command line cannot be understood, or asks for what cannot be.
+    /// The command line cannot be understood, or asks for something impossible.
     Usage,
-    /// A file that the command line names cannot be read, or is not what it should be.
+    /// A file that the command line names cannot be read, or has the wrong content.
     Unreadable,
-    /// Committed without an acknowledgement, or stopped on both sides: the source stays stopped until it has learnt
-    /// the truth or an operator decides.
+    /// Committed without an acknowledgement, or stopped on both sides: the source stays stopped until it learns
+    /// where the guest is, or an operator decides.
     Undecided,
-    /// The guest that arrived is not the guest that left: memory is damaged.
+    /// The guest that arrived differs from the guest that left: memory is damaged.
     Damaged,
-    /// A second Ctrl-C: the migration goes on, nobody watches it.
+    /// A second Ctrl-C: the migration goes on without this command.
     Detached,
     /// Cancelled by Ctrl-C; the guest runs on at the source.
     Cancelled,
@@ -53,7 +53,7 @@ impl Status {
         }
     }
 
-    /// What stands before the sentence.
+    /// The prefix of the sentence.
     pub fn head(self) -> &'static str {
         match self {
             Self::Usage => "sterna: usage",
@@ -73,16 +73,16 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; if a migration was under way, the guest runs on at the source. verify: damaged; diff: different
-  2    the command line cannot be understood, a target is there already and --force is not given, or a file that the
-       line names cannot be read or is not what it should be. verify, diff: cannot tell
-  3    undecided: committed but not acknowledged, the source stays stopped
-  4    the guest that arrived is not the guest that left
+  1    failed; if a migration was running, the guest runs on at the source. verify: damaged; diff: different
+  2    the command line cannot be understood, a target exists and --force is not given, or a file that the command
+       line names cannot be read or has the wrong content. verify, diff: cannot tell
+  3    undecided: committed but not acknowledged; the source stays stopped
+  4    the guest that arrived differs from the guest that left
   5    detached by a second Ctrl-C; the migration goes on
   130  cancelled by Ctrl-C; the guest runs on at the source";
 
-/// What helps where damage is refused.
-pub const FORCE_DAMAGED: &str = "; `--force-damaged` takes it as it is";
+/// The hint where damage is refused.
+pub const FORCE_DAMAGED: &str = "; use `--force-damaged` to accept it as it is";
 
 /// Why a command ends early: what happened and what to do next, in one sentence or two.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

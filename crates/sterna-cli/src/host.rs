@@ -172,7 +172,7 @@ impl Hosted {
     /// The guest, or why it cannot be asked.
     pub fn guest(&self) -> Result<&dyn Guest, String> {
         self.guest.as_deref().ok_or_else(|| {
-            "this guest writes its memory by no rule that could be checked; run `--guest tide`".into()
+            "this guest's writes follow no rule that can be checked; use `--guest tide`".into()
         })
     }
 }

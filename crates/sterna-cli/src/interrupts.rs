@@ -39,7 +39,10 @@ impl Interrupts {
         let end = move || {
             if signals.forever().next().is_some() {
                 PageFile::remove_all_aside();
-                terminal::complain(&Stop::with(Status::Cancelled, "interrupted; what was begun is removed"));
+                terminal::complain(&Stop::with(
+                    Status::Cancelled,
+                    "interrupted; the incomplete output is removed",
+                ));
                 std::process::exit(Status::Cancelled.code().into());
             }
         };

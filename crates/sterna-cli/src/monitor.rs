@@ -115,7 +115,7 @@ impl Monitor {
         if let Some(unknown) = capabilities.iter().find(|name| settings.capability(name).is_none()) {
             let names: Vec<&str> = settings.capability_names().collect();
             return Err(Stop::usage(format!(
-                "--cap {unknown}: {} knows no such capability; it knows {}",
+                "--cap {unknown}: {} does not know this capability; it knows {}",
                 self.endpoint,
                 names.join(", ")
             )));
@@ -155,7 +155,7 @@ pub fn parameter(present: &Value, name: &str, value: &str) -> Result<Value, Stop
     let known = present.get(name).ok_or_else(|| {
         let names: Vec<&str> =
             present.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
-        Stop::usage(format!("there is no parameter `{name}`; there are {}", names.join(", ")))
+        Stop::usage(format!("unknown parameter `{name}`; known are {}", names.join(", ")))
     })?;
     let wrong = |what: &str| Stop::usage(format!("--set {name}={value}: `{value}` is not {what}"));
     match known {

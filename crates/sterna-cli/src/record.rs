@@ -202,7 +202,7 @@ fn beside(file: &Path) -> io::Result<NamedTempFile> {
 }
 
 fn unwritable(file: &Path, error: &io::Error) -> Stop {
-    Stop::failed(format!("cannot write {}: {error}. Choose another place with room.", file.display()))
+    Stop::failed(format!("cannot write {}: {error}. Choose another place with free space.", file.display()))
 }
 
 #[cfg(test)]

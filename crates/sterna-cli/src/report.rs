@@ -40,7 +40,7 @@ pub fn page(record: &Record) -> String {
     page.push_str(&timeline::picture(statistics));
     page.push_str("</section>\n");
     if !statistics.switchover.is_empty() {
-        page.push_str("<section>\n<h2>The pause</h2>\n");
+        page.push_str("<section>\n<h2>Downtime</h2>\n");
         page.push_str(&switchover::picture(statistics));
         page.push_str("</section>\n");
     }

@@ -42,7 +42,7 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     row("rounds", statistics.rounds.len().max(statistics.rounds_begun as usize).to_string());
     row("transferred", units::bytes(statistics.transferred_bytes));
     if let Some(bandwidth) = figures::moving_bandwidth(statistics) {
-        row("bandwidth while moving", units::rate(bandwidth));
+        row("bandwidth while sending", units::rate(bandwidth));
     }
     row("dirty rate, highest", units::rate(figures::most_dirty_rate(statistics)));
     row("sync time", units::time(figures::sync_time(statistics)));
@@ -106,7 +106,7 @@ fn devices(statistics: &Statistics) -> Option<String> {
     let slowest = statistics.streams.iter().max_by(|a, b| a.took.cmp(&b.took))?;
     let sum = |of: fn(&StreamStatistics) -> u64| units::bytes(statistics.streams.iter().map(of).sum());
     Some(format!(
-        "{} in {}, {} while the guest ran; slowest behind the stop: {:?} with {}",
+        "{} in {}, {} while the guest ran; slowest after the stop: {:?} with {}",
         sum(|stream| stream.bytes),
         match statistics.streams.len() {
             1 => "one device".to_owned(),
@@ -148,10 +148,10 @@ mod tests {
             "downtime",
             "downtime seen by the guest",
             "rounds",
-            "bandwidth while moving",
+            "bandwidth while sending",
             "dirty rate",
             "sync time",
-            "100 MiB in one device, 60.0 MiB while the guest ran; slowest behind the stop: \"vfio-user/0\" with 30.0 ms",
+            "100 MiB in one device, 60.0 MiB while the guest ran; slowest after the stop: \"vfio-user/0\" with 30.0 ms",
             "idle",
             "normal",
             "zero",

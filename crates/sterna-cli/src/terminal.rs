@@ -48,8 +48,8 @@ pub fn left_behind(left: &Path) -> String {
     let ago = changed.and_then(|changed| changed.elapsed().ok());
     let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));
     format!(
-        "sterna: warning: {} was left behind by a run that was killed{ago}: it holds a guest's memory; remove it if \
-         `sterna verify` does not call it sound, or nobody needs it",
+        "sterna: warning: {} was left by a killed run{ago} and contains a guest's memory: remove it if \
+         `sterna verify` does not call it sound, or if it is not needed",
         left.display()
     )
 }

@@ -20,7 +20,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "tib" => 40,
         "b" => 0,
         "" => return Err(format!("`{text}` has no unit: write {text}M or {text}G")),
-        other => return Err(format!("`{other}` is no unit of size: use K, M, G or T (powers of 1024)")),
+        other => return Err(format!("`{other}` is not a unit of size: use K, M, G or T (powers of 1024)")),
     };
     let value: f64 = number.trim().parse().map_err(|_| format!("`{number}` is not a number"))?;
     let bytes = value * f64::from(1u32 << 10).powi(shift / 10);
@@ -38,14 +38,14 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
     let unit = match unit.strip_suffix("/s") {
         Some(unit) => unit,
         None if unit.is_empty() => return Err(format!("`{text}` has no unit: {hint}")),
-        None => return Err(format!("`{unit}` is no unit of a rate: {hint}")),
+        None => return Err(format!("`{unit}` is not a unit of rate: {hint}")),
     };
     let (prefix, size) = if let Some(prefix) = unit.strip_suffix("bit") {
         (prefix, 1.0 / 8.0)
     } else if let Some(prefix) = unit.strip_suffix('B') {
         (prefix, 1.0)
     } else {
-        return Err(format!("`{unit}/s` is no unit of a rate: {hint}"));
+        return Err(format!("`{unit}/s` is not a unit of rate: {hint}"));
     };
     let factor: f64 = match prefix {
         "" => 1.0,
@@ -57,7 +57,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
         "Mi" => f64::from(1u32 << 20),
         "Gi" => f64::from(1u32 << 30),
         "Ti" => (1u64 << 40) as f64,
-        _ => return Err(format!("`{unit}/s` is no unit of a rate: {hint}")),
+        _ => return Err(format!("`{unit}/s` is not a unit of rate: {hint}")),
     };
     let rate = self::number(number)? * factor * size;
     if !(0.0..9.0e18).contains(&rate) {
@@ -69,7 +69,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
 /// A rate that is not 0.
 pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     match parse_rate(text)? {
-        0 => Err(format!("`{text}` is nothing: over a link that carries nothing no guest migrates")),
+        0 => Err(format!("`{text}` is no bandwidth: it must be above 0")),
         rate => Ok(rate),
     }
 }
@@ -83,7 +83,7 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         "us" | "µs" => 1e-6,
         "min" => 60.0,
         "" => return Err(format!("`{text}` has no unit: write {text}ms or {text}s")),
-        other => return Err(format!("`{other}` is no unit of time: use us, ms, s or min")),
+        other => return Err(format!("`{other}` is not a unit of time: use us, ms, s or min")),
     };
     let seconds = self::number(number)? * factor;
     if !(0.0..=1e6).contains(&seconds) {

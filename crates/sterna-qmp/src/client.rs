@@ -221,7 +221,7 @@ impl Client {
                 Some(answered) if answered == id => {}
                 _ => {
                     return Err(ClientError::Protocol(format!(
-                        "an answer to no question: {}",
+                        "an answer without a request: {}",
                         Value::Object(message)
                     )));
                 }
@@ -249,7 +249,7 @@ impl Client {
             match self.frames.pop_front() {
                 Some(Frame::Value(Value::Object(message))) => return Ok(message),
                 Some(Frame::Value(other)) => {
-                    return Err(ClientError::Protocol(format!("a message that is no object: {other}")));
+                    return Err(ClientError::Protocol(format!("a message that is not an object: {other}")));
                 }
                 Some(Frame::Malformed(why)) => return Err(ClientError::Protocol(why)),
                 None => self.receive(during, deadline)?,

@@ -83,7 +83,7 @@ impl FromStr for Address {
             "fd" if rest.is_empty() => refuse("a number or name must follow fd:"),
             "fd" => Ok(Address::Fd(rest.to_owned())),
             "file" => file(rest).or_else(refuse),
-            "exec" | "rdma" | "vsock" => refuse("this kind of address is not known here"),
+            "exec" | "rdma" | "vsock" => refuse("this kind of address is not supported"),
             _ => refuse("it must begin with tcp:, unix:, fd: or file:"),
         }
     }
@@ -95,7 +95,7 @@ fn tcp(rest: &str) -> Result<Address, &'static str> {
         None => rest.rsplit_once(':').ok_or("a port must follow: tcp:HOST:PORT")?,
     };
     if rest.contains(',') {
-        return Err("options behind the port (such as ,ipv4=on) are not supported");
+        return Err("options after the port (such as ,ipv4=on) are not supported");
     }
     if !rest.starts_with('[') && host.contains(':') {
         return Err("an IPv6 number is written in brackets: tcp:[NUMBER]:PORT");
@@ -112,13 +112,13 @@ fn file(rest: &str) -> Result<Address, &'static str> {
     let (path, offset) = match rest.split_once(",offset=") {
         None => (rest, 0),
         Some((path, number)) => {
-            (path, size(number).ok_or("offset= wants a number, such as 4096, 0x1000 or 1M")?)
+            (path, size(number).ok_or("offset= needs a number, such as 4096, 0x1000 or 1M")?)
         }
     };
     match path {
         "" => Err("a path must follow file:"),
         path if path.starts_with("/dev/fdset/") => {
-            Err("descriptor sets (/dev/fdset) are not known here: give the file's own path")
+            Err("descriptor sets (/dev/fdset) are not supported: give the file's own path")
         }
         path => Ok(Address::File { path: path.into(), offset }),
     }
@@ -220,7 +220,7 @@ mod tests {
             ("tcp:[::1]4444", "tcp:[NUMBER]"),
             ("unix:", "path"),
             ("fd:", "number or name"),
-            ("exec:cat", "not known"),
+            ("exec:cat", "not supported"),
             ("file:", "path"),
             ("file:,offset=1", "path"),
             ("file:a,offset=", "number"),

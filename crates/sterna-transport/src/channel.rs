@@ -106,7 +106,7 @@ impl Channel {
         let session = tls::handshake(self, tls, endpoint, host, limit, cancel);
         self.set_stall_limit(before);
         self.tls.set(session?).map_err(|_| {
-            let twice = io::Error::new(io::ErrorKind::AlreadyExists, "the channel speaks TLS already");
+            let twice = io::Error::new(io::ErrorKind::AlreadyExists, "the channel already uses TLS");
             self.system("start_tls", twice)
         })
     }

@@ -29,7 +29,7 @@ impl fmt::Display for Direction {
 #[non_exhaustive]
 pub enum TransportError {
     /// The text is no address.
-    #[error("{text:?} is no address: {rule}")]
+    #[error("{text:?} is not an address: {rule}")]
     Address {
         /// What was given.
         text: String,
@@ -53,7 +53,7 @@ pub enum TransportError {
         source: io::Error,
     },
     /// Nobody answered a connect, or came to a listener, within the limit.
-    #[error("{what} {address}: nothing happened for {after:?}")]
+    #[error("{what} {address}: no progress for {after:?}")]
     TimedOut {
         /// "connecting to" or "accepting on".
         what: &'static str,
@@ -63,7 +63,7 @@ pub enum TransportError {
         after: Duration,
     },
     /// The peer closed its side in an orderly way, before the bytes that were due.
-    #[error("{channel}: the peer closed at byte {offset}, {missing} bytes before the end of what was due")]
+    #[error("{channel}: the peer closed at byte {offset}, {missing} bytes too early")]
     Closed {
         /// The channel.
         channel: String,
@@ -85,7 +85,7 @@ pub enum TransportError {
         source: io::Error,
     },
     /// The peer is there but moved nothing for longer than the stall limit.
-    #[error("{channel}: no byte moved for {after:?} while {direction} at byte {offset}")]
+    #[error("{channel}: no progress for {after:?} while {direction} at byte {offset}")]
     Stalled {
         /// The channel.
         channel: String,
@@ -111,7 +111,7 @@ pub enum TransportError {
         channel: String,
     },
     /// A page file ends too early.
-    #[error("{file}: the file ends at byte {offset}, {missing} bytes before the end of what was due")]
+    #[error("{file}: the file ends at byte {offset}, {missing} bytes too early")]
     FileEnd {
         /// The file.
         file: String,
@@ -121,7 +121,7 @@ pub enum TransportError {
         missing: u64,
     },
     /// There is no room for what was to be written: the disk, a quota or a limit.
-    #[error("{file}: no room at byte {offset} ({source}): free space, or choose another place")]
+    #[error("{file}: no space at byte {offset} ({source}): free space, or choose another place")]
     DiskFull {
         /// The file.
         file: String,
@@ -131,13 +131,13 @@ pub enum TransportError {
         source: io::Error,
     },
     /// A file lies in the place already, and nobody said that it may be replaced.
-    #[error("{file} is there already: choose another name, or ask to replace it")]
+    #[error("{file} exists: choose another name, or ask to replace it")]
     FileExists {
         /// The file.
         file: String,
     },
     /// The path names no file, where only a file will do.
-    #[error("{file} is no file for pages: {what}")]
+    #[error("{file} cannot hold pages: {what}")]
     NotAFile {
         /// The path.
         file: String,

@@ -44,7 +44,7 @@ impl HandedFd {
         let given = unsafe { BorrowedFd::borrow_raw(number) };
         let flags = rustix::io::fcntl_getfd(given)?;
         if flags.contains(FdFlags::CLOEXEC) {
-            let why = "this process opened it itself, or took it over before; it was not inherited";
+            let why = "this process opened it itself, or claimed it before; it was not inherited";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         rustix::io::fcntl_setfd(given, flags | FdFlags::CLOEXEC)?;

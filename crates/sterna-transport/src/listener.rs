@@ -124,7 +124,7 @@ impl Listener {
             Some(socket) => Channel::adopt(socket, self.address.to_string()),
             None => Err(self.system(
                 "accept",
-                io::Error::other("an inherited connection is one channel; no second can come"),
+                io::Error::other("an inherited connection is one channel and cannot accept a second"),
             )),
         }
     }

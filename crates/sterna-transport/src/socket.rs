@@ -62,7 +62,7 @@ pub(crate) fn queued(socket: BorrowedFd<'_>) -> u64 {
 pub(crate) fn prepare(socket: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     let kind = sockopt::socket_type(socket).map_err(|error| ("getsockopt(SO_TYPE)", error.into()))?;
     if kind != SocketType::STREAM {
-        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no stream socket");
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is not a stream socket");
         return Err(("getsockopt(SO_TYPE)", error));
     }
     getpeername(socket).map_err(|error| ("getpeername", error.into()))?;

@@ -115,10 +115,7 @@ impl DeviceStream for BenchDevice {
         let mut state = self.state.lock();
         let place = state.get_mut(at..at + bytes.len());
         let Some(place) = place else {
-            return Err(VmError::new(
-                "load a device",
-                "its state is longer than that of the source's device",
-            ));
+            return Err(VmError::new("load a device", "its state is longer than the source device's"));
         };
         place.copy_from_slice(bytes);
         drop(state);
@@ -132,7 +129,7 @@ impl DeviceStream for BenchDevice {
         if came == bytes {
             return Ok(());
         }
-        Err(VmError::new("load a device", format!("{came} bytes came, of {bytes}")))
+        Err(VmError::new("load a device", format!("{came} of {bytes} bytes came")))
     }
 
     fn end_load(&self) -> Result<(), VmError> {

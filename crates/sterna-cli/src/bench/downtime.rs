@@ -185,7 +185,7 @@ fn rewound(devices: &Devices, count: u32) -> (&[Arc<BenchDevice>], &[Arc<BenchDe
 /// What arrived must be what left.
 fn check(from: &[Arc<BenchDevice>], to: &[Arc<BenchDevice>]) -> Result<(), Stop> {
     if let Some((number, _)) = from.iter().zip(to).enumerate().find(|(_, (from, to))| !from.arrived_as(to)) {
-        let text = format!("the state of device {number} is not what it was");
+        let text = format!("the state of device {number} changed during the migration");
         return Err(Stop::with(Status::Damaged, text));
     }
     Ok(())

@@ -9,12 +9,12 @@ use crate::units;
 /// Both tables, and what they mean.
 pub fn tables(results: &Results) -> String {
     let rate = match results.device_rate {
-        0 => "as fast as it goes".to_owned(),
+        0 => "unlimited speed".to_owned(),
         rate => units::decimal_rate(rate as f64),
     };
     let limit = match results.max_bandwidth {
         0 => String::new(),
-        rate => format!(" No more than {} goes out.", units::decimal_rate(rate as f64)),
+        rate => format!(" Bandwidth limit {}.", units::decimal_rate(rate as f64)),
     };
     let mut text = format!(
         "Downtime, ms: median. {} of state in each device, read and loaded at {rate}; {} % of it while the guest \
@@ -23,11 +23,11 @@ pub fn tables(results: &Results) -> String {
         results.precopy_percent,
         medians(results)
     );
-    text.push_str("What it is made of, ms (medians; parts of the slowest way through the pause):\n");
+    text.push_str("Parts of the downtime, ms (medians; along the slowest path):\n");
     text.push_str(&format!("{}\n", parts(results)));
     text.push_str(&ratios(results));
     text.push_str(
-        "Plain copy: the same devices over connections of their own, a thread at either end, no migration.\n",
+        "Plain copy: the same devices over connections of their own, one thread at either end, no migration.\n",
     );
     text
 }

@@ -17,14 +17,14 @@ pub struct Arguments {
 /// The benches.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum What {
-    /// The pause of VMs whose devices have large state, over numbers of devices and multifd channels
+    /// The downtime of VMs whose devices have large state, by number of devices and multifd channels
     Downtime(Downtime),
 }
 
 /// How downtime is measured.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Downtime {
-    /// Runs of each setting, at most; a setting ends earlier once its median is known well enough
+    /// Most runs of each setting; a setting ends earlier when its median is known well enough
     #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Numbers of devices
@@ -36,16 +36,16 @@ pub struct Downtime {
     /// Numbers of multifd channels; 0: one device after the other over the main channel, as QEMU does
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,2,4,6,8,12,15,20,25")]
     pub channels: Vec<u8>,
-    /// How fast a stopped device's state can be read, and loaded, such as 400MB/s; 0: as fast as it goes
+    /// How fast a stopped device's state can be read and loaded, such as 400MB/s; 0: no limit
     #[arg(long, value_name = "RATE", default_value = "400MB/s", value_parser = rate_or_none)]
     pub device_rate: u64,
-    /// Percent of a device's state that can be read while the guest runs
+    /// Per cent of a device's state that can be read while the guest runs
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub precopy: u8,
-    /// The most that the destination holds for a device, such as 16M
+    /// The most memory that the destination holds for one device, such as 16M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub queue: u64,
-    /// The most that goes out, such as 1GB/s; 0: as much as the connection carries
+    /// Bandwidth limit, such as 1GB/s; 0: none
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = rate_or_none)]
     pub max_bandwidth: u64,
     /// RAM of the guest

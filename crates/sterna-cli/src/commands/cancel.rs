@@ -28,7 +28,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let is_held = query["x-sterna-held"] == true;
     if progress.is_over() && !is_held {
         return Err(Stop::failed(format!(
-            "{} has no migration under way (status `{}`)",
+            "{} has no running migration (status `{}`)",
             monitor.endpoint(),
             progress.status
         )));
@@ -45,7 +45,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 /// What a cancel that was taken leads to. A held guest is cancelled by force only.
 fn what_comes(is_held: bool) -> &'static str {
     if is_held {
-        "cancelling; the guest that was held here is discarded"
+        "cancelling; the guest that this VM held is discarded"
     } else {
         "cancelling; the guest runs on at the source"
     }

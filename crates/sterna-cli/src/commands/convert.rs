@@ -21,43 +21,43 @@ use crate::{terminal, units};
 Formats: mapped-ram, legacy, legacy-gzip, legacy-bzip2, legacy-xz, legacy-lzop, legacy-zstd, libvirt-raw, \
 libvirt-gzip, libvirt-bzip2, libvirt-xz, libvirt-lzop, libvirt-zstd, libvirt-sparse (mapped-ram).
 
-The source is not changed. It is checked as it passes: a damaged one is refused unless --force-damaged is given. \
-Standard output gets nothing of a damaged file; of a damaged stream on standard input it gets no end, so that nobody \
-loads it. The target is written aside, put on the disk and renamed into its place: it is there \
-whole, or it is not there.")]
+The source is not changed. It is checked during the conversion, and a damaged image is refused unless \
+--force-damaged is given. Standard output gets nothing of a damaged file, and a damaged stream from standard input \
+without its end, so that no program loads it. The target is written to a temporary file, synced and renamed: it is \
+complete or absent.")]
 pub struct Arguments {
-    /// Image to read; - for a legacy stream, packed or not, on standard input
+    /// Image to read; - for a legacy stream, compressed or not, on standard input
     #[arg(value_name = "SOURCE")]
     pub from: PathBuf,
     /// Image to write; - for a bare legacy stream on standard output
     #[arg(value_name = "TARGET")]
     pub to: PathBuf,
-    /// What it becomes [default: mapped-ram; of a source in libvirt's container libvirt-sparse if both the QEMU and
-    /// the libvirt on this machine know it, else libvirt-raw]
+    /// Format of the target [default: mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
+    /// and the libvirt on this machine support it, else libvirt-raw]
     #[arg(short, long)]
     pub format: Option<Target>,
     /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source].
-    /// After a restore the guest of a bare image is what it was when it was saved: one that was paused stays
-    /// paused until `virsh resume`
+    /// After a restore, the guest of an image without container has the state in which it was saved: a paused guest
+    /// stays paused until `virsh resume`
     #[arg(long, value_name = "FILE")]
     pub xml: Option<PathBuf>,
     /// Cookie for a libvirt image [default: that of the source, if it has one]
     #[arg(long, value_name = "FILE")]
     pub cookie: Option<PathBuf>,
-    /// Replace the target if it is there
+    /// Replace the target if it exists
     #[arg(long)]
     pub force: bool,
-    /// Convert a damaged image, too (see `sterna verify`): what is damaged goes over as it is, and is named; a
-    /// description that is cut off is left out
+    /// Convert a damaged image, too (see `sterna verify`). Damaged data is copied unchanged and reported; a truncated
+    /// description is left out
     #[arg(long)]
     pub force_damaged: bool,
-    /// Threads that copy, pack and write [default: one for each CPU]
+    /// Number of threads that copy, compress and write [default: one per CPU]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
     /// Read and write through the page cache
     #[arg(long)]
     pub no_direct_io: bool,
-    /// What the pages of a mapped-ram image are aligned to: a multiple of 4k
+    /// Alignment of the pages of a mapped-ram image: a multiple of 4k
     #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
     pub alignment: u64,
     /// Print what was done as JSON; on standard error if the target is -
@@ -77,7 +77,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         .map_err(|error| Stop::of_image(&error, &[&arguments.from]))?;
     let seconds = started.elapsed().as_secs_f64();
     for finding in &converted.damage {
-        terminal::note(&format!("sterna: warning: left as it is: {finding}"));
+        terminal::note(&format!("sterna: warning: copied unchanged: {finding}"));
     }
     match arguments.json {
         // Standard output is the stream's.

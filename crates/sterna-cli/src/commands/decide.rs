@@ -12,7 +12,7 @@ use crate::terminal;
 pub struct Arguments {
     /// QMP socket of the source
     pub socket: Endpoint,
-    /// Which VM has the guest. Look at the destination first: two running guests on one disk destroy it
+    /// Which side has the guest. Check the destination first: two running guests on one disk destroy it
     pub guest: Side,
 }
 
@@ -21,7 +21,7 @@ pub struct Arguments {
 pub enum Side {
     /// The guest does not run at the destination and never will: it resumes at the source
     Source,
-    /// The guest runs at the destination: the source stays stopped for good
+    /// The guest runs at the destination: the source stays stopped permanently
     Destination,
 }
 
@@ -29,7 +29,7 @@ pub enum Side {
 pub fn execute(arguments: &Arguments) -> Done {
     let (word, then) = match arguments.guest {
         Side::Source => ("source", "the guest runs on at the source"),
-        Side::Destination => ("destination", "the guest is the destination's; this VM can be quit"),
+        Side::Destination => ("destination", "the destination has the guest; this VM can be quit"),
     };
     Monitor::connect(&arguments.socket)?.execute("x-sterna-decide", json!({ "guest": word }))?;
     terminal::note(then);

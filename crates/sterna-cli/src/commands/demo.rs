@@ -47,16 +47,16 @@ pub struct Arguments {
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
-    /// Say first how the migration will go
+    /// Print a forecast of the migration first
     #[arg(long)]
     pub forecast: bool,
-    /// What the link carries, for the forecast, such as 20Gbit/s; needed unless `--set max-bandwidth` limits it
+    /// The link's bandwidth for the forecast, such as 20Gbit/s; required unless `--set max-bandwidth` limits it
     #[arg(long, value_name = "RATE", value_parser = units::parse_bandwidth, requires = "forecast")]
     pub bandwidth: Option<u64>,
-    /// Certificates under QEMU's names for both ends, the server's for 127.0.0.1: every channel speaks TLS
+    /// Use TLS with the certificates in this directory (QEMU's file names; the server's certificate is for 127.0.0.1)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// Seconds for which the guest writes before it is migrated
+    /// Seconds that the guest writes before it is migrated
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     pub warm_up: f64,
     /// Print the record as JSON instead of a table
@@ -71,7 +71,7 @@ pub struct Arguments {
 pub fn execute(arguments: &Arguments) -> Done {
     if arguments.forecast && arguments.bandwidth.is_none() && !limits_bandwidth(&arguments.set) {
         return Err(Stop::usage(
-            "a forecast needs the link's speed: give --bandwidth, or a limit by --set max-bandwidth=…",
+            "a forecast needs the link's bandwidth: give --bandwidth, or a limit with --set max-bandwidth=…",
         ));
     }
     let interrupts = Interrupts::catch()?;
@@ -81,10 +81,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(remark) = &remark {
         live.note(remark);
     }
-    let directory = tempfile::Builder::new()
-        .prefix("sterna-demo-")
-        .tempdir()
-        .map_err(|error| Stop::failed(format!("no place for the VMs' sockets: {error}. Set TMPDIR.")))?;
+    let directory = tempfile::Builder::new().prefix("sterna-demo-").tempdir().map_err(|error| {
+        Stop::failed(format!("cannot make a directory for the VMs' sockets: {error}. Set TMPDIR."))
+    })?;
     let mut source = VmProcess::start("source", directory.path(), &vm_arguments(arguments, kind, false))?;
     let mut destination =
         VmProcess::start("destination", directory.path(), &vm_arguments(arguments, kind, true))?;
@@ -115,7 +114,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     match record.check {
         Some(Check { passed: false, summary }) => Err(Stop::with(
             Status::Damaged,
-            format!("the guest that arrived is not the guest that left: {summary}"),
+            format!("the guest that arrived differs from the guest that left: {summary}"),
         )),
         _ => Ok(Status::Done),
     }
@@ -189,14 +188,14 @@ fn prove(arguments: &Arguments, destination: &mut Monitor) -> Result<(Check, Opt
     let check = if !whole(&arrived) {
         Check { passed: false, summary: summary(&arrived) }
     } else if let Err(stop) = went_on {
-        Check { passed: false, summary: format!("it arrived whole and then stood still: {}", stop.message) }
+        Check { passed: false, summary: format!("it arrived complete and then stopped: {}", stop.message) }
     } else if !whole(&later) {
         Check {
             passed: false,
-            summary: format!("it arrived whole and went wrong later: {}", summary(&later)),
+            summary: format!("it arrived complete and was damaged later: {}", summary(&later)),
         }
     } else {
-        Check { passed: true, summary: format!("{}; it went on and was checked again", summary(&arrived)) }
+        Check { passed: true, summary: format!("{}; it ran on and was checked again", summary(&arrived)) }
     };
     let guest = gap.map(|downtime_seconds| Guest { downtime_seconds, resolution_seconds: BEAT_SECONDS });
     Ok((check, guest))
@@ -216,7 +215,7 @@ fn wait_for_life(monitor: &mut Monitor) -> Result<(), Stop> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(Stop::failed(format!("the guest shows no sign of life for {LIFE_LIMIT:?}")));
+            return Err(Stop::failed(format!("the guest made no progress for {LIFE_LIMIT:?}")));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -224,8 +223,7 @@ fn wait_for_life(monitor: &mut Monitor) -> Result<(), Stop> {
 
 fn progress(monitor: &mut Monitor) -> Result<GuestProgress, Stop> {
     let answer = monitor.execute("x-sterna-query-guest", Value::Null)?;
-    serde_json::from_value(answer)
-        .map_err(|error| Stop::failed(format!("the guest cannot be asked: {error}")))
+    serde_json::from_value(answer).map_err(|error| Stop::failed(format!("cannot query the guest: {error}")))
 }
 
 fn spent(before: (Option<f64>, Option<f64>), after: (Option<f64>, Option<f64>)) -> Option<Cpu> {
@@ -238,7 +236,9 @@ fn closing(record: &Record) -> String {
         Some(check) if check.passed => {
             format!("{table}\n\n{}", terminal::verdict(true, "every page arrived, and the guest runs on"))
         }
-        Some(_) => format!("{table}\n\n{}", terminal::verdict(false, "the guest was damaged on its way")),
+        Some(_) => {
+            format!("{table}\n\n{}", terminal::verdict(false, "the guest was damaged during the migration"))
+        }
         None => table,
     }
 }

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Ranges of pages to list for each block
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub ranges: usize,
-    /// Directory for unpacking images that are no mapped-ram [default: $TMPDIR or /var/tmp]
+    /// Directory for temporary copies of images that are not mapped-ram [default: $TMPDIR or /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub spool: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ fn text(difference: &Difference) -> String {
     difference.blocks.iter().for_each(|block| text += &block_text(block));
     difference.sections.iter().for_each(|section| text += &section_text(section));
     if difference.description {
-        text += "the descriptions list other devices or fields\n";
+        text += "the descriptions list different devices or fields\n";
     }
     let pages = units::count(difference.compared_pages);
     let [a, b] = &difference.kinds;

@@ -33,20 +33,20 @@ pub struct Arguments {
     /// An ELF core of all memory (the default)
     #[arg(long)]
     pub elf: bool,
-    /// Follow the page tables, so that the core has the guest's virtual addresses
+    /// Add the guest's virtual addresses to the core, from its page tables
     #[arg(long = "virtual", conflicts_with_all = ["block", "range"])]
     pub is_virtual: bool,
-    /// Physical address of a block that the image does not place, such as a DIMM
+    /// Physical address of a block whose address the image does not contain, such as a DIMM
     #[arg(long = "at", value_name = "BLOCK=ADDRESS", value_parser = placed)]
     pub placed: Vec<(String, u64)>,
-    /// What processors the machine has, and with them where its RAM lies, where the image does not tell: x86-64, aarch64,
+    /// The machine's architecture, which also determines RAM's addresses, if the image does not say it: x86-64, aarch64,
     /// ppc64, ppc64le, s390x, riscv64
     #[arg(long, conflicts_with = "block")]
     pub arch: Option<Architecture>,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
-    /// Threads that copy [default: one for each processor]
+    /// Number of copying threads [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Print what was done as JSON
@@ -121,7 +121,7 @@ fn placed(text: &str) -> Result<(String, u64), String> {
 
 fn number(text: &str) -> Result<u64, String> {
     if let Some(digits) = text.strip_prefix("0x") {
-        return u64::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is no hexadecimal number"));
+        return u64::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is not a hexadecimal number"));
     }
     match text {
         "0" => Ok(0),

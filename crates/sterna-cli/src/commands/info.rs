@@ -124,19 +124,19 @@ impl Info {
 fn how_to_go_on(guest: &str, migration: &str) -> String {
     let what = match (guest, migration) {
         ("paused", "failed" | "cancelled") => format!(
-            "The guest is paused, and its last migration or save ended as `{migration}`: unless somebody paused it on \
-             purpose, `cont` lets it run on."
+            "The guest is paused, and its last migration or save ended as `{migration}`: unless an operator paused it \
+             intentionally, `cont` resumes it."
         ),
         // A QEMU has completed its part when the image is still being packed or put on the disk.
         ("postmigrate", "completed") => "The guest has left, by a migration or into an image. If that was a save that was \
              killed before its image was in its place, `cont` lets the guest run on; after any other save, and wherever \
-             the guest may run now, it must not go on here."
+             the guest may run now, it must not run here."
             .to_owned(),
         _ => return String::new(),
     };
     format!(
-        "\n{what} What a save that was killed left beside its image, `.….partial`, holds the guest's memory: remove it if \
-         `sterna verify` does not call it sound, or nobody needs it.\n"
+        "\n{what} A killed save leaves a file `.….partial` beside its image, which contains the guest's memory: remove it if \
+         `sterna verify` does not call it sound, or if it is not needed.\n"
     )
 }
 
@@ -148,7 +148,7 @@ mod tests {
     fn how_to_go_on_is_said_of_a_guest_that_a_broken_save_left_paused() {
         assert!(how_to_go_on("paused", "failed").contains("`cont`"));
         assert!(how_to_go_on("paused", "cancelled").contains("`cont`"));
-        assert!(how_to_go_on("postmigrate", "completed").contains("must not go on here"));
+        assert!(how_to_go_on("postmigrate", "completed").contains("must not run here"));
         for (guest, migration) in
             [("running", "failed"), ("paused", "completed"), ("paused", "none"), ("postmigrate", "none")]
         {

@@ -20,7 +20,7 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Draw RAM: where pages hold data
+    /// Draw a map of the pages that contain data
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
 }
@@ -32,7 +32,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     warn_of_damage(&image)?;
     if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {
         return Err(Stop::usage(format!(
-            "{} is the image itself; draw it into another file",
+            "{} is the image itself; name another file for the drawing",
             file.display()
         )));
     }
@@ -84,8 +84,7 @@ fn text(it: &Inspection) -> String {
     text += "\n";
     text += &devices(it);
     if !it.is_told_apart {
-        text +=
-            "The devices could not all be told apart: some are missing here. `sterna verify` says where.\n";
+        text += "Not all devices could be identified: some are missing in this list. `sterna verify` shows where.\n";
     }
     let description = match it.description_bytes {
         Some(bytes) => format!("a description of {}", units::bytes(bytes)),
@@ -93,20 +92,20 @@ fn text(it: &Inspection) -> String {
     };
     let end = match (it.has_eof, it.has_end) {
         (false, _) if it.is_end_unsure => {
-            "No footers, no description: whether the stream is whole cannot be told.".to_owned()
+            "No footers, no description: it is unknown whether the stream is complete.".to_owned()
         }
-        (false, _) => "The stream is cut off: see `sterna verify`.".to_owned(),
-        (true, true) => format!("The stream is whole, with {description}."),
+        (false, _) => "The stream is truncated: see `sterna verify`.".to_owned(),
+        (true, true) => format!("The stream is complete, with {description}."),
         (true, false) => {
-            format!("The stream is whole, with {description}; RAM has no END (background snapshot).")
+            format!("The stream is complete, with {description}; RAM has no END (background snapshot).")
         }
     };
     text += &format!("\n{end}\n");
     if it.trailing_bytes > 0 {
-        text += &format!("{} bytes follow the stream and mean nothing.\n", it.trailing_bytes);
+        text += &format!("{} bytes after the stream are ignored.\n", it.trailing_bytes);
     }
     if it.was_streamed {
-        text += "A legacy stream has no index: all of it was read for this.\n";
+        text += "A legacy stream has no index, so all of it was read.\n";
     }
     text
 }

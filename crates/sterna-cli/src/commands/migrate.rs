@@ -31,11 +31,11 @@ pub struct Arguments {
     /// Where the destination listens: tcp:HOST:PORT, unix:PATH or fd:NAME
     #[arg(value_parser = address)]
     pub destination: String,
-    /// QMP socket of the destination: it is given the same settings and told to listen, if it does not yet
+    /// QMP socket of the destination: it gets the same settings and is told to listen, unless it listens already
     #[arg(long, value_name = "SOCKET")]
     pub dest_qmp: Option<Endpoint>,
-    /// Leave the guest paused at the destination; `cont` there starts it. Without this it runs on there if it ran,
-    /// unless the destination was started with -S, which is seen only on the destination's own host
+    /// Leave the guest paused at the destination; `cont` there starts it. Without this option a guest that ran runs on
+    /// there, unless the destination was started with -S, which can be detected only on the destination's own host
     #[arg(long, requires = "dest_qmp")]
     pub paused: bool,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4
@@ -44,15 +44,15 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as multifd
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
-    /// Measure how the guest writes and say first how it will go; the forecast stands in the record before the first
-    /// byte moves
+    /// Measure how the guest writes and print a forecast first; it is stored in the record before the first byte is
+    /// sent
     #[arg(long)]
     pub forecast: bool,
-    /// What the link carries, for the forecast, such as 10Gbit/s [default: max-bandwidth]
+    /// The link's bandwidth for the forecast, such as 10Gbit/s [default: max-bandwidth]
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth, requires = "forecast")]
     pub bandwidth: Option<u64>,
-    /// Certificates under QEMU's names, on the source's host (with `--dest-qmp` on both hosts): every channel
-    /// speaks TLS
+    /// Use TLS with the certificates in this directory (QEMU's file names) on the source's host; with `--dest-qmp` on
+    /// both hosts
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
     /// Print the record as JSON instead of a table
@@ -61,7 +61,7 @@ pub struct Arguments {
     /// Write the record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
-    /// Seconds to wait for the truth when the acknowledgement was lost
+    /// Seconds to wait for the destination's answer when the acknowledgement was lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub undecided_wait: u64,
 }
@@ -71,7 +71,7 @@ fn address(text: &str) -> Result<String, String> {
     const KINDS: [&str; 7] = ["tcp", "unix", "fd", "vsock", "exec", "file", "rdma"];
     match text.split_once(':') {
         Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
-        _ => Err(format!("`{text}` is no address, such as tcp:HOST:PORT or unix:PATH")),
+        _ => Err(format!("`{text}` is not an address such as tcp:HOST:PORT or unix:PATH")),
     }
 }
 
@@ -126,7 +126,7 @@ pub fn drive(
     let begun = if interrupts.count() > pressed {
         Err(Stop::with(
             Status::Cancelled,
-            "cancelled before anything moved; the guest runs on at the source.",
+            "cancelled before anything was sent; the guest runs on at the source.",
         ))
     } else {
         source.execute("migrate", json!({ "uri": address }))
@@ -147,7 +147,7 @@ pub fn drive(
             };
             let Some(destination) = destination.filter(|_| handover.is_held()) else { return Err(stop) };
             return Err(stop.with_more(&format!(
-                " The destination holds the guest: when the source says `completed`, give `cont` at {}.",
+                " The destination holds the guest: when the source reports `completed`, run `cont` at {}.",
                 destination.at()
             )));
         }
@@ -167,7 +167,7 @@ pub fn drive(
         Stage::Failed | Stage::Cancelled => {
             if let Some(reason) = handover.failed(source.vm(), destination) {
                 let own = figures.error.take().unwrap_or_else(|| "the connection broke".into());
-                figures.error = Some(format!("{own}; the destination says: {reason}"));
+                figures.error = Some(format!("{own}; the destination reports: {reason}"));
             }
         }
         // Undecided: an operator has the word, and the settings may wait for him.
@@ -175,7 +175,7 @@ pub fn drive(
     }
     match channels(source) {
         Ok(count) => figures.channels = figures.channels.max(count),
-        Err(error) => live.note(&format!("the number of channels is not known: {error}")),
+        Err(error) => live.note(&format!("the number of channels is unknown: {error}")),
     }
     let precopy = source.recording();
     Ok(Record { forecast, precopy, ..Record::new(&source.endpoint().to_string(), &address, figures) })
@@ -218,7 +218,7 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
     let state = destination.run_state()?;
     if state != "inmigrate" {
         return Err(Stop::failed(format!(
-            "{} is `{state}` and takes no guest: start a VM with `--incoming defer` there",
+            "{} is `{state}` and cannot receive a guest: start a VM with `--incoming defer` there",
             destination.endpoint()
         )));
     }

@@ -33,20 +33,20 @@ const LOOK: Duration = Duration::from_millis(100);
 /// What a peer is told by its own operator, told here.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Wire {
-    /// listen: and send: only: migration parameter as the peer has it, such as multifd-channels=4
+    /// Only with listen: and send:. Migration parameter as the peer has it, such as multifd-channels=4
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
-    /// listen: and send: only: migration capability as the peer has it, such as multifd
+    /// Only with listen: and send:. Migration capability as the peer has it, such as multifd
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
-    /// listen: and send: only: speak TLS with the certificates in this directory, named as QEMU's tls-creds-x509
-    /// wants them
+    /// Only with listen: and send:. Use TLS with the certificates in this directory (file names of QEMU's
+    /// tls-creds-x509)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// send: only: the name that the peer's certificate must bear, if it is not the address's
+    /// Only with send:. The name in the peer's certificate, if it is not the address's
     #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
-    /// send: only: the peer's UUID (QMP's query-uuid), which multifd compares; none if the peer has none
+    /// Only with send:. The peer's UUID (QMP's query-uuid), which multifd compares; leave it out if the peer has none
     #[arg(long)]
     pub uuid: Option<Uuid>,
 }
@@ -121,13 +121,13 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
         return Err(Stop::usage(if format.is_libvirt {
             format!("{format} needs the domain's XML (--xml)")
         } else {
-            format!("only libvirt's forms hold XML and cookie, and {format} is none")
+            format!("only libvirt's formats contain XML and cookie; {format} does not")
         }));
     }
     if listening.image.exists() && !listening.replace {
         // Told now, and not when the peer has sent everything.
         return Err(Stop::usage(format!(
-            "{} is there already: choose another name, or --force",
+            "{} exists: choose another name, or use --force",
             listening.image.display()
         )));
     }
@@ -186,7 +186,7 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
             // The engine asks again; it may ask for ever.
             let since = *undecided_since.get_or_insert_with(|| {
                 live.note(
-                    "the machine was handed over and the acknowledgement was lost; asking (Ctrl-C leaves it)",
+                    "the machine was committed to the peer and the acknowledgement was lost; asking the peer (Ctrl-C stops asking)",
                 );
                 Instant::now()
             });
@@ -217,14 +217,14 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     match migration.wait() {
         Outcome::Completed => {}
         Outcome::Cancelled => {
-            return Err(Stop::with(Status::Cancelled, "cancelled; the image is as it was."));
+            return Err(Stop::with(Status::Cancelled, "cancelled; the image is unchanged."));
         }
         Outcome::Failed { error, .. } => {
             return Err(Stop::failed(format!(
-                "{to} did not take the machine: {error}; the image is as it was"
+                "{to} did not accept the machine: {error}; the image is unchanged"
             )));
         }
-        other => return Err(Stop::failed(format!("{to}: {other:?}; the image is as it was"))),
+        other => return Err(Stop::failed(format!("{to}: {other:?}; the image is unchanged"))),
     }
     let seconds = began.elapsed().as_secs_f64();
     terminal::print(&if json {
@@ -264,9 +264,9 @@ fn undecided(to: &str) -> Stop {
     Stop::with(
         Status::Undecided,
         format!(
-            "undecided: {to} was handed the machine, and its acknowledgement was lost. Find out whether the guest is \
+            "undecided: the machine was committed to {to}, and its acknowledgement was lost. Find out whether the guest is \
              there: if it is, it has gone on and the image must not be started; if it is gone for good, send the image \
-             again. The image is as it was."
+             again. The image is unchanged."
         ),
     )
 }
@@ -287,7 +287,7 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
             return result.map_err(|error| match was_cancelled {
                 true => Stop::with(
                     Status::Cancelled,
-                    "cancelled; there is no image, and the guest is the source's.",
+                    "cancelled; there is no image, and the guest stays with the source.",
                 ),
                 // It says where the image is.
                 false if matches!(error, MigrationError::Kept { .. }) => Stop::failed(error.to_string()),
@@ -354,7 +354,7 @@ fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took:
     row("saved", listening.image.display().to_string());
     row("form", format.to_string());
     row("machine", stored.shape.configuration.machine_type.clone());
-    row("guest", if was_running { "ran, and will run when it is restored" } else { "did not run" }.into());
+    row("guest", if was_running { "running; it will run after a restore" } else { "not running" }.into());
     row("guest RAM", units::bytes(ram_bytes));
     row("received", units::bytes(statistics.received_bytes));
     row("file", format!("{} long", units::bytes(length)));

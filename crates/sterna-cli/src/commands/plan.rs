@@ -13,18 +13,18 @@ use crate::record::write_whole;
 use crate::terminal;
 use crate::units::{parse_bandwidth, parse_ram, parse_rate, parse_size, parse_time};
 
-/// Figures, or a VM that is asked for them.
+/// Rates, or a VM to measure.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of a running VM, Sterna's or QEMU's: its figures are asked and measured. Without one, state
-    /// --bandwidth, --dirty-rate and --sync
+    /// QMP socket of a running VM, Sterna's or QEMU's, to query and measure. Without one, give --bandwidth, --dirty-rate
+    /// and --sync
     pub socket: Option<Endpoint>,
     #[command(flatten)]
     figures: Figures,
     /// Print the plan as JSON
     #[arg(long)]
     pub json: bool,
-    /// Write a picture: what remains over time, and the downtime limit needed over the dirty rate
+    /// Write a picture: remaining bytes over time, and the required downtime limit over the dirty rate
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
 }
@@ -32,35 +32,35 @@ pub struct Arguments {
 /// What an operator may state.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Figures {
-    /// What the link carries, such as 15GB/s, 1.2GiB/s or 10Gbit/s; a VM's max-bandwidth holds all but the pause back
+    /// The link's bandwidth, such as 15GB/s, 1.2GiB/s or 10Gbit/s; a VM's max-bandwidth limits all but the switchover
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
     bandwidth: Option<u64>,
     /// In place of the VM's max-bandwidth
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
     max_bandwidth: Option<u64>,
-    /// What the guest dirties per second, never the same page twice; with a VM, instead of measuring it
+    /// Distinct bytes that the guest writes per second; with a VM, this replaces the measurement
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     dirty_rate: Option<u64>,
-    /// How long one look for dirty pages takes, such as 73ms
+    /// How long one sync (asking for dirty pages) takes, such as 73ms
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     sync: Option<Duration>,
-    /// The pause that the guest may suffer [default: the VM's, or 300ms]
+    /// The longest acceptable downtime [default: the VM's downtime-limit, or 300ms]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     downtime_limit: Option<Duration>,
     /// RAM of the guest, for rounds, total time and downtime
     #[arg(long, value_name = "SIZE", value_parser = parse_ram)]
     ram: Option<u64>,
-    /// How much of RAM was ever touched: the rest is zero and costs next to nothing [default: what a Sterna VM says, or
-    /// all of it]
+    /// How much of RAM was ever touched; zero pages cost almost nothing [default: what a Sterna VM reports, or all of
+    /// it]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     to_send: Option<u64>,
-    /// What stopping, devices and starting add to the pause [default: 0, or 4ms for a VM]
+    /// Time that stop, devices and start add to the downtime [default: 0, or 4ms for a VM]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     fixed: Option<Duration>,
-    /// By how many per cent bandwidth and dirty rate may be wrong
+    /// Uncertainty of bandwidth and dirty rate, in per cent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=90))]
     uncertainty: u8,
-    /// Intervals over which a VM's dirty rate is measured, 50ms to 60s [default: 100ms,300ms,1s]
+    /// Intervals over which to measure a VM's dirty rate, 50ms to 60s each [default: 100ms,300ms,1s]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = interval)]
     intervals: Vec<Duration>,
 }
@@ -91,7 +91,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(Status::Done)
 }
 
-/// Without a VM nobody is there to be asked.
+/// Without a VM, all values must be given.
 fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
     let missing: Vec<&str> = [
         ("--bandwidth", stated.bandwidth_bytes.is_none()),
@@ -103,17 +103,15 @@ fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
     .collect();
     if !missing.is_empty() {
         return Err(Stop::usage(format!(
-            "without a VM to ask, state {} as well, or name the VM's QMP socket",
+            "without a VM to query, give {} as well, or name the VM's QMP socket",
             missing.join(" and ")
         )));
     }
     if stated.max_bandwidth_bytes.is_some() {
-        return Err(Stop::usage(
-            "--max-bandwidth stands for a VM's setting: without a VM, state --bandwidth",
-        ));
+        return Err(Stop::usage("--max-bandwidth replaces a VM's setting: without a VM, give --bandwidth"));
     }
     if stated.to_send_bytes.is_some() && stated.ram_bytes.is_none() {
-        return Err(Stop::usage("--to-send is a part of RAM: state --ram as well"));
+        return Err(Stop::usage("--to-send is a part of RAM: give --ram as well"));
     }
     Ok(stated.plan())
 }

@@ -10,28 +10,28 @@ use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
-/// Which image, and where the mended one goes.
+/// Which image, and where the repaired one goes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-QEMU 11.1 reports a background snapshot with mapped-ram as completed and never writes its bitmaps, so that nothing
-can load it. All pages are in the file, though, and this writes the bitmaps. Nothing else is repaired: of any other
-save it could bring back stale pages.")]
+QEMU 11.1 reports a background snapshot with mapped-ram as completed but never writes its bitmaps, so no program can
+load it. The file contains all pages; this command writes the bitmaps. It repairs nothing else: in any other image it
+could bring back stale pages.")]
 #[command(group(clap::ArgGroup::new("to").required(true).args(["output", "in_place"])))]
 pub struct Arguments {
-    /// Image to mend
+    /// Image to repair
     pub image: PathBuf,
-    /// Write the mended image to this file
+    /// Write the repaired image to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the bitmaps into the image itself
     #[arg(long)]
     pub in_place: bool,
-    /// Replace the output if it is there
+    /// Replace the output if it exists
     #[arg(long, requires = "output")]
     pub force: bool,
 }
 
-/// Mends it.
+/// Repairs it.
 pub fn execute(arguments: &Arguments) -> Done {
     let to = match &arguments.output {
         Some(path) => RepairTo::File { path: path.clone(), replace: arguments.force },

@@ -21,30 +21,30 @@ use crate::watch::Watcher;
 /// Which image, and into which VM.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The image, in any form that `sterna save`, QEMU or libvirt writes
+    /// The image, in any format that `sterna save`, QEMU or libvirt writes
     pub image: PathBuf,
     /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH. Or send:ADDRESS
     /// (send:tcp:HOST:PORT, send:unix:PATH), where a peer listens
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub target: Option<String>,
-    /// Threads that read pages (mapped-ram and libvirt-sparse); by default eight
+    /// Number of threads that read pages (mapped-ram and libvirt-sparse) [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Pages must go past the page cache; by default they do where the file system can and the image is not in it
-    /// already
+    /// Require direct I/O for pages. By default pages bypass the page cache if the file system can and the image is not
+    /// cached already
     #[arg(long)]
     pub direct_io: bool,
-    /// Pages go through the page cache
+    /// Read pages through the page cache
     #[arg(long, conflicts_with = "direct_io")]
     pub no_direct_io: bool,
-    /// Leave the guest stopped, whatever it was
+    /// Leave the guest stopped, even if it was running
     #[arg(long)]
     pub paused: bool,
-    /// Start the guest, whatever it was
+    /// Start the guest, even if it was paused
     #[arg(long, conflicts_with = "paused")]
     pub running: bool,
-    /// send: only: send a damaged image, too (see `sterna verify`): what is damaged goes as it is, and is named; a
-    /// description that is cut off is left out
+    /// Only with send:. Send a damaged image, too (see `sterna verify`). Damaged data is sent unchanged and reported; a
+    /// truncated description is left out
     #[arg(long)]
     pub force_damaged: bool,
     /// Print JSON
@@ -53,8 +53,8 @@ pub struct Arguments {
     /// What a peer without a monitor was told.
     #[command(flatten)]
     pub wire: Wire,
-    /// A VM's command line, such as `-- qemu-system-x86_64 -m 4G …`: it is started with `-incoming defer` and a
-    /// monitor, and lives on
+    /// Start this VM, such as `-- qemu-system-x86_64 -m 4G …`, with `-incoming defer` and a monitor; it runs on after
+    /// this command ends
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -75,7 +75,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(address) = arguments.target.as_ref().and_then(|target| target.strip_prefix("send:")) {
         if request.start != Start::AsItWas {
             return Err(Stop::usage(
-                "--paused and --running are for VMs with a monitor; a peer decides itself",
+                "--paused and --running are for VMs with a monitor; a peer without one decides by itself",
             ));
         }
         let sending = Sending {
@@ -91,8 +91,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     arguments.wire.check_unused()?;
     if arguments.force_damaged {
         return Err(Stop::usage(
-            "--force-damaged is for peers without a monitor (send:); elsewhere damage is named, and the VM refuses what \
-             it cannot load",
+            "--force-damaged is for peers without a monitor (send:); a VM with a monitor gets the image with a warning, \
+             and refuses what it cannot load",
         ));
     }
     let live = Live::new(arguments.json);
@@ -135,7 +135,7 @@ fn start_and_restore(
 fn end(restored: &Restored) -> Done {
     if restored.should_run && !restored.is_running {
         return Err(Stop::failed(
-            "the guest was loaded and does not run, though it should: keep the image, and see the warnings above",
+            "the guest was loaded but does not run, although it should: keep the image, and see the warnings above",
         ));
     }
     Ok(Status::Done)
@@ -169,7 +169,7 @@ fn table(arguments: &Arguments, restored: &Restored, launched: Option<&Launched>
         ),
     );
     row("rate", format!("{} of guest RAM", units::rate(restored.ram_bytes as f64 / seconds.max(1e-9))));
-    let past = if restored.is_direct { ", past the page cache" } else { "" };
+    let past = if restored.is_direct { ", direct I/O" } else { "" };
     row("channels", format!("{}{past}", restored.channels));
     if let Some(launched) = launched {
         row("process", launched.id().to_string());

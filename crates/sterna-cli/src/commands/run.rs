@@ -39,11 +39,11 @@ pub struct Arguments {
     /// Where the monitor listens: unix:PATH, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub qmp: Option<Endpoint>,
-    /// Wait for a guest: at a migration address, or (`defer`) for `migrate-incoming` over QMP
+    /// Wait for a migration: at a migration address, or (`defer`) for `migrate-incoming` over QMP
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
-    /// Certificates under QEMU's names (ca-cert.pem, server-cert.pem, client-cert.pem and their keys): guests come
-    /// and go over TLS
+    /// Migrate over TLS with the certificates in this directory (QEMU's names: ca-cert.pem, server-cert.pem,
+    /// client-cert.pem and their keys)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<std::path::PathBuf>,
     /// Leave the guest stopped until `cont`
@@ -52,32 +52,32 @@ pub struct Arguments {
     /// Where the guest's console goes: a file, stdio or none
     #[arg(long, value_name = "FILE|stdio|none", default_value = "none")]
     pub serial: Serial,
-    /// What guest RAM is made of
+    /// What kind of memory guest RAM is
     #[arg(long, value_enum, default_value_t = BackingKind::Memfd)]
     pub backing: BackingKind,
-    /// Find the guest's writes by dirty rings of N entries for each vCPU (a power of two, 1024 or more) instead of the
-    /// dirty log; the KVM machine only
+    /// Track the guest's writes with a dirty ring of N entries per vCPU (a power of two, at least 1024) instead of the
+    /// dirty log. Only for the KVM machine
     #[arg(long, value_name = "N")]
     pub dirty_ring_size: Option<u32>,
-    /// A device in a process of its own, which listens at this vfio-user socket; its state moves with the guest. Give
-    /// it again for more devices; both sides of a migration need the same, in the same order. The KVM machine only
+    /// A device in another process, which listens at this vfio-user socket; its state migrates with the guest. Repeat
+    /// for more devices; both sides of a migration need the same devices in the same order. Only for the KVM machine
     #[arg(long, value_name = "SOCKET")]
     pub vfio_user: Vec<std::path::PathBuf>,
-    /// A virtio device in a process of its own, which listens at this vhost-user socket; its state moves with the
-    /// guest. Give it again for more devices; both sides of a migration need the same, in the same order. The KVM
-    /// machine only
+    /// A virtio device in another process, which listens at this vhost-user socket; its state migrates with the
+    /// guest. Repeat for more devices; both sides of a migration need the same devices in the same order. Only for the
+    /// KVM machine
     #[arg(long, value_name = "SOCKET")]
     pub vhost_user: Vec<std::path::PathBuf>,
-    /// Allocate all of guest RAM at the start, so that nothing has to wait for memory later
+    /// Allocate all of guest RAM at the start
     #[arg(long)]
     pub prealloc: bool,
     /// The VM's name
     #[arg(long, default_value = "sterna")]
     pub name: String,
-    /// The VM's UUID; both sides of a migration need the same
+    /// The VM's UUID; it must be the same on both sides of a migration
     #[arg(long)]
     pub uuid: Option<Uuid>,
-    /// Pages per second and vCPU that a guest of tide or process writes once it has arrived [default: as before]
+    /// Pages per second and vCPU that a tide or process guest writes after it has arrived [default: as before]
     #[arg(long, value_name = "PAGES")]
     pub arrival_rate: Option<u64>,
     /// End when this process, the parent, ends
@@ -91,13 +91,13 @@ pub struct LoadArguments {
     /// Order in which pages are written: idle, sequential, random, hot-set or mixed
     #[arg(long, default_value = "sequential")]
     pub pattern: Pattern,
-    /// Pages that each vCPU writes per second; 0: as many as it can
+    /// Pages that each vCPU writes per second; 0: no limit
     #[arg(long, value_name = "PAGES", default_value_t = 0)]
     pub rate: u64,
-    /// How much memory is written over and over [default: all]
+    /// How much memory the guest writes repeatedly [default: all]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_ram)]
     pub working_set: Option<u64>,
-    /// What RAM holds at the start
+    /// What RAM contains at the start
     #[arg(long, value_enum, default_value_t = FillKind::Random)]
     pub fill: FillKind,
 }
@@ -105,7 +105,7 @@ pub struct LoadArguments {
 /// A machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MachineKind {
-    /// kvm where /dev/kvm is, else process
+    /// kvm if /dev/kvm can be used, else process
     Auto,
     /// The reference KVM machine
     Kvm,
@@ -120,9 +120,9 @@ pub enum BackingKind {
     Memfd,
     /// Private anonymous memory
     Anonymous,
-    /// Huge pages of 2 MiB, which the host must have set aside
+    /// Huge pages of 2 MiB, which the host must have reserved
     Huge2m,
-    /// Huge pages of 1 GiB, which the host must have set aside
+    /// Huge pages of 1 GiB, which the host must have reserved
     Huge1g,
 }
 
@@ -131,7 +131,7 @@ pub enum BackingKind {
 pub enum FillKind {
     /// Never touched
     Zero,
-    /// Words that no codec shrinks
+    /// Random words, which no codec can compress
     Random,
     /// Every second 256 KiB random
     Half,
@@ -145,7 +145,7 @@ impl MachineKind {
             (Self::Auto | Self::Kvm, Ok(())) => Ok((Self::Kvm, None)),
             (Self::Auto, Err(why)) => Ok((
                 Self::Process,
-                Some(format!("KVM cannot be used here ({why}): the guest is threads of a process instead")),
+                Some(format!("KVM cannot be used here ({why}): the guest consists of threads instead")),
             )),
             (Self::Kvm, Err(why)) => {
                 Err(Stop::failed(format!("KVM cannot be used here ({why}). Use `--machine process`.")))
@@ -270,7 +270,7 @@ fn allocate(ram: &GuestRam) -> Result<(), Stop> {
 fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) -> Result<(), Stop> {
     match arguments.incoming.as_deref() {
         Some("defer") if arguments.qmp.is_none() => Err(Stop::usage(
-            "`--incoming defer` waits for a command over QMP: give a socket with `--qmp unix:PATH`.",
+            "`--incoming defer` waits for a command over QMP: add a socket with `--qmp unix:PATH`.",
         )),
         Some("defer") => Ok(()),
         Some(uri) => {

@@ -21,27 +21,27 @@ use crate::watch::Watcher;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// QMP socket of the VM, QEMU's or Sterna's: unix:PATH, a path, or qmp:PATH. Or listen:ADDRESS
-    /// (listen:tcp:HOST:PORT, listen:unix:PATH), to which a peer then migrates
+    /// (listen:tcp:HOST:PORT, listen:unix:PATH) to wait for a peer's migration
     pub source: String,
     /// The image
     pub image: PathBuf,
     /// mapped-ram, legacy, libvirt-raw, libvirt-sparse, or libvirt- or legacy- followed by gzip, bzip2, xz, lzop
-    /// or zstd. auto: mapped-ram, or legacy for a VM that does not know it. With an --xml auto is libvirt-sparse if
-    /// both the VM (for listen: the QEMU on this machine) and the libvirt on this machine know it, else libvirt-raw
+    /// or zstd. auto: mapped-ram, or legacy if the VM does not support it. With --xml, auto is libvirt-sparse if both
+    /// the VM (with listen: the QEMU on this machine) and the libvirt on this machine support it, else libvirt-raw
     #[arg(long, default_value = "auto")]
     pub format: String,
-    /// Threads that write pages (mapped-ram and libvirt-sparse); by default four
+    /// Number of threads that write pages (mapped-ram and libvirt-sparse) [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Pages must go past the page cache, which legacy and libvirt-raw never do; by default they do where the file system
-    /// can, those of mapped-ram and libvirt-sparse only if the guest's RAM takes more than half of the memory that this
-    /// machine has left
+    /// Require direct I/O for pages, which legacy and libvirt-raw do not support. By default pages bypass the page cache
+    /// if the file system can; in mapped-ram and libvirt-sparse only if the guest's RAM is larger than half of this
+    /// machine's free memory
     #[arg(long)]
     pub direct_io: bool,
-    /// Pages go through the page cache
+    /// Write pages through the page cache
     #[arg(long, conflicts_with = "direct_io")]
     pub no_direct_io: bool,
-    /// The domain's XML for libvirt's forms: virsh dumpxml --migratable --inactive DOMAIN
+    /// The domain's XML for libvirt's formats: virsh dumpxml --migratable --inactive DOMAIN
     #[arg(long, value_name = "FILE")]
     pub xml: Option<PathBuf>,
     /// libvirt's cookie
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Leave the guest stopped after the save (the default)
     #[arg(long)]
     pub stop: bool,
-    /// Let the guest run on after the save
+    /// Resume the guest after the save
     #[arg(long, conflicts_with = "stop")]
     pub resume_after: bool,
     /// Print JSON
@@ -119,8 +119,8 @@ fn broken_off(left: &Path, vm: &str, state: &str) -> String {
     let mut text = terminal::left_behind(left);
     if state == "paused" {
         text += &format!(
-            ". The guest at {vm} is paused: if that save stopped it, `cont` lets it run on (until then it is saved as \
-             one that stays paused)"
+            ". The guest at {vm} is paused: if that save stopped it, `cont` resumes it (until then it would be saved as a \
+             paused guest)"
         );
     }
     text
@@ -160,8 +160,8 @@ fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result
 
 fn guest(saved: &Saved) -> &'static str {
     match (saved.was_running, saved.is_running) {
-        (true, true) => "ran, and runs on",
-        (true, false) => "ran, and is stopped now; `cont` lets it run on",
+        (true, true) => "was running, and runs on",
+        (true, false) => "was running, and is stopped now; `cont` resumes it",
         (false, _) => {
             "was not running, and is stopped (`postmigrate` in a QEMU: `cont` first, to save it again)"
         }
@@ -187,16 +187,13 @@ fn table(request: &SaveRequest, saved: &Saved) -> String {
     row(
         "total time",
         format!(
-            "{} ({} checking and putting it on the disk)",
+            "{} ({} checking and writing to disk)",
             units::seconds(saved.total.as_secs_f64()),
             units::seconds(saved.settling.as_secs_f64())
         ),
     );
     row("rate", format!("{} of guest RAM", units::rate(rate(progress.total_bytes, saved.total))));
-    row(
-        "channels",
-        format!("{}{}", saved.channels, if saved.is_direct { ", past the page cache" } else { "" }),
-    );
+    row("channels", format!("{}{}", saved.channels, if saved.is_direct { ", direct I/O" } else { "" }));
     text
 }
 

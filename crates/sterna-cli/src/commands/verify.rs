@@ -19,13 +19,13 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Threads that read [default: twice the processors, at most 8]
+    /// Number of reading threads [default: twice the processors, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Print a digest of the guest's RAM: equal for equal RAM, whatever the form of the image
+    /// Print a digest of the guest's RAM: equal RAM has an equal digest in every format
     #[arg(long)]
     pub digest: bool,
-    /// Print notes, too, not only warnings and errors
+    /// Print notes as well as warnings and errors
     #[arg(short, long)]
     pub verbose: bool,
 }

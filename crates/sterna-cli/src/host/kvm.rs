@@ -35,7 +35,7 @@ impl std::str::FromStr for GuestChoice {
             None if text == "boot-tide" => Ok(Self::BootTide),
             Some(("boot-sector", file)) if !file.is_empty() => Ok(Self::BootSector(file.into())),
             Some(("flat", file)) if !file.is_empty() => Ok(Self::Flat(file.into())),
-            _ => Err(format!("no guest `{text}`: tide, boot-tide, boot-sector:FILE or flat:FILE")),
+            _ => Err(format!("unknown guest `{text}`: use tide, boot-tide, boot-sector:FILE or flat:FILE")),
         }
     }
 }

@@ -10,13 +10,19 @@ use crate::units::PAGE_BYTES;
 /// Builds it; a guest that is booted is paused.
 pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
     if config.dirty_ring_size.is_some() {
-        return Err(Stop::usage("`--dirty-ring-size` is for the KVM machine; leave it out with this one."));
+        return Err(Stop::usage(
+            "`--dirty-ring-size` is for the KVM machine; leave it out for the process machine.",
+        ));
     }
     if !config.vfio_user.is_empty() {
-        return Err(Stop::usage("`--vfio-user` is for the KVM machine; leave it out with this one."));
+        return Err(Stop::usage(
+            "`--vfio-user` is for the KVM machine; leave it out for the process machine.",
+        ));
     }
     if !config.vhost_user.is_empty() {
-        return Err(Stop::usage("`--vhost-user` is for the KVM machine; leave it out with this one."));
+        return Err(Stop::usage(
+            "`--vhost-user` is for the KVM machine; leave it out for the process machine.",
+        ));
     }
     let workers = usize::from(config.vcpus);
     let each = |bytes: u64| (bytes / PAGE_BYTES / workers.max(1) as u64).max(1);

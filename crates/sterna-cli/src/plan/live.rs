@@ -90,7 +90,7 @@ impl Stated {
     pub fn plan(&self) -> Plan {
         let mut assumed = Vec::new();
         let downtime_limit = self.downtime_limit.unwrap_or_else(|| {
-            assumed.push("downtime limit: QEMU's default, as nothing else was stated".to_owned());
+            assumed.push("downtime limit: QEMU's default".to_owned());
             DOWNTIME_LIMIT
         });
         let ram_bytes = self.ram_bytes.unwrap_or(0);
@@ -115,14 +115,14 @@ impl Stated {
         let survey = Survey::ask(monitor.vm())?;
         if survey.run_state == "inmigrate" {
             return Err(Stop::failed(format!(
-                "{} waits for a guest and has none to plan for; name the source",
+                "{} waits for a migration and has no guest; name the source",
                 monitor.endpoint()
             )));
         }
         let mut assumed = Vec::new();
         let bandwidth = self.bandwidth(&survey, &mut assumed).ok_or_else(|| {
             Stop::usage(format!(
-                "{} has no max-bandwidth, so that the link decides: state its speed, as in --bandwidth 10Gbit/s",
+                "{} has no max-bandwidth, so the link limits it: give its bandwidth, such as --bandwidth 10Gbit/s",
                 monitor.endpoint()
             ))
         })?;
@@ -149,12 +149,12 @@ impl Stated {
         match (link, limit, survey.switchover_bandwidth_bytes) {
             (Some(link), Some(limit), stated) if limit < link => {
                 assumed.push(format!(
-                    "max-bandwidth holds all but the pause to {}",
+                    "max-bandwidth limits all but the switchover to {}",
                     units::decimal_rate(limit as f64)
                 ));
                 if stated.is_none() {
                     assumed.push(
-                        "the pause is reckoned at max-bandwidth before it begins; avail-switchover-bandwidth changes that"
+                        "the downtime is estimated at max-bandwidth; avail-switchover-bandwidth changes that"
                             .into(),
                     );
                 }
@@ -162,15 +162,16 @@ impl Stated {
             }
             (Some(link), ..) => Some(Bandwidth { rounds: link, pause: None }),
             (None, Some(limit), stated) => {
-                let pause = if stated.is_some() { "avail-switchover-bandwidth" } else { "that as well" };
+                let pause =
+                    if stated.is_some() { "avail-switchover-bandwidth" } else { "max-bandwidth as well" };
                 assumed.push(format!(
-                    "bandwidth: max-bandwidth, and for the pause, which it does not hold back, {pause}; --bandwidth says \
-                     what the link carries"
+                    "bandwidth: max-bandwidth, and for the switchover, which it does not limit, {pause}; --bandwidth \
+                     overrides it"
                 ));
                 Some(Bandwidth { rounds: limit, pause: stated })
             }
             (None, None, Some(stated)) => {
-                assumed.push("bandwidth: avail-switchover-bandwidth; --bandwidth says otherwise".into());
+                assumed.push("bandwidth: avail-switchover-bandwidth; --bandwidth overrides it".into());
                 Some(Bandwidth { rounds: stated, pause: None })
             }
             (None, None, None) => None,
@@ -187,26 +188,27 @@ impl Stated {
         let ram_bytes = self.ram_bytes.unwrap_or(survey.ram_bytes);
         let touched = readings.iter().filter_map(|reading| reading.touched_bytes).max();
         let first_pass_bytes = self.to_send_bytes.or(touched).unwrap_or_else(|| {
-            assumed.push("all of RAM counts as not zero; --to-send says otherwise".into());
+            assumed.push("no page of RAM is zero; --to-send overrides it".into());
             ram_bytes
         });
         if readings.iter().any(|reading| reading.mode == "page-sampling") {
-            assumed.push("the VM compares samples of pages: its dirty rate is a rough one".into());
+            assumed
+                .push("the VM only compares samples of pages, so its dirty rate is a rough estimate".into());
         }
         if survey.run_state != "running" {
-            assumed.push(format!("the guest is `{}` and dirties nothing now", survey.run_state));
+            assumed.push(format!("the guest is `{}` and dirties no memory now", survey.run_state));
         }
         // Of several looks the slowest: the first one finds least.
         let sync =
             self.sync.or(readings.iter().filter_map(|reading| reading.sync).max()).unwrap_or_else(|| {
                 let sync = SYNC_PER_GIB.mul_f64(ram_bytes as f64 / f64::from(1u32 << 30));
                 let shown = units::seconds(sync.as_secs_f64());
-                assumed.push(format!("a sync takes {shown}, reading one dirty log; --sync says otherwise"));
+                assumed.push(format!("a sync takes {shown}, reading one dirty log; --sync overrides it"));
                 sync
             });
         let fixed_part = self.fixed.unwrap_or_else(|| {
             let shown = units::seconds(FIXED_PAUSE.as_secs_f64());
-            assumed.push(format!("stop, devices and start take {shown}; --fixed says otherwise"));
+            assumed.push(format!("stop, devices and start take {shown}; --fixed overrides it"));
             FIXED_PAUSE
         });
         let curve = || {

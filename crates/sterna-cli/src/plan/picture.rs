@@ -43,7 +43,7 @@ fn remaining(svg: &mut Svg, plan: &Plan, forecast: &Forecast) {
     let bytes = Axis::bytes(most, "");
     let (x, y) = (across(&time), down(&bytes, TOP));
     frame(svg, &bytes, TOP);
-    let title = if forecast.convergent { "Remaining, as forecast" } else { "Remaining: it does not end" };
+    let title = if forecast.convergent { "Remaining, as forecast" } else { "Remaining: does not converge" };
     svg.text("title", LEFT, TOP - 12.0, title);
     let mut line = Vec::new();
     for round in rounds {
@@ -65,7 +65,7 @@ fn remaining(svg: &mut Svg, plan: &Plan, forecast: &Forecast) {
 
 fn tip(round: &PlannedRound) -> String {
     format!(
-        "{}\nbegins at {}, lasts {}\nsends {}\ndirtied meanwhile {}",
+        "{}\nbegins at {}, lasts {}\nsends {}\ndirtied during it {}",
         if round.stopped { "guest stopped".into() } else { format!("round {}", round.number) },
         units::seconds(round.began),
         units::seconds(round.took),

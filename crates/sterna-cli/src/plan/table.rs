@@ -43,10 +43,10 @@ fn figures(plan: &Plan) -> String {
     }
     row("bandwidth", units::decimal_rate(inputs.bandwidth_bytes as f64));
     if let Some(rate) = inputs.pause_bandwidth_bytes {
-        row("bandwidth in the pause", units::decimal_rate(rate as f64));
+        row("switchover bandwidth", units::decimal_rate(rate as f64));
     }
     if let Some(rate) = inputs.avail_switchover_bandwidth_bytes {
-        row("pause reckoned with", units::decimal_rate(rate as f64));
+        row("downtime estimated at", units::decimal_rate(rate as f64));
     }
     match &inputs.dirty {
         DirtyModel::Rate(rate) => row("dirty rate", units::decimal_rate(*rate as f64)),
@@ -76,7 +76,7 @@ fn rules(plan: &Plan) -> String {
     let mut table = plain();
     table.set_header([
         format!("at a constant {}", units::decimal_rate(plan.rules.dirty_bytes)),
-        "downtime limit needed".into(),
+        "required downtime limit".into(),
         "largest dirty rate".into(),
         "converges".into(),
     ]);
@@ -89,7 +89,7 @@ fn rules(plan: &Plan) -> String {
     for (name, Verdict { downtime_needed, largest_dirty_bytes, converges, .. }) in rows {
         table.add_row([
             name.to_owned(),
-            downtime_needed.map_or("none is enough".into(), units::seconds),
+            downtime_needed.map_or("none suffices".into(), units::seconds),
             units::decimal_rate(largest_dirty_bytes),
             if converges { "yes" } else { "no" }.into(),
         ]);
@@ -109,7 +109,7 @@ fn regime(plan: &Plan) -> Option<String> {
         Regime::Short => ("less than 100 ms", "longer"),
     };
     Some(format!(
-        "QEMU's largest rate is that for rounds of {used}; its formula for {unused} ones, which does not hold here, \
+        "QEMU's largest rate is for rounds of {used}; its formula for {unused} rounds, which does not apply here, \
          says {}.",
         units::decimal_rate(other)
     ))
@@ -150,7 +150,7 @@ fn verdict(plan: &Plan) -> String {
         let (by_its_rule, if_sterna) = (plan.rules.qemu.converges, forecast.convergent);
         let word = |converges| if converges { "converge" } else { "NOT converge" };
         return format!(
-            "This QEMU will {} by its own rule, for a constant dirty rate; the forecast is for a Sterna in its place, \
+            "By its own rule, this QEMU will {} at a constant dirty rate. The forecast is for a Sterna in its place, \
              which would {}.",
             word(by_its_rule),
             word(if_sterna)
@@ -160,9 +160,11 @@ fn verdict(plan: &Plan) -> String {
     match (forecast.convergent, forecast.certain) {
         (true, true) => format!("It will converge.{over}"),
         (true, false) => {
-            format!("It will converge if the figures are right, with little to spare.{over} To be certain:")
+            format!(
+                "It will converge, but only just, if bandwidth and dirty rate are right.{over} To be certain:"
+            )
         }
-        (false, _) => format!("It will NOT converge: the shortest pause it gets to is {least}. Either:"),
+        (false, _) => format!("It will NOT converge: the shortest possible downtime is {least}. Either:"),
     }
 }
 
@@ -171,7 +173,7 @@ fn over_the_limit(plan: &Plan, forecast: &Forecast) -> Option<String> {
     let limit = plan.inputs.downtime_limit;
     let pause = forecast.downtime.expected.filter(|pause| *pause > limit.as_secs_f64())?;
     let (pause, limit) = (units::seconds(pause), time(limit));
-    Some(format!(" But a pause of {pause} is expected, which is more than the downtime limit of {limit}."))
+    Some(format!(" But the expected downtime of {pause} is above the downtime limit of {limit}."))
 }
 
 fn time(time: Duration) -> String {

@@ -60,7 +60,7 @@ fn plan_that_will_not_converge_says_what_to_change() {
     let text = table(&plan);
 
     assert!(!plan.converges());
-    for part in ["NOT converge", "does not end", "none is enough", "auto-converge", "max-bandwidth"] {
+    for part in ["NOT converge", "does not end", "none suffices", "auto-converge", "max-bandwidth"] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
 }

@@ -53,7 +53,7 @@ fn words(step: SwitchoverStep) -> &'static str {
     match step {
         SwitchoverStep::Stop => "stopping the vCPUs",
         SwitchoverStep::ReleaseHooks => "releasing disks and locks",
-        SwitchoverStep::LastSync => "last harvest of dirty bits",
+        SwitchoverStep::LastSync => "last sync",
         SwitchoverStep::LastPages => "last pages",
         SwitchoverStep::Streams => "streams",
         SwitchoverStep::Devices => "saving and sending the devices",

@@ -36,7 +36,7 @@ pub fn head(record: &Record) -> String {
     };
     tile("total time", units::time(statistics.total_time));
     tile("downtime", statistics.downtime.map_or("–".into(), units::time));
-    tile("bandwidth while moving", figures::moving_bandwidth(statistics).map_or("–".into(), units::rate));
+    tile("bandwidth while sending", figures::moving_bandwidth(statistics).map_or("–".into(), units::rate));
     tile("rounds", statistics.rounds.len().to_string());
     html.push_str("</section>\n");
     html
@@ -52,7 +52,7 @@ pub fn forecast(record: &Record) -> String {
     };
     let certainty = match (forecast.convergent, forecast.certain) {
         (true, true) => "It was expected to converge.",
-        (true, false) => "It was expected to converge, with little to spare.",
+        (true, false) => "It was expected to converge, but only just.",
         (false, _) => "It was expected not to converge.",
     };
     let _ = writeln!(html, "<p>{certainty}</p>");
@@ -89,7 +89,7 @@ pub fn forecast(record: &Record) -> String {
     });
     html.push_str("</tbody>\n</table>\n");
     if !plan.advice.is_empty() {
-        html.push_str("<p>To change, as it was said before:</p>\n<ul>\n");
+        html.push_str("<p>Advice before the migration:</p>\n<ul>\n");
         for advice in &plan.advice {
             let _ = writeln!(html, "<li>{}</li>", escape(advice));
         }
@@ -138,7 +138,7 @@ pub fn rounds(statistics: &Statistics) -> String {
 
 /// All other figures, name and value.
 pub fn figures(record: &Record) -> String {
-    let mut html = String::from("<section>\n<h2>Figures</h2>\n<table class=\"pairs\">\n<tbody>\n");
+    let mut html = String::from("<section>\n<h2>Statistics</h2>\n<table class=\"pairs\">\n<tbody>\n");
     for (name, value) in summary::rows(record) {
         let _ = writeln!(html, "<tr><th>{}</th><td>{}</td></tr>", escape(&name), escape(&value));
     }

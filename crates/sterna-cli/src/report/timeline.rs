@@ -52,7 +52,7 @@ fn stopped_shade(svg: &mut Svg, figures: &Statistics, time: &Axis, bottom: f64) 
 
 fn rounds(svg: &mut Svg, figures: &Statistics, time: &Axis, bottom: f64) {
     svg.text("title", LEFT, BANDS_TOP - 11.0, "Rounds");
-    svg.text("legend sync-key", RIGHT, BANDS_TOP - 11.0, "marks at the ends: dirty bits harvested (sync)");
+    svg.text("legend sync-key", RIGHT, BANDS_TOP - 11.0, "marks at the ends: sync");
     for (index, round) in figures.rounds.iter().enumerate() {
         let (began, sync) = (round.began.as_secs_f64(), round.sync.as_secs_f64());
         let (from, to) = (x(time, began), x(time, began + round.took.as_secs_f64()));
@@ -90,7 +90,7 @@ fn rounds(svg: &mut Svg, figures: &Statistics, time: &Axis, bottom: f64) {
 
 fn round_tip(round: &Round, dirtied: u64) -> String {
     let mut tip = format!(
-        "round {}{}\nbegan at {}, took {}\n{} pages, {}\nmoving {}, idle {}, sync {}",
+        "round {}{}\nbegan at {}, took {}\n{} pages, {}\nwriting {}, idle {}, sync {}",
         round.number,
         if round.stopped { " (guest stopped)" } else { "" },
         units::time(round.began),
@@ -102,9 +102,9 @@ fn round_tip(round: &Round, dirtied: u64) -> String {
         units::time(round.sync),
     );
     if !round.lanes.throttled.is_zero() {
-        tip += &format!("\nheld back by max-bandwidth {}", units::time(round.lanes.throttled));
+        tip += &format!("\nlimited by max-bandwidth {}", units::time(round.lanes.throttled));
     }
-    tip + &format!("\n{} pages dirtied meanwhile", units::count(dirtied))
+    tip + &format!("\n{} pages dirtied during the round", units::count(dirtied))
 }
 
 fn rates(svg: &mut Svg, spans: &[Span], time: &Axis, top: f64) {

@@ -71,7 +71,7 @@ pub fn compare(source: &mut Vm, destination: &mut Vm) -> Result<(), DriveError> 
         return compare_blocks(source, destination);
     }
     let advice = if source.is_sterna() != destination.is_sterna() {
-        "Sterna's own VMM is another machine than any of QEMU's, so a guest cannot move between the two"
+        "Sterna's own VMM and QEMU are different machines, so a guest cannot migrate between them"
     } else {
         "start the destination with the source's machine type, its version included"
     };
@@ -131,7 +131,7 @@ impl Handover {
                 let seen = destination.was_started_stopped();
                 if seen.is_none() && on_arrival == OnArrival::AsStarted {
                     remark = Some(format!(
-                        "whether {} was started with -S cannot be seen from here: its guest will be started; \
+                        "it is unknown whether {} was started with -S, so its guest will be started; \
                          --paused leaves it paused",
                         destination.at()
                     ));
@@ -213,41 +213,44 @@ impl Handover {
     /// After the source's monitor has gone away in the middle, which need not mean that its process has: what became
     /// of the guest.
     pub fn lost(self, source: &Vm, destination: Option<&mut Vm>) -> DriveError {
-        let gone = format!("the source's monitor ({}) has gone in the middle of the migration", source.at());
+        let gone =
+            format!("the connection to the source's monitor ({}) was lost during the migration", source.at());
         let Some(destination) = destination else {
-            return DriveError::Failed(format!("{gone}; ask the destination whether it has the guest"));
+            return DriveError::Failed(format!("{gone}; check whether the destination has the guest"));
         };
         let at = destination.at().to_owned();
         let progress = match wait_until_over(destination, Duration::from_secs(2)) {
             Ok(progress) => progress,
             Err(error) => {
-                return DriveError::Undecided(format!("{gone}, and {error}: find out who has the guest"));
+                return DriveError::Undecided(format!(
+                    "{gone}, and {error}: find out which side has the guest"
+                ));
             }
         };
         let held = if self.is_held {
-            "; it holds the guest: give `cont` there once it says `completed` and the source's process is gone"
+            "; it holds the guest: run `cont` there when it reports `completed` and the source's process has ended"
         } else {
             ""
         };
         match progress.status.as_str() {
             "completed" if self.is_held => DriveError::Undecided(format!(
-                "{gone}, but {at} has the whole guest, paused: if the source's process has ended for good, give \
+                "{gone}, but {at} has the complete guest, paused: if the source's process has ended, run \
                  `cont` there"
             )),
-            "completed" => DriveError::Failed(format!("{gone}, and {at} has the whole guest")),
+            "completed" => DriveError::Failed(format!("{gone}, and {at} has the complete guest")),
             _ if !progress.is_over() => DriveError::Undecided(format!(
-                "{gone}, and {at} is still `{}`: the migration may go on; look there again{held}",
+                "{gone}, and {at} is still `{}`: the migration may go on; check there again{held}",
                 progress.status
             )),
             _ if !destination.is_sterna() => {
                 // It waits for nothing any more, and would have ended by itself.
                 let _ = destination.execute("quit", Value::Null);
                 DriveError::Failed(format!(
-                    "{gone}, before all of the guest had left: if its process has ended, so has the guest"
+                    "{gone} before the whole guest was sent: if its process has ended, the guest is lost"
                 ))
             }
             _ => DriveError::Failed(format!(
-                "{gone}, and {at} has not received the whole guest: if the source's process has ended, the guest is \
+                "{gone}, and {at} has not received the complete guest: if the source's process has ended, the guest is \
                  lost with it"
             )),
         }
@@ -264,7 +267,7 @@ fn take_over(source: &str, destination: &mut Vm, starts: bool) -> Result<Arrived
     let at = destination.at().to_owned();
     let undecided = |why: String| {
         DriveError::Undecided(format!(
-            "the source has sent everything, but {why}; the guest is stopped at {source} and held at {at}: give \
+            "the source has sent everything, but {why}; the guest is stopped at {source} and held at {at}: run \
              `cont` at exactly one of them, at {at} if it says `completed`"
         ))
     };
@@ -281,7 +284,7 @@ fn take_over(source: &str, destination: &mut Vm, starts: bool) -> Result<Arrived
         return Err(undecided(format!("{at} is still `{}`", progress.status)));
     }
     Err(DriveError::Failed(format!(
-        "the source has sent everything, but {at} says `{}`{}; the guest is stopped at the source: `cont` there lets \
+        "the source has sent everything, but {at} reports `{}`{}; the guest is stopped at the source: `cont` there lets \
          it run on",
         progress.status,
         progress.error.map_or(String::new(), |error| format!(" ({error})"))

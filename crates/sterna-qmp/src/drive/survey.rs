@@ -138,12 +138,12 @@ fn result(vm: &mut Vm, interval: Duration, mode: &str) -> Result<Reading, DriveE
             Some("measuring") if began.elapsed() < GRACE => thread::sleep(STEP),
             Some("measuring") => {
                 return Err(DriveError::Failed(format!(
-                    "{} still measures its dirty rate {GRACE:?} after it should have ended; state --dirty-rate",
+                    "{} has not finished measuring its dirty rate, {GRACE:?} after the end was due; give --dirty-rate",
                     vm.at()
                 )));
             }
             _ => {
-                let why = answer["x-sterna-error"].as_str().unwrap_or("it does not say why");
+                let why = answer["x-sterna-error"].as_str().unwrap_or("no reason was given");
                 return Err(DriveError::Failed(format!(
                     "{} could not measure its dirty rate: {why}",
                     vm.at()

@@ -131,7 +131,7 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
 fn cancel(vm: &mut Vm, watcher: &mut dyn Watch) -> Result<(), DriveError> {
     let hint = watcher.hint();
     match vm.execute("migrate_cancel", Value::Null) {
-        Ok(_) => watcher.note(&format!("cancelling: the guest stays where it is{hint}")),
+        Ok(_) => watcher.note(&format!("cancelling: the guest stays at the source{hint}")),
         Err(error) if error.is_disconnect() => return Err(error),
         Err(error) => watcher.note(&format!("{error}{hint}")),
     }

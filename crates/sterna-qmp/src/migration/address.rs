@@ -88,7 +88,7 @@ fn file(address: Arguments<'_>) -> Result<Address, QmpError> {
     address.only(&["transport", "filename", "offset"])?;
     let path = address.required_string("filename")?;
     if path.is_empty() || path.contains('\0') {
-        return Err(QmpError::generic("The file's name must not be empty and must have no NUL"));
+        return Err(QmpError::generic("The file name must not be empty and must not contain NUL"));
     }
     if path.starts_with("/dev/fdset/") {
         return Err(QmpError::generic(
@@ -144,7 +144,7 @@ fn parse_port(text: &str) -> Result<u16, QmpError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits).ok_or_else(|| {
         QmpError::generic(format!(
-            "port '{text}' is no number from 0 to 65535; service names are not looked up"
+            "port '{text}' is not a number from 0 to 65535; service names are not resolved"
         ))
     })
 }
@@ -153,7 +153,7 @@ fn unix(path: &str) -> Result<Address, QmpError> {
     const LONGEST: usize = 107;
     if path.is_empty() || path.len() > LONGEST || path.contains('\0') {
         return Err(QmpError::generic(format!(
-            "UNIX socket path '{path}' must have 1 to {LONGEST} bytes and no NUL"
+            "UNIX socket path '{path}' must have 1 to {LONGEST} bytes without NUL"
         )));
     }
     Ok(Address::Unix(path.into()))

@@ -204,7 +204,7 @@ fn with_descriptor(address: Address, context: &mut Context) -> Result<Address, Q
         QmpError::generic(format!("File descriptor named '{name}' has not been found; pass it with 'getfd'"))
     })?;
     rustix::net::sockopt::socket_type(&fd).map_err(|_| {
-        QmpError::generic(format!("The descriptor '{name}' is no socket; pass a connected socket"))
+        QmpError::generic(format!("The descriptor '{name}' is not a socket; pass a connected socket"))
     })?;
     Ok(Address::Handed(HandedFd::new(fd, name)))
 }
@@ -215,7 +215,7 @@ fn guest_at(word: &str) -> Result<GuestAt, QmpError> {
         "destination" => Ok(GuestAt::Destination),
         _ => Err(QmpError::expects(
             "guest",
-            "'source' (it resumes) or 'destination' (it stays stopped for good)",
+            "'source' (it resumes) or 'destination' (it stays stopped permanently)",
         )),
     }
 }

@@ -122,7 +122,7 @@ impl MigrationControl {
         } else if state.is_migrating() {
             "A migration tracks the guest's writes: 'query-migrate' shows its dirty-pages-rate"
         } else if !self.vm.has_guest() {
-            "Guest is waiting for an incoming migration; it dirties nothing here"
+            "Guest is waiting for an incoming migration; it does not run here"
         } else {
             state.measuring = Some(order.start(self.vm.clone())?);
             return Ok(());
@@ -140,7 +140,7 @@ impl MigrationControl {
         let state = self.state.lock();
         if state.is_migrating() && state.capabilities.get("dirty-limit") {
             return Err(QmpError::generic(
-                "The migration that runs limits dirty rates itself; set its 'vcpu-dirty-limit'",
+                "The running migration limits dirty rates itself; set its 'vcpu-dirty-limit'",
             ));
         }
         match arguments.contains_key("dirty-rate") {
@@ -225,7 +225,7 @@ impl MigrationControl {
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
         let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
         let outgoing = outgoing.ok_or_else(|| {
-            QmpError::generic("No migration is undecided; 'query-migrate' shows where the last one stands")
+            QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")
         })?;
         outgoing.decide(guest_at).map_err(QmpError::generic)
     }
@@ -280,7 +280,7 @@ impl MigrationControl {
             }
             if state.is_listening() {
                 return Err(QmpError::generic(
-                    "An incoming migration is waited for already; start with '-incoming defer' and set \
+                    "This VM already waits for an incoming migration; start with '-incoming defer' and set \
                      capabilities before 'migrate-incoming', or 'migrate_cancel' first",
                 ));
             }
@@ -449,7 +449,7 @@ impl State {
         let tls = self.objects.tls(&self.parameters, endpoint)?;
         if tls.is_some() && matches!(address, Address::File { .. }) {
             return Err(QmpError::generic(
-                "TLS needs a peer, and a file is none: unset 'tls-creds' for 'file:'",
+                "TLS needs a peer, which a file is not: unset 'tls-creds' for 'file:'",
             ));
         }
         Ok(Parameters { tls, ..self.parameters.to_engine() })
@@ -495,7 +495,7 @@ impl State {
         let refusal = if self.is_listening() {
             "The incoming migration has already been started; 'query-migrate' shows where it listens"
         } else if self.began_without_guest && has_guest {
-            "The guest has come already; start another VM with '-incoming defer' for another guest"
+            "A guest has already arrived; start another VM with '-incoming defer' for another guest"
         } else if has_guest {
             "'-incoming' was not specified on the command line; start a VM with '-incoming defer'"
         } else {
@@ -509,19 +509,19 @@ fn refused(why: StartError) -> QmpError {
     QmpError::generic(why.to_string())
 }
 
-const NOT_STARTED: &str = "The guest that came here is not started yet; start it with 'cont' first";
+const NOT_STARTED: &str = "The guest that arrived is not started yet; start it with 'cont' first";
 
-const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it once it runs here";
+const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it when it runs here";
 
 /// Why a guest that somebody has cannot be migrated.
 fn cannot_leave(custody: Custody) -> Option<&'static str> {
     Some(match custody {
         Custody::Free | Custody::Arrived => return None,
         Custody::Leaving { .. } => {
-            "There's a migration process in progress; wait for its end or end it with 'migrate_cancel'"
+            "There's a migration process in progress; wait for its end or cancel it with 'migrate_cancel'"
         }
         Custody::Undecided => {
-            "There's a migration process in progress: the guest may run at its destination; find out and say so with \
+            "There's a migration process in progress: the guest may run at its destination; find out and decide with \
              'x-sterna-decide'"
         }
         Custody::Held => {
@@ -548,20 +548,20 @@ fn cannot_leave(custody: Custody) -> Option<&'static str> {
 /// The guest belongs to a migration from the stop for its switchover on.
 fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
     let what_to_do = match custody {
-        Custody::Undecided => "it may run at the destination; find out and say so with 'x-sterna-decide'",
+        Custody::Undecided => "it may run at the destination; find out and decide with 'x-sterna-decide'",
         Custody::Gone => {
             "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
              guest back from there"
         }
-        Custody::Held => "it could not be brought back, as 'query-migrate' says; 'cont' tries again",
+        Custody::Held => "it could not be resumed ('query-migrate' has the reason); 'cont' tries again",
         Custody::NoGuest => "the migration that was to bring it has failed; wait for another one",
         Custody::Replaced => "the guest's memory is being changed; try again",
         _ if outgoing.is_some_and(|outgoing| outgoing.status() == Status::PreSwitchover) => {
-            "'migrate-continue' goes on, 'migrate_cancel' lets the guest run on here"
+            "'migrate-continue' continues, 'migrate_cancel' resumes the guest here"
         }
         _ => "wait until 'query-migrate' shows its end",
     };
-    QmpError::generic(format!("The guest is in the hands of a migration's switchover: {what_to_do}"))
+    QmpError::generic(format!("A migration's switchover has the guest: {what_to_do}"))
 }
 
 const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \

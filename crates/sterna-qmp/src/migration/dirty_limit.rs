@@ -37,7 +37,7 @@ pub(super) fn set(throttle: Option<&dyn Throttle>, arguments: &Map<String, Value
     let vcpu = vcpu(throttle, arguments)?;
     let megabytes = arguments.get("dirty-rate").and_then(Value::as_u64).filter(|rate| *rate > 0);
     let megabytes = megabytes.ok_or_else(|| {
-        QmpError::expects("dirty-rate", "MB/s above 0; 'cancel-vcpu-dirty-limit' takes a limit away")
+        QmpError::expects("dirty-rate", "MB/s above 0; 'cancel-vcpu-dirty-limit' removes a limit")
     })?;
     throttle
         .set_dirty_limit(vcpu, Some(megabytes.saturating_mul(MEGABYTE)))

@@ -137,7 +137,7 @@ fn calc_dirty_rate(control: &MigrationControl, arguments: &[&str]) -> Result<Str
             "-b" => mode = Some("dirty-bitmap"),
             number => numbers.push(parse_number(number).ok_or_else(|| {
                 QmpError::generic(format!(
-                    "'{number}' is no number: calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]"
+                    "'{number}' is not a number: calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]"
                 ))
             })?),
         }
@@ -171,7 +171,7 @@ fn limit_dirty_rate(
 
 fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(), QmpError> {
     let spec = parameter(name).ok_or_else(|| {
-        QmpError::generic(format!("'{name}' is no migration parameter; see info migrate_parameters"))
+        QmpError::generic(format!("'{name}' is not a migration parameter; see info migrate_parameters"))
     })?;
     let mut changes = Map::new();
     changes.insert(name.to_owned(), value_of(spec, text)?);
@@ -210,7 +210,7 @@ fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
         let (name, value) = match part.split_once('=') {
             Some((name, value)) => (name, value.replace(COMMA, ",")),
             None if index == 0 => ("qom-type", part.to_owned()),
-            None => return Err(QmpError::generic(format!("'{part}' is no option: write NAME=VALUE"))),
+            None => return Err(QmpError::generic(format!("'{part}' is not an option: write NAME=VALUE"))),
         };
         let value = match (name, on_off(&value)) {
             ("verify-peer" | "sanity-check", Some(flag)) => flag.into(),

@@ -68,7 +68,7 @@ impl Objects {
         }
         if self.0.contains_key(id) {
             return Err(QmpError::generic(format!(
-                "there is an object '{id}' already; delete it with 'object-del', or take another id"
+                "an object '{id}' exists already; delete it with 'object-del', or use another id"
             )));
         }
         let object = match kind {
@@ -104,7 +104,7 @@ impl Objects {
         let credentials = match self.0.get(id) {
             Some(Object::Credentials(credentials)) => Arc::clone(credentials),
             Some(_) => return Err(wrong_object("tls-creds", id, "no TLS credentials")),
-            None => return Err(wrong_object("tls-creds", id, "not there; add it with 'object-add'")),
+            None => return Err(wrong_object("tls-creds", id, "missing; add it with 'object-add'")),
         };
         if credentials.endpoint() != endpoint {
             return Err(QmpError::generic(format!(
@@ -120,7 +120,7 @@ impl Objects {
             (TlsEndpoint::Server, Some(id)) => match self.0.get(id) {
                 Some(Object::Authorization(authorization, _)) => Some(authorization.clone()),
                 Some(_) => return Err(wrong_object("tls-authz", id, "no authorization")),
-                None => return Err(wrong_object("tls-authz", id, "not there; add it with 'object-add'")),
+                None => return Err(wrong_object("tls-authz", id, "missing; add it with 'object-add'")),
             },
         };
         if authorization.is_some() && !credentials.verifies_peer() {
@@ -134,8 +134,14 @@ impl Objects {
 
 fn credentials(given: Arguments<'_>) -> Result<TlsCredentials, QmpError> {
     for (name, why) in [
-        ("priority", "Sterna takes no GnuTLS priority strings; it offers TLS 1.3 and 1.2 with AEAD ciphers"),
-        ("passwordid", "Sterna reads no encrypted keys; store the key decrypted, readable by the VMM alone"),
+        (
+            "priority",
+            "Sterna does not use GnuTLS priority strings; it offers TLS 1.3 and 1.2 with AEAD ciphers",
+        ),
+        (
+            "passwordid",
+            "Sterna cannot read encrypted keys; store the key decrypted, readable only by the VMM",
+        ),
     ] {
         if given.0.contains_key(name) {
             return Err(QmpError::generic(format!("Property '{name}' is not supported: {why}")));
@@ -144,7 +150,7 @@ fn credentials(given: Arguments<'_>) -> Result<TlsCredentials, QmpError> {
     given.only(&["qom-type", "id", "dir", "endpoint", "verify-peer", "sanity-check"])?;
     if !optional_flag(given, "sanity-check")? {
         return Err(QmpError::generic(
-            "Property 'sanity-check' cannot be false: Sterna refuses certificates that no peer would take",
+            "Property 'sanity-check' cannot be false: Sterna refuses certificates that no peer would accept",
         ));
     }
     let verify_peer = optional_flag(given, "verify-peer")?;
@@ -191,7 +197,7 @@ fn list(given: Arguments<'_>) -> Result<Authorization, QmpError> {
                 Some("glob") => true,
                 Some(other) => {
                     return Err(QmpError::generic(format!(
-                        "Parameter 'format' does not accept value '{other}'; it knows exact, glob"
+                        "Parameter 'format' does not accept value '{other}'; use exact or glob"
                     )));
                 }
             },
@@ -206,7 +212,7 @@ fn verdict(name: &str, word: &str) -> Result<bool, QmpError> {
         "allow" => Ok(true),
         "deny" => Ok(false),
         _ => Err(QmpError::generic(format!(
-            "Parameter '{name}' does not accept value '{word}'; it knows allow, deny"
+            "Parameter '{name}' does not accept value '{word}'; use allow or deny"
         ))),
     }
 }
@@ -214,11 +220,11 @@ fn verdict(name: &str, word: &str) -> Result<bool, QmpError> {
 fn unknown_kind(kind: &str) -> QmpError {
     let why = match kind {
         "tls-creds-psk" => {
-            "Sterna's TLS library has no external pre-shared keys: use tls-creds-x509 on both sides"
+            "Sterna's TLS library does not support external pre-shared keys: use tls-creds-x509 on both sides"
                 .to_owned()
         }
         "tls-creds-anon" => {
-            "Sterna does no TLS without certificates: use tls-creds-x509, with verify-peer off if it must be"
+            "Sterna does not support TLS without certificates: use tls-creds-x509, if necessary with verify-peer off"
                 .to_owned()
         }
         "authz-list-file" | "authz-pam" => {

@@ -224,14 +224,14 @@ impl ParameterSet {
             let spec = &PARAMETERS[at];
             if name == NON_CONVERGENCE && value == "postcopy" {
                 return Err(QmpError::generic(format!(
-                    "Parameter '{name}' cannot be 'postcopy' yet: Sterna does not have it; 'fail' ends what does not \
+                    "Parameter '{name}' cannot be 'postcopy': Sterna does not support it; 'fail' ends a migration that does not \
                      converge, and 'keep-going' leaves the end to you"
                 )));
             }
             let value = spec.check(value)?;
             if busy && spec.change == Frozen && next.0[at] != value {
                 return Err(QmpError::generic(format!(
-                    "Parameter '{name}' cannot change while a migration runs or is waited for; \
+                    "Parameter '{name}' cannot change during a migration or while one is expected; \
                      end it with 'migrate_cancel' first"
                 )));
             }
@@ -400,7 +400,7 @@ impl ParameterSpec {
             return Ok(word);
         }
         Err(QmpError::generic(format!(
-            "Parameter '{}' does not accept value '{word}'; it knows {}",
+            "Parameter '{}' does not accept value '{word}'; use {}",
             self.name,
             words.join(", ")
         )))

@@ -24,7 +24,7 @@ impl FromStr for Endpoint {
                 None => address.to_owned(),
             };
             return address.parse().map(Self::Tcp).map_err(|error| {
-                format!("'{text}' is no monitor address ({error}); write tcp:127.0.0.1:PORT")
+                format!("'{text}' is not a monitor address ({error}); write tcp:127.0.0.1:PORT")
             });
         }
         let path = text.strip_prefix("unix:").unwrap_or(text);

@@ -26,10 +26,10 @@ pub enum ServerError {
     #[error("{0}: another program listens there; stop it or choose another path")]
     InUse(Endpoint),
     /// The path is taken by something that is no socket.
-    #[error("{0}: the path exists and is no socket; remove it or choose another")]
+    #[error("{0}: the path exists and is not a socket; remove it or choose another")]
     NotASocket(Endpoint),
     /// A monitor can do everything with the VM and asks for no password.
-    #[error("{0}: a monitor listens on loopback or a Unix socket only, since it asks for no password")]
+    #[error("{0}: a monitor listens only on loopback or a Unix socket, because it has no authentication")]
     NotLoopback(Endpoint),
     /// The system refused.
     #[error("{endpoint}: {error}")]

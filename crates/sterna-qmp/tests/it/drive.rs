@@ -109,7 +109,7 @@ fn lost_source_of_a_destination_that_still_loads_ends_nothing() {
     let error = handover.lost(&from.0, Some(&mut to.0));
 
     assert!(matches!(error, DriveError::Undecided(_)), "{error}");
-    for word in ["SOURCE", "DEST", "`active`", "`cont` there", "process is gone"] {
+    for word in ["SOURCE", "DEST", "`active`", "`cont` there", "process has ended"] {
         assert!(error.to_string().contains(word), "{word} in {error}");
     }
     assert_eq!(to.1.count("quit"), 0);

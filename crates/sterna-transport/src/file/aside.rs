@@ -214,7 +214,7 @@ fn check_place(place: &Path, replace: bool) -> Result<PathBuf, TransportError> {
 fn not_replaced(place: &Path, kind: std::fs::FileType) -> TransportError {
     TransportError::NotAFile {
         file: place.display().to_string(),
-        what: format!("{} is there, which is never replaced", kind_name(kind)),
+        what: format!("{} exists there, which is never replaced", kind_name(kind)),
     }
 }
 

@@ -97,7 +97,7 @@ impl RangeReader {
             self.ask(buffer, wanted)?;
         }
         if self.free.is_empty() && self.on_the_way.is_empty() {
-            let error = io::Error::other("no free buffer, and nothing on its way");
+            let error = io::Error::other("no free buffer, and no read in progress");
             return Err(failed(self.file.path(), "range reader", 0, error));
         }
         let Some(mut first) = self.await_first()? else { return Ok(None) };

@@ -105,7 +105,7 @@ impl Ring {
             if let Some(done) = self.ring.completion().next() {
                 let slot = usize::try_from(done.user_data()).unwrap_or(usize::MAX);
                 let Some(piece) = self.slots.get_mut(slot).and_then(Option::take) else {
-                    return Err(io::Error::other("io_uring: a completion that nobody waits for"));
+                    return Err(io::Error::other("io_uring: an unexpected completion"));
                 };
                 let moved = match usize::try_from(done.result()) {
                     Ok(moved) => Ok(moved),

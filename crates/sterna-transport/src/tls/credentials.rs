@@ -206,8 +206,7 @@ impl Read<'_> {
         built.map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CredentialsError {
                 file: files.key.as_ref().map_or_else(String::new, |path| path.display().to_string()),
-                problem: "the key is not that of the certificate: put the two that belong together there"
-                    .to_owned(),
+                problem: "the key does not belong to the certificate: install a matching pair".to_owned(),
             },
             error => CredentialsError { file: self.origin.to_owned(), problem: in_words(&error) },
         })
@@ -329,8 +328,7 @@ fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'st
         // Taken for "nothing is revoked", a list in DER or a truncated file would switch revocation off.
         Ok(found) if found.is_empty() => Err(wrong(
             path,
-            "there is no PEM revocation list (X509 CRL) in it: put one there, or take the file away"
-                .to_owned(),
+            "there is no PEM revocation list (X509 CRL) in it: add one, or remove the file".to_owned(),
         )),
         Ok(found) => Ok(found),
         Err(error) => Err(wrong(path, format!("no readable PEM: {error}"))),
@@ -340,12 +338,11 @@ fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'st
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
     check_is_file(path)?;
     PrivateKeyDer::from_pem_file(path).map_err(|error| {
-        let is_encrypted =
-            std::fs::read_to_string(path).is_ok_and(|text| text.contains("ENCRYPTED"));
+        let is_encrypted = std::fs::read_to_string(path).is_ok_and(|text| text.contains("ENCRYPTED"));
         wrong(
             path,
             if is_encrypted {
-                "the key is encrypted, which Sterna does not read: store it decrypted, readable by the VMM alone"
+                "the key is encrypted, which Sterna cannot read: store it decrypted, readable only by the VMM"
                     .to_owned()
             } else {
                 format!("no readable PEM key: {error}")
@@ -357,7 +354,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
 /// A pipe would make whoever asks for the credentials, often a monitor, wait for its writer.
 fn check_is_file(path: &Path) -> Result<(), CredentialsError> {
     match std::fs::metadata(path) {
-        Ok(metadata) if !metadata.is_file() => Err(wrong(path, "it is no regular file".to_owned())),
+        Ok(metadata) if !metadata.is_file() => Err(wrong(path, "it is not a regular file".to_owned())),
         // What cannot be looked at is told when it is opened.
         _ => Ok(()),
     }

@@ -94,7 +94,7 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
         None if !tls.credentials.verifies_peer() => "localhost",
         None => {
             return Err(TlsProblem::Name(
-                "the address names no host whose certificate could be expected: set tls-hostname to the name in \
+                "the address contains no host name to check the certificate against: set tls-hostname to the name in \
                  the other side's certificate"
                     .to_owned(),
             ));
@@ -102,7 +102,7 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
     };
     ServerName::try_from(name.to_owned()).map_err(|_| {
         TlsProblem::Name(format!(
-            "{name:?} is no host name or number that a certificate could bear: set tls-hostname to one"
+            "{name:?} is not a host name or number that a certificate can contain: set tls-hostname to one"
         ))
     })
 }

@@ -22,7 +22,7 @@ pub enum TlsFault {
 pub enum TlsProblem {
     /// The peer began without TLS.
     #[error(
-        "the peer speaks without TLS and this side expects TLS: set tls-creds on the other side too, or on \
+        "the peer does not use TLS and this side requires it: set tls-creds on the other side too, or on \
          neither"
     )]
     PlainPeer,
@@ -34,7 +34,7 @@ pub enum TlsProblem {
     Closed,
     /// The peer broke the connection behind the handshake, before its first byte.
     #[error(
-        "the peer broke the connection behind the TLS handshake, without a word: it refused this side's certificate \
+        "the peer broke the connection after the TLS handshake without an alert: it refused this side's certificate \
          (a QEMU looks at it only then), or had no use for the connection; its own log says which"
     )]
     Dismissed,
@@ -64,7 +64,7 @@ pub enum TlsProblem {
     Name(String),
     /// The credentials are for the other end.
     #[error(
-        "these tls-creds are for the endpoint {theirs:?}, and this side is the {wanted}: use the other ones"
+        "these tls-creds are for the endpoint {theirs:?}, but this side is the {wanted}: use the other credentials"
     )]
     Endpoint {
         /// What they are for.
@@ -79,15 +79,15 @@ pub enum TlsProblem {
     Incompatible(String),
     /// As many records were sealed with one key as its cipher allows.
     #[error(
-        "a channel has sent all that its TLS session may carry: with AES-GCM, TLS 1.2 carries at most 256 GiB per \
+        "a channel has reached its TLS session's limit: with AES-GCM, TLS 1.2 carries at most 256 GiB per \
          channel; enable TLS 1.3 on the peer, or use more channels"
     )]
     Exhausted,
     /// This side could not send a record as a whole, so nothing can follow it.
-    #[error("a record was sent in part: {0}; the channel is of no use any more")]
+    #[error("a record was sent only in part: {0}; the channel cannot be used any more")]
     Torn(String),
     /// A record that cannot be read, or a rule of TLS that was broken.
-    #[error("TLS broke: {0}; something between the two sides changes the bytes, or the peer is at fault")]
+    #[error("TLS failed: {0}; something between the two sides changes the bytes, or the peer is faulty")]
     Broken(String),
 }
 
@@ -126,7 +126,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
     use AlertDescription as Alert;
     let because = match alert {
         Alert::CertificateRequired | Alert::NoCertificate => {
-            "it demands one and this side has none: put client-cert.pem and client-key.pem into the directory of \
+            "it requires one and this side has none: put client-cert.pem and client-key.pem into the directory of \
              tls-creds"
         }
         Alert::UnknownCA => {
@@ -137,7 +137,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
         }
         Alert::CertificateRevoked => "it is revoked",
         Alert::DecryptError => {
-            "a signature does not fit: the peer's ca-cert.pem has another authority of the same name, most likely"
+            "a signature does not match: most likely the peer's ca-cert.pem has another authority of the same name"
         }
         Alert::AccessDenied => "it is known and not allowed (tls-authz)",
         Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
@@ -147,7 +147,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
         Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
             return TlsProblem::Incompatible(format!("the peer says {alert:?}"));
         }
-        other => return TlsProblem::Broken(format!("the peer gave up, saying {other:?}")),
+        other => return TlsProblem::Broken(format!("the peer gave up with the alert {other:?}")),
     };
     TlsProblem::OurCertificate(because.to_owned())
 }
@@ -158,11 +158,11 @@ pub(super) fn certificate(error: &CertificateError) -> String {
     match error {
         Wrong::Expired => "it has expired; renew it".to_owned(),
         Wrong::ExpiredContext { time, not_after } => format!(
-            "it expired {} days ago; renew it, and see that this host's clock is right",
+            "it expired {} days ago; renew it, and check this host's clock",
             time.as_secs().saturating_sub(not_after.as_secs()) / 86_400
         ),
         Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => {
-            "it is not valid yet; see that both hosts' clocks are right".to_owned()
+            "it is not valid yet; check both hosts' clocks".to_owned()
         }
         Wrong::Revoked => "it is revoked by ca-crl.pem".to_owned(),
         Wrong::UnknownIssuer => {
@@ -176,7 +176,7 @@ pub(super) fn certificate(error: &CertificateError) -> String {
         }
         Wrong::NotValidForNameContext { expected, presented } => wrong_name(expected, presented),
         Wrong::NotValidForName => {
-            "it is for another name; set tls-hostname to a name that it bears as subjectAltName".to_owned()
+            "it is for another name; set tls-hostname to one of its subjectAltNames".to_owned()
         }
         Wrong::InvalidPurpose | Wrong::InvalidPurposeContext { .. } => {
             "it is not for this use: a server's needs the purpose tls_www_server, a client's tls_www_client"
@@ -190,13 +190,13 @@ fn wrong_name(expected: &ServerName<'_>, presented: &[String]) -> String {
     let expected = expected.to_str();
     if presented.is_empty() {
         return format!(
-            "it bears no subjectAltName, and a common name alone counts no more: issue it anew with the \
+            "it has no subjectAltName, and a common name alone is not accepted: issue it again with the \
              alternative name {expected:?} (certtool's template: dns_name or ip_address)"
         );
     }
     let names: Vec<&str> = presented.iter().map(|name| plain_name(name)).collect();
     format!(
-        "it is for {}, not for {expected:?}: set tls-hostname to the name that it bears, or connect by that name",
+        "it is for {}, not for {expected:?}: set tls-hostname to its name, or connect by that name",
         names.join(", ")
     )
 }

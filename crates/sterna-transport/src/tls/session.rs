@@ -144,7 +144,7 @@ impl Session {
             return Err(channel.tls_error(problem.clone()));
         }
         if *said_goodbye {
-            let problem = TlsProblem::Broken("this side has ended its writing already".to_owned());
+            let problem = TlsProblem::Broken("this side has already ended its writing".to_owned());
             return Err(channel.tls_error(problem));
         }
         sealed.len = 0;
@@ -255,7 +255,7 @@ impl Sealed {
     fn append(&mut self, messages: &mut Vec<u8>) -> Result<(), TlsProblem> {
         let room = self.bytes.len() - self.len;
         if messages.len() > room {
-            return Err(TlsProblem::Broken("the peer asks for too many answers of TLS at once".to_owned()));
+            return Err(TlsProblem::Broken("the peer requests too many TLS answers at once".to_owned()));
         }
         self.bytes[self.len..self.len + messages.len()].copy_from_slice(messages);
         self.len += messages.len();
@@ -356,7 +356,7 @@ impl State {
         }
         if self.end == self.inbox.len() {
             // Full of what cannot be opened yet: longer than any record or message of TLS that we take.
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a TLS message that does not end"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an endless TLS message"));
         }
         let count = channel.receive_now(&mut self.inbox[self.end..])?;
         self.end += count;

@@ -176,7 +176,7 @@ fn file_that_is_there_is_refused_and_replaced_only_if_told_so() {
     let source = running(&config());
     let migration = start(&source, &file(&path, 0), &params, capabilities, Arc::new(()));
     let Outcome::Failed { error, held: false } = migration.wait() else { panic!("it must fail") };
-    assert!(error.to_string().contains("is there already"), "{error}");
+    assert!(error.to_string().contains("exists"), "{error}");
     assert_eq!(error.fault(), Some(sterna::Fault::Local));
     assert_eq!(std::fs::read(&path).unwrap(), b"somebody's");
     assert_lives_on(&source);
@@ -219,7 +219,7 @@ fn place_taken_in_the_last_moment_fails_and_the_guest_runs_on() {
 
         let Outcome::Failed { error, held: false } = migration.wait() else { panic!("it must fail") };
 
-        assert!(error.to_string().contains("is there already"), "{way}: {error}");
+        assert!(error.to_string().contains("exists"), "{way}: {error}");
         assert_lives_on(&source);
         assert_eq!(names(directory.path()), std::slice::from_ref(&path));
         assert_eq!(std::fs::read(&path).unwrap(), b"another's");
@@ -260,7 +260,7 @@ fn full_disk_fails_with_its_reason_and_the_guest_runs_on() {
             match migration.wait() {
                 Outcome::Failed { error, held: false } => {
                     let text = error.to_string();
-                    assert!(text.contains("no room") && text.contains("image"), "{way}, {size}: {text}");
+                    assert!(text.contains("no space") && text.contains("image"), "{way}, {size}: {text}");
                     assert_lives_on(&source);
                     assert_eq!(names(small.path()).len(), 0, "{way}, {size}");
                 }

@@ -143,7 +143,7 @@ fn certificate_without_alternative_name_is_refused_with_the_cure() {
         Some(tls(directory.path(), TlsEndpoint::Client)),
         Some(tls(directory.path(), TlsEndpoint::Server)),
         Some(Fault::PeerIncompatible),
-        &["bears no subjectAltName", "ip_address"],
+        &["has no subjectAltName", "ip_address"],
         "the peer refused this side's certificate",
     );
 }
@@ -221,7 +221,7 @@ fn client_of_a_revoked_intermediate_authority_is_refused() {
 #[test]
 fn plain_source_to_a_tls_destination_is_told_apart() {
     let directory = good_directory();
-    refused(None, Some(tls(directory.path(), TlsEndpoint::Server)), None, &[], "speaks without TLS");
+    refused(None, Some(tls(directory.path(), TlsEndpoint::Server)), None, &[], "does not use TLS");
 }
 
 #[test]

@@ -135,9 +135,9 @@ fn compare_block(
         return Ok(());
     }
     let advice = if form == Form::Mapped && can_grow {
-        "convert the image to the legacy form, in which such a block is resized (`sterna convert`)"
+        "convert the image to the legacy format, in which such a block is resized (`sterna convert`)"
     } else {
-        "start it with as much memory as the saved machine had"
+        "start it with the same amount of memory as the saved machine"
     };
     unfit(format!(
         "the RAM block `{name}` has {bytes} bytes in the image and {} at {at}: {advice}",
@@ -149,7 +149,7 @@ fn compare_block(
 fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
     if image.lacks_bitmaps() {
         return Err(DriveError::Unreadable(format!(
-            "{} is a background snapshot whose page bitmaps QEMU never wrote, and would load as empty memory: \
+            "{} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: \
              `sterna repair` mends it",
             path.display()
         )));
@@ -168,7 +168,7 @@ fn unreadable(error: ImageError) -> DriveError {
 
 fn torn(path: &Path) -> DriveError {
     DriveError::Unreadable(format!(
-        "{} has no end: it was cut off, or its writer is not done; `sterna verify` says where",
+        "{} has no end: it is truncated, or still being written; `sterna verify` shows where",
         path.display()
     ))
 }

@@ -39,12 +39,12 @@ impl Launched {
         };
         if arguments.iter().any(|argument| is_option(argument, "incoming")) {
             return Err(DriveError::Request(
-                "the command has an `-incoming` of its own: leave it out, `-incoming defer` is added".into(),
+                "the command has an `-incoming` option: leave it out, `-incoming defer` is added".into(),
             ));
         }
         if arguments.iter().any(|argument| is_option(argument, "daemonize")) {
             return Err(DriveError::Request(
-                "the command has `-daemonize`: leave it out, the VM is apart from this terminal anyway, and lives on".into(),
+                "the command has `-daemonize`: leave it out, the VM is detached from this terminal anyway and runs on".into(),
             ));
         }
         let directory = directory.to_owned();
@@ -88,7 +88,9 @@ impl Launched {
                 )));
             }
             if watcher.wish() != Wish::Continue {
-                return Err(DriveError::Cancelled("cancelled; the VM that was started is ended".into()));
+                return Err(DriveError::Cancelled(
+                    "cancelled; the VM that this command started was ended".into(),
+                ));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -125,7 +125,7 @@ impl Feed {
         {
             let fed = feeding
                 .join()
-                .map_err(|_| DriveError::Failed("the thread that reads the image has died".into()))?;
+                .map_err(|_| DriveError::Failed("the thread that reads the image has panicked".into()))?;
             match fed {
                 // Bytes behind the end of the stream: the VM does not want them.
                 Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {}

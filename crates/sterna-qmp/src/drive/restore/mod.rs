@@ -126,14 +126,14 @@ pub fn restore(
     if wants_to_run == Some(true)
         && let Err(error) = run(vm)
     {
-        warnings.push(format!("the guest is loaded and does not run: {error}; `cont` starts it"));
+        warnings.push(format!("the guest is loaded but does not run: {error}; `cont` starts it"));
     }
     let total = began.elapsed();
     if let Err(error) = changed.undo(vm) {
-        warnings.push(format!("the VM's settings were not put back: {error}"));
+        warnings.push(format!("the VM's settings could not be restored: {error}"));
     }
     let is_running = vm.run_state().map(|state| state == "running").unwrap_or_else(|error| {
-        warnings.push(format!("it is not known whether the guest runs: {error}"));
+        warnings.push(format!("it is unknown whether the guest runs: {error}"));
         false
     });
     Ok(Restored {
@@ -161,7 +161,7 @@ fn begin(vm: &mut Vm, feed: &Feed, is_held: bool) -> Result<(), DriveError> {
     }
     Err(match error {
         DriveError::Monitor { error: ClientError::Refused { .. }, .. } => {
-            DriveError::Unfit(format!("{error}; nothing was loaded, and it waits on for a guest"))
+            DriveError::Unfit(format!("{error}; nothing was loaded, and the VM still waits for a guest"))
         }
         error => error,
     })
@@ -186,7 +186,7 @@ fn load(vm: &mut Vm, feed: &mut Feed, watcher: &mut dyn Watch) -> Result<(), Dri
             "completed" => return feed.finish(),
             "failed" => {
                 let reason = feed.failure().or(progress.error);
-                let reason = reason.unwrap_or_else(|| "it did not say why".into());
+                let reason = reason.unwrap_or_else(|| "no reason was given".into());
                 return Err(DriveError::Failed(format!("{} did not load the image: {reason}", vm.at())));
             }
             _ => {}
@@ -218,17 +218,14 @@ fn end(vm: &mut Vm, error: DriveError, feed: &Feed) -> DriveError {
     if error.is_disconnect() {
         let reason = feed.failure().map_or(String::new(), |reason| format!(" ({reason})"));
         return DriveError::Lost(format!(
-            "{} has gone while it loaded the image{reason}; the image is as it was",
+            "{} ended while it loaded the image{reason}; the image is unchanged",
             vm.at()
         ));
     }
     // It may be gone by now.
     let _ = vm.execute("quit", Value::Null);
     let say = |text: &str| {
-        format!(
-            "{}; the VM was ended, for nothing can be loaded into it any more",
-            text.trim_end_matches('.')
-        )
+        format!("{}; the VM was ended, because it cannot load anything any more", text.trim_end_matches('.'))
     };
     match error {
         DriveError::Cancelled(text) => DriveError::Cancelled(say(&text)),

@@ -9,19 +9,19 @@ use crate::drive::{Changed, DriveError, Settings, Vm, save};
 /// Refuses a VM that takes no guest.
 pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Result<(), DriveError> {
     if request.channels == Some(0) {
-        return Err(DriveError::Request("no channels cannot carry pages: take 1 to 255".into()));
+        return Err(DriveError::Request("0 channels cannot carry pages: use 1 to 255".into()));
     }
     let state = vm.run_state()?;
     if state != "inmigrate" {
         return Err(DriveError::Unfit(format!(
-            "{} is `{state}` and takes no guest: start a VM with `-incoming defer` there",
+            "{} is `{state}` and cannot receive a guest: start a VM with `-incoming defer` there",
             vm.at()
         )));
     }
     let status = vm.progress()?.status;
     if status != "none" || settings.capability("multifd").is_none() {
         return Err(DriveError::Unfit(format!(
-            "{} is waiting for a guest elsewhere already (`{status}`): start it with `-incoming defer`",
+            "{} already waits for a guest at another address (`{status}`): start it with `-incoming defer`",
             vm.at()
         )));
     }
@@ -44,7 +44,7 @@ pub fn change(
     let is_mapped = subject.kind().form == Form::Mapped;
     if is_mapped && settings.capability("mapped-ram").is_none() {
         return Err(DriveError::Unfit(format!(
-            "{} ({}) does not know mapped-ram: convert the image to the legacy form (`sterna convert`)",
+            "{} ({}) does not support mapped-ram: convert the image to the legacy format (`sterna convert`)",
             vm.at(),
             vm.version()
         )));

@@ -31,7 +31,7 @@ pub fn written(
         Form::Mapped => mapped(path, blocks),
         Form::Legacy => legacy(path, offset).map_err(|error| DriveError::file("check", path, error))?,
     }
-    .map_err(|what| DriveError::Failed(format!("the VM says that it saved the guest, but {what}")))
+    .map_err(|what| DriveError::Failed(format!("the VM reports that it saved the guest, but {what}")))
 }
 
 fn mapped(path: &Path, blocks: Option<&[MachineBlock]>) -> Result<Option<u64>, String> {
@@ -41,13 +41,13 @@ fn mapped(path: &Path, blocks: Option<&[MachineBlock]>) -> Result<Option<u64>, S
         return Err("its image ends inside the devices".into());
     }
     if image.kind().form != Form::Mapped {
-        return Err("its image is no mapped-ram".into());
+        return Err("its image is not mapped-ram".into());
     }
     for block in &shape.ram.blocks {
         let Some(machine) = blocks else { break };
         let fits = machine.iter().any(|m| m.name == block.name && m.used_bytes == block.length_bytes);
         if !fits {
-            return Err(format!("the RAM block `{}` of its image is none of the machine", block.name));
+            return Err(format!("the machine has no RAM block `{}`, which its image has", block.name));
         }
     }
     let description = shape.description.as_ref().map_or(0, |text| text.len() as u64 + 5);
@@ -80,7 +80,7 @@ fn ends(path: &Path, offset: u64) -> io::Result<Result<(Vec<u8>, u64), String>> 
     let mut magic = [0; MAGIC.len()];
     file.read_exact_at(&mut magic, offset)?;
     if magic != MAGIC {
-        return Ok(Err("its image does not start as a stream does".into()));
+        return Ok(Err("its image does not begin like a stream".into()));
     }
     let tail_bytes = stream_bytes.min(TAIL_BYTES);
     let mut tail = vec![0; tail_bytes as usize];

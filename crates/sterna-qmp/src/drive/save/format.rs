@@ -112,7 +112,7 @@ impl FromStr for Format {
         };
         found.ok_or_else(|| {
             format!(
-                "`{name}` is no form of image; there are mapped-ram, legacy, libvirt-raw, libvirt-sparse, and \
+                "`{name}` is not an image format; formats are mapped-ram, legacy, libvirt-raw, libvirt-sparse, and \
                  libvirt- or legacy- followed by gzip, bzip2, xz, lzop or zstd"
             )
         })

@@ -126,12 +126,14 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
         Err(error) => return Err(back(vm, changed, is_live, error)),
     };
     let mut warning =
-        changed.undo(vm).err().map(|error| format!("the VM's settings were not put back: {error}"));
+        changed.undo(vm).err().map(|error| format!("the VM's settings could not be restored: {error}"));
     let mut is_running = false;
     if request.resume_after && is_live {
         match vm.execute("cont", serde_json::Value::Null) {
             Ok(_) => is_running = true,
-            Err(error) => warning = Some(format!("the image is good, but the guest does not go on: {error}")),
+            Err(error) => {
+                warning = Some(format!("the image is good, but the guest could not be resumed: {error}"))
+            }
         }
     }
     Ok(Saved {
@@ -235,7 +237,7 @@ impl Road {
 fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> DriveError {
     match bring_back(vm, changed, is_live) {
         Ok(()) => {
-            let guest = if is_live { "the guest runs on" } else { "the guest is as it was" };
+            let guest = if is_live { "the guest runs on" } else { "the guest is unchanged" };
             let say = |text: &str| format!("{}; {guest}, and there is no image", text.trim_end_matches('.'));
             match error {
                 DriveError::Cancelled(text) => DriveError::Cancelled(say(&text)),
@@ -244,12 +246,12 @@ fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> Driv
             }
         }
         Err(second) if second.is_disconnect() || error.is_disconnect() => DriveError::Lost(format!(
-            "{}'s monitor has gone in the middle of the save, and there is no image: if its process has ended, \
+            "the connection to {}'s monitor was lost during the save, and there is no image: if its process has ended, \
              the guest is lost with it",
             vm.at()
         )),
         Err(second) => DriveError::Failed(format!(
-            "{error}; there is no image, and the guest could not be put back as it was: {second}"
+            "{error}; there is no image, and the guest's state could not be restored: {second}"
         )),
     }
 }
@@ -271,7 +273,7 @@ fn end_migration(vm: &mut Vm, deadline: Instant) -> Result<(), DriveError> {
         }
         if Instant::now() > deadline {
             return Err(DriveError::Failed(format!(
-                "the migration does not end within {BACK_LIMIT:?} of being cancelled"
+                "the migration did not end within {BACK_LIMIT:?} after it was cancelled"
             )));
         }
         std::thread::sleep(Duration::from_millis(10));

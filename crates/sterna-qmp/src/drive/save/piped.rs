@@ -100,7 +100,7 @@ impl Piped {
         let packed = self.packing.take().map(JoinHandle::join);
         packed
             .unwrap_or(Ok(Ok(())))
-            .map_err(|_| DriveError::Failed("the thread that packs has died".into()))??;
+            .map_err(|_| DriveError::Failed("the compressing thread has panicked".into()))??;
         self.file.sync()?;
         if let Some(head) = &self.head {
             self.file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
@@ -195,7 +195,7 @@ impl Stream {
         const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         loop {
             if self.is_ended.load(Ordering::Acquire) {
-                return Err(io::Error::other("the save was given up"));
+                return Err(io::Error::other("the save was abandoned"));
             }
             let mut waiting = [PollFd::new(&self.pipe, PollFlags::IN)];
             match poll(&mut waiting, Some(&LOOK_UP)) {

@@ -33,7 +33,7 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
     let unfit = |text: String| Err(DriveError::Unfit(text));
     if request.format.form == Form::Mapped && settings.capability("mapped-ram").is_none() {
         return unfit(format!(
-            "{} ({}) does not know mapped-ram; save as legacy or libvirt-raw",
+            "{} ({}) does not support mapped-ram; save as legacy or libvirt-raw",
             vm.at(),
             vm.version()
         ));
@@ -45,15 +45,15 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
                 request.format
             )
         } else {
-            format!("only libvirt's forms hold XML and cookie, and {} is none", request.format)
+            format!("only libvirt's formats contain XML and cookie; {} does not", request.format)
         }));
     }
     if request.channels == Some(0) {
-        return Err(DriveError::Request("no channels cannot carry pages: take 1 to 255".into()));
+        return Err(DriveError::Request("0 channels cannot carry pages: use 1 to 255".into()));
     }
     let state = vm.run_state()?;
     if state == "inmigrate" {
-        return unfit(format!("{} waits for a guest and has none to save", vm.at()));
+        return unfit(format!("{} waits for a migration and has no guest to save", vm.at()));
     }
     if state == "postmigrate" {
         return unfit(format!(
@@ -65,7 +65,7 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
     let progress = vm.progress()?;
     if !progress.is_over() {
         return unfit(format!(
-            "{} is migrating already (`{}`): wait for its end or cancel it (`sterna cancel`)",
+            "{} already migrates (`{}`): wait for its end or cancel it (`sterna cancel`)",
             vm.at(),
             progress.status
         ));

@@ -45,7 +45,7 @@ impl Written {
     ) -> Result<Self, DriveError> {
         if vm.is_sterna() && request.domain.is_some() {
             return Err(DriveError::Unfit(
-                "libvirt runs no VMM of Sterna's: save as mapped-ram or legacy".into(),
+                "libvirt cannot run Sterna's own VMM: save as mapped-ram or legacy".into(),
             ));
         }
         let head = match &request.domain {
@@ -93,13 +93,13 @@ impl Written {
         let path = self.file.aside_path()?;
         let room = rustix::fs::statvfs(&path).ok()?;
         let free = room.f_bavail.saturating_mul(room.f_frsize);
-        (free < 1 << 20).then(|| format!("there is no room left for {}", self.file.path().display()))
+        (free < 1 << 20).then(|| format!("there is no space left for {}", self.file.path().display()))
     }
 
     /// Checks the file, puts it on the disk and into its place. `state`: what the guest was before it was stopped.
     pub fn settle(&mut self, vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Settled, DriveError> {
         let path = self.file.aside_path().ok_or_else(|| {
-            DriveError::Failed(format!("{} is in its place before it was checked", request.path.display()))
+            DriveError::Failed(format!("{} was renamed before it was checked", request.path.display()))
         })?;
         if let Some(flusher) = &mut self.flusher {
             flusher.end()?;

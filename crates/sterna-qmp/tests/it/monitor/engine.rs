@@ -116,7 +116,7 @@ fn file_that_cannot_be_made_fails_the_migration_and_the_guest_runs_on() {
     src.ok("migrate", uri.clone());
     assert_eq!(end_of(&mut src), "failed");
     let info = src.ok("query-migrate", Value::Null);
-    assert!(info["error-desc"].as_str().is_some_and(|text| text.contains("is there already")), "{info}");
+    assert!(info["error-desc"].as_str().is_some_and(|text| text.contains("exists")), "{info}");
     assert_eq!(src.ok("query-status", Value::Null)["status"], "running");
 
     src.set("x-sterna-replace-file", json!(true)).unwrap();

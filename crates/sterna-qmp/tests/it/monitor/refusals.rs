@@ -191,7 +191,7 @@ fn incoming_twice_or_without_being_told_to_wait_is_refused() {
     client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
     monitor.vm.set_has_guest();
     monitor.engine.incoming().set(Status::Completed);
-    assert!(client.refused("migrate-incoming", to_somewhere()).contains("has come"));
+    assert!(client.refused("migrate-incoming", to_somewhere()).contains("has already arrived"));
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn getfd_names_a_passed_socket_for_one_migration() {
     assert!(client.refused("migrate", json!({"uri": "fd:mig"})).contains("getfd"), "used up");
     let file = tempfile::tempfile().unwrap();
     client.send_fd("file", file.as_fd()).unwrap();
-    assert!(client.refused("migrate", json!({"uri": "fd:file"})).contains("no socket"));
+    assert!(client.refused("migrate", json!({"uri": "fd:file"})).contains("not a socket"));
     client.refused("getfd", json!({"fdname": "1abc"}));
 }
 

@@ -78,7 +78,7 @@ fn migrate_with_names_of_nothing_is_refused_and_says_what_to_do() {
     let tls = parameters.tls.expect("it takes TLS along");
     assert_eq!(tls.credentials.endpoint(), TlsEndpoint::Client);
     let frozen = client.set("tls-creds", json!("")).unwrap_err();
-    assert!(frozen.contains("cannot change while a migration runs"), "{frozen}");
+    assert!(frozen.contains("cannot change during a migration"), "{frozen}");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn object_add_certificates_that_no_peer_would_take_are_refused_at_once() {
     assert!(expired.contains("server-cert.pem") && expired.contains("expired"), "{expired}");
     assert!(strange.contains("not issued by an authority in ca-cert.pem"), "{strange}");
     assert!(purpose.contains("tls_www_server"), "{purpose}");
-    assert!(key.contains("server-key.pem") && key.contains("not that of the certificate"), "{key}");
+    assert!(key.contains("server-key.pem") && key.contains("does not belong to the certificate"), "{key}");
     assert!(broken.contains("no readable PEM key"), "{broken}");
     assert!(alone.contains("belong together"), "{alone}");
 }
