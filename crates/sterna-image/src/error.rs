@@ -23,7 +23,7 @@ pub enum ImageError {
         paragraph: &'static str,
     },
     /// The image ends too early: it was cut, or is still being written.
-    #[error("{file} ends at byte {offset}, inside {what}: it was cut off, or its writer is not done")]
+    #[error("{file} ends at byte {offset}, inside {what}: it is truncated, or still being written")]
     Torn {
         /// The image.
         file: String,
@@ -34,7 +34,7 @@ pub enum ImageError {
     },
     /// The image can be read, and is damaged: devices, texts, or what describes them. `sterna verify` says all of it;
     /// [`ConvertOptions::force_damaged`](crate::convert::ConvertOptions::force_damaged) takes it as it is.
-    #[error("{file} is damaged, and was left alone: {first}{}. `sterna verify` says more", more_findings(*.more))]
+    #[error("{file} is damaged and was not changed: {first}{}. `sterna verify` shows more", more_findings(*.more))]
     Damaged {
         /// The image.
         file: String,
@@ -44,7 +44,7 @@ pub enum ImageError {
         more: usize,
     },
     /// The file is no image that Sterna knows.
-    #[error("{file} is no image of a virtual machine: it starts with {magic}")]
+    #[error("{file} is not an image of a virtual machine: it starts with {magic}")]
     Unknown {
         /// The file.
         file: String,
@@ -69,7 +69,7 @@ pub enum ImageError {
     },
     /// A background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`): all of RAM would be zero.
     #[error(
-        "{file} is a background snapshot whose page bitmaps QEMU never wrote, and would be empty memory: `sterna \
+        "{file} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: `sterna \
          repair` mends it (specs/mapped-ram.md §4.9)"
     )]
     NoBitmaps {
@@ -78,7 +78,7 @@ pub enum ImageError {
     },
     /// A repair in place was broken off: some bitmaps are written, others are not.
     #[error(
-        "a repair of {file} in place was broken off, and pages may be missing: repeat `sterna repair --in-place` \
+        "an in-place repair of {file} was interrupted, and pages may be missing: repeat `sterna repair --in-place` \
          (specs/mapped-ram.md §7.5)"
     )]
     HalfRepaired {
@@ -96,13 +96,13 @@ pub enum ImageError {
         limit_bytes: u64,
     },
     /// The file changed while it was read.
-    #[error("{file} was changed while it was read; wait until its writer is done and try again")]
+    #[error("{file} changed while it was read; wait for its writer to finish and try again")]
     Changed {
         /// The image.
         file: String,
     },
     /// The target is there already.
-    #[error("{file} exists already; remove it, name another, or force it")]
+    #[error("{file} exists; remove it, name another file, or use --force")]
     Exists {
         /// The target.
         file: String,

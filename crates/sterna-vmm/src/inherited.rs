@@ -59,9 +59,8 @@ pub fn claim_inherited(address: Address) -> io::Result<Address> {
     let number: Option<i32> = name.parse().ok();
     let mut left = left();
     let Some(at) = left.iter().position(|open| Some(*open) == number) else {
-        let why = format!(
-            "{address}: this program was not started with that descriptor, or it was taken over before"
-        );
+        let why =
+            format!("{address}: this program was not started with that descriptor, or it was claimed before");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     };
     left.swap_remove(at);

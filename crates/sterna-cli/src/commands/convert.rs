@@ -240,7 +240,7 @@ mod tests {
         let stop = run(&[from.to_str().unwrap(), to.to_str().unwrap()]).unwrap_err();
 
         assert_eq!(stop.status, Status::Unreadable);
-        assert!(stop.message.contains("no image of a virtual machine"), "{}", stop.message);
+        assert!(stop.message.contains("not an image of a virtual machine"), "{}", stop.message);
         assert!(!to.exists());
     }
 

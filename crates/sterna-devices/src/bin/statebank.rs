@@ -111,7 +111,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size; write a number, with K, M or G behind it if you like");
+    let wrong = || format!("{text:?} is not a size; write a number, optionally with K, M or G");
     if let Some(hex) = text.strip_prefix("0x") {
         return u64::from_str_radix(hex, 16).map_err(|_| wrong());
     }

@@ -81,7 +81,7 @@ impl StateBankConfig {
     /// Says what is wrong with which setting.
     pub fn check(&self) -> Result<(), String> {
         if self.state_bytes == 0 || self.state_bytes > MOST_STATE {
-            return Err(format!("a state of {} bytes: 1 byte to 1 TiB are possible", self.state_bytes));
+            return Err(format!("a state of {} bytes: it must have 1 byte to 1 TiB", self.state_bytes));
         }
         if self.precopy_percent > 100 {
             return Err(format!(

@@ -65,7 +65,7 @@ pub struct DmaPlan {
 
 /// A page of guest RAM does not have what was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("guest RAM at {address:#x} has write {found}, and write {expected} was the last: a write got lost")]
+#[error("guest RAM at {address:#x} has write {found}, but write {expected} was the last: a write was lost")]
 pub struct LostWrite {
     /// The page.
     pub address: u64,

@@ -56,13 +56,13 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(from: &str) -> Result<Self, String> {
-        let wrong = || format!("{from:?} is no fault; write KIND@STATE or KIND@STATE:BYTE");
+        let wrong = || format!("{from:?} is not a fault; write KIND@STATE or KIND@STATE:BYTE");
         let (kind, rest) = from.split_once('@').ok_or_else(wrong)?;
         let kind = match kind {
             "die" => FaultKind::Die,
             "hang" => FaultKind::Hang,
             "fail" => FaultKind::Fail,
-            _ => return Err(format!("{kind:?} is no kind of fault; there are die, hang and fail")),
+            _ => return Err(format!("{kind:?} is not a kind of fault; use die, hang or fail")),
         };
         let (state, byte) = match rest.split_once(':') {
             None => (rest, None),
@@ -71,7 +71,7 @@ impl FromStr for Fault {
         let found = MigState::ALL.into_iter().find(|known| text(*known) == state);
         let state = found.filter(|state| *state != MigState::Error).ok_or_else(|| {
             let known: Vec<_> = MigState::ALL.into_iter().skip(1).map(text).collect();
-            format!("{state:?} is no state; there are {}", known.join(", "))
+            format!("{state:?} is not a state; states are {}", known.join(", "))
         })?;
         Ok(Self { kind, state, byte })
     }

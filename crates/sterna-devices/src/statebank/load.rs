@@ -10,7 +10,7 @@ use super::stream::{End, HEAD_BYTES, Kind, MOST_COUNT, RecordHead};
 #[non_exhaustive]
 pub enum LoadError {
     /// A record is not the next one: one was lost, came twice, or too early.
-    #[error("byte {at}: record {got} came where record {expected} should")]
+    #[error("byte {at}: record {got} came instead of record {expected}")]
     Number {
         /// Where.
         at: u64,
@@ -186,7 +186,7 @@ impl Loader {
                 body[*have..*have + some].copy_from_slice(&bytes[..some]);
                 *have += some;
                 if *have == End::BYTES {
-                    let rule = "the end's check word does not fit";
+                    let rule = "the end's check word does not match";
                     let end = End::decode(body);
                     let end = end.ok_or(LoadError::Record { at: self.at, rule, value: 0 })?;
                     self.end = Some(believable(end, self.at)?);
@@ -269,7 +269,7 @@ fn believable(end: End, at: u64) -> Result<End, LoadError> {
         }
     }
     if first.checked_add(bytes).is_none() {
-        return bad("the window of its writes ends behind the last address", first);
+        return bad("the window of its writes ends after the last address", first);
     }
     Ok(end)
 }

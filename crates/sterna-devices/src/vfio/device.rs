@@ -278,7 +278,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     fn finish_load(&self, configuration: &[u8]) -> Result<(), DeviceError> {
         let mut inner = self.known()?;
         if !matches!(inner.session, Session::Loading { failed: false }) {
-            return Err(self.misused(inner.state, "it was not loaded whole"));
+            return Err(self.misused(inner.state, "it was not loaded completely"));
         }
         if !configuration.is_empty() {
             return Err(DeviceError::Configuration {
@@ -340,8 +340,8 @@ impl<P: MigrationPort> VfioDevice<P> {
         }
         if path(self.port.features(), state, to).is_none() {
             let rule = match state {
-                MigState::Error => "it has failed; only a reset helps, which loses what it holds",
-                _ => "no way leads from there to the state that is needed",
+                MigState::Error => "it has failed; only a reset helps, which loses its state",
+                _ => "the required state cannot be reached from there",
             };
             return Err(self.misused(state, rule));
         }

@@ -80,14 +80,14 @@ impl<L: DmaLogger> DmaLog<L> {
             };
             let end = range.first_page.checked_add(range.pages);
             if range.pages == 0 || end.is_none_or(|end| end > block.pages()) {
-                return refuse("it does not lie inside its block");
+                return refuse("it is not inside its block");
             }
             let bytes = range.pages.checked_mul(PAGE_BYTES);
             if bytes.and_then(|bytes| bytes.checked_add(range.guest_address)).is_none() {
-                return refuse("it ends behind the last address");
+                return refuse("it ends after the last address");
             }
             if !range.guest_address.is_multiple_of(PAGE_BYTES) {
-                return refuse("its guest address is not that of a page");
+                return refuse("its guest address is not page-aligned");
             }
         }
         Ok(Self { logger, ram, ranges, started: Mutex::new(false) })

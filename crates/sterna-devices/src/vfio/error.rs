@@ -12,7 +12,7 @@ use super::MigState;
 #[non_exhaustive]
 pub enum PortError {
     /// It did not answer in time. It may be slow or hang; whether it did what was asked is not known.
-    #[error("{request}: no answer within {limit:?}; look at the device's process")]
+    #[error("{request}: no answer within {limit:?}; check the device's process")]
     Silent {
         /// What was asked.
         request: &'static str,
@@ -100,7 +100,7 @@ pub enum DeviceError {
         rule: &'static str,
     },
     /// The peer sent configuration for a device that has none.
-    #[error("device {device} in state {state}: {bytes} bytes of configuration came, and it has none")]
+    #[error("device {device} in state {state}: {bytes} bytes of configuration came, but it has none")]
     Configuration {
         /// The device.
         device: String,
@@ -141,7 +141,7 @@ impl From<DeviceError> for VmError {
             DeviceError::Change { to, source, .. } => format!("going to {to} failed: {source}"),
             DeviceError::State { rule, .. } => (*rule).to_owned(),
             DeviceError::Configuration { bytes, .. } => {
-                format!("{bytes} bytes of configuration came, and it has none")
+                format!("{bytes} bytes of configuration came, but it has none")
             }
         };
         VmError::new(what, why)

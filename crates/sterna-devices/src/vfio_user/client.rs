@@ -133,10 +133,7 @@ impl Client {
                 return Err(lack(format!("RAM block {:?} ends before the range does", block.name())));
             }
             let shared = block.shared_file().ok_or_else(|| {
-                lack(format!(
-                    "RAM block {:?} is private memory; make it of a memfd or huge pages",
-                    block.name()
-                ))
+                lack(format!("RAM block {:?} is private memory; use a memfd or huge pages", block.name()))
             })?;
             let map = DmaMap {
                 flags: DMA_READ | DMA_WRITE,
@@ -278,7 +275,7 @@ impl Client {
         let at = HEADER_BYTES + FeatureRequest::BYTES;
         if came != report {
             let (field, value) = ("iova", came.range.address);
-            let rule = "another range was asked for";
+            let rule = "another range was requested";
             return Err(misbehaved(WireError::Value { message: name, at, field, value, rule }));
         }
         if bitmap.len() as u64 != report.bitmap_bytes() {
@@ -323,7 +320,12 @@ impl Client {
             rule,
         };
         if theirs.major != ours.major {
-            return Err(answer.misbehaved(bad(16, "major", theirs.major.into(), "another one was proposed")));
+            return Err(answer.misbehaved(bad(
+                16,
+                "major",
+                theirs.major.into(),
+                "a different one was proposed",
+            )));
         }
         if theirs.minor > ours.minor {
             return Err(answer.misbehaved(bad(18, "minor", theirs.minor.into(), "a lower one was proposed")));
@@ -376,7 +378,7 @@ impl Client {
             FeatureRequest::decode(answer.payload(&bytes)).map_err(|error| answer.misbehaved(error))?;
         if (came.feature, came.method) != (question.feature, question.method) {
             let (message, field, value) = (answer.request, "flags", u64::from(came.feature));
-            let rule = "the answer is about another feature";
+            let rule = "the answer is for another feature";
             return Err(answer.misbehaved(WireError::Value { message, at: 20, field, value, rule }));
         }
         Ok(came.data.to_vec())
@@ -429,7 +431,7 @@ impl Client {
         // What comes behind that is not looked through again at every request.
         answer.talk.connection.give_up();
         let (message, field, value) = (command.name(), "messages", u64::from(FOREIGN_MESSAGES) + 1);
-        let rule = "so many came that are not its answer";
+        let rule = "that many messages came that are not its answer";
         Err(answer.misbehaved(WireError::Value { message, at: 0, field, value, rule }))
     }
 

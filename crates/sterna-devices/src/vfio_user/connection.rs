@@ -227,7 +227,7 @@ impl Connection {
 
     fn check(&self) -> Result<(), Trouble> {
         if self.given_up {
-            return Err(Trouble::Broken(io::Error::other("it was given up after an earlier failure")));
+            return Err(Trouble::Broken(io::Error::other("it was closed after an earlier failure")));
         }
         Ok(())
     }

@@ -125,10 +125,10 @@ impl Server {
             loop {
                 match self.serve_next() {
                     Ok(Some(ServerEnd::Disconnected | ServerEnd::HungUp)) => {}
-                    Ok(Some(end)) => tracing::warn!(?end, "a vfio-user client was turned away"),
+                    Ok(Some(end)) => tracing::warn!(?end, "a vfio-user client was refused"),
                     Ok(None) => return,
                     Err(error) => {
-                        tracing::error!(%error, "no vfio-user client can be waited for");
+                        tracing::error!(%error, "cannot wait for vfio-user clients");
                         return;
                     }
                 }

@@ -91,7 +91,7 @@ pub enum VhostUserError {
     },
     /// The back end says that the transfer of its state failed (CHECK_DEVICE_STATE).
     #[error(
-        "vhost-user device {device}: the back end says that {direction} its state failed; see what it printed"
+        "vhost-user device {device}: the back end reports that {direction} its state failed; see what it printed"
     )]
     State {
         /// The device's name.
@@ -101,7 +101,7 @@ pub enum VhostUserError {
     },
     /// The back end neither moves its state on nor ends.
     #[error(
-        "vhost-user device {device}: {direction} its state stood still for {limit:?} after {bytes} bytes"
+        "vhost-user device {device}: {direction} its state made no progress for {limit:?} after {bytes} bytes"
     )]
     Stalled {
         /// The device's name.
@@ -154,7 +154,7 @@ pub enum VhostUserError {
         rule: String,
     },
     /// A call that does not fit what the device is doing.
-    #[error("vhost-user device {device}: {call} makes no sense now: {state}")]
+    #[error("vhost-user device {device}: {call} is not possible now: {state}")]
     OutOfOrder {
         /// The device's name.
         device: Arc<str>,
@@ -203,7 +203,7 @@ impl From<VhostUserError> for VmError {
                 StateDirection::Save => "saving a device's state",
                 StateDirection::Load => "loading a device's state",
             },
-            _ => "moving a device",
+            _ => "migrating a device",
         };
         VmError::new(what, error)
     }

@@ -32,16 +32,17 @@ impl GuestMemory {
         }
         for (index, range) in ranges.iter().enumerate() {
             let refuse = |rule| refuse(index, rule);
-            let block = ram.blocks().get(range.block).ok_or(refuse("it names a block that is not there"))?;
+            let block =
+                ram.blocks().get(range.block).ok_or(refuse("it names a block that does not exist"))?;
             let end = range.first_page.checked_add(range.pages);
             if range.pages == 0 || end.is_none_or(|end| end > block.pages()) {
-                return Err(refuse("it does not lie inside its block"));
+                return Err(refuse("it is not inside its block"));
             }
             if range.guest_address.checked_add(bytes(range.pages)).is_none() {
-                return Err(refuse("it ends behind the last address"));
+                return Err(refuse("it ends after the last address"));
             }
             if block.shared_file().is_none() {
-                return Err(refuse("private memory cannot be given to a back end: back it by a memfd"));
+                return Err(refuse("private memory cannot be shared with a back end: use a memfd"));
             }
         }
         Ok(Self { ram: ram.clone(), ranges: ranges.to_vec() })

@@ -79,7 +79,7 @@ impl StatePipe {
             return Err(VhostUserError::Misbehaved {
                 device: Arc::clone(device),
                 request: "SET_DEVICE_STATE_FD",
-                rule: "the descriptor that it wants to be used instead is no pipe".to_owned(),
+                rule: "the descriptor that it supplied is not a pipe".to_owned(),
             });
         }
         let (ours, inner) = pair(device, direction, limit)?;

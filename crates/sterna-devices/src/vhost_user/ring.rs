@@ -37,7 +37,7 @@ impl Ring {
     ) -> Result<(VringConfigData, Pages), VhostUserError> {
         let refuse = |rule| VhostUserError::Ring { device: Arc::clone(device), ring: index, rule };
         if !self.size.is_power_of_two() || self.size > SIZE_MAX {
-            return Err(refuse("its size is no power of two up to 32768"));
+            return Err(refuse("its size is not a power of two up to 32768"));
         }
         let size = u64::from(self.size);
         let find = |address: u64, align: u64, len: u64, rule| {

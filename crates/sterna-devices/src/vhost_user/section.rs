@@ -24,7 +24,7 @@ impl Device for VhostUserSection {
             return Ok(());
         }
         let what = format!("loading section {}", self.name());
-        Err(VmError::new(what, format!("{} bytes came, none are known", body.len())))
+        Err(VmError::new(what, format!("{} unexpected bytes came", body.len())))
     }
 
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {

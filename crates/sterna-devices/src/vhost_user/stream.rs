@@ -38,7 +38,7 @@ pub(super) enum Transfer {
 impl Transfer {
     fn describe(&self) -> &'static str {
         match self {
-            Self::None | Self::Ran { .. } => "its state is not moving",
+            Self::None | Self::Ran { .. } => "its state is not being transferred",
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
             Self::Unsaved => "saving its state has failed",
             Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",

@@ -280,7 +280,7 @@ impl Job<'_> {
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {
         let Output::File(path) = &self.to else {
-            let text = "a mapped-ram image needs a file, not a pipe: choose --format legacy or name a file";
+            let text = "a mapped-ram image needs a file, not a pipe: use --format legacy or name a file";
             return Err(ImageError::Request(text.to_owned()));
         };
         let options = MappedOptions {
@@ -350,7 +350,7 @@ fn envelope(
 ) -> Result<Option<Envelope>, ImageError> {
     if !target.is_libvirt() {
         if options.xml.is_some() || options.cookie.is_some() {
-            let text = format!("XML and cookie belong into a libvirt image, not into {}", target.name());
+            let text = format!("only libvirt images contain XML and cookie, {} does not", target.name());
             return Err(ImageError::Request(text));
         }
         return Ok(None);
@@ -380,8 +380,7 @@ fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     }
     let file = file.to_owned();
     if end.is_end_unsure {
-        let rule =
-            "its sections have no footers and no description follows, so nobody can tell whether it is whole";
+        let rule = "its sections have no footers and no description follows, so it is unknown whether it is complete";
         return Err(ImageError::Unsupported {
             file,
             rule: rule.to_owned(),

@@ -83,7 +83,7 @@ pub(super) fn copy(
             .collect();
         threads.into_iter().try_for_each(|thread| {
             thread.join().unwrap_or_else(|_| {
-                Err(ImageError::Request("a thread that copies pages has died".to_owned()))
+                Err(ImageError::Request("a thread that copies pages has panicked".to_owned()))
             })
         })
     })

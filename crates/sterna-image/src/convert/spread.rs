@@ -65,7 +65,7 @@ fn join(thread: ScopedJoinHandle<'_, Result<(), ImageError>>) -> Result<(), Imag
 }
 
 fn gone() -> ImageError {
-    ImageError::Request("a thread that writes pages has died".to_owned())
+    ImageError::Request("a thread that writes pages has panicked".to_owned())
 }
 
 /// A thread's work.

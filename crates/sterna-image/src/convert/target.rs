@@ -87,7 +87,7 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::all().into_iter().find(|target| target.name() == text).ok_or_else(|| {
             let names: Vec<String> = Self::all().into_iter().map(Self::name).collect();
-            format!("{text:?} is no format; there are {}", names.join(", "))
+            format!("{text:?} is not a format; formats are {}", names.join(", "))
         })
     }
 }

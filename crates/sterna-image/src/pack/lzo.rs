@@ -136,7 +136,7 @@ pub(super) fn unpack(from: &[u8], length: usize) -> Result<Vec<u8>, &'static str
         state = literals;
     }
     if block.at != from.len() {
-        return Err("bytes behind the end of a block");
+        return Err("bytes after the end of a block");
     }
     if block.out.len() != length {
         return Err("a block is shorter than announced");

@@ -76,7 +76,7 @@ impl<R: Read> Reader<R> {
     fn header(&mut self) -> io::Result<u32> {
         let magic: [u8; 9] = self.array()?;
         if magic != *MAGIC {
-            return Err(bad("this is no lzop header"));
+            return Err(bad("this is not an lzop header"));
         }
         let mut fields = Vec::new();
         let version = self.field::<2>(&mut fields).map(u16::from_be_bytes)?;
@@ -90,7 +90,7 @@ impl<R: Read> Reader<R> {
         }
         let flags = self.field::<4>(&mut fields).map(u32::from_be_bytes)?;
         if flags & (flag::FILTER | flag::MULTIPART) != 0 {
-            return Err(bad("filters and parts are not known"));
+            return Err(bad("filters and parts are not supported"));
         }
         self.field::<12>(&mut fields)?;
         let [name] = self.field::<1>(&mut fields)?;
@@ -123,7 +123,7 @@ impl<R: Read> Reader<R> {
         }
         let packed_length = self.word()? as usize;
         if length > MOST_BLOCK_BYTES || packed_length > length {
-            return Err(bad("the lengths of a block cannot be"));
+            return Err(bad("the lengths of a block are impossible"));
         }
         let is_packed = packed_length < length;
         let mut sums = [None; 4];
@@ -143,7 +143,7 @@ impl<R: Read> Reader<R> {
         let is_sound =
             |sum: Option<u32>, of: fn(&[u8]) -> u32, bytes: &[u8]| sum.is_none_or(|sum| sum == of(bytes));
         if !is_sound(sums[2], adler32, &body) || !is_sound(sums[3], crc32fast::hash, &body) {
-            return Err(bad("the checksum of a packed block is wrong"));
+            return Err(bad("the checksum of a compressed block is wrong"));
         }
         self.block = if is_packed { lzo::unpack(&body, length).map_err(bad)? } else { body };
         if !is_sound(sums[0], adler32, &self.block) || !is_sound(sums[1], crc32fast::hash, &self.block) {

@@ -118,13 +118,14 @@ impl<W: Write> Packer<W> {
         let (sender, result) = sync_channel(1);
         self.jobs()?
             .send(Job { piece, result: sender })
-            .map_err(|_| io::Error::other("the threads that pack have died"))?;
+            .map_err(|_| io::Error::other("the compressing threads have panicked"))?;
         self.results.push_back(result);
         Ok(())
     }
 
     fn write_result(&mut self, result: &Receiver<io::Result<Piece>>) -> io::Result<()> {
-        let mut piece = result.recv().map_err(|_| io::Error::other("a thread that packs has died"))??;
+        let mut piece =
+            result.recv().map_err(|_| io::Error::other("a compressing thread has panicked"))??;
         self.out.write_all(&piece.packed)?;
         piece.plain.clear();
         piece.packed.clear();

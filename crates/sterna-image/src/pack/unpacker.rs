@@ -183,7 +183,7 @@ fn judge(packing: Packing, error: io::Error, unpacked: u64, packed: u64) -> io::
         return error;
     }
     let reason = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the packed data end too early".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the compressed data ends too early".to_owned(),
         _ => error.to_string(),
     };
     io::Error::other(Damaged { packing: packing.name(), reason, unpacked, packed })
@@ -225,7 +225,7 @@ impl Ahead {
                 if piece.is_empty() { self.next() } else { Ok(piece) }
             }
             Next::There(pieces) => {
-                let dead = |_| io::Error::other("the thread that unpacks has died");
+                let dead = |_| io::Error::other("the decompressing thread has panicked");
                 let piece = pieces.recv().map_err(dead)??;
                 if !piece.is_empty() {
                     self.next = Next::There(pieces);
@@ -306,7 +306,7 @@ mod tests {
                 .unwrap()
                 .read_to_end(&mut out);
 
-            assert!(error.unwrap_err().to_string().contains("end too early"));
+            assert!(error.unwrap_err().to_string().contains("ends too early"));
             assert_eq!(out.len(), length);
         }
     }

@@ -127,7 +127,7 @@ fn in_packed(error: ImageError, kind: &ImageKind, stream_offset: u64, places: &P
                 let (from, to) = (stream_offset + from, stream_offset + to);
                 format!(", which comes out of bytes {from} to {to} of the file")
             });
-            let rule = format!("{rule} (a byte of the unpacked stream{place})");
+            let rule = format!("{rule} (a byte of the decompressed stream{place})");
             ImageError::Broken { file, offset, rule, paragraph }
         }
         ImageError::Packing { file, packing, reason, unpacked, packed } => {

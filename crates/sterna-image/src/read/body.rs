@@ -104,7 +104,7 @@ fn no_element(cursor: &Cursor, have: usize) -> ImageError {
     if have < HEADER_BYTES {
         return cursor.torn(have, "RAM");
     }
-    cursor.broken(0, "specs/mapped-ram.md §1.4", "this is no element that can follow a section of RAM")
+    cursor.broken(0, "specs/mapped-ram.md §1.4", "this is not an element that can follow a section of RAM")
 }
 
 /// The list of records of one section.
@@ -152,7 +152,7 @@ impl Records {
                 }
                 flags::XBZRLE => self.delta(cursor, shape, flag, offset, sink)?,
                 _ => {
-                    let rule = format!("word {word:#x} is no record of a page");
+                    let rule = format!("word {word:#x} is not a page record");
                     return Err(cursor.broken(8, "specs/mapped-ram.md §2", rule));
                 }
             }
@@ -217,7 +217,7 @@ impl Records {
             cursor.consume(length);
             block
         } else {
-            let rule = "CONTINUE, and no block was named before";
+            let rule = "CONTINUE without a block named before";
             self.last.ok_or_else(|| cursor.broken(8, RECORDS, rule))?
         };
         self.last = Some(block);

@@ -138,7 +138,7 @@ impl Cursor {
             return Ok(());
         }
         if !self.input.jump(position) {
-            let rule = "a mapped-ram image needs a file that can be read at any place, not a pipe or a \
+            let rule = "a mapped-ram image needs a file with random access, not a pipe or a \
                         compressed stream";
             return Err(self.unsupported(rule, "specs/mapped-ram.md §4.1"));
         }

@@ -100,7 +100,7 @@ fn early(
                     if have < HEADER_BYTES {
                         return Err(cursor.torn(have, "a section header"));
                     }
-                    return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", "this is no section header"));
+                    return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", "this is not a section header"));
                 };
                 if kind == START && header.name == ram::SECTION_NAME {
                     return Ok(early);
@@ -111,7 +111,7 @@ fn early(
                 return Err(cursor.broken(0, "specs/mapped-ram.md §1.4", "the stream ends without RAM"));
             }
             Some(other) => {
-                let rule = format!("{other:#04x} is no element that can stand before RAM");
+                let rule = format!("{other:#04x} is not an element that can come before RAM");
                 return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", rule));
             }
         }
@@ -297,7 +297,7 @@ pub(super) fn footer(cursor: &mut Cursor, id: u32, expected: Option<bool>) -> Re
     }
     let bytes: [u8; 5] = cursor.take("a section footer")?;
     if bytes[0] != FOOTER || bytes[1..] != id.to_be_bytes() {
-        let rule = format!("no footer of section {id} behind it, but {bytes:02x?}");
+        let rule = format!("no footer of section {id} after it, but {bytes:02x?}");
         return Err(cursor.broken(5, "specs/mapped-ram.md §1.3", rule));
     }
     Ok(true)

@@ -237,7 +237,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
     let file = opened.map_err(|error| ImageError::io(&name, "open", error))?;
     let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
     if !metadata.is_file() {
-        let why = "it is no regular file, and an image must be readable at any place";
+        let why = "it is not a regular file, and an image needs random access";
         return Err(ImageError::io(
             &name,
             "open",
@@ -293,6 +293,6 @@ impl RecordSink for Visit<'_> {
 
     fn delta(&mut self, _: usize, _: u64, _: &[u8]) -> Result<(), ImageError> {
         let file = self.file;
-        Err(ImageError::Request(format!("{file} holds pages as differences (XBZRLE): spool it first")))
+        Err(ImageError::Request(format!("{file} contains pages as differences (XBZRLE): spool it first")))
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn read(source: &dyn ReadAt, file: &str) -> Result<(LibvirtHeader, u6
     let length = source.len_bytes().map_err(|error| ImageError::io(file, "fstat", error))?;
     if header.stream_offset() > length {
         let rule = format!(
-            "{} bytes of XML and cookie are announced, the file ends at byte {length}",
+            "{} bytes of XML and cookie are announced, but the file ends at byte {length}",
             header.data_length
         );
         let paragraph = "specs/libvirt-save.md §4.3";

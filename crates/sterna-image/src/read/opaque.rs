@@ -65,7 +65,7 @@ pub(super) fn take_section(
     loop {
         let bytes = cursor.some()?;
         if bytes.is_empty() {
-            return Err(cursor.torn(0, "a device section in front of the end of RAM"));
+            return Err(cursor.torn(0, "a device section before the end of RAM"));
         }
         let plain = bytes.iter().position(|byte| *byte == FOOTER).unwrap_or(bytes.len());
         take(cursor, plain, "a device section", out)?;

@@ -147,7 +147,7 @@ impl FromStr for Architecture {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| format!("{text:?} is no architecture that is known; there are {}", Self::names()))
+        found.ok_or_else(|| format!("{text:?} is not a known architecture; known are {}", Self::names()))
     }
 }
 

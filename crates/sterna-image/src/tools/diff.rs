@@ -131,9 +131,9 @@ pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Re
         opaque("commands between RAM's sections", &a, &b, &mut difference);
     } else {
         let (a, b) = (a.shape(), b.shape());
-        opaque("sections before RAM (they cannot be told apart)", &a.early, &b.early, &mut difference);
-        opaque("what lies between RAM's sections", &beside(a), &beside(b), &mut difference);
-        opaque("devices (they cannot be told apart)", &a.devices, &b.devices, &mut difference);
+        opaque("sections before RAM (not separable)", &a.early, &b.early, &mut difference);
+        opaque("data between RAM's sections", &beside(a), &beside(b), &mut difference);
+        opaque("devices (not separable)", &a.devices, &b.devices, &mut difference);
     }
     live(&state_a, &state_b, &mut difference);
     difference.description = described(a.shape()) != described(b.shape());
@@ -247,7 +247,7 @@ fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
     pair("capabilities", capabilities(a), capabilities(b));
     pair("uuid", uuid(a), uuid(b));
     pair("RAM has an END", yes(a.has_end), yes(b.has_end));
-    pair("stream is whole", yes(a.has_eof), yes(b.has_eof));
+    pair("stream is complete", yes(a.has_eof), yes(b.has_eof));
     pair("sections have footers", yes(a.ram.footers), yes(b.ram.footers));
     let order = |shape: &Shape| {
         let names: Vec<_> = shape.ram.blocks.iter().map(|block| block.name.as_str()).collect();

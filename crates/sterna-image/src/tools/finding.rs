@@ -68,7 +68,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if let Some(byte) = self.byte {
-            let of = if self.is_unpacked { " of the unpacked stream" } else { "" };
+            let of = if self.is_unpacked { " of the decompressed stream" } else { "" };
             parts.push(format!("byte {byte:#x}{of}"));
         }
         if let Some(block) = &self.block {

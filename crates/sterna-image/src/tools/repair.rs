@@ -97,7 +97,7 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     let verdict = verify::verify_source(Arc::clone(&source), &name, options)?;
     let name = &verdict.file;
     if verdict.is_sound() && broken_off.is_none() {
-        return Err(ImageError::Request(format!("{name} is sound: there is nothing to repair")));
+        return Err(ImageError::Request(format!("{name} is sound: nothing to repair")));
     }
     // That the bitmaps are lost says less than whatever else is wrong.
     let errors = verdict

@@ -210,7 +210,7 @@ impl MappedWriter {
             && shape.ram.footers == inner.ram.footers
             && shape.ram.blocks == inner.ram.blocks;
         if !same {
-            let text = "the image was begun with other RAM than it is to be finished with";
+            let text = "the image was begun with different RAM";
             return Err(ImageError::Request(text.to_owned()));
         }
         for placed in &inner.blocks {

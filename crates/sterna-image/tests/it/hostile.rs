@@ -194,11 +194,11 @@ fn record_that_cannot_be_is_refused() {
     };
     assert!(put(part, &0x3008u64.to_be_bytes()).contains("beyond block"));
     assert!(put(part, &0x28u64.to_be_bytes()).contains("CONTINUE"));
-    assert!(put(part, &0x80u64.to_be_bytes()).contains("no record"));
-    assert!(put(part, &0x200u64.to_be_bytes()).contains("no record"));
+    assert!(put(part, &0x80u64.to_be_bytes()).contains("not a page record"));
+    assert!(put(part, &0x200u64.to_be_bytes()).contains("not a page record"));
     assert!(put(part + 9, b"mX").contains("not in the block list"));
     assert!(put(second + 8, &[1]).contains("zero page of bytes 01"));
-    assert!(put(second, &0x1064u64.to_be_bytes()).contains("no record"));
+    assert!(put(second, &0x1064u64.to_be_bytes()).contains("not a page record"));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn libvirt_header_that_lies_is_refused_in_one_sentence() {
         (|header| header.data_length = 0, "is 0"),
         (|header| header.data_length = 0x7fff_ffff, "are announced"),
         (|header| header.cookie_offset = header.data_length + 1, "lies beyond"),
-        (|header| header.data_length -= 7, "no image"),
+        (|header| header.data_length -= 7, "not an image"),
         (
             |header| {
                 header.data_length = 5;
@@ -280,18 +280,21 @@ fn libvirt_header_that_lies_is_refused_in_one_sentence() {
         ),
     ] {
         let error = libvirt(change).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(error.contains(says) || (says == "no image" && error.contains("magic")), "{says}: {error}");
+        assert!(
+            error.contains(says) || (says == "not an image" && error.contains("magic")),
+            "{says}: {error}"
+        );
     }
 }
 
 #[test]
 fn file_that_is_no_image_is_told_by_its_first_bytes() {
     for (bytes, says) in [
-        (&b"\x7fELF\x02\x01\x01"[..], "no image"),
+        (&b"\x7fELF\x02\x01\x01"[..], "not an image"),
         (b"", "ends at byte 0"),
         (b"QEVM", "inside the header"),
         (b"QEVM\0\0\0\x02", "version 2"),
-        (b"QFI\xfb and so on", "no image"),
+        (b"QFI\xfb and so on", "not an image"),
     ] {
         let error = open(bytes).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");

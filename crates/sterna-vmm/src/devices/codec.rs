@@ -49,7 +49,7 @@ pub enum StateError {
         why: String,
     },
     /// The two sides differ where they must not.
-    #[error("{what}: the source has {theirs}, this machine {ours}")]
+    #[error("{what}: the source has {theirs}, this machine has {ours}")]
     Mismatch {
         /// What differs.
         what: String,

@@ -129,11 +129,11 @@ impl<'a> State<'a> {
         let caps = &shared.caps;
         let mp_state = fields.u64(*b"mpst")?;
         if mp_state > 4 {
-            return Err(StateError::value(*b"mpst", format!("{mp_state} is no run state")));
+            return Err(StateError::value(*b"mpst", format!("{mp_state} is not a run state")));
         }
         let (sregs2, sregs) = (fields.optional_plain(*b"sre2")?, fields.optional_plain(*b"sreg")?);
         if sregs2.is_some() == sregs.is_some() {
-            return Err(StateError::value(*b"sre2", "exactly one of sre2 and sreg must be there"));
+            return Err(StateError::value(*b"sre2", "exactly one of sre2 and sreg must be present"));
         }
         let xsave = fields.optional(*b"xsav");
         let most = caps.xsave2_bytes.max(4096);

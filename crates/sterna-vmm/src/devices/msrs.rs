@@ -25,7 +25,7 @@ pub(crate) fn known(fd: &VcpuFd, listed: &[u32]) -> Vec<u32> {
     indices.retain(|index| {
         let kept = !matches!(*index, TSC | TSC_DEADLINE) && kvm::read_msr(fd, *index).is_some();
         if !kept {
-            tracing::debug!("MSR {index:#x} is not saved: the kernel does not read it");
+            tracing::debug!("MSR {index:#x} is not saved: the kernel cannot read it");
         }
         kept
     });
@@ -48,7 +48,7 @@ pub(crate) fn save(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<u8>, StateError> 
             }
             if count < rest.len() {
                 // Readable at creation, not now: it hangs on something that the guest switched off.
-                tracing::debug!("MSR {:#x} is not saved: the kernel does not read it now", rest[count]);
+                tracing::debug!("MSR {:#x} is not saved: the kernel cannot read it now", rest[count]);
             }
             rest = &rest[(count + 1).min(rest.len())..];
         }

@@ -32,7 +32,7 @@ pub(crate) struct TscAnchor {
 }
 
 pub(crate) fn save(fd: &VcpuFd, body: &mut Body) -> Result<(), StateError> {
-    let missing = || StateError::value(*b"tsc ", "the kernel does not read the TSC");
+    let missing = || StateError::value(*b"tsc ", "the kernel cannot read the TSC");
     let reading = read(fd).ok_or_else(missing)?;
     body.u64(*b"tsc ", reading.tsc);
     body.u64(*b"real", reading.realtime_ns);

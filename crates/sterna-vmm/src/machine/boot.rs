@@ -106,8 +106,9 @@ fn write_tables(shared: &Shared) -> Result<(), VmmError> {
     let (directory, huge) = (PAGE_TABLES + PAGE, gib > SMALL_GIB_MAX);
     if gib > 512 || huge && !shared.caps.gib_pages {
         let most = if shared.caps.gib_pages { 512 } else { SMALL_GIB_MAX };
-        let why =
-            format!("flat guests can address {most} GiB of guest-physical memory here, {gib} are needed");
+        let why = format!(
+            "flat guests can address {most} GiB of guest-physical memory, but {gib} GiB are required"
+        );
         return Err(VmmError::Config { what: "ram", why });
     }
     low.write_u64(PAGE_TABLES, directory | PRESENT_WRITABLE)?;

@@ -101,19 +101,22 @@ impl MachineConfig {
             return refuse("vcpus", format!("{} asked for, 1 to {VCPUS_MAX} are possible", self.vcpus));
         }
         if self.ram_bytes < RAM_MIN_BYTES {
-            return refuse("ram", format!("{} bytes asked for, at least 64 MiB are needed", self.ram_bytes));
+            return refuse(
+                "ram",
+                format!("{} bytes requested, but at least 64 MiB are required", self.ram_bytes),
+            );
         }
         if let Some(entries) = self.dirty_ring_size
             && !(entries.is_power_of_two() && DIRTY_RING_ENTRIES.contains(&entries))
         {
             let (least, most) = (DIRTY_RING_ENTRIES.start(), DIRTY_RING_ENTRIES.end());
             let why =
-                format!("{entries} entries asked for, a power of two from {least} to {most} is possible");
+                format!("{entries} entries requested; it must be a power of two from {least} to {most}");
             return refuse("dirty-ring-size", why);
         }
         match &self.guest {
             _ if self.incoming => Ok(()),
-            None => refuse("guest", "none given, and no migration is to bring one".into()),
+            None => refuse("guest", "none given, and no incoming migration is configured".into()),
             Some(GuestImage::BootSector(code)) if code.is_empty() || code.len() > 512 => {
                 refuse("boot sector", format!("{} bytes, 1 to 512 are possible", code.len()))
             }
@@ -125,7 +128,7 @@ impl MachineConfig {
     fn check_flat(&self, code: &[u8], parameters: &[u64]) -> Result<(), VmmError> {
         let room = ranges(self.ram_bytes)[0].len_bytes / 2;
         if code.is_empty() || code.len() as u64 > room {
-            let why = format!("{} bytes of code, 1 to {room} fit into low RAM", code.len());
+            let why = format!("{} bytes of code; it must have 1 to {room} bytes", code.len());
             return Err(VmmError::Config { what: "guest", why });
         }
         if parameters.len() > PARAMETERS_MAX {

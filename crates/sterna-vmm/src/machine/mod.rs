@@ -205,7 +205,7 @@ impl KvmMachine {
         if !self.has_guest() {
             return Err(VmmError::State {
                 what: "cont",
-                why: "the machine waits for a migration to bring its guest".into(),
+                why: "the machine waits for an incoming migration".into(),
             });
         }
         if let Some(reason) = self.ended() {

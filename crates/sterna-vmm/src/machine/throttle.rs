@@ -244,9 +244,7 @@ impl Shared {
     pub(crate) fn set_dirty_limit(&self, vcpu: Option<usize>, bytes: Option<u64>) -> Result<(), VmError> {
         let refuse = |why: String| Err(VmError::new("set a vCPU's dirty limit", why));
         if self.tracking.ring().is_none() {
-            return refuse(
-                "only a dirty ring knows who dirties what: start the VM with --dirty-ring-size".into(),
-            );
+            return refuse("only dirty rings count per vCPU: start the VM with --dirty-ring-size".into());
         }
         let count = self.throttling.vcpus.len();
         let vcpus = match vcpu {
@@ -255,7 +253,7 @@ impl Shared {
             Some(vcpu) => return refuse(format!("there is no vCPU {vcpu}: the machine has {count}")),
         };
         if bytes == Some(0) {
-            return refuse("with a limit of 0 the guest would never go on: give bytes per second".into());
+            return refuse("a limit of 0 would stop the guest: give bytes per second".into());
         }
         for vcpu in vcpus {
             // What was dirtied before is not held against it.

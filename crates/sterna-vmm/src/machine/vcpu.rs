@@ -162,7 +162,7 @@ fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
                 Ok(()) => Step::Reaped,
                 Err(error) => failed(vcpu, error.to_string()),
             },
-            None => failed(vcpu, "a dirty ring is full, but none was switched on".into()),
+            None => failed(vcpu, "a dirty ring is full, but none is enabled".into()),
         },
         KVM_EXIT_SHUTDOWN | KVM_EXIT_SYSTEM_EVENT => {
             let rip = fd.get_regs().map_or(0, |regs| regs.rip);

@@ -181,5 +181,5 @@ fn unknown_duplicate_and_long_fields_are_named() {
     assert!(
         refusal(1, &edited(&good[1], b"fifo", |fifo| fifo.resize(65, 0))).contains("\"fifo\" has 65 bytes")
     );
-    assert!(refusal(2, &edited(&good[2], b"mpst", |state| state[0] = 9)).contains("9 is no run state"));
+    assert!(refusal(2, &edited(&good[2], b"mpst", |state| state[0] = 9)).contains("9 is not a run state"));
 }

@@ -106,11 +106,11 @@ impl StateBank {
         match failure {
             Failure::Refused(errno) => errno.into(),
             Failure::Load(error) => {
-                tracing::error!(%error, "what was loaded is not what was saved");
+                tracing::error!(%error, "the loaded state differs from the saved state");
                 Errno::BADMSG.into()
             }
             Failure::Ram(error) => {
-                tracing::error!(%error, "guest RAM is not what it was");
+                tracing::error!(%error, "guest RAM differs from what was written");
                 Errno::BADMSG.into()
             }
             Failure::Fault(FaultKind::Fail) => Errno::IO.into(),

@@ -121,9 +121,8 @@ impl<C: Calls> KernelPort<C> {
         let mut argument = Argument::state(feature::GET, 0);
         self.calls.feature(&mut argument.bytes, &mut []).map_err(|errno| refused(request, errno))?;
         let number = argument.state_number();
-        let state = MigState::from_number(number).ok_or_else(|| {
-            misbehaved(request, format!("state {number}, and there is none of that number"))
-        })?;
+        let state = MigState::from_number(number)
+            .ok_or_else(|| misbehaved(request, format!("state {number}, which does not exist")))?;
         session.found(state);
         Ok(state)
     }
@@ -154,9 +153,9 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
             Ok(data) => session.went(to, data).map_err(|rule| misbehaved(request, rule)),
             Err(errno) => {
                 let whither = match self.ask_state(&mut session) {
-                    Ok(MigState::Error) => "it is in ERROR now, and only a reset helps".to_owned(),
+                    Ok(MigState::Error) => "it is in ERROR now; only a reset helps".to_owned(),
                     Ok(state) => format!("it is in {state} now"),
-                    Err(error) => format!("where it is now is not known: {error}"),
+                    Err(error) => format!("its present state is unknown: {error}"),
                 };
                 let why = io::Error::from(errno);
                 let source = io::Error::new(why.kind(), format!("{why}; {whither}"));
@@ -188,7 +187,9 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
         let data = session.data(request)?;
         loop {
             return match self.calls.read(data, to) {
-                Ok(read) if read > to.len() => Err(misbehaved(request, "more came than was asked for")),
+                Ok(read) if read > to.len() => {
+                    Err(misbehaved(request, "it returned more than was requested"))
+                }
                 Ok(read) => Ok(read),
                 Err(Errno::INTR) => continue,
                 // While it runs: nothing now, perhaps more later. Once it has stopped, the end is 0 bytes.
@@ -208,7 +209,7 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
                     return Err(PortError::Gone { request, source: io::ErrorKind::WriteZero.into() });
                 }
                 Ok(written) if written > from.len() => {
-                    return Err(misbehaved(request, "it took more than it was given"));
+                    return Err(misbehaved(request, "it accepted more than it was given"));
                 }
                 Ok(written) => from = &from[written..],
                 Err(Errno::INTR) => {}

@@ -53,7 +53,7 @@ impl RegionAccess {
             return Err(payload.bad("count", 4, count.into(), "more than one message may carry"));
         }
         if offset.checked_add(count.into()).is_none() {
-            return Err(payload.bad("count", 4, count.into(), "the range ends behind the last address"));
+            return Err(payload.bad("count", 4, count.into(), "the range ends after the last address"));
         }
         Ok(Self { offset, region, count })
     }
@@ -104,7 +104,7 @@ impl MigData {
         payload.u32("argsz")?;
         let size = payload.u32("size")?;
         if size > most {
-            return Err(payload.bad("size", 4, size.into(), "more than was asked for or may be carried"));
+            return Err(payload.bad("size", 4, size.into(), "more than was requested or allowed"));
         }
         Ok(Self { size })
     }

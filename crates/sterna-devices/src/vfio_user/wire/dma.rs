@@ -56,12 +56,12 @@ impl DmaMap {
         let address = pages(&mut payload, "address")?;
         let size = pages(&mut payload, "size")?;
         if size == 0 {
-            return Err(payload.bad("size", 8, size, "a region has bytes"));
+            return Err(payload.bad("size", 8, size, "a region cannot be empty"));
         }
         if address.checked_add(size).is_none()
             || offset.checked_add(size).is_none_or(|end| end > i64::MAX as u64)
         {
-            return Err(payload.bad("size", 8, size, "the region ends behind the last address"));
+            return Err(payload.bad("size", 8, size, "the region ends after the last address"));
         }
         payload.finish()?;
         Ok(Self { flags, offset, address, size })
@@ -100,11 +100,11 @@ impl DmaUnmap {
         payload.argsz(Self::BYTES)?;
         let flags = payload.u32("flags")?;
         if flags & UNMAP_GET_DIRTY_BITMAP != 0 {
-            let rule = "dirty bitmaps are had by DMA_LOGGING_REPORT, before the region is unmapped";
+            let rule = "use DMA_LOGGING_REPORT for dirty bitmaps, before the region is unmapped";
             return Err(payload.bad("flags", 4, flags.into(), rule));
         }
         if flags & !UNMAP_ALL != 0 {
-            return Err(payload.bad("flags", 4, flags.into(), "only unmapping all (2) is known"));
+            return Err(payload.bad("flags", 4, flags.into(), "only unmapping all (2) is supported"));
         }
         let address = payload.u64("address")?;
         let size = payload.u64("size")?;
@@ -112,7 +112,7 @@ impl DmaUnmap {
             return Err(payload.bad("size", 8, size, "all regions have neither address nor size"));
         }
         if address.checked_add(size).is_none() {
-            return Err(payload.bad("size", 8, size, "the region ends behind the last address"));
+            return Err(payload.bad("size", 8, size, "the region ends after the last address"));
         }
         payload.finish()?;
         Ok(Self { flags, address, size })
@@ -124,6 +124,6 @@ fn pages(payload: &mut Payload<'_>, field: &'static str) -> Result<u64, WireErro
     if value.is_multiple_of(PAGE_BYTES) {
         Ok(value)
     } else {
-        Err(payload.bad(field, 8, value, "it is no multiple of 4096"))
+        Err(payload.bad(field, 8, value, "it is not a multiple of 4096"))
     }
 }

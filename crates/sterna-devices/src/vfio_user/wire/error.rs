@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum WireError {
     /// Its size cannot be.
-    #[error("{message}, byte 4: a size of {size} bytes; {least} to {most} are possible")]
+    #[error("{message}, byte 4: a size of {size} bytes; it must be {least} to {most}")]
     Size {
         /// Which message.
         message: &'static str,
@@ -75,7 +75,7 @@ pub enum WireError {
         rule: &'static str,
     },
     /// A reply answers something else.
-    #[error("{message}, byte {at}: it answers command {got}, and command {expected} was asked")]
+    #[error("{message}, byte {at}: it answers command {got}, but command {expected} was sent")]
     WrongReply {
         /// Which message.
         message: &'static str,

@@ -83,7 +83,7 @@ pub fn decode_flags(message: &'static str, data: &[u8]) -> Result<MigrationFeatu
     let mut payload = behind_head(message, data);
     let flags = payload.u64("flags")?;
     let features = MigrationFeatures::from_flags(flags)
-        .ok_or_else(|| payload.bad("flags", 8, flags, "STOP_COPY (bit 0) is the least"))?;
+        .ok_or_else(|| payload.bad("flags", 8, flags, "STOP_COPY (bit 0) is required"))?;
     payload.finish()?;
     Ok(features)
 }
@@ -139,11 +139,16 @@ impl DmaLogRange {
     fn decode(payload: &mut Payload<'_>, page_size: u64) -> Result<Self, WireError> {
         let address = payload.u64("iova")?;
         if !address.is_multiple_of(page_size) {
-            return Err(payload.bad("iova", 8, address, "it is not a page's address"));
+            return Err(payload.bad("iova", 8, address, "it is not page-aligned"));
         }
         let length = payload.u64("length")?;
         if length == 0 || !length.is_multiple_of(page_size) || address.checked_add(length).is_none() {
-            return Err(payload.bad("length", 8, length, "it is not that of pages up to the last address"));
+            return Err(payload.bad(
+                "length",
+                8,
+                length,
+                "it is not a number of pages up to the last address",
+            ));
         }
         Ok(Self { address, length })
     }
@@ -181,12 +186,7 @@ impl DmaLogStart {
         let count = payload.u32("num_ranges")?;
         payload.u32("reserved")?;
         if payload.left() as u64 != u64::from(count) * 16 {
-            return Err(payload.bad(
-                "num_ranges",
-                8,
-                count.into(),
-                "another number of ranges stands behind it",
-            ));
+            return Err(payload.bad("num_ranges", 8, count.into(), "a different number of ranges follows"));
         }
         let ranges =
             (0..count).map(|_| DmaLogRange::decode(&mut payload, page_size)).collect::<Result<_, _>>()?;

@@ -169,14 +169,14 @@ impl Header {
             Err(WireError::Value { message, at, field, value: value.into(), rule })
         };
         if flags & !(TYPE_MASK | NO_REPLY | ERROR) != 0 {
-            return bad(8, "flags", flags, "it has bits that the protocol does not have");
+            return bad(8, "flags", flags, "it has unknown bits");
         }
         let kind = match (flags & TYPE_MASK, flags & NO_REPLY != 0, flags & ERROR != 0) {
             (TYPE_COMMAND, no_reply, false) => Kind::Command { no_reply },
             (TYPE_COMMAND, _, true) => return bad(8, "flags", flags, "a command reports no error"),
             (TYPE_REPLY, false, false) => Kind::Reply,
             (TYPE_REPLY, false, true) => Kind::ErrorReply(errno),
-            (TYPE_REPLY, true, _) => return bad(8, "flags", flags, "a reply is not answered"),
+            (TYPE_REPLY, true, _) => return bad(8, "flags", flags, "a reply cannot request an answer"),
             _ => return bad(8, "flags", flags, "it is neither a command nor a reply"),
         };
         if errno != 0 && !matches!(kind, Kind::ErrorReply(_)) {

@@ -141,7 +141,7 @@ impl<'a> IrqSet<'a> {
         }
         let [index, start, count] = [payload.u32("index")?, payload.u32("start")?, payload.u32("count")?];
         if start.checked_add(count).is_none() {
-            return Err(payload.bad("count", 4, count.into(), "the range ends behind the last number"));
+            return Err(payload.bad("count", 4, count.into(), "the range ends after the last number"));
         }
         let bools = if flags & sys::VFIO_IRQ_SET_DATA_BOOL != 0 { count } else { 0 };
         let data = payload.bytes("data", bools.into())?;

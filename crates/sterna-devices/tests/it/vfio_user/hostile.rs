@@ -261,7 +261,7 @@ fn server_that_floods_with_small_messages_is_turned_away() {
     let old = Header { id: 60_000, command: 16, size: 0, kind: Kind::Reply };
     for header in [question, old] {
         let client = flooded(message(header, &[0; 8]), Duration::from_secs(60));
-        misbehaves(client.state(), "so many came that are not its answer");
+        misbehaves(client.state(), "that many messages came that are not its answer");
         assert!(!client.is_connected());
     }
 }

@@ -29,8 +29,8 @@ fn header_that_cannot_be_names_the_byte() {
         (4, 1001, "byte 4: a size of 1001 bytes"),
         (8, 2, "byte 8: flags is 0x2: it is neither a command nor a reply"),
         (8, 0x20, "byte 8: flags is 0x20: a command reports no error"),
-        (8, 0x11, "byte 8: flags is 0x11: a reply is not answered"),
-        (8, 0x41, "byte 8: flags is 0x41: it has bits"),
+        (8, 0x11, "byte 8: flags is 0x11: a reply cannot request an answer"),
+        (8, 0x41, "byte 8: flags is 0x41: it has unknown bits"),
         (12, 5, "byte 12: error is 0x5: only a reply that reports an error has one"),
     ] {
         let mut wrong = good;

@@ -117,7 +117,7 @@ fn state_that_stands_still_is_an_error_and_the_source_runs_on() {
     machine.stop().expect("a good stop");
     let error = told(machine.read_state().expect_err("half of it"));
 
-    names(&error, &["saving", "stood still", "bytes"]);
+    names(&error, &["saving", "no progress", "bytes"]);
     machine.device.end_save().expect("the end");
     machine.device.run().expect("a good start");
     machine.serve(5..10);
@@ -143,7 +143,7 @@ fn state_pipe_of_the_back_end_that_blocks_and_never_ends_is_given_up_and_the_sou
     let device = std::sync::Arc::clone(&machine.device);
     let error = told(ends(move || device.read(&mut [0; 4096])).expect_err("nothing comes"));
 
-    names(&error, &["saving", "stood still"]);
+    names(&error, &["saving", "no progress"]);
     machine.device.end_save().expect("the end");
     machine.device.run().expect("a good start");
     machine.serve(5..10);
@@ -159,7 +159,7 @@ fn state_pipe_of_the_back_end_that_blocks_and_is_never_read_is_given_up() {
     let device = std::sync::Arc::clone(&machine.device);
     let error = told(ends(move || device.write(&vec![0; 4 << 20])).expect_err("nobody reads"));
 
-    names(&error, &["loading", "stood still"]);
+    names(&error, &["loading", "no progress"]);
     machine.device.end_load().expect("the end");
 }
 
@@ -189,7 +189,7 @@ fn state_in_what_is_no_pipe_is_refused_and_the_source_runs_on() {
 
     let error = told(machine.stop().expect_err("it has no end"));
 
-    names(&error, &["SET_DEVICE_STATE_FD", "no pipe"]);
+    names(&error, &["SET_DEVICE_STATE_FD", "not a pipe"]);
     machine.device.end_save().expect("the end");
     machine.device.run().expect("a good start");
     machine.serve(5..10);
@@ -217,7 +217,7 @@ fn back_end_that_reads_no_state_is_an_error() {
     machine.device.begin_load().expect("a good beginning");
     let error = told(machine.device.write(&vec![0; 4 << 20]).expect_err("nobody reads"));
 
-    names(&error, &["loading", "stood still"]);
+    names(&error, &["loading", "no progress"]);
     machine.device.end_load().expect("the end");
     machine.device.end_load().expect("the end, twice");
 }
@@ -331,7 +331,7 @@ fn calls_in_an_order_that_makes_no_sense_are_refused() {
     ];
 
     for refused in refused {
-        names(&told(refused.expect_err("out of order")), &["makes no sense now"]);
+        names(&told(refused.expect_err("out of order")), &["is not possible now"]);
     }
     machine.serve(0..5);
 }

@@ -56,7 +56,7 @@ impl Planner<'_> {
         let found = blocks.iter().position(|block| block.name == name);
         found.ok_or_else(|| {
             let names: Vec<_> = blocks.iter().map(|block| block.name.as_str()).collect();
-            ImageError::Request(format!("there is no block {name:?}; there are: {}", names.join(", ")))
+            ImageError::Request(format!("there is no block {name:?}; blocks are: {}", names.join(", ")))
         })
     }
 
@@ -77,7 +77,7 @@ impl Planner<'_> {
             let block = self.find(name)?;
             if !at.is_multiple_of(PAGE_SIZE as u64) {
                 return Err(ImageError::Request(format!(
-                    "block {name:?} cannot lie at {at:#x}: addresses of memory are multiples of {PAGE_SIZE}"
+                    "block {name:?} cannot be at {at:#x}: memory addresses are multiples of {PAGE_SIZE}"
                 )));
             }
             Ok((block, *at))
@@ -114,7 +114,9 @@ impl Planner<'_> {
             return Err(ImageError::Request(format!("no RAM lies at {start:#x} to {end:#x}")));
         }
         if missing > 0 {
-            plan.notes.push(format!("{missing} bytes of the range are not RAM of the image; they are zeros"));
+            plan.notes.push(format!(
+                "{missing} bytes of the range are not RAM of the image; they are written as zeros"
+            ));
         }
         self.notes(&map, &mut plan);
         Ok(plan)
@@ -125,14 +127,13 @@ impl Planner<'_> {
         let architecture = self.architecture(&state)?;
         if is_virtual && architecture != Architecture::X86 {
             return Err(ImageError::Request(format!(
-                "page tables are followed for x86-64 only, and this machine is of {architecture}: leave --virtual out"
+                "page tables can be read only for x86-64, and this machine is {architecture}: leave --virtual out"
             )));
         }
         let map = self.map(&state)?;
         if map.regions.is_empty() {
             return Err(ImageError::Request(
-                "no block of the image has a known physical address; place them by hand (--at BLOCK=ADDRESS)"
-                    .into(),
+                "no block of the image has a known physical address; give them (--at BLOCK=ADDRESS)".into(),
             ));
         }
         let architecture = Some(architecture);
@@ -158,7 +159,7 @@ impl Planner<'_> {
         }
         if self.options.architecture.is_none() && architecture == Some(Architecture::Aarch64) {
             plan.notes.push(
-                "the guest is taken for one of 64-bit Arm: the image of a 32-bit one looks the same, and Sterna writes no \
+                "the guest is assumed to be 64-bit Arm: the image of a 32-bit guest looks the same, and Sterna writes no \
                  cores of those"
                     .into(),
             );
@@ -196,9 +197,7 @@ impl Planner<'_> {
         let (machine, block) = (&shape.configuration.machine_type, &shape.ram.blocks[main].name);
         let is_known = self.options.architecture.is_some() || state.architecture().is_ok();
         ImageError::Request(if is_known {
-            format!(
-                "where the machine {machine:?} has its RAM is not known: give its address (--at {block}=ADDRESS)"
-            )
+            format!("the RAM address of the machine {machine:?} is unknown: give it (--at {block}=ADDRESS)")
         } else {
             format!(
                 "the image does not say what processors the machine {machine:?} has, and so not where its RAM lies: give \
@@ -217,27 +216,30 @@ impl Planner<'_> {
         if !unknown.is_empty() {
             let names = unknown.join(", ");
             plan.notes
-                .push(format!("left out, since their addresses are not known: {names} (--at BLOCK=ADDRESS)"));
+                .push(format!("left out, because their addresses are unknown: {names} (--at BLOCK=ADDRESS)"));
         }
         for (region, block) in
             map.regions.iter().filter_map(|region| Some((region, blocks.get(region.block)?)))
         {
             if block.is_skipped {
                 let at = region.address;
-                plan.notes
-                    .push(format!("block {:?} at {at:#x} is not in the image; it is zeros", block.name));
+                plan.notes.push(format!(
+                    "block {:?} at {at:#x} is not in the image; it is written as zeros",
+                    block.name
+                ));
             }
         }
         if let Some(base) = map.assumed_base {
             let machine = &self.image.shape().configuration.machine_type;
             plan.notes.push(format!(
-                "RAM is taken to begin at {base:#x}, as in every {machine}; the image does not say (--at BLOCK=ADDRESS)"
+                "RAM is assumed to begin at {base:#x}, as in every {machine}; the image does not say it (--at BLOCK=ADDRESS)"
             ));
         }
         let has_high = map.regions.iter().any(|region| region.address == 4 << 30);
         if map.split.is_some_and(|split| !split.is_from_cmos) && has_high {
             plan.notes.push(
-                "where RAM is split below 4 GiB is the machine type's rule; the image does not say".into(),
+                "the split of RAM below 4 GiB follows the machine type's rule; the image does not say it"
+                    .into(),
             );
         }
     }
@@ -251,7 +253,7 @@ impl Plan {
         let mut candidates = self.processors.iter().filter(does_paging);
         let first = candidates.clone().find(in_kernel).or_else(|| candidates.next());
         let Some(registers) = first.copied() else {
-            self.notes.push("no processor does paging: virtual addresses are physical ones".into());
+            self.notes.push("no processor uses paging: virtual addresses equal physical addresses".into());
             return Ok(self);
         };
         let mut failure = None;

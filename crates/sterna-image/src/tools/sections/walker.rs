@@ -97,7 +97,7 @@ impl<'a> Walker<'a> {
                 let head = self.take(at, 5)?;
                 let (number, length) = (be16(&head[1..]), usize::from(be16(&head[3..])));
                 if !(1..=11).contains(&number) || number == 8 {
-                    return Err((at, format!("command {number} is not known")));
+                    return Err((at, format!("command {number} is unknown")));
                 }
                 self.take(at + 5, length)?;
                 self.walk.commands.push(Command { number, offset: at, body_bytes: length });
@@ -113,11 +113,11 @@ impl<'a> Walker<'a> {
         let name = self.take(at + 6, length)?;
         let name = match std::str::from_utf8(name) {
             Ok(name) if !name.is_empty() && !name.contains('\0') => name.to_owned(),
-            _ => return Err((at + 5, "the name of a section is empty or no text".into())),
+            _ => return Err((at + 5, "the name of a section is empty or not text".into())),
         };
         let (instance, version) = (self.u32(at + 6 + length)?, self.u32(at + 10 + length)?);
         if !self.used.insert(id) {
-            return Err((at + 1, format!("section {name:?} has the number {id}, which another one has")));
+            return Err((at + 1, format!("section {name:?} has the number {id}, which another section has")));
         }
         let body = at + 14 + length;
         let (described, end) = if kind == START {
@@ -153,7 +153,7 @@ impl<'a> Walker<'a> {
         if device.name != name || device.instance != instance {
             let (theirs, number) = (&device.name, device.instance);
             let what = format!(
-                "section {name:?} instance {instance} stands where the description has {theirs:?} instance {number}"
+                "section {name:?} instance {instance} is where the description has {theirs:?} instance {number}"
             );
             self.mistold(body, what);
             // An entry further on may be this one's: then those between are not in the stream.
@@ -216,7 +216,7 @@ impl<'a> Walker<'a> {
             }
             at += 1;
         }
-        Err((from.min(self.bytes.len()), format!("section {id} has no footer: it is cut off, or damaged")))
+        Err((from.min(self.bytes.len()), format!("section {id} has no footer: it is truncated or damaged")))
     }
 
     fn is_footer(&self, at: usize, id: u32) -> bool {

@@ -107,7 +107,7 @@ pub(super) fn examine(
             report.add(
                 Finding::error("ram-size", LIST, Place::byte(walk.at), what)
                     .effect("QEMU stops: the machine has less")
-                    .remedy("A block's length was changed: take a good copy of the file"),
+                    .remedy("A block's length was changed: use a good copy of the file"),
             );
             return Ok(walk.list);
         }
@@ -202,12 +202,12 @@ impl Walk<'_> {
             let pages = end_of_bitmap.next_multiple_of(alignment);
             let next = pages.saturating_add(block.length_bytes);
             if pages != block.pages && self.is_plausible(next)? {
-                let what = format!("the pages are said to be at {:#x}, and lie at {pages:#x}", block.pages);
+                let what = format!("the pages are said to be at {:#x}, but are at {pages:#x}", block.pages);
                 let place = Place::byte(block.entry_end - 8).block(&block.name);
                 report.add(
                     Finding::error("pages-offset", LAYOUT, place, what)
-                        .effect("QEMU takes other bytes for pages, and then stops")
-                        .remedy("Take a good copy of the file"),
+                        .effect("QEMU loads wrong bytes as pages, and then stops")
+                        .remedy("Use a good copy of the file"),
                 );
                 block.pages = pages;
                 self.at = next;
@@ -239,13 +239,13 @@ impl Walk<'_> {
             Some(block) => format!("behind block {:?}", block.name),
             None => "at the start of the list".into(),
         };
-        let what = format!("no block and no end of the list stands {before}");
+        let what = format!("there is no block and no end of the list {before}");
         let mut place = Place::byte(self.at);
         place.block = self.list.blocks.last().map(|block| block.name.clone());
         report.add(
             Finding::error("block-list", EVILS, place, what)
                 .effect("QEMU stops: \"Unknown ramblock\" with a junk name")
-                .remedy("The block's length or the place of its pages was changed, or the bytes here were: take a good copy"),
+                .remedy("The block's length or the place of its pages was changed, or the bytes here were: use a good copy"),
         );
     }
 
@@ -297,7 +297,7 @@ fn check_header(block: &mut BlockPlace, version: u32, page_size: u64, place: &Pl
         let finding = Finding::error("header-version", HEADER, at(0), what);
         report.add(finding.effect("QEMU stops: version not supported"));
     } else if version == 0 {
-        let what = "version 0 of the header, which nobody writes";
+        let what = "version 0 of the header, which no known program writes";
         report.add(Finding::warning("header-version", HEADER, at(0), what).effect("QEMU loads it"));
     }
     if page_size != PAGE {
@@ -315,7 +315,7 @@ fn check_header(block: &mut BlockPlace, version: u32, page_size: u64, place: &Pl
         return;
     }
     if block.bitmap == 0 && block.pages == 0 {
-        let what = "the block has no place in the file, and the list of capabilities lacks x-ignore-shared";
+        let what = "the block has no place in the file, but the list of capabilities lacks x-ignore-shared";
         let finding = Finding::error("no-place", "specs/mapped-ram.md §4.8", at(12), what);
         report.add(finding.effect("QEMU stops: \"Unknown ramblock\" with an empty name"));
         block.is_usable = false;

@@ -42,7 +42,7 @@ pub(super) fn examine(window: &Window<'_>, report: &mut Report) -> Result<Front,
     if start.is_empty() {
         report.add(
             Finding::error("empty", "specs/mapped-ram.md §1.1", Place::byte(0), "the file is empty")
-                .effect("A save that was cancelled at once leaves such a file")
+                .effect("A save that is cancelled at once leaves such a file")
                 .remedy("Save again"),
         );
         return Ok(bare(Packing::None));
@@ -70,7 +70,7 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
                 "libvirt never finished this image: its magic is LibvirtQemudPart",
             )
             .effect("libvirt refuses it: \"save image is incomplete\"")
-            .remedy("Save again; the guest was not stopped for good by a save that failed"),
+            .remedy("Save again; a failed save does not stop the guest permanently"),
         );
     }
     let mut front = Front {
@@ -87,7 +87,7 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
             let what = "the file ends inside libvirt's header";
             report.add(
                 Finding::error("truncated", "specs/libvirt-save.md §1.1", Place::byte(window.length), what)
-                    .remedy("Take a whole copy of the file"),
+                    .remedy("Use a complete copy of the file"),
             );
             return Ok(front);
         }
@@ -123,12 +123,12 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
                 "specs/libvirt-save.md §4.3",
                 Place::byte(20),
                 format!(
-                    "{length} bytes of XML and cookie are announced, the file ends at byte {:#x}",
+                    "{length} bytes of XML and cookie are announced, but the file ends at byte {:#x}",
                     window.length
                 ),
             )
             .effect("libvirt refuses it: \"failed to read cookie\"")
-            .remedy("Take a whole copy of the file"),
+            .remedy("Use a complete copy of the file"),
         );
         return Ok(front);
     }
@@ -189,7 +189,7 @@ fn texts(
         let what = "unused words of the header are not 0";
         report.add(
             Finding::note("unused-words", "specs/libvirt-save.md §1.1", Place::byte(36), what)
-                .effect("libvirt does not look at them"),
+                .effect("libvirt ignores them"),
         );
     }
     Ok(())
@@ -201,7 +201,7 @@ fn endless(code: &'static str, at: u64, what: &str) -> Finding {
         format!("{what} has no NUL within {TEXT_BYTES} bytes, which is more than any text of libvirt's");
     Finding::error(code, "specs/libvirt-save.md §1.2", Place::byte(at), what)
         .effect("libvirt refuses it, or runs out of memory")
-        .remedy("The word of the length, or the texts, were changed: take a good copy of the file")
+        .remedy("The word of the length, or the texts, were changed: use a good copy of the file")
 }
 
 /// The format word must tell the truth.
@@ -214,7 +214,7 @@ pub(super) fn check_format(front: &Front, form: Form, report: &mut Report) {
         report.add(
             Finding::error("format-word", "specs/libvirt-save.md §2", Place::byte(28), what)
                 .effect("QEMU refuses the stream: capability mapped-ram differs")
-                .remedy("Set the format word to what the stream is"),
+                .remedy("Set the format word to the stream's format"),
         );
     }
 }

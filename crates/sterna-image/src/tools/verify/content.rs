@@ -212,7 +212,7 @@ impl<'a> Scan<'a> {
                     format!("cannot be read: {why}"),
                 )
                 .effect("The guest's memory is lost here")
-                .remedy("Look at the disk (dmesg) and take another copy of the file"),
+                .remedy("Check the disk (dmesg) and use another copy of the file"),
             );
         }
         if unreadable.len() > NAMED {

@@ -161,5 +161,5 @@ pub(super) fn truncated(window: &Window<'_>, what: &str) -> Finding {
     let what = format!("the file ends inside {what}");
     Finding::error("truncated", "specs/mapped-ram.md §6.5", Place::byte(window.length), what)
         .effect("QEMU stops, or with multifd crashes, when it loads this")
-        .remedy("Take a whole copy of the file, or save again")
+        .remedy("Use a complete copy of the file, or save again")
 }

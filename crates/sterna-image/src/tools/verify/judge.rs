@@ -112,22 +112,22 @@ fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
         report.add(
             Finding::error("cancelled", UNFINISHED, Place::byte(window.length), what)
                 .effect("QEMU stops, or with multifd crashes, when it loads this")
-                .remedy("The save was cancelled or died, or is still running: save again"),
+                .remedy("The save was cancelled, was killed, or is still running: save again"),
         );
     } else if stale == 0 {
         report.add(Finding::note("no-data", BITMAP, place, "all of RAM is zero"));
     } else if tail.has_eof && !tail.has_end {
         let what = format!(
-            "no bitmap was written, though {stale} pages have data and the devices are whole: this is QEMU's \
+            "no bitmap was written, although {stale} pages have data and the devices are complete: this is QEMU's \
              background snapshot, which lacks RAM's END and with it the bitmaps"
         );
         report.add(background(what));
     } else {
-        let what = format!("no bit is set in any bitmap, though {stale} pages have data");
+        let what = format!("no bit is set in any bitmap, although {stale} pages have data");
         report.add(
             Finding::error("bitmaps-lost", BITMAP, place, what)
                 .effect("QEMU loads it with RAM all zero")
-                .remedy("Take a good copy of the file; which pages were stale cannot be told any more"),
+                .remedy("Use a good copy of the file; which pages were stale is unknown now"),
         );
     }
 }
@@ -136,7 +136,7 @@ fn no_tail(window: &Window<'_>) -> Finding {
     let what = "the file ends with RAM: no device follows";
     Finding::error("truncated", "specs/mapped-ram.md §6.5", Place::byte(window.length), what)
         .effect("QEMU stops when it loads this")
-        .remedy("Take a whole copy of the file, or save again")
+        .remedy("Use a complete copy of the file, or save again")
 }
 
 /// A block's bits against its content.
@@ -188,22 +188,22 @@ impl<'a> Held<'a> {
         if self.is_swapped() {
             let place = Place::byte(self.block.bitmap).block(&self.block.name);
             let what = format!(
-                "the bitmap fits the pages only with the bytes of each word turned round: {} pages with data have \
+                "the bitmap matches the pages only with the bytes of each word reversed: {} pages with data have \
                  clear bits, {} without have set ones",
                 self.stale, self.blank
             );
             report.add(
                 Finding::error("bitmap-byte-order", BITMAP, place, what)
                     .effect("QEMU loads it with wrong memory, without an error")
-                    .remedy("It comes from a host of the other byte order, or was edited: take a good copy"),
+                    .remedy("It comes from a host of the other byte order, or was edited: use a good copy"),
             );
             return;
         }
         if let Some(first) = self.pages(|bits, data| data & !bits).next() {
-            let what = format!("{} pages hold data under clear bits, from here on", self.stale);
+            let what = format!("{} pages have data under clear bits, from here on", self.stale);
             report.add(
                 Finding::warning("stale-data", TRAPS, self.place(first), what)
-                    .effect("QEMU takes them for zero, as they are; who maps the file restores wrong memory")
+                    .effect("QEMU loads them as zero, which is correct; a program that maps the file would restore wrong memory")
                     .remedy("`sterna convert` writes an image without them"),
             );
         }
@@ -216,8 +216,7 @@ impl<'a> Held<'a> {
             .collect();
         let all_set = self.set == self.block.length_bytes >> PAGE_SHIFT;
         if let Some(first) = lost.first().filter(|_| !all_set) {
-            let what =
-                format!("{} pages have set bits and lie in holes of the file, from here on", lost.len());
+            let what = format!("{} pages have set bits but are holes of the file, from here on", lost.len());
             report.add(
                 Finding::warning("set-over-hole", TRAPS, self.place(*first), what)
                     .effect("They load as zeros; QEMU writes this only with zero-page-detection=none")

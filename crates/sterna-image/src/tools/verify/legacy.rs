@@ -44,7 +44,7 @@ pub(super) fn examine(
         report.add(
             Finding::error("truncated", "specs/libvirt-save.md §1", Place::byte(window.length), what)
                 .effect("libvirt starts a QEMU, which stops")
-                .remedy("Take a whole copy of the file"),
+                .remedy("Use a complete copy of the file"),
         );
     }
     if !front.is_complete || front.stream_offset >= window.length {
@@ -113,10 +113,10 @@ fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageE
             let place = place.page(first.unwrap_or(0));
             if is_virtio_mem(shape, &block.name) {
                 let finding = Finding::note("not-plugged", STREAM, place, what);
-                report.add(finding.effect("The device leaves out what is not plugged in"));
+                report.add(finding.effect("The device leaves out unplugged memory"));
             } else {
                 let finding = Finding::warning("pages-missing", STREAM, place, what);
-                report.add(finding.effect("A loader keeps what it has there"));
+                report.add(finding.effect("A loader leaves its memory unchanged there"));
             }
         }
     }
@@ -161,7 +161,7 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
                 "the stream ends without its EOF byte, inside the devices",
             )
             .effect("QEMU stops when it loads this")
-            .remedy("Take a whole copy of the file, or save again"),
+            .remedy("Use a complete copy of the file, or save again"),
         );
     } else if told.is_description_torn {
         report.add(
@@ -171,8 +171,8 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
                 place(end),
                 "the stream ends inside the description",
             )
-            .effect("QEMU loads it without a word: RAM and devices are whole")
-            .remedy("Take a whole copy of the file, or `sterna convert --force-damaged` it, which leaves the rest out"),
+            .effect("QEMU loads it without an error: RAM and devices are complete")
+            .remedy("Use a complete copy of the file, or `sterna convert --force-damaged` it, which leaves the description out"),
         );
     } else if shape.description.is_none() {
         let what = "the stream ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
@@ -182,7 +182,7 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
         let what = format!("it cannot be read: {why}");
         report.add(
             Finding::error("description", DESCRIPTION, place(end - described + 5), what)
-                .effect("QEMU does not look into it; tools that read images do"),
+                .effect("QEMU ignores it; tools that read images use it"),
         );
     }
     if told.trailing_bytes > 0 {
@@ -230,29 +230,29 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
         ImageError::Torn { offset, what, .. } => {
             Finding::error("truncated", STREAM, place(offset), format!("the stream ends inside {what}"))
                 .effect("QEMU stops when it loads this")
-                .remedy("Take a whole copy of the file, or save again")
+                .remedy("Use a complete copy of the file, or save again")
         }
         ImageError::Packing { packing, reason, unpacked, packed, .. } => {
             let what = format!(
-                "{packing} cannot unpack it: {reason}; the damage is in the block that holds this byte or ends there; \
+                "{packing} cannot decompress it: {reason}; the damage is in the block that holds this byte or ends there; \
                  {unpacked} bytes were unpacked by then"
             );
             Finding::error("packing", "specs/libvirt-save.md §2", Place::byte(packed), what)
-                .effect("libvirt's restore fails in the middle")
-                .remedy("Take a good copy of the file, or save again")
+                .effect("libvirt's restore fails during the load")
+                .remedy("Use a good copy of the file, or save again")
         }
         ImageError::TooLarge { what, limit_bytes, .. } => {
             let what = format!("{what} takes more than {limit_bytes} bytes");
             Finding::error("too-large", STREAM, Place::default(), what)
-                .remedy("No machine has so much of it: take a good copy of the file")
+                .remedy("No machine has this much: use a good copy of the file")
         }
         ImageError::Changed { .. } => {
             Finding::error("changed", STREAM, Place::default(), "the file changed while it was read")
-                .remedy("Verify it again when nobody writes to it")
+                .remedy("Verify it again when no program writes to it")
         }
         ImageError::Io { call: "read", source, .. } => {
             Finding::error("unreadable", STREAM, Place::default(), format!("cannot be read: {source}"))
-                .remedy("Look at the disk (dmesg) and take another copy of the file")
+                .remedy("Check the disk (dmesg) and use another copy of the file")
         }
         other => return Err(other),
     };

@@ -129,10 +129,10 @@ pub fn verify_source(
     let stamp = window.stamp()?;
     let mut report = Report::new(name, window.length);
     if let Some(offset) = broken_off {
-        let what = "a repair in place was broken off: the magic is QEVR, and bitmaps may be missing";
+        let what = "an in-place repair was interrupted: the magic is QEVR, and bitmaps may be missing";
         report.add(
             Finding::error("half-repaired", "specs/mapped-ram.md §7.5", Place::byte(offset), what)
-                .effect("Nobody reads it")
+                .effect("Every reader refuses it")
                 .remedy("`sterna repair --in-place` finishes it"),
         );
     }
@@ -160,7 +160,7 @@ pub fn verify_source(
                 Place::default(),
                 "the file changed while it was read",
             )
-            .remedy("Verify it again when nobody writes to it"),
+            .remedy("Verify it again when no program writes to it"),
         );
     }
     Ok(report.finish())

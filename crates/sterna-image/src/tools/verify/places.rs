@@ -26,7 +26,7 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, re
         of_stream(head.stream_offset, head.ram_offset + 25, "the stream's head"),
     ];
     if let (Some(eos), Some(_)) = (list.eos, list.end) {
-        regions.push(of_stream(eos, window.length.max(eos + 1), "the stream behind RAM"));
+        regions.push(of_stream(eos, window.length.max(eos + 1), "the stream after RAM"));
     }
     for (index, block) in list.blocks.iter_mut().enumerate() {
         let name = &block.name;
@@ -52,10 +52,10 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, re
             );
             block.is_usable = false;
         } else if block.bitmap != block.entry_end {
-            let what = format!("the bitmap is said to be at {:#x}, not behind its header", block.bitmap);
+            let what = format!("the bitmap is said to be at {:#x}, not after its header", block.bitmap);
             report.add(
                 Finding::warning("bitmap-offset", "specs/mapped-ram.md §4.3", place(16), what)
-                    .effect("QEMU takes whatever stands there for the bitmap"),
+                    .effect("QEMU uses the bytes there as the bitmap"),
             );
         }
         if block.pages_end() > window.length {
@@ -68,7 +68,7 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, re
             report.add(
                 Finding::error("pages-outside", EVILS, place(8), what)
                     .effect("QEMU stops at the first such page, and with multifd it crashes")
-                    .remedy("The file was cut, or is not whole yet: take a whole copy"),
+                    .remedy("The file is truncated, or not complete yet: use a complete copy"),
             );
         }
         region(block.bitmap, bitmap_end, "the bitmap");
@@ -101,8 +101,8 @@ fn overlaps(mut regions: Vec<Region>, list: &mut BlockList, report: &mut Report)
             place.block = own.block.map(|block| list.blocks[block].name.clone());
             report.add(
                 Finding::error("overlap", RULES, place, format!("{} overlap {}", own.what, over.what))
-                    .effect("QEMU does not look, and loads wrong memory")
-                    .remedy("Take a good copy of the file"),
+                    .effect("QEMU does not check this, and loads wrong memory")
+                    .remedy("Use a good copy of the file"),
             );
             for block in [own.block, over.block].into_iter().flatten() {
                 list.blocks[block].is_usable = false;

@@ -43,7 +43,7 @@ pub(super) fn examine(
         return Ok(Tail::default());
     }
     if !list.has_footers {
-        let what = "sections have no footers: the devices cannot be told apart";
+        let what = "sections have no footers: the devices cannot be separated";
         report.add(Finding::note("no-footers", "specs/mapped-ram.md §1.3", Place::byte(start), what));
         let has_eof = bare_end(window, &bytes, report);
         return Ok(Tail {
@@ -70,7 +70,7 @@ fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
                 "the stream ends without its EOF byte",
             )
             .effect("QEMU stops when it loads this")
-            .remedy("Take a whole copy of the file"),
+            .remedy("Use a complete copy of the file"),
         ),
     }
     end == BareEnd::Described
@@ -78,9 +78,9 @@ fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
 
 /// Without footers and description nobody knows whether the last zero is EOF.
 pub(super) fn end_unknown(place: Place) -> Finding {
-    let what = "the sections have no footers and no description follows them: whether the stream is whole cannot be told";
+    let what = "the sections have no footers and no description follows them: it is unknown whether the stream is complete";
     Finding::warning("end-unknown", DESCRIPTION, place, what)
-        .effect("QEMU stops when it loads this, if it is not")
+        .effect("QEMU stops when it loads this, if it is incomplete")
         .remedy("Compare its length with that of the original")
 }
 
@@ -119,12 +119,12 @@ impl Examiner<'_, '_> {
                 true
             }
             Stop::Whole => {
-                let what = "the stream ends without its EOF byte: the file was cut between two sections";
+                let what = "the stream ends without its EOF byte: the file is truncated between two sections";
                 let place = Place::byte(self.start + self.bytes.len() as u64);
                 self.report.add(
                     Finding::error("no-eof", EVILS, place, what)
                         .effect("QEMU stops: \"Failed to load section ID\"")
-                        .remedy("Take a whole copy of the file"),
+                        .remedy("Use a complete copy of the file"),
                 );
                 false
             }
@@ -146,7 +146,7 @@ impl Examiner<'_, '_> {
             } else {
                 Finding::error("devices", EVILS, place, flaw.what.clone())
                     .effect("QEMU stops when it loads the device, or before")
-                    .remedy("Take a good copy of the file")
+                    .remedy("Use a good copy of the file")
             });
         }
     }
@@ -159,8 +159,9 @@ impl Examiner<'_, '_> {
             let word = be64(self.bytes, part.offset + 5);
             if part.body_bytes != 8 || word != Some(flags::EOS) {
                 let word = word.unwrap_or(0);
-                let what =
-                    format!("a section of RAM holds the record {word:#x}, and must be empty in this form");
+                let what = format!(
+                    "a section of RAM contains the record {word:#x}, but must be empty in this format"
+                );
                 let place = Place::byte(self.start + part.offset as u64 + 5);
                 self.report.add(
                     Finding::error("page-record", "specs/mapped-ram.md §4.1", place, what)
@@ -204,7 +205,7 @@ impl Examiner<'_, '_> {
             Err(why) => {
                 let finding =
                     Finding::error("description", DESCRIPTION, place, format!("it cannot be read: {why}"));
-                self.report.add(finding.effect("QEMU does not look into it; tools that read images do"));
+                self.report.add(finding.effect("QEMU ignores it; tools that read images use it"));
                 None
             }
         }
@@ -224,8 +225,8 @@ impl Examiner<'_, '_> {
             );
             self.report.add(
                 Finding::warning("description-configuration", DESCRIPTION, place.clone(), what)
-                    .effect("QEMU loads it; tools that walk the file by its description go astray")
-                    .remedy("`sterna convert` writes it anew"),
+                    .effect("QEMU loads it; tools that use the description read wrong bytes")
+                    .remedy("`sterna convert` rewrites it"),
             );
         }
     }
@@ -270,11 +271,11 @@ impl Examiner<'_, '_> {
         } else if rest[0] == 0x06 {
             self.report.add(
                 Finding::error("description-cut", EVILS, place, "the file ends inside the description")
-                    .effect("QEMU loads it without a word: RAM and devices are whole")
-                    .remedy("Take a whole copy of the file, or `sterna convert --force-damaged` it, which leaves the rest out"),
+                    .effect("QEMU loads it without an error: RAM and devices are complete")
+                    .remedy("Use a complete copy of the file, or `sterna convert --force-damaged` it, which leaves the description out"),
             );
         } else {
-            let what = format!("{} bytes follow EOF, and are no description", rest.len());
+            let what = format!("{} bytes follow EOF and are not a description", rest.len());
             let finding = Finding::warning("trailing", ORDER, place, what);
             self.report.add(finding.effect("QEMU ignores them"));
         }

@@ -220,7 +220,7 @@ fn core_with_an_address_or_processors_by_the_machines_name_says_so() {
         let notes = extract(&image, &part, &file, &ExtractOptions::default()).unwrap().notes;
 
         let says = |words: &str| notes.iter().any(|note| note.contains(words));
-        assert_eq!(says("RAM is taken to begin at"), is_assumed, "{machine}: {notes:?}");
+        assert_eq!(says("RAM is assumed to begin at"), is_assumed, "{machine}: {notes:?}");
         assert_eq!(says("32-bit"), is_arm, "{machine}: {notes:?}");
     }
 }

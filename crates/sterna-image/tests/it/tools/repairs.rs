@@ -56,7 +56,7 @@ fn repair_anything_else_is_refused_with_the_reason_and_writes_nothing() {
         (Plan::default().build().bytes, "sound"),
         (lost.bytes.clone(), "no bit is set"),
         (lost.bytes[..lost.part].to_vec(), "cancelled"),
-        (cut.bytes[..cut.eof - 2].to_vec(), "cut off"),
+        (cut.bytes[..cut.eof - 2].to_vec(), "truncated"),
         (cut.edited(|bytes, s| bytes[s.blocks[1].header + 3] = 7), "version 7"),
     ] {
         let directory = tempfile::tempdir().unwrap();

@@ -36,13 +36,13 @@ impl Watch {
     pub(super) fn looked(&mut self, ring: &KvmDirtyRing, look: &Result<(), DirtyError>) {
         if let (Err(error), Some(News::Stuck)) = (look, self.stuck(look.is_err())) {
             // Whoever harvests is told the same.
-            tracing::error!(%error, "the dirty rings cannot be emptied: vCPUs whose ring is full stand still");
+            tracing::error!(%error, "the dirty rings cannot be emptied: vCPUs with a full ring do not run");
         }
         let now = Counts { full_exits: ring.full_exits(), overruns: ring.overruns() };
         match self.counted(ring.is_running(), now) {
             Some(News::Overrun) => tracing::warn!(
                 entries = ring.entries(),
-                "a dirty ring ran over: which pages it lost nobody knows, so all count as dirty, and will again each \
+                "a dirty ring overflowed: the lost pages are unknown, so all pages count as dirty, and will again each \
                  time. Give the machine larger rings (--dirty-ring-size), or none"
             ),
             Some(News::Ended(counts)) => tracing::info!(
@@ -50,7 +50,7 @@ impl Watch {
                 entries = ring.entries(),
                 full_exits = counts.full_exits,
                 overruns = counts.overruns,
-                "the dirty rings ran full while writes were tracked; larger ones (--dirty-ring-size) cost the guest less"
+                "the dirty rings became full while writes were tracked; larger ones (--dirty-ring-size) slow the guest less"
             ),
             Some(News::Stuck) | None => {}
         }
