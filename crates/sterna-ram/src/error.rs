@@ -14,7 +14,7 @@ pub enum RamError {
         name: String,
     },
     /// Two blocks of one guest share a name, and the peer could not tell them apart.
-    #[error("two RAM blocks are named {name:?}; every block needs a name of its own")]
+    #[error("two RAM blocks are named {name:?}; every block needs a unique name")]
     DuplicateName {
         /// The name that occurs twice.
         name: String,
@@ -86,14 +86,14 @@ pub enum RamError {
         block_pages: u64,
     },
     /// A page has failed (an uncorrectable error of this machine's memory), and its content is lost.
-    #[error("{page} has failed (poisoned memory), and what it held is lost")]
+    #[error("{page} has failed (poisoned memory); its content is lost")]
     Poisoned {
         /// Where it is.
         page: crate::PoisonedPage,
     },
     /// There is no huge page left for a part of a block on huge pages.
     #[error(
-        "RAM block {block:?}: no huge page could be had for bytes {offset}..+{len}: reserve more of them \
+        "RAM block {block:?}: no huge page is available for bytes {offset}..+{len}: reserve more of them \
          (vm.nr_hugepages), or look at the limit of this process's cgroup (hugetlb)"
     )]
     NoHugePage {
@@ -164,7 +164,7 @@ pub enum DirtyError {
     /// The kernel does not make dirty rings of this size. It says the same of a small ring as of one that comes too
     /// late, when the VM has vCPUs or rings.
     #[error(
-        "a dirty ring of {entries} entries cannot be had: take a power of two from 1024 to {most} (some processors \
+        "a dirty ring of {entries} entries is impossible: use a power of two from 1024 to {most} (some processors \
          do with 256), and switch the rings on once, before the VM's first vCPU"
     )]
     RingSize {
@@ -176,7 +176,7 @@ pub enum DirtyError {
     /// An entry of a dirty ring names a page that the VM's slots do not have. What it stood for is unknown, so
     /// tracking cannot be trusted any more until it is stopped and started.
     #[error(
-        "the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which this source was not told of: the VMM \
+        "the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which this source does not know: the VMM \
          has made a slot since, or left one out, or the kernel is at fault. A page was written and nobody knows \
          which: stop tracking and start anew, with every slot that is logged"
     )]

@@ -173,23 +173,23 @@ impl ExternalMemory {
         let offset = self.file.as_ref().map_or(address, |range| range.offset);
         Some(match () {
             () if self.address.is_null() => "its address is null",
-            () if !address.is_multiple_of(PAGE_BYTES) => "its address is no multiple of 4096",
+            () if !address.is_multiple_of(PAGE_BYTES) => "its address is not a multiple of 4096",
             () if address.checked_add(self.len_bytes).is_none() => "it ends after the last address",
             () if offset.checked_add(self.len_bytes).is_none() => {
                 "it ends after the last byte that a file can have"
             }
             () if !page_bytes.is_power_of_two() || page_bytes < PAGE_BYTES => {
-                "the size of its pages is no power of two from 4096 on"
+                "its page size is not a power of two of at least 4096"
             }
-            () if !offset.is_multiple_of(PAGE_BYTES) => "its offset in the file is no multiple of 4096",
+            () if !offset.is_multiple_of(PAGE_BYTES) => "its file offset is not a multiple of 4096",
             () if offset % page_bytes != address % page_bytes => {
-                "address and offset in the file do not lie at the same place of a huge page"
+                "address and file offset are not at the same place of a huge page"
             }
             () if self.permissions.discard && !kind.is_zero_when_discarded() => {
-                "a private mapping of a file does not read as zero when its memory is given back: do not permit it"
+                "a discarded page of a private file mapping does not read as zero: do not permit discarding"
             }
             () if self.permissions.discard && self.is_read_only => {
-                "it is read-only: do not permit to give its memory back"
+                "it is read-only: do not permit discarding"
             }
             () => return None,
         })
@@ -273,7 +273,7 @@ impl RamBlock {
             Err(_) => false,
         };
         let misfit = memory.misfit(kind, page_bytes).or_else(|| {
-            memory.file.as_ref().is_some_and(too_short).then_some("the file ends before it does")
+            memory.file.as_ref().is_some_and(too_short).then_some("the file is shorter than the block")
         });
         if let Some(rule) = misfit {
             return Err(RamError::External { block: name, rule });

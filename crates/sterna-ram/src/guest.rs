@@ -27,7 +27,7 @@ pub struct GuestRam {
 pub enum ChangeError {
     /// A migration has to do with the guest.
     #[error(
-        "memory cannot be plugged or unplugged while a migration has to do with the guest (it is {0:?}): wait until \
+        "memory cannot be plugged or unplugged while a migration involves the guest (it is {0:?}): wait until \
          the migration has ended, or cancel it"
     )]
     Migrating(Custody),

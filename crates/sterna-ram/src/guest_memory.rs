@@ -118,7 +118,7 @@ impl RamBlock {
         let mapping = region.get_mmap();
         let refuse = |rule| Err(RamError::External { block: plan.name.clone(), rule });
         if !mapping.owned() {
-            return refuse("the region does not own its mapping, so how long it lives is unknown");
+            return refuse("the region does not own its mapping, so its lifetime is unknown");
         }
         if mapping.prot() & libc::PROT_READ == 0 {
             return refuse("it cannot be read");

@@ -42,7 +42,7 @@ pub enum MigrationError {
         what: String,
     },
     /// The destination says that it failed.
-    #[error("the destination failed and said so (SHUT {0}); its own log says why")]
+    #[error("the destination reported a failure (SHUT {0}); see its log")]
     DestinationFailed(u32),
     /// The peer did not do in time what it had to.
     #[error("waited {after:?} for {what}; is the peer alive, and is the network between?")]
@@ -56,7 +56,7 @@ pub enum MigrationError {
     #[error("{0}")]
     Vm(#[from] VmError),
     /// A callback of this side's VMM panicked instead of returning.
-    #[error("{callback} panicked: {message}; the log of this side's VMM says where")]
+    #[error("{callback} panicked: {message}; see the log of this side's VMM")]
     Panicked {
         /// Which, with the device or hook that it concerns; or the engine's thread or action, where no callback is known.
         callback: String,
@@ -68,8 +68,8 @@ pub enum MigrationError {
     Ram(String),
     /// Pages of guest RAM have failed (uncorrectable errors of this machine's memory): their content is lost.
     #[error(
-        "memory of this machine has failed under the guest (poisoned): {}. What these pages held is lost and cannot be \
-         moved: restart the guest, which gives it other memory",
+        "memory of this host has failed under the guest (poisoned): {}. The content of these pages is lost and cannot \
+         be migrated: restart the guest, which gives it other memory",
         name_pages(pages, *address)
     )]
     Poisoned {
@@ -87,7 +87,7 @@ pub enum MigrationError {
     /// All of the machine came, its source believes that it has completed, and the image could not be put in its place.
     #[error(
         "{why}; the source believes that it has completed, so this may be the only copy of the guest: it is kept in \
-         {}, a whole mapped-ram image: move it to a safe place first", place.display()
+         {}, a complete mapped-ram image: move it to a safe place first", place.display()
     )]
     Kept {
         /// Where it lies.
@@ -252,7 +252,7 @@ pub(crate) fn name_pages(pages: &[PoisonedPage], address: Option<usize>) -> Stri
     match address {
         _ if !pages.is_empty() => {}
         Some(address) => return format!("the page at host address {address:#x}"),
-        None => return "a page that is not known".to_owned(),
+        None => return "an unknown page".to_owned(),
     }
     let named: Vec<String> = pages.iter().take(NAMED).map(ToString::to_string).collect();
     let more = match pages.len().saturating_sub(NAMED) {

@@ -11,7 +11,7 @@ pub enum StartError {
     Guest(Custody),
     /// The guest's writes are tracked by somebody else.
     #[error(
-        "this guest's writes are tracked already, by a migration or by a measurement of its dirty rate: wait for its \
+        "this guest's writes are already tracked, by a migration or a dirty-rate measurement: wait for its \
          end, or cancel it"
     )]
     Tracked,
@@ -27,7 +27,7 @@ pub enum StartError {
     DamagedImage(String),
     /// Pages of guest RAM have failed, and what they held cannot be moved.
     #[error(
-        "this guest has memory that has failed (poisoned): {}. Restart it, which gives it other memory, then migrate",
+        "this guest has failed memory (poisoned): {}. Restart it, which gives it other memory, then migrate",
         crate::error::name_pages(pages, None)
     )]
     Poisoned {
@@ -42,34 +42,34 @@ pub enum StartError {
 /// Why a guest cannot be migrated (or another taken in), and what to do first.
 fn not_free(custody: Custody) -> &'static str {
     match custody {
-        Custody::Free => "no migration has to do with this VM's guest",
+        Custody::Free => "no migration involves this VM's guest",
         Custody::Arrived => {
-            "a migration has brought a guest into this VM, and another would take its place: use another VM; a VMM that \
-             has discarded its guest says so with GuestRam::has_no_guest"
+            "a guest has arrived in this VM, and another one would replace it: use another VM. A VMM that discarded its \
+             guest calls GuestRam::has_no_guest"
         }
         Custody::Leaving { .. } => {
-            "this VM is being migrated already: cancel that migration, or wait for its end"
+            "this VM is already being migrated: cancel that migration, or wait for its end"
         }
         Custody::Undecided => {
-            "this VM's guest was handed over and nobody knows yet whether the destination runs it: wait for its answer, \
+            "this VM's guest was handed over, and it is unknown whether the destination runs it: wait for its answer, \
              or end that migration with Migration::decide"
         }
         Custody::Held => {
-            "this VM's guest is held stopped, since its last migration could not give it back: mend what that one \
-             names, then bring the guest back with Migration::retry"
+            "this VM's guest is held, because its last migration failed and could not resume it: fix the cause that \
+             the migration names, then call Migration::retry"
         }
         Custody::Saved => {
-            "this VM's guest was saved to a file: let it run on here with Migration::resume_saved first, or load the \
+            "this VM's guest was saved to a file: resume it here with Migration::resume_saved, or load the \
              file elsewhere"
         }
-        Custody::Gone => "this VM's guest has moved to its destination: migrate it from there",
+        Custody::Gone => "this VM's guest has migrated to its destination: migrate it from there",
         Custody::Arriving { .. } => {
-            "a migration brings a guest into this VM: wait for its end (a guest that is held is started with \
+            "a guest is arriving in this VM: wait for the migration's end (a held guest is started with \
              Incoming::release)"
         }
         Custody::NoGuest => {
-            "this VM has no guest, since the migration that was to bring it has failed: wait for another; a VMM that has \
-             booted a new one says so with GuestRam::has_new_guest"
+            "this VM has no guest, because its incoming migration failed: wait for another. A VMM that booted a new guest \
+             calls GuestRam::has_new_guest"
         }
         Custody::Replaced => {
             "the guest's memory was changed while the migration began (GuestRam::with_blocks): start the migration again"

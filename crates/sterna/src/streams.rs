@@ -92,7 +92,7 @@ pub(crate) fn failed_in_parallel(
         let spawn = |device| std::thread::Builder::new().spawn_scoped(scope, move || one(device));
         let others: Vec<_> = others.iter().map(|device| (device, spawn(device))).collect();
         let last = one(last);
-        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread died"));
+        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
         let joined = others.into_iter().map(|(device, thread)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
             // Out of threads: one behind the other, then.

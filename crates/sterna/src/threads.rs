@@ -52,7 +52,7 @@ pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, Migra
         let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
         let error = MigrationError::Panicked {
             callback,
-            message: message.unwrap_or_else(|| "(it left no message)".to_owned()),
+            message: message.unwrap_or_else(|| "(no message)".to_owned()),
         };
         tracing::error!("{error}");
         error

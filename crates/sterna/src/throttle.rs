@@ -27,7 +27,7 @@ pub trait Throttle: Send + Sync {
         let _ = (vcpu, bytes_per_second);
         Err(VmError::new(
             "dirty limit",
-            "this VM does not count what each vCPU dirties: start it with a dirty ring",
+            "this VM does not count dirty pages per vCPU: start it with a dirty ring",
         ))
     }
 

@@ -53,7 +53,7 @@ impl AtomicBitmapLog {
             let mut mappings = memory.iter().map(|region| region.get_mmap());
             let mapping = mappings
                 .find(|mapping| mapping.as_ptr() == block.host_address())
-                .ok_or_else(|| refuse("it is no region of this guest memory"))?;
+                .ok_or_else(|| refuse("it is not a region of this guest memory"))?;
             if mapping.bitmap().len() as u64 != block.pages() {
                 return Err(refuse("its bitmap does not have a bit for each page of 4 KiB"));
             }

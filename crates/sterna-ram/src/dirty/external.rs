@@ -73,7 +73,7 @@ impl FoundPages<'_> {
     pub fn words_at(&mut self, guest_address: u64, words: &[u64]) {
         match self.place(guest_address) {
             Some((block, first_page)) => self.words(block, first_page, words),
-            None => self.refuse(0, "no block was told that the guest sees it at a page that was found dirty"),
+            None => self.refuse(0, "no block has the guest address of a page that was found dirty"),
         }
     }
 

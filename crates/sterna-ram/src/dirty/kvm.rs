@@ -351,7 +351,7 @@ pub(super) fn check_slots(slots: &[KvmSlot], ram: &GuestRam) -> Result<(), Dirty
         };
         let end = slot.first_page.checked_add(slot.pages);
         if slot.pages == 0 || end.is_none_or(|end| end > block.pages()) {
-            return refuse("it does not lie inside its block");
+            return refuse("it is not inside its block");
         }
         if slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0 {
             return refuse("its dirty log is in use already; only one can read it");

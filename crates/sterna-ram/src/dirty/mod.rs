@@ -135,9 +135,9 @@ fn check_rearm(
     let refuse = |rule| Err(DirtyError::Range { origin, block, rule });
     let Some(pages) = pages else { return refuse("there is no such block") };
     let end = first.checked_add(count).filter(|end| *end <= pages);
-    let Some(end) = end else { return refuse("the range ends behind the block") };
+    let Some(end) = end else { return refuse("the range ends after the block") };
     if harvested.pages() != pages {
-        return refuse("the bitmap is not that of the block");
+        return refuse("the bitmap does not belong to the block");
     }
     if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == pages) {
         return refuse("the range is not made of whole words of 64 pages");

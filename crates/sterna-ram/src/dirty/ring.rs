@@ -417,7 +417,7 @@ impl DirtySource for KvmDirtyRing {
                 return Err(DirtyError::RingEntry { vcpu, slot, offset });
             }
             Some(Damage::Unprotected { slot, errno }) => {
-                let call = "KVM_SET_USER_MEMORY_REGION, to protect all pages again after a ring ran over,";
+                let call = "KVM_SET_USER_MEMORY_REGION, to protect all pages again after a ring overflowed,";
                 return Err(failed(call, "slot", slot.into(), io::Error::from_raw_os_error(errno)));
             }
         }

@@ -73,7 +73,7 @@ impl ZlibDecoder {
             let status = self.0.decompress(rest, &mut spare, FlushDecompress::Sync);
             let (used, extra) = self.progress(read, written);
             if extra > 0 {
-                return Err(corrupt("zlib", "it holds more than its pages"));
+                return Err(corrupt("zlib", "it contains more than its pages"));
             }
             match status {
                 Ok(Status::Ok) if used > 0 => rest = &rest[used..],

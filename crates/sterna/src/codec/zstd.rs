@@ -72,7 +72,7 @@ impl ZstdDecoder {
             let mut output = OutBuffer::around(&mut spare[..]);
             self.0.run(&mut input, &mut output).map_err(|error| corrupt("zstd", error))?;
             if output.pos() > 0 {
-                return Err(corrupt("zstd", "it holds more than its pages"));
+                return Err(corrupt("zstd", "it contains more than its pages"));
             }
             if input.pos() == input.src.len() {
                 return Ok(());

@@ -46,7 +46,7 @@ impl fmt::Display for Advice {
             }
             Self::RaiseBandwidth { bytes_per_second } => {
                 let gigabytes = *bytes_per_second as f64 / 1e9;
-                write!(f, "send at {gigabytes:.2} GB/s or more: raise max-bandwidth, or take a faster link")
+                write!(f, "send at {gigabytes:.2} GB/s or more: raise max-bandwidth, or use a faster link")
             }
             Self::MoreChannels => {
                 f.write_str("if the link is not full, switch multifd on and raise multifd-channels")
@@ -58,7 +58,7 @@ impl fmt::Display for Advice {
                  far as it must"
             ),
             Self::PostcopyLater => f.write_str(
-                "no other setting ends it for certain: only postcopy does, whatever the guest writes, and Sterna \
+                "no other setting makes it converge for certain: only postcopy does, whatever the guest writes, and Sterna \
                  does not have it yet",
             ),
         }

@@ -185,7 +185,7 @@ impl Target for Keeper {
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
             let what =
-                format!("the source's RAM is larger than {RAM_BYTES} bytes, the most that is taken in");
+                format!("the source's RAM is larger than {RAM_BYTES} bytes, the most that is accepted");
             return Err(MigrationError::PeerIncompatible { what });
         }
         let mut state = self.state.lock();
@@ -263,7 +263,7 @@ impl Target for Keeper {
             (state.image.clone(), Arc::clone(&state.shape))
         };
         let Some(image) = image else {
-            let what = "the stream ended and had no section of RAM".to_owned();
+            let what = "the stream ended without a section of RAM".to_owned();
             return Err(MigrationError::PeerMisbehaved { what });
         };
         for lane in &image.lanes {

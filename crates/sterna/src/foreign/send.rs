@@ -54,7 +54,7 @@ pub fn send(
     let machine_type = &image.shape().configuration.machine_type;
     if capabilities.multifd && flushes_silently(machine_type) {
         return Err(StartError::Settings(format!(
-            "machine type {machine_type:?} flushes multifd channels in the way of QEMU 8.0, which is not sent here: \
+            "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: \
              switch multifd off on both sides"
         )));
     }
@@ -66,7 +66,7 @@ pub fn send(
     }
     if image.lacks_bitmaps() {
         return Err(StartError::Image(format!(
-            "{} is a background snapshot whose bitmaps were never written, so all of RAM would be zero: \
+            "{} is a background snapshot whose bitmaps were never written; all of RAM would be zero: \
              `sterna repair` mends it",
             image.path_name()
         )));

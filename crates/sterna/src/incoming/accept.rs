@@ -70,7 +70,7 @@ fn listen(shared: &Arc<Shared>, listener: &Listener) {
 fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
     if let Some(gone) = shared.greetings.enter(&channel) {
         gone.shutdown();
-        warn(shared, &format!("{}: too many connections at once: turned away for a newer one", gone.peer()));
+        warn(shared, &format!("{}: refused for a newer connection, because too many are open", gone.peer()));
     }
     // Dropped meanwhile: nobody would end it.
     if shared.closing.is_cancelled() {
@@ -94,7 +94,7 @@ fn turn_away(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationErro
     shared.greetings.leave(&channel);
     drop(channel);
     if let Some(error) = &error {
-        warn(shared, &format!("connection turned away: {error}"));
+        warn(shared, &format!("connection refused: {error}"));
     }
     give_up_if_alone(shared, error);
 }
@@ -139,12 +139,14 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
         return multifd(shared, &greeting);
     }
     if magic.starts_with(&TLS_MAGIC) {
-        let what =
-            format!("{}: it speaks TLS and this side has no tls-creds: set them here too", channel.peer());
+        let what = format!(
+            "{}: the peer uses TLS and this side has no tls-creds: set them here too",
+            channel.peer()
+        );
         return Err(MigrationError::PeerIncompatible { what });
     }
     Err(MigrationError::PeerMisbehaved {
-        what: format!("{}: its first bytes {magic:02x?} begin no channel of a migration", channel.peer()),
+        what: format!("{}: its first bytes {magic:02x?} do not begin a migration channel", channel.peer()),
     })
 }
 
@@ -162,7 +164,10 @@ fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Migratio
         Fate::Completes => offered(shared, Offer::Completes, channel, "the main channel").map(drop),
         Fate::Taken | Fate::Over => Ok(()),
         Fate::Displaced => Err(MigrationError::PeerMisbehaved {
-            what: format!("{}: another main channel was there when all had come", channel.peer()),
+            what: format!(
+                "{}: another main channel was used when all channels had connected",
+                channel.peer()
+            ),
         }),
         Fate::Alone(missing) => Err(too_late(channel, &missing, setup)),
     }
@@ -276,7 +281,7 @@ fn offered(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Res
 
 fn taken(channel: &Channel, place: &str) -> MigrationError {
     let what = format!(
-        "{}: it says that it is {place}, which is here already; is another source migrating here?",
+        "{}: it claims to be {place}, which is connected already; is another source migrating here?",
         channel.peer()
     );
     MigrationError::PeerMisbehaved { what }
@@ -284,7 +289,7 @@ fn taken(channel: &Channel, place: &str) -> MigrationError {
 
 fn too_late(channel: &Channel, missing: &str, after: Duration) -> MigrationError {
     let what = format!(
-        "all channels, and {} has come alone: {missing} did not come: set multifd and multifd-channels alike",
+        "all channels; only {} connected, {missing} did not connect: set multifd and multifd-channels to the same",
         channel.peer()
     );
     MigrationError::Limit { what, after }

@@ -321,7 +321,7 @@ impl Control {
         }
         self.taken_over = true;
         if let Err(error) = tried("TargetVm::take_over_paused", || self.shared.target.take_over_paused()) {
-            self.shared.tell(&Event::Warning(format!("the guest is here, paused, but: {error}")));
+            self.shared.tell(&Event::Warning(format!("the guest has arrived and is paused, but: {error}")));
         }
         self.shared.guest_is(Custody::Arriving { is_free: true });
     }
@@ -353,13 +353,13 @@ impl Control {
         }
         let text = match why {
             Held::UntilSourceCompleted => {
-                "the guest is here and held: once the source's status is *completed*, release it with cont"
+                "the guest has arrived and is held: when the source's status is *completed*, release it with cont"
                     .to_owned()
             }
             Held::Hooks | Held::Start => format!(
-                "this side has the only copy of the guest and could not start it ({}): mend that, then cont; a device \
+                "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \
                  that still does not run is left out then",
-                self.shared.error().map_or_else(|| "no reason known".to_owned(), |error| error.to_string())
+                self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string())
             ),
         };
         self.shared.tell(&Event::Warning(text));
@@ -439,7 +439,7 @@ impl Control {
             Outcome::Paused => Arrival::Completed(RunState::Paused),
             Outcome::Failed { cause, hooks_left_held } => {
                 if hooks_left_held {
-                    self.shared.tell(&Event::Warning("some hooks could not be given back".to_owned()));
+                    self.shared.tell(&Event::Warning("some hooks could not be released".to_owned()));
                 }
                 self.shared.note_error(self.explain(cause));
                 let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
@@ -466,11 +466,11 @@ impl Control {
             }
             Cause::Abandoned => MigrationError::Cancelled,
             Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
-            Cause::PeerMisbehaved => MigrationError::PeerMisbehaved {
-                what: "an element came at a time when it must not".to_owned(),
-            },
+            Cause::PeerMisbehaved => {
+                MigrationError::PeerMisbehaved { what: "an element came at a forbidden time".to_owned() }
+            }
             Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
-                MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+                MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
             }
         }
     }

@@ -96,7 +96,7 @@ impl<'a> Greeting<'a> {
     pub fn limit(&self) -> Result<(), MigrationError> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let what = format!("{}: too slow to say what it is for", self.channel.peer());
+            let what = format!("{}: did not identify itself in time", self.channel.peer());
             return Err(MigrationError::PeerMisbehaved { what });
         }
         self.channel.set_stall_limit(Some(left));
@@ -118,7 +118,7 @@ impl<'a> Greeting<'a> {
             self.limit()?;
             let got = self.channel.read_some(to)?;
             if got == 0 {
-                let what = format!("{}: closed before it had said what it is for", self.channel.peer());
+                let what = format!("{}: closed before it identified itself", self.channel.peer());
                 return Err(MigrationError::Transport(what, None));
             }
             to = &mut to[got..];

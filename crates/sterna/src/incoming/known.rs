@@ -70,7 +70,7 @@ impl KnownVm {
                     .to_owned(),
             });
         }
-        let warning = "the source sent no compatibility record (it is no Sterna, or its return-path is off): \
+        let warning = "the source sent no compatibility record (it is not a Sterna, or its return-path is off): \
                        CPUID and TSC were not compared";
         Ok(RamStarted { layout: None, warning: Some(warning.to_owned()) })
     }
@@ -202,7 +202,7 @@ impl Target for KnownVm {
                     Some(format!("memory of {name:?} was filled with zeros and not freed: {why}"))
                 }
                 Err(error) => Some(format!(
-                    "memory of {name:?} still holds pages of this migration ({error}); the next one looks at each \
+                    "memory of {name:?} still contains pages of this migration ({error}); the next one checks each \
                      page before it takes it for zero"
                 )),
             }

@@ -337,7 +337,7 @@ impl<'a> Loader<'a> {
             match handover.secret {
                 Some(secret) => *self.shared.secret.lock() = Some((id, secret)),
                 None => self.shared.tell(&Event::Warning(
-                    "the source is an older Sterna, which sends no secret: if the acknowledgement is lost, it gets no \
+                    "the source is an older Sterna, which sends no secret: if the acknowledgement is lost, the source gets no \
                      answer, and an operator has to decide there"
                         .to_owned(),
                 )),

@@ -33,22 +33,22 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     }
     let binding = greeting.channel.tls_binding();
     if shared.params.tls.is_some() && binding.is_none() {
-        return Err(refuse("came over a TLS session that cannot be told from others"));
+        return Err(refuse("came over a TLS session that cannot be identified"));
     }
     let id = MigrationId(question.migration_id);
     let secret =
         shared.secret.lock().as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
     let Some(secret) = secret else {
-        return Err(refuse("is about a migration that this side knows no secret of"));
+        return Err(refuse("is about a migration whose secret this side does not know"));
     };
     if !question.is_authentic(&secret, &binding) {
-        return Err(refuse("does not prove that it comes from the migration's source"));
+        return Err(refuse("has no proof that it comes from the migration's source"));
     }
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
         Status::Never => extension::Status::Never,
         Status::Pending => extension::Status::Pending,
-        Status::Unknown => return Err(refuse("is about a migration that this side has not heard of")),
+        Status::Unknown => return Err(refuse("is about an unknown migration")),
     };
     let mut answer = Vec::new();
     StatusAnswer::new(status, &question, &secret, &binding).encode(&mut answer);

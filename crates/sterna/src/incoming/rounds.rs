@@ -191,7 +191,7 @@ impl Rounds {
         }
         Err(MigrationError::PeerMisbehaved {
             what: format!(
-                "{} multifd packets (SYNC or pages) came behind MULTIFD_FLUSH number {}, the last one \
+                "{} multifd packets (SYNC or pages) came after MULTIFD_FLUSH number {}, the last one \
                  (specs/stream.md §3.5)",
                 state.packets - state.flushed_packets,
                 state.flushes

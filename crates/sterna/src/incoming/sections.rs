@@ -53,7 +53,7 @@ impl SectionKnowledge for Sections {
             return BodyKind::Passing { most };
         }
         if kind != SectionKind::Full {
-            return BodyKind::Refuse(format!("{name:?} is sent in parts, which no device here is"));
+            return BodyKind::Refuse(format!("{name:?} is sent in parts, which no device here supports"));
         }
         if name == global_state::SECTION_NAME {
             return BodyKind::FixedLength(global_state::BODY_BYTES);
@@ -63,11 +63,11 @@ impl SectionKnowledge for Sections {
         }
         match self.find(name, instance) {
             None => BodyKind::Refuse(format!(
-                "there is no device {name:?}, instance {instance}, here: give both machines the same devices"
+                "this machine has no device {name:?}, instance {instance}: give both machines the same devices"
             )),
             Some(device) if version > device.version() || version < device.oldest_version() => {
                 BodyKind::Refuse(format!(
-                    "the version of device {name:?} is {version} and this side knows {} to {}: migrate between \
+                    "the version of device {name:?} is {version}, but this side knows {} to {}: migrate between \
                      equal versions",
                     device.oldest_version(),
                     device.version()

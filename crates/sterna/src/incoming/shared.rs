@@ -155,7 +155,7 @@ impl Shared {
 
     /// Where pages go, once RAM's blocks are known.
     pub fn layout(&self) -> Result<&Layout, MigrationError> {
-        let missing = || MigrationError::Internal("RAM's blocks are not known yet".to_owned());
+        let missing = || MigrationError::Internal("RAM's blocks are unknown yet".to_owned());
         self.layout.get().ok_or_else(missing)
     }
 
@@ -302,7 +302,7 @@ impl Shared {
         };
         match why {
             Some(why) => MigrationError::PeerIncompatible {
-                what: format!("{error}; a multifd channel had been turned away: {why}"),
+                what: format!("{error}; a multifd channel had been refused: {why}"),
             },
             None => error,
         }
@@ -321,7 +321,7 @@ impl Shared {
             return Ok(());
         }
         Err(MigrationError::PeerIncompatible {
-            what: format!("pages are missing, and a multifd channel had been turned away: {why}"),
+            what: format!("pages are missing, and a multifd channel had been refused: {why}"),
         })
     }
 
@@ -341,7 +341,7 @@ impl Shared {
         let mut error = self.error.lock();
         let why = error.take().unwrap_or_else(|| {
             MigrationError::Internal(
-                "the machine could not be taken over for a reason that nobody noted".to_owned(),
+                "the machine could not be taken over, for an unrecorded reason".to_owned(),
             )
         });
         *error = Some(MigrationError::Kept { place, why: Arc::new(why) });

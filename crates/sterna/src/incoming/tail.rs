@@ -68,7 +68,7 @@ impl Loader<'_> {
                 More::Bytes => {}
                 More::End if shared.stopping.load(Ordering::Acquire) => return Ok(()),
                 More::End if self.has_return_path => {
-                    let what = "the source closed the main channel before it was told that all is here";
+                    let what = "the source closed the main channel before the acknowledgement";
                     return Err(MigrationError::Transport(what.to_owned(), None));
                 }
                 More::End => {
@@ -81,7 +81,7 @@ impl Loader<'_> {
                     }
                     let limit = shared.params.limits.stall;
                     if silence.silent_for() >= limit {
-                        let what = "the end of the devices' state, or the description behind it".to_owned();
+                        let what = "the end of the devices' state, or the description after it".to_owned();
                         return Err(MigrationError::Limit { what, after: limit });
                     }
                 }
@@ -128,13 +128,13 @@ impl Loader<'_> {
             match self.reader.more()? {
                 More::Silence => {}
                 More::Bytes => {
-                    let what = "bytes came behind the end of the stream".to_owned();
+                    let what = "bytes came after the end of the stream".to_owned();
                     return Err(MigrationError::PeerMisbehaved { what });
                 }
                 // Nobody waits for an answer: it has said all and gone.
                 More::End if !self.has_return_path => return Ok(()),
                 More::End => {
-                    let what = "the source closed the main channel before it was told that all is here";
+                    let what = "the source closed the main channel before the acknowledgement";
                     return Err(MigrationError::Transport(what.to_owned(), None));
                 }
             }

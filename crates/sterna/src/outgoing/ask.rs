@@ -21,12 +21,12 @@ const CHANNEL: &str = "status question";
 /// Over a descriptor there is no second connection.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
     if shared.to.is_descriptor() {
-        let why = "a descriptor cannot be dialled again: look whether the guest runs at the \
+        let why = "a descriptor cannot be connected again: check whether the guest runs at the \
                    destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
     if shared.params().status_questions == StatusQuestions::Operator {
-        let why = "x-sterna-status-question is operator: look whether the guest runs at the destination, and decide";
+        let why = "x-sterna-status-question is operator: check whether the guest runs at the destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
     // Not the migration's own flag: that one is cancelled, since its channels are given up.
@@ -73,8 +73,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     })?;
     let binding = channel.tls_binding();
     if tls.is_some() && binding.is_none() {
-        let what =
-            "the destination speaks TLS 1.2, whose sessions cannot be told apart: nothing is asked over it";
+        let what = "the destination uses TLS 1.2, whose sessions cannot be identified: it is not asked";
         return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
     }
     let secret = &shared.identity.secret;
@@ -90,7 +89,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     };
     if !answer.is_authentic(&question, secret, &binding) {
         let what = format!(
-            "whoever answers at {} whether the guest runs does not know the migration's secret: the answer is not \
+            "the peer that answers at {} whether the guest runs does not know the migration's secret: the answer is not \
              believed",
             shared.to
         );

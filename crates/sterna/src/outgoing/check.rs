@@ -21,7 +21,7 @@ pub(super) fn check(
         return refuse("Migration requires multi-channel URIs: switch multifd off, or mapped-ram on");
     }
     if is_file && params.tls.is_some() {
-        return refuse("a file speaks no TLS: leave tls-creds empty");
+        return refuse("a file does not support TLS: leave tls-creds empty");
     }
     if is_file && capabilities.switchover_ack {
         return refuse(

@@ -40,8 +40,10 @@ impl Reader<'_> {
             };
             if count == 0 {
                 let why = match (position, self.channel.is_tls()) {
-                    (0, true) => ": if its log says that it refused this side's certificate, mend that",
-                    (0, false) => ": its log says why; if it expects TLS, set tls-creds here too",
+                    (0, true) => {
+                        ": if its log says that it refused this side's certificate, fix the certificate"
+                    }
+                    (0, false) => ": see its log; if it expects TLS, set tls-creds here too",
                     _ => "",
                 };
                 let what = format!("the destination closed the return path after {position} bytes{why}");
@@ -92,7 +94,7 @@ impl Reader<'_> {
                 let peer = Peer { sterna: features.contains(Features::HANDOVER), features: features.0 };
                 if self.features.is_some() && !peer.sterna {
                     self.shared.tell(&Event::Warning(
-                        "the destination is an older Sterna, which takes no secret: it is treated as a QEMU, and if \
+                        "the destination is an older Sterna, which accepts no secret: it is treated like a QEMU, and if \
                          the acknowledgement is lost it cannot be asked"
                             .to_owned(),
                     ));
@@ -109,7 +111,7 @@ impl Reader<'_> {
             }
             extension::PREPARE_PING if !state.is_final() => {
                 return Err(MigrationError::PeerMisbehaved {
-                    what: format!("it answered *prepare*, which was not asked, in state {state:?}"),
+                    what: format!("it answered *prepare* without a question, in state {state:?}"),
                 });
             }
             extension::KEEPALIVE_PING => {

@@ -126,7 +126,7 @@ impl RamSink {
                 let absent = PageBitmap::new(block.pages());
                 if let Err(error) = block.mark_absent(0, block.pages(), &absent) {
                     // All of them are looked at then.
-                    tracing::warn!("which pages of memory are there cannot be told: {error}");
+                    tracing::warn!("cannot find out which pages are populated: {error}");
                     continue;
                 }
                 for (held, absent) in held.words().iter().zip(absent.words()) {
@@ -164,7 +164,7 @@ impl RamSink {
                 self.ram.block(index).read(offset, &mut theirs)?;
                 if let Some(at) = ours.iter().zip(&theirs).position(|(ours, theirs)| ours != theirs) {
                     let what = format!(
-                        "RAM block {:?} is mapped read-only here and differs from the source's at byte {:#x}: give both \
+                        "RAM block {:?} is mapped read-only here, but differs from the source's at byte {:#x}: give both \
                          sides the same content (firmware), or map it writable",
                         guest.name(),
                         offset + at as u64

@@ -149,7 +149,7 @@ fn stream_of_the_source_that_panics_fails_the_migration() {
     fails(
         &[
             "begin to save",
-            "look at what is left",
+            "ask what is remaining",
             "expected_bytes_per_second",
             "read",
             "read, done",
@@ -297,7 +297,7 @@ fn lock_that_is_kept_by_a_panic_in_taking_it_is_told_of() {
         assert!(matches!(incoming.wait(), Arrival::Failed(_)));
         let told = warnings(&log.events());
         assert!(told.iter().any(|text| text.contains("told to keep it")), "{told:?}");
-        assert!(told.iter().any(|text| text.contains("hooks could not be given back")), "{told:?}");
+        assert!(told.iter().any(|text| text.contains("hooks could not be released")), "{told:?}");
         common::assert_lives_on(&source.guest);
     });
 }

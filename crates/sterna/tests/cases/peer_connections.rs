@@ -85,7 +85,7 @@ fn missing_channel_is_waited_for_only_so_long() {
             common::assert_lives_on(&source.guest);
             let told = || warnings(&log.events()).concat();
             eventually("what is missing", || {
-                told().contains("multifd channel 1 did not come") && told().contains("multifd-channels")
+                told().contains("multifd channel 1 did not connect") && told().contains("multifd-channels")
             });
             assert_eq!(incoming.status(), Status::Setup, "the next one may come");
             drop(incoming);
@@ -331,7 +331,7 @@ fn strangers_alone_do_not_end_the_waiting() {
             let (target, incoming, log) = listening();
             let mut stranger = Sent::default();
             stranger.channel(&incoming.address(), bytes.clone(), true);
-            assert_told(&log, "turned away");
+            assert_told(&log, "refused");
             assert_eq!(incoming.status(), Status::Setup);
             let sent = good.send(&incoming.address(), false);
             assert_arrives(&incoming, &target);
@@ -343,9 +343,10 @@ fn strangers_alone_do_not_end_the_waiting() {
 #[test]
 fn inherited_connection_that_does_not_fit_ends_the_waiting_with_the_reason() {
     let good = case("recording", || Recording::take(MACHINE, 0));
-    for (bytes, words) in
-        [(b"GET / HTTP/1.0\r\n".to_vec(), "begin no channel"), (good.main[..8].to_vec(), "closed")]
-    {
+    for (bytes, words) in [
+        (b"GET / HTTP/1.0\r\n".to_vec(), "do not begin a migration channel"),
+        (good.main[..8].to_vec(), "closed"),
+    ] {
         case(words, || {
             let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let at = sterna::Address::Handed(sterna::HandedFd::new(ours.into(), "socket"));
@@ -368,11 +369,11 @@ fn strangers_leave_a_running_migration_alone() {
     let mut unknown = good.lanes[0][..64].to_vec();
     unknown[24] = 9;
     let strangers: [(&[u8], &str); 5] = [
-        (b"QEVM", "too slow"),
-        (&good.main[..40], "the main channel, which is here already"),
-        (&good.lanes[0][..64], "multifd channel 0, which is here already"),
+        (b"QEVM", "did not identify itself in time"),
+        (&good.main[..40], "the main channel, which is connected already"),
+        (&good.lanes[0][..64], "multifd channel 0, which is connected already"),
         (&unknown, "channel 9 of 2"),
-        (b"GET / HTTP/1.0", "begin no channel"),
+        (b"GET / HTTP/1.0", "do not begin a migration channel"),
     ];
     for (extra, words) in strangers {
         case("extra", || {
@@ -389,7 +390,7 @@ fn strangers_leave_a_running_migration_alone() {
             eventually("lanes", || incoming.statistics().received_bytes > 0);
             let mut stranger = Sent::default();
             stranger.channel(&to, extra.to_vec(), true);
-            if words != "too slow" {
+            if words != "did not identify itself in time" {
                 assert_told(&log, words);
             }
             assert!(!incoming.status().is_terminal());

@@ -232,7 +232,7 @@ fn tls_source_to_a_plain_destination_is_told_apart() {
         None,
         None,
         &["closed during the TLS handshake", "no tls-creds"],
-        "it speaks TLS and this side has no tls-creds",
+        "the peer uses TLS and this side has no tls-creds",
     );
 }
 

@@ -249,7 +249,7 @@ impl DeviceStream for TrappedStream {
         self.bomb.around("begin to save", || self.stream.begin_save())
     }
     fn pending(&self) -> Result<PendingState, VmError> {
-        self.bomb.around("look at what is left", || self.stream.pending())
+        self.bomb.around("ask what is remaining", || self.stream.pending())
     }
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
         self.bomb.around("read", || self.stream.read(to))

@@ -127,7 +127,7 @@ impl RingMap {
             // The kernel wrote over entries that we had taken. The new ones can be taken now.
             (reaped.overrun, self.is_wary) = (true, true);
         }
-        Err(io::Error::other("the ring does not come to rest"))
+        Err(io::Error::other("the ring does not become stable"))
     }
 
     /// [`RingMap::reap`] for a vCPU that has come out because its ring is full.

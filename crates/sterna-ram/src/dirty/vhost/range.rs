@@ -41,13 +41,13 @@ pub(super) fn check(ram: &GuestRam, ranges: &[LoggedRange]) -> Result<u64, Dirty
         };
         let end = range.first_page.checked_add(range.pages);
         if range.pages == 0 || end.is_none_or(|end| end > block.pages()) {
-            return refuse("it does not lie inside its block");
+            return refuse("it is not inside its block");
         }
         if !range.guest_address.is_multiple_of(PAGE_BYTES) {
-            return refuse("its guest address is not that of a page");
+            return refuse("its guest address is not page-aligned");
         }
         let Some(end) = range.guest_page().checked_add(range.pages) else {
-            return refuse("it ends behind the last address");
+            return refuse("it ends after the last address");
         };
         spans.push((range.guest_page(), end, index));
     }

@@ -58,7 +58,7 @@ pub(super) fn load(
         let mut result = work();
         for other in others? {
             let ended = other.join();
-            let died = || Err(MigrationError::Internal("a loading thread died".to_owned()));
+            let died = || Err(MigrationError::Internal("a loading thread panicked".to_owned()));
             result = result.and(ended.unwrap_or_else(|_| died()));
         }
         result

@@ -272,7 +272,7 @@ impl Inbox {
         let came = self.state.lock().data_bytes;
         match total_bytes {
             Some(total) if total != came => {
-                Err(self.misbehaved(format!("its stream has {came} bytes, and {total} were announced")))
+                Err(self.misbehaved(format!("its stream has {came} bytes, but {total} were announced")))
             }
             _ => Ok(()),
         }
@@ -289,11 +289,11 @@ impl Inbox {
         }
         let missing = (state.next..).find(|index| !state.held.contains_key(index)).unwrap_or(u32::MAX);
         let what = match (state.chunks, state.last) {
-            (0, _) => "the source sent nothing of its stream: give both machines the same devices".to_owned(),
+            (0, _) => "the source sent no part of its stream: give both machines the same devices".to_owned(),
             (_, Some(last)) => {
                 format!("chunk {missing} of its stream is missing, of {}", u64::from(last) + 1)
             }
-            (count, None) => format!("the end of its stream is missing, behind {count} chunks"),
+            (count, None) => format!("the end of its stream is missing, after {count} chunks"),
         };
         Err(self.misbehaved(what))
     }
@@ -334,14 +334,14 @@ impl Inbox {
     ) -> Result<(), MigrationError> {
         let is_last = matches!(kind, DeviceChunkKind::Configuration { .. });
         if state.last.is_some_and(|last| is_last || index > last) {
-            return Err(self.misbehaved(format!("chunk {index} comes behind the end of its stream")));
+            return Err(self.misbehaved(format!("chunk {index} comes after the end of its stream")));
         }
         if index < state.next || state.held.contains_key(&index) {
             return Err(self.misbehaved(format!("chunk {index} comes twice")));
         }
         if is_last && state.held.keys().next_back().is_some_and(|highest| *highest > index) {
             return Err(
-                self.misbehaved(format!("its stream ends with chunk {index}, and a later one has come"))
+                self.misbehaved(format!("its stream ends with chunk {index}, but a later one has come"))
             );
         }
         if state.held.len() >= HELD_CHUNKS {

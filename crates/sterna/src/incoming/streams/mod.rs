@@ -36,7 +36,7 @@ impl Inboxes {
             self.boxes.iter().find(|inbox| inbox.device.name == name && inbox.device.instance == instance);
         found.ok_or_else(|| MigrationError::PeerIncompatible {
             what: format!(
-                "a chunk of the state of device {name:?}, instance {instance}: no device here takes it that way; \
+                "a chunk of the state of device {name:?}, instance {instance}: no device here accepts it in that way; \
                  give both machines the same devices"
             ),
         })

@@ -431,10 +431,10 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
             MigrationError::Transport("the connection was lost".to_owned(), None)
         }
         Cause::PeerMisbehaved => {
-            MigrationError::PeerMisbehaved { what: "it answered what was not asked".to_owned() }
+            MigrationError::PeerMisbehaved { what: "it sent an answer without a question".to_owned() }
         }
         Cause::LocalFailure | Cause::GuestStop | Cause::HookRelease => {
-            MigrationError::Internal(format!("failed for a reason that nobody noted: {cause:?}"))
+            MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
         }
     }
 }

@@ -58,7 +58,7 @@ impl Slowdown {
                     }),
                 ),
                 Output::LimitDirtyRate(None) => (
-                    "the dirty limit is not taken back",
+                    "the dirty limit is not removed",
                     tried("Throttle::set_dirty_limit", || limits.take_back(throttle)),
                 ),
                 _ => continue,
@@ -84,7 +84,7 @@ pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
     let devices = match standstill.streams {
         time if time.is_zero() => String::new(),
         time => format!(
-            "Devices' state takes {} ms of it, which no round makes shorter: raise downtime-limit above that. ",
+            "Devices' state takes {} ms of it, which further rounds do not shorten: raise downtime-limit above that. ",
             time.as_millis()
         ),
     };

@@ -46,8 +46,8 @@ impl Control {
             let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
             let name = hook.name();
             if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
-                tracing::warn!(hook = name, %error, "cannot take a hook back");
-                self.shared.tell(&Event::Warning(format!("{name} is not taken back yet: {error}")));
+                tracing::warn!(hook = name, %error, "cannot acquire a hook again");
+                self.shared.tell(&Event::Warning(format!("{name} is not acquired again yet: {error}")));
                 self.shared.report(Fed::HooksReacquireFailed);
                 return;
             }

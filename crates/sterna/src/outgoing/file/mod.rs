@@ -54,11 +54,11 @@ impl SaveFile {
     /// Makes the file, aside of its place, and the stream into it.
     pub fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
         let Address::File { path, offset } = &shared.to else {
-            return Err(MigrationError::Internal(format!("{} is no file", shared.to)));
+            return Err(MigrationError::Internal(format!("{} is not a file", shared.to)));
         };
         let params = shared.params();
         for left in PageFile::left_behind(path) {
-            let text = format!("{} was left behind by a save that was killed: remove it", left.display());
+            let text = format!("{} was left by a killed save: remove it", left.display());
             shared.tell(&Event::Warning(text));
         }
         let options = CreateOptions {
@@ -187,7 +187,7 @@ pub(super) fn is_saved(shared: &Shared) -> bool {
 /// Lets a guest run again that was saved: takes its hooks back first.
 pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     let refused = |why: &str| VmError::new(RESUMING, why);
-    let not_saved = "this migration has not saved it to a file, or it is another's by now";
+    let not_saved = "this migration has not saved it to a file, or another migration has it now";
     if !is_saved(shared) {
         return Err(refused(not_saved));
     }
@@ -203,7 +203,7 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     });
     let now = if resumed.is_ok() { shared.custody.before() } else { Custody::Saved };
     if !shared.custody.exchange(resuming, now) {
-        return Err(refused("somebody else has said meanwhile who has it"));
+        return Err(refused("another call has decided meanwhile who has it"));
     }
     resumed
 }

@@ -119,13 +119,13 @@ impl Streams {
         let Some(device) = device else {
             return Err(MigrationError::PeerIncompatible {
                 what: format!(
-                    "the destination has a device {name:?}, instance {instance}, with large state, and this side has \
+                    "the destination has a device {name:?}, instance {instance}, with large state, but this side has \
                      not: give both machines the same devices"
                 ),
             });
         };
         if !self.while_running {
-            let what = format!("it grants room to {}, and was not asked", self.devices[device]);
+            let what = format!("it grants room to {} without a request", self.devices[device]);
             return Err(MigrationError::PeerMisbehaved { what });
         }
         self.outbox.grant(device, bytes);

@@ -227,7 +227,7 @@ impl Saver<'_> {
     }
 
     fn pending(&self) -> Result<Option<PendingState>, MigrationError> {
-        Ok(self.call("look at what is left", |device| device.pending())?.map(|(pending, _)| pending))
+        Ok(self.call("ask what is remaining", |device| device.pending())?.map(|(pending, _)| pending))
     }
 
     /// Makes a call to the device, unless none may be made now. Says with the result whether the device runs.
@@ -248,9 +248,10 @@ impl Saver<'_> {
     fn head(&mut self, out: &mut Vec<u8>, kind: DeviceChunkKind, data: usize) -> Result<(), MigrationError> {
         let mut head = Vec::with_capacity(DeviceChunk::MAX_BYTES);
         DeviceChunk { index: self.next, kind }.encode(&mut head);
-        self.next = self.next.checked_add(1).ok_or_else(|| {
-            MigrationError::Internal(format!("{}: more chunks than can be counted", self.device))
-        })?;
+        self.next = self
+            .next
+            .checked_add(1)
+            .ok_or_else(|| MigrationError::Internal(format!("{}: too many chunks", self.device)))?;
         out.clear();
         let packet = DeviceStatePacket {
             name: self.device.name.clone(),

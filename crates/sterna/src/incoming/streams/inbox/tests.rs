@@ -102,8 +102,8 @@ fn put_twice_is_refused_held_or_loaded() {
 fn put_behind_the_end_is_refused() {
     let inbox = inbox();
     inbox.put(end(1)).unwrap();
-    assert!(refusal(&inbox, data(2)).contains("behind the end"));
-    assert!(refusal(&inbox, end(2)).contains("behind the end"));
+    assert!(refusal(&inbox, data(2)).contains("after the end"));
+    assert!(refusal(&inbox, end(2)).contains("after the end"));
     inbox.put(data(0)).unwrap();
 
     let early = self::inbox();
@@ -114,7 +114,7 @@ fn put_behind_the_end_is_refused() {
 #[test]
 fn all_came_names_the_first_missing_chunk() {
     let inbox = inbox();
-    assert!(inbox.all_came().unwrap_err().to_string().contains("nothing of its stream"));
+    assert!(inbox.all_came().unwrap_err().to_string().contains("no part of its stream"));
     inbox.put(data(0)).unwrap();
     inbox.put(data(2)).unwrap();
     assert!(inbox.all_came().unwrap_err().to_string().contains("the end of its stream"));
