@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-qmp"],
     &["sterna-devices"],
     &["sterna-vmm", "sterna-guests", "sterna-fuzz"],
-    &["sterna-cli", "minimal-vmm"],
+    &["sterna-cli", "minimal-vmm", "vm-memory-vmm"],
     &["sterna-interop", "sterna-soak"],
     &["sterna-benches"],
 ];

@@ -13,6 +13,9 @@
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`foreign`] | machines that the engine does not know: into images and out of them |
 //!
+//! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
+//! which thread it comes. Its code is from `examples/vm-memory-vmm`, a VMM made of rust-vmm crates.
+//!
 //! # What may grow
 //!
 //! Until 1.0 a minor version may change anything; the changelog says what. These grow without notice: enums, errors and

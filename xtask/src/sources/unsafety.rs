@@ -23,6 +23,8 @@ const PLACES: &[&str] = &[
     "interop/src/workload/boot.rs",
     "benches/src/clock.rs",
     "examples/minimal-vmm/src/main.rs",
+    "examples/vm-memory-vmm/src/machine.rs",
+    "examples/vm-memory-vmm/src/vcpu.rs",
 ];
 const LINT: &str = "undocumented_unsafe_blocks";
 

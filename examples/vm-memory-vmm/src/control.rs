@@ -1,0 +1,122 @@
+//! The control socket: a line for each command, a line for each answer, `ok`, `ok …` or `error: …`.
+//!
+//! | command | does |
+//! | --- | --- |
+//! | `migrate ADDRESS` | starts to migrate the guest to `tcp:HOST:PORT` or `unix:PATH` |
+//! | `cancel` | ends the migration; the guest runs on here |
+//! | `save FILE` | starts to save the guest, which stops |
+//! | `resume` | lets a saved guest run on |
+//! | `limit BYTES` | limits the bandwidth, per second |
+//! | `status` | tells where migrations and the guest stand |
+//! | `quit` | ends the process, unless a migration runs |
+//!
+//! One thread serves it and the device's timer. It never waits for a migration.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io::{ErrorKind, Read, Write};
+use std::ops::ControlFlow;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::timerfd::TimerFd;
+
+use crate::machine::Machine;
+use crate::migrator::Migrator;
+
+const TICK: Duration = Duration::from_millis(5);
+/// A longer line is no command.
+const LINE_BYTES: usize = 4096;
+
+/// Serves the socket until `quit`.
+pub fn run(path: &Path, machine: &Machine, migrator: &mut Migrator) -> Result<(), Box<dyn Error>> {
+    let listener = UnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    let mut timer = TimerFd::new()?;
+    timer.reset(TICK, Some(TICK))?;
+    let epoll = Epoll::new()?;
+    let add = |fd: RawFd| {
+        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, fd as u64))
+    };
+    add(listener.as_raw_fd())?;
+    add(timer.as_raw_fd())?;
+    let mut clients = HashMap::new();
+    let mut events = [EpollEvent::default(); 16];
+    loop {
+        let count = match epoll.wait(-1, &mut events) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            count => count?,
+        };
+        for event in &events[..count] {
+            let fd = event.data() as RawFd;
+            if fd == timer.as_raw_fd() {
+                timer.wait()?;
+                machine.ticker().tick(machine.memory())?;
+            } else if fd == listener.as_raw_fd() {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                add(stream.as_raw_fd())?;
+                clients.insert(stream.as_raw_fd(), Client { stream, buffer: Vec::new() });
+            } else if let Some(client) = clients.get_mut(&fd) {
+                match client.serve(&mut |line| answer(line, machine, migrator)) {
+                    ControlFlow::Continue(true) => {}
+                    ControlFlow::Continue(false) => drop(clients.remove(&fd)), // Closing takes it out of the epoll.
+                    ControlFlow::Break(()) => return Ok(()),
+                }
+            }
+        }
+    }
+}
+
+struct Client {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    /// Answers the lines that have come. Goes on with whether the client stays, or breaks if one said `quit`.
+    fn serve(&mut self, answer: &mut dyn FnMut(&str) -> Option<String>) -> ControlFlow<(), bool> {
+        let mut bytes = [0; 1024];
+        let count = match self.stream.read(&mut bytes) {
+            Ok(0) => return ControlFlow::Continue(false),
+            Ok(count) => count,
+            Err(error) => return ControlFlow::Continue(error.kind() == ErrorKind::WouldBlock),
+        };
+        self.buffer.extend_from_slice(&bytes[..count]);
+        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            let reply = answer(String::from_utf8_lossy(&line).trim());
+            let text = reply.as_deref().unwrap_or("ok");
+            let written = self.stream.write_all(format!("{text}\n").as_bytes());
+            if reply.is_none() {
+                return ControlFlow::Break(());
+            } else if written.is_err() {
+                return ControlFlow::Continue(false);
+            }
+        }
+        ControlFlow::Continue(self.buffer.len() <= LINE_BYTES)
+    }
+}
+
+/// Does what a line says; nothing to answer means to quit.
+fn answer(line: &str, machine: &Machine, migrator: &mut Migrator) -> Option<String> {
+    let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+    let done = match command {
+        "migrate" => migrator.migrate(argument),
+        "cancel" => migrator.cancel(),
+        "save" => migrator.save(Path::new(argument)),
+        "resume" => migrator.resume(),
+        "limit" => argument.parse().map_err(Into::into).and_then(|bytes| migrator.limit(bytes)),
+        "status" => {
+            let runs = if machine.vcpu().is_running() { "running" } else { "stopped" };
+            return Some(format!("ok {} guest {runs} printed {}", migrator.status(), machine.vcpu().printed()));
+        }
+        "quit" if migrator.is_idle() => return None,
+        "quit" => Err("a migration runs, or the guest's whereabouts are undecided: cancel it first".into()),
+        _ => Err("commands are migrate, cancel, save, resume, limit, status and quit".into()),
+    };
+    Some(done.map_or_else(|error| format!("error: {error}"), |()| "ok".into()))
+}

@@ -1,0 +1,80 @@
+//! A small VMM made of rust-vmm crates: `vm-memory`, `kvm-ioctls`, `kvm-bindings`, `vmm-sys-util`. Sterna migrates it.
+//!
+//! | module | contains | names `sterna` |
+//! | --- | --- | --- |
+//! | `machine` | guest memory, KVM's slots, what the guest executes | no |
+//! | `vcpu` | the vCPU's thread | no |
+//! | `ticker` | a device that writes guest memory | no |
+//! | `disk` | the lock of a disk | no |
+//! | `control` | the control socket and the event loop | no |
+//! | `migratable` | the machine as the engine sees it: `Vm`, `SourceVm`, `TargetVm`, `Device`, `Hook` | yes |
+//! | `migrator` | what an operator does: migrate, cancel, save, receive, restore | yes |
+//!
+//! The control socket speaks lines; see [`control`]. `docs/embedding.md` explains how to do the same in another VMM.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
+
+mod control;
+mod disk;
+mod machine;
+mod migratable;
+mod migrator;
+mod ticker;
+mod vcpu;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use disk::Disk;
+use machine::Machine;
+use migrator::Migrator;
+
+const USAGE: &str = "usage: vm-memory-vmm --control SOCKET [--memory MIB] [--disk FILE] \
+                     [--incoming ADDRESS | --restore FILE]";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let machine = Arc::new(Machine::new(options.memory_mib << 20)?);
+    let disk = options.disk.as_deref().map(Disk::open).transpose()?.map(Arc::new);
+    let mut migrator = Migrator::new(machine.clone(), disk.clone())?;
+    // The control socket appears when everything else is ready.
+    match (&options.incoming, &options.restore) {
+        (Some(address), None) => migrator.listen(address)?,
+        (None, Some(file)) => migrator.restore(file)?,
+        (None, None) => {
+            disk.iter().try_for_each(|disk| disk.lock())?;
+            machine.boot()?;
+        }
+        (Some(_), Some(_)) => return Err(USAGE.into()),
+    }
+    control::run(&options.control, &machine, &mut migrator)
+}
+
+struct Options {
+    control: PathBuf,
+    memory_mib: usize,
+    disk: Option<PathBuf>,
+    incoming: Option<String>,
+    restore: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let mut control = None;
+        let mut options =
+            Self { control: PathBuf::new(), memory_mib: 64, disk: None, incoming: None, restore: None };
+        while let Some(name) = arguments.next() {
+            let value = arguments.next().ok_or(USAGE)?;
+            match name.as_str() {
+                "--control" => control = Some(value.into()),
+                "--memory" => options.memory_mib = value.parse()?,
+                "--disk" => options.disk = Some(value.into()),
+                "--incoming" => options.incoming = Some(value),
+                "--restore" => options.restore = Some(value.into()),
+                _ => return Err(USAGE.into()),
+            }
+        }
+        options.control = control.ok_or(USAGE)?;
+        Ok(options)
+    }
+}

@@ -1,0 +1,152 @@
+//! The machine as the engine sees it.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use sterna::ram::dirty::{AtomicBitmapLog, Combined, KvmDirtyLog, KvmSlot};
+use sterna::ram::{DirtySource, GuestRam, MemoryPermissions, RegionPlan};
+use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
+use vm_memory::{ByteValued, GuestMemoryRegion};
+
+use crate::disk::Disk;
+use crate::machine::Machine;
+use crate::vcpu;
+
+/// What the engine is given.
+pub struct Migratable {
+    machine: Arc<Machine>,
+    disk: Option<Arc<Disk>>,
+    ram: GuestRam,
+    dirty: Combined,
+}
+
+impl Migratable {
+    /// Names each region of guest memory, and says what the engine may do to it.
+    pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
+        let ram = GuestRam::from_guest_memory(machine.memory(), |_, region| {
+            RegionPlan::named(format!("ram@{:#x}", region.start_addr().0))
+                // No device has pinned this memory. With VFIO: MemoryPermissions::none().
+                .permit(MemoryPermissions::none().allow_discard())
+                .fresh()
+        })?;
+        let dirty = dirty_source(&machine, &ram)?;
+        Ok(Self { machine, disk, ram, dirty })
+    }
+}
+
+/// KVM reports what vCPUs write, the bitmap of `vm-memory` what the VMM's devices write.
+fn dirty_source(machine: &Machine, ram: &GuestRam) -> Result<Combined, Box<dyn Error>> {
+    let slots = ram.blocks().iter().enumerate().map(|(index, block)| KvmSlot {
+        slot: index as u32,
+        flags: 0,
+        guest_address: block.guest_address().expect("a region has one"),
+        block: index,
+        first_page: 0,
+        pages: block.pages(),
+    });
+    let vcpus = KvmDirtyLog::new(machine.duplicate_vm_fd()?, slots.collect(), ram.clone())?;
+    let devices = AtomicBitmapLog::new(ram, machine.memory())?;
+    Ok(Combined::new(vec![Arc::new(vcpus), Arc::new(devices)]))
+}
+
+impl Vm for Migratable {
+    fn machine_type(&self) -> String {
+        "vm-memory-vmm-1".into()
+    }
+    fn ram(&self) -> GuestRam {
+        self.ram.clone()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        vec![Arc::new(VcpuState(self.machine.clone())), Arc::new(TickerState(self.machine.clone()))]
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.disk.iter().map(|disk| Arc::new(DiskLock(disk.clone())) as Arc<dyn Hook>).collect()
+    }
+}
+
+impl SourceVm for Migratable {
+    fn dirty_source(&self) -> &dyn DirtySource {
+        &self.dirty
+    }
+    fn run_state(&self) -> RunState {
+        if self.machine.vcpu().is_running() { RunState::Running } else { RunState::Paused }
+    }
+    fn stop(&self) -> Result<(), VmError> {
+        self.machine.pause();
+        Ok(())
+    }
+    fn resume(&self) -> Result<(), VmError> {
+        self.machine.resume();
+        Ok(())
+    }
+}
+
+impl TargetVm for Migratable {
+    fn start(&self) -> Result<(), VmError> {
+        self.machine.resume();
+        Ok(())
+    }
+    fn reset(&self) {
+        self.machine.ticker().set_count(0); // The next guest brings every register of the vCPU.
+    }
+}
+
+/// The vCPU's registers.
+struct VcpuState(Arc<Machine>);
+
+impl Device for VcpuState {
+    fn name(&self) -> String {
+        "vcpu".into()
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        let state = self.0.vcpu().state().map_err(|error| VmError::new("get the vCPU's registers", error))?;
+        Ok(state.as_slice().to_vec())
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        let mut state = vcpu::State::default();
+        if body.len() != state.as_slice().len() {
+            return Err(VmError::new("load the vCPU", format!("{} bytes of registers", body.len())));
+        }
+        state.as_mut_slice().copy_from_slice(body);
+        // KVM checks the values.
+        self.0.vcpu().set_state(&state).map_err(|error| VmError::new("set the vCPU's registers", error))
+    }
+}
+
+/// The device's state.
+struct TickerState(Arc<Machine>);
+
+impl Device for TickerState {
+    fn name(&self) -> String {
+        "ticker".into()
+    }
+    fn save(&self) -> Result<Vec<u8>, VmError> {
+        Ok(self.0.ticker().count().to_le_bytes().to_vec())
+    }
+    fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
+        let count = body.try_into().map_err(|error| VmError::new("load the ticker", error))?;
+        self.0.ticker().set_count(u64::from_le_bytes(count));
+        Ok(())
+    }
+}
+
+/// The disk's lock changes hands while the guest runs nowhere.
+struct DiskLock(Arc<Disk>);
+
+impl Hook for DiskLock {
+    fn name(&self) -> String {
+        "disk".into()
+    }
+    fn release(&self) -> Result<(), VmError> {
+        self.0.unlock().map_err(|error| VmError::new("unlock the disk", error))
+    }
+    fn take_back(&self) -> Result<(), VmError> {
+        self.acquire()
+    }
+    fn acquire(&self) -> Result<(), VmError> {
+        self.0.lock().map_err(|error| VmError::new("lock the disk", error))
+    }
+    fn give_back(&self) {
+        let _ = self.0.unlock();
+    }
+}

@@ -1,0 +1,111 @@
+//! What an operator does with migrations.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use sterna::{Address, Capabilities, Event, Incoming, Migration, Observer, Parameters};
+
+use crate::disk::Disk;
+use crate::machine::Machine;
+use crate::migratable::Migratable;
+
+type Done = Result<(), Box<dyn Error>>;
+
+/// The migrations of one machine.
+pub struct Migrator {
+    vm: Arc<Migratable>,
+    parameters: Parameters,
+    /// The last one that left.
+    outgoing: Option<Migration>,
+    /// The one that brought the guest. Kept: a source that lost the acknowledgement asks it what became of the guest.
+    incoming: Option<Incoming>,
+}
+
+impl Migrator {
+    /// None so far.
+    pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
+        let vm = Arc::new(Migratable::new(machine, disk)?);
+        Ok(Self { vm, parameters: Parameters::default(), outgoing: None, incoming: None })
+    }
+
+    /// Waits for a guest at `address`. It starts by itself when it has come.
+    pub fn listen(&mut self, address: &str) -> Done {
+        self.receive(&address.parse()?, Capabilities::default())
+    }
+
+    /// Takes the guest out of a file.
+    pub fn restore(&mut self, file: &Path) -> Done {
+        self.receive(&at_file(file), for_file())
+    }
+
+    /// Starts to migrate the guest to `address`, and returns.
+    pub fn migrate(&mut self, address: &str) -> Done {
+        self.send(&address.parse()?, Capabilities::default())
+    }
+
+    /// Starts to save the guest to a file, and returns. The guest stops for it, and stands until
+    /// [`Migrator::resume`].
+    pub fn save(&mut self, file: &Path) -> Done {
+        self.send(&at_file(file), for_file())
+    }
+
+    /// Ends a migration; the guest runs on here.
+    pub fn cancel(&self) -> Done {
+        Ok(self.outgoing.as_ref().ok_or("nothing was migrated")?.cancel()?)
+    }
+
+    /// Lets a guest that was saved run on here.
+    pub fn resume(&self) -> Done {
+        let migration = self.outgoing.as_ref().filter(|migration| migration.is_saved());
+        Ok(migration.ok_or("the guest is not stopped by a completed save")?.resume_saved()?)
+    }
+
+    /// Limits the bandwidth of this migration and of those that follow; 0 is no limit.
+    pub fn limit(&mut self, bytes_per_second: u64) -> Done {
+        self.parameters.max_bandwidth_bytes = bytes_per_second;
+        let running = self.outgoing.iter().filter(|migration| !migration.status().is_terminal());
+        for migration in running {
+            migration.set_live(|parameters| parameters.max_bandwidth_bytes = bytes_per_second)?;
+        }
+        Ok(())
+    }
+
+    /// Where the migrations stand, in one line.
+    pub fn status(&self) -> String {
+        let outgoing = self.outgoing.as_ref().map(Migration::status).unwrap_or_default();
+        let incoming = self.incoming.as_ref().map(Incoming::status).unwrap_or_default();
+        format!("outgoing {outgoing} incoming {incoming}")
+    }
+
+    /// Whether the process may end: no migration runs, and none waits for an answer or for a decision.
+    pub fn is_idle(&self) -> bool {
+        self.outgoing.as_ref().is_none_or(|migration| migration.status().is_terminal())
+    }
+
+    fn send(&mut self, to: &Address, capabilities: Capabilities) -> Done {
+        let parameters = self.parameters.clone();
+        self.outgoing = Some(Migration::start(self.vm.clone(), to, parameters, capabilities, tell("outgoing"))?);
+        Ok(())
+    }
+
+    fn receive(&mut self, at: &Address, capabilities: Capabilities) -> Done {
+        let parameters = self.parameters.clone();
+        self.incoming = Some(Incoming::listen(self.vm.clone(), at, parameters, capabilities, tell("incoming"))?);
+        Ok(())
+    }
+}
+
+/// In a file every page has its place, so that it can be restored in parallel.
+fn for_file() -> Capabilities {
+    Capabilities { mapped_ram: true, ..Capabilities::default() }
+}
+
+fn at_file(path: &Path) -> Address {
+    Address::File { path: path.into(), offset: 0 }
+}
+
+/// Prints what happens. It is called by the engine's threads, and returns soon.
+fn tell(which: &'static str) -> Arc<dyn Observer> {
+    Arc::new(move |event: &Event| println!("{which}: {event:?}"))
+}

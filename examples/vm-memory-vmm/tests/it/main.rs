@@ -1,0 +1,173 @@
+//! The VMM migrates, cancels, saves and restores; its guest memory stays where it mapped it; and the code of
+//! `docs/embedding.md` is the VMM's.
+//!
+//! What makes these tests fail if a page is lost: the guest checks every word that it counts up and halts at a wrong one,
+//! and the ticker checks what it wrote last. Both end the process.
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+
+mod guide;
+mod maps;
+mod vmm;
+
+use std::path::Path;
+
+use maps::Maps;
+use vmm::{Vmm, kvm_or_skip};
+
+#[test]
+fn live_migration_takes_the_guest_along_and_leaves_guest_memory_where_it_is() {
+    if !kvm_or_skip("live_migration_takes_the_guest_along_and_leaves_guest_memory_where_it_is") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (path, disk) = (home.path(), home.path().join("disk"));
+    let disk = ["--disk", disk.to_str().unwrap()];
+    let address = format!("unix:{}", path.join("migration").display());
+    let mut source = Vmm::start(path, "source", &disk);
+    let mut destination = Vmm::start(path, "destination", &[&disk[..], &["--incoming", &address]].concat());
+    source.wait_for_numbers(5);
+    let before = [Maps::of(&source), Maps::of(&destination)];
+
+    source.ask("migrate", &address);
+    source.wait_for("outgoing completed");
+    destination.wait_for("incoming completed");
+    destination.wait_for_numbers(5);
+
+    let after = [Maps::of(&source), Maps::of(&destination)];
+    for (before, after) in before.iter().zip(&after) {
+        before.assert_guest_memory_is_untouched_in(after);
+    }
+    assert!(source.status().contains("guest stopped"), "{}", source.status());
+    source.quit();
+    destination.quit();
+    assert_unbroken(&[source.numbers(), destination.numbers()]);
+}
+
+#[test]
+fn cancelled_migration_leaves_the_guest_running_and_a_second_one_succeeds() {
+    if !kvm_or_skip("cancelled_migration_leaves_the_guest_running_and_a_second_one_succeeds") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path();
+    let address = |name: &str| format!("unix:{}", path.join(name).display());
+    let mut source = Vmm::start(path, "source", &[]);
+    let mut first = Vmm::start(path, "first", &["--incoming", &address("1")]);
+    let mut second = Vmm::start(path, "second", &["--incoming", &address("2")]);
+    source.wait_for_numbers(3);
+    let before = Maps::of(&source);
+
+    // So slowly that it does not converge: what the guest writes all the time takes a second to send.
+    source.ask("limit", "65536");
+    source.ask("migrate", &address("1"));
+    source.wait_for("outgoing active");
+    assert!(source.refusal("quit", "").contains("cancel it first"));
+    assert!(source.refusal("migrate", &address("2")).contains("is being migrated already"));
+    source.ask("cancel", "");
+    source.wait_for("outgoing cancelled");
+    first.wait_for("incoming failed");
+
+    source.wait_for_numbers(source.numbers().len() + 3);
+    assert!(source.status().contains("guest running"), "{}", source.status());
+    assert!(first.numbers().is_empty() && first.status().contains("guest stopped"));
+    before.assert_guest_memory_is_untouched_in(&Maps::of(&source));
+
+    source.ask("limit", "0");
+    source.ask("migrate", &address("2"));
+    source.wait_for("outgoing completed");
+    second.wait_for_numbers(3);
+    for vmm in [&mut source, &mut first, &mut second] {
+        vmm.quit();
+    }
+    assert_unbroken(&[source.numbers(), second.numbers()]);
+}
+
+#[test]
+fn saved_guest_runs_on_where_it_was_saved_and_where_it_is_restored() {
+    if !kvm_or_skip("saved_guest_runs_on_where_it_was_saved_and_where_it_is_restored") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (path, file) = (home.path(), home.path().join("image"));
+    let file = file.to_str().unwrap();
+    let mut saved = Vmm::start(path, "saved", &[]);
+    saved.wait_for_numbers(3);
+    let before = Maps::of(&saved);
+    assert!(saved.refusal("resume", "").contains("not stopped by a completed save"));
+
+    saved.ask("save", file);
+    saved.wait_for("outgoing completed");
+    assert!(saved.status().contains("guest stopped"), "{}", saved.status());
+    let until_save = saved.all_numbers_of_stopped_guest();
+    saved.ask("resume", "");
+    saved.wait_for_numbers(until_save.len() + 3);
+
+    let mut restored = Vmm::start(path, "restored", &["--restore", file]);
+    restored.wait_for_numbers(3);
+    before.assert_guest_memory_is_untouched_in(&Maps::of(&saved));
+    Maps::of(&restored).assert_guest_memory_is_the_only_large_one();
+    saved.quit();
+    restored.quit();
+    assert_unbroken(&[saved.numbers()]);
+    assert_unbroken(&[until_save, restored.numbers()]);
+}
+
+#[test]
+fn disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on() {
+    if !kvm_or_skip("disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (path, disk, other) = (home.path(), home.path().join("disk"), home.path().join("other"));
+    let address = format!("unix:{}", path.join("migration").display());
+    let taken = std::fs::File::create(&other).unwrap();
+    taken.try_lock().unwrap();
+    let mut source = Vmm::start(path, "source", &["--disk", disk.to_str().unwrap()]);
+    let arguments = ["--disk", other.to_str().unwrap(), "--incoming", &address];
+    let mut destination = Vmm::start(path, "destination", &arguments);
+    source.wait_for_numbers(3);
+
+    source.ask("migrate", &address);
+    source.wait_for("outgoing failed");
+    destination.wait_for("incoming failed");
+
+    source.wait_for_numbers(source.numbers().len() + 3);
+    assert!(std::fs::File::open(&disk).unwrap().try_lock().is_err(), "the source has its disk again");
+    source.quit();
+    destination.quit();
+    assert_unbroken(&[source.numbers()]);
+    assert!(destination.numbers().is_empty());
+}
+
+#[test]
+fn modules_that_name_the_engine_have_at_most_400_lines() {
+    let lines = sources().into_iter().filter(|(_, text)| text.contains("sterna::"));
+    let lines: Vec<_> = lines.map(|(name, text)| (name, text.lines().count())).collect();
+
+    assert!(lines.len() >= 2 && lines.iter().map(|(_, count)| count).sum::<usize>() <= 400, "{lines:?}");
+}
+
+#[test]
+fn every_block_of_rust_in_the_guide_stands_in_the_example() {
+    let sources = sources();
+    let blocks = guide::rust_blocks(include_str!("../../../../docs/embedding.md"));
+
+    assert!(blocks.len() >= 5, "{} blocks", blocks.len());
+    for block in &blocks {
+        assert!(guide::stands_in(block, &sources), "not in examples/vm-memory-vmm/src:\n{}", block.join("\n"));
+    }
+}
+
+/// The modules, by name.
+fn sources() -> Vec<(String, String)> {
+    let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    paths.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+/// The guest printed 1, 2, 3 and so on, first in one process and then in the next.
+#[track_caller]
+fn assert_unbroken(parts: &[Vec<u32>]) {
+    let printed = parts.concat();
+    assert!(printed.iter().copied().eq(1..=printed.len() as u32), "{parts:?}");
+}
