@@ -38,9 +38,7 @@ pub fn run(path: &Path, machine: &Machine, migrator: &mut Migrator) -> Result<()
     let mut timer = TimerFd::new()?;
     timer.reset(TICK, Some(TICK))?;
     let epoll = Epoll::new()?;
-    let add = |fd: RawFd| {
-        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, fd as u64))
-    };
+    let add = |fd: RawFd| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, fd as u64));
     add(listener.as_raw_fd())?;
     add(timer.as_raw_fd())?;
     let mut clients = HashMap::new();
@@ -112,7 +110,11 @@ fn answer(line: &str, machine: &Machine, migrator: &mut Migrator) -> Option<Stri
         "limit" => argument.parse().map_err(Into::into).and_then(|bytes| migrator.limit(bytes)),
         "status" => {
             let runs = if machine.vcpu().is_running() { "running" } else { "stopped" };
-            return Some(format!("ok {} guest {runs} printed {}", migrator.status(), machine.vcpu().printed()));
+            return Some(format!(
+                "ok {} guest {runs} printed {}",
+                migrator.status(),
+                machine.vcpu().printed()
+            ));
         }
         "quit" if migrator.is_idle() => return None,
         "quit" => Err("a migration runs, or the guest's whereabouts are undecided: cancel it first".into()),

@@ -85,13 +85,15 @@ impl Migrator {
 
     fn send(&mut self, to: &Address, capabilities: Capabilities) -> Done {
         let parameters = self.parameters.clone();
-        self.outgoing = Some(Migration::start(self.vm.clone(), to, parameters, capabilities, tell("outgoing"))?);
+        self.outgoing =
+            Some(Migration::start(self.vm.clone(), to, parameters, capabilities, tell("outgoing"))?);
         Ok(())
     }
 
     fn receive(&mut self, at: &Address, capabilities: Capabilities) -> Done {
         let parameters = self.parameters.clone();
-        self.incoming = Some(Incoming::listen(self.vm.clone(), at, parameters, capabilities, tell("incoming"))?);
+        self.incoming =
+            Some(Incoming::listen(self.vm.clone(), at, parameters, capabilities, tell("incoming"))?);
         Ok(())
     }
 }

@@ -154,7 +154,11 @@ fn every_block_of_rust_in_the_guide_stands_in_the_example() {
 
     assert!(blocks.len() >= 5, "{} blocks", blocks.len());
     for block in &blocks {
-        assert!(guide::stands_in(block, &sources), "not in examples/vm-memory-vmm/src:\n{}", block.join("\n"));
+        assert!(
+            guide::stands_in(block, &sources),
+            "not in examples/vm-memory-vmm/src:\n{}",
+            block.join("\n")
+        );
     }
 }
 

@@ -29,7 +29,10 @@ impl Vmm {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let (output, to) = (child.stdout.take().unwrap(), lines.clone());
         let read = move || {
-            BufReader::new(output).lines().map_while(Result::ok).for_each(|line| to.lock().unwrap().push(line));
+            BufReader::new(output)
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| to.lock().unwrap().push(line));
         };
         let reader = Some(thread::spawn(read));
         let control = connect(&socket, &mut child);
