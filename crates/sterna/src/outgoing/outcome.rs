@@ -16,7 +16,7 @@ pub enum Outcome {
     Failed {
         /// Why.
         error: MigrationError,
-        /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`].
+        /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`](crate::Migration::retry).
         held: bool,
     },
 }
