@@ -11,6 +11,7 @@
 //! | [`vfio_user`] | the vfio-user protocol (specs/vfio-user.md): codec, client, server |
 //! | [`vhost_user`] | the front end of vhost-user devices: state through a pipe, a shared dirty log |
 //! | [`statebank`] | a device model whose state proves that nothing of it was lost, reordered or torn; in process, or as the program `sterna-statebank` |
+#![warn(unreachable_pub)]
 
 mod connect;
 pub mod statebank;

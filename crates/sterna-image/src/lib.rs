@@ -16,6 +16,7 @@
 //!
 //! Paragraph numbers in docs and errors are those of `specs/mapped-ram.md` and `specs/libvirt-save.md`.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod convert;
 mod error;

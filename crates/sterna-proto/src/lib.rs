@@ -54,6 +54,7 @@
 //!   SHUT is lost.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod destination;
 mod limits;

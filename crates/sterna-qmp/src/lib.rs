@@ -15,6 +15,7 @@
 //!
 //! Nothing here moves RAM: `sterna` does, behind [`migration::Engine`].
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod client;
 pub mod drive;

@@ -19,6 +19,7 @@
 //!
 //! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]):
 //! reading a hole of a memfd would allocate it.
+#![warn(unreachable_pub)]
 
 mod absent;
 mod bitmap;

@@ -13,6 +13,7 @@
 //! Waits that have no socket to shut down yet (connecting, accepting) end by a [`CancelFlag`].
 //!
 //! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O.
+#![warn(unreachable_pub)]
 
 mod address;
 mod cancel;

@@ -21,6 +21,7 @@
 //! Paragraph numbers in docs and errors are those of `specs/` in the project's repository.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 // The module `main` is the main channel, not the root of a program.
 #![allow(special_module_name)]
 

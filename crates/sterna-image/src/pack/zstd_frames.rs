@@ -35,7 +35,7 @@ pub(super) struct ZstdFrames {
 }
 
 impl ZstdFrames {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let at = |level| {
             let mut compressor = Compressor::new(level)?;
             compressor.include_checksum(true)?;
@@ -51,7 +51,7 @@ impl ZstdFrames {
     }
 
     /// Appends `piece`'s frames to `out`; of nothing, an empty frame.
-    pub fn pack(&mut self, piece: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn pack(&mut self, piece: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         out.reserve(
             zstd::zstd_safe::compress_bound(piece.len()) + FRAME_BYTES * piece.len().div_ceil(STRETCH_BYTES),
         );

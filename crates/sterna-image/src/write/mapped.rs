@@ -230,7 +230,7 @@ impl MappedWriter {
 }
 
 impl Inner {
-    pub fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
+    pub(crate) fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
         let placed = &self.blocks[block];
         if placed.held.get(page) {
             self.file.read_bytes_at(placed.header.page_offset(page), to)?;

@@ -10,7 +10,7 @@ use super::DriveError;
 const PIPE_BYTES: usize = 1 << 20;
 
 /// Its ends: to read from, to write to.
-pub fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {
+pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {
     let ends = pipe_with(PipeFlags::CLOEXEC)
         .map_err(|error| DriveError::Failed(format!("cannot make a pipe: {error}")))?;
     // Only speed depends on it.

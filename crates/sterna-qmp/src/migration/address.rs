@@ -7,7 +7,7 @@ use crate::error::QmpError;
 use crate::server::Arguments;
 
 /// The address that `migrate` or `migrate-incoming` names, by `uri` or by `channels`.
-pub fn from_arguments(command: &str, arguments: &Map<String, Value>) -> Result<Address, QmpError> {
+pub(super) fn from_arguments(command: &str, arguments: &Map<String, Value>) -> Result<Address, QmpError> {
     match (Arguments(arguments).string("uri")?, arguments.get("channels")) {
         (Some(_), Some(_)) => Err(QmpError::generic(format!(
             "'uri' and 'channels' arguments are mutually exclusive; exactly one of the two should be present \
@@ -70,7 +70,7 @@ pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
 }
 
 /// `address` as QEMU's `socket-address` shows it.
-pub fn to_json(address: &Address) -> Value {
+pub(super) fn to_json(address: &Address) -> Value {
     match address {
         Address::Tcp { host, port } => json!({"type": "inet", "host": host, "port": port.to_string()}),
         Address::Unix(path) => json!({"type": "unix", "path": path.to_string_lossy()}),

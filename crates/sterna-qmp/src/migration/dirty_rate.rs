@@ -53,7 +53,7 @@ pub(super) fn commands() -> [CommandSpec; 2] {
 
 impl Order {
     /// Reads the arguments of `calc-dirty-rate`.
-    pub fn parse(arguments: &Map<String, Value>) -> Result<Self, QmpError> {
+    pub(super) fn parse(arguments: &Map<String, Value>) -> Result<Self, QmpError> {
         let unit_ms = unit_ms(arguments)?;
         let time = arguments.get("calc-time").and_then(Value::as_u64).unwrap_or(0);
         let milliseconds = time.saturating_mul(unit_ms);
@@ -80,14 +80,14 @@ impl Order {
     }
 
     /// Over whole seconds, as the human monitor asks.
-    pub fn of_seconds(seconds: u64, mode: Option<&'static str>) -> Result<Self, QmpError> {
+    pub(super) fn of_seconds(seconds: u64, mode: Option<&'static str>) -> Result<Self, QmpError> {
         let arguments = json!({ "calc-time": seconds });
         let order = Self::parse(arguments.as_object().unwrap_or(&Map::new()))?;
         Ok(Self { mode, ..order })
     }
 
     /// Starts it.
-    pub fn start(self, vm: Arc<dyn MonitoredVm>) -> Result<Measuring, QmpError> {
+    pub(super) fn start(self, vm: Arc<dyn MonitoredVm>) -> Result<Measuring, QmpError> {
         let own = own_mode(&*vm);
         if let Some(mode) = self.mode.filter(|mode| *mode != own && *mode != "page-sampling") {
             return Err(QmpError::generic(format!(
@@ -108,12 +108,12 @@ fn own_mode(vm: &dyn MonitoredVm) -> &'static str {
 }
 
 impl Measuring {
-    pub fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.measurement.is_running()
     }
 
     /// Ends it with what was counted so far; the dirty log is free when this returns.
-    pub fn finish(&self) {
+    pub(super) fn finish(&self) {
         if self.is_running() {
             self.is_short.store(true, Ordering::Relaxed);
             self.measurement.finish();

@@ -56,7 +56,7 @@ pub(super) fn add_command() -> CommandSpec {
 
 impl Objects {
     /// `object-add`.
-    pub fn add(&mut self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
+    pub(super) fn add(&mut self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
         let given = Arguments(arguments);
         let kind = given.required_string("qom-type")?;
         let id = given.required_string("id")?;
@@ -85,7 +85,7 @@ impl Objects {
     }
 
     /// `object-del`. Migrations that use the object keep what they have.
-    pub fn delete(&mut self, id: &str) -> Result<(), QmpError> {
+    pub(super) fn delete(&mut self, id: &str) -> Result<(), QmpError> {
         match self.0.remove(id) {
             Some(_) => Ok(()),
             None => Err(QmpError::generic(format!("object '{id}' not found"))),
@@ -93,12 +93,16 @@ impl Objects {
     }
 
     /// Every object's id and kind.
-    pub fn list(&self) -> Vec<(String, &'static str)> {
+    pub(super) fn list(&self) -> Vec<(String, &'static str)> {
         self.0.iter().map(|(id, object)| (id.clone(), object.kind())).collect()
     }
 
     /// What the parameters `tls-creds`, `tls-hostname` and `tls-authz` ask for at this end of a migration.
-    pub fn tls(&self, parameters: &ParameterSet, endpoint: TlsEndpoint) -> Result<Option<Tls>, QmpError> {
+    pub(super) fn tls(
+        &self,
+        parameters: &ParameterSet,
+        endpoint: TlsEndpoint,
+    ) -> Result<Option<Tls>, QmpError> {
         let text = |name| parameters.get(name).and_then(Value::as_str).filter(|text: &&str| !text.is_empty());
         let Some(id) = text("tls-creds") else { return Ok(None) };
         let credentials = match self.0.get(id) {

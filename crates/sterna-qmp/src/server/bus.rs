@@ -76,7 +76,7 @@ pub(crate) struct OutboxState {
 }
 
 impl Outbox {
-    pub fn new() -> rustix::io::Result<Self> {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
             queue: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -84,33 +84,33 @@ impl Outbox {
     }
 
     /// Becomes readable when something changed here.
-    pub fn wake_fd(&self) -> &OwnedFd {
+    pub(crate) fn wake_fd(&self) -> &OwnedFd {
         &self.wake
     }
 
-    pub fn clear_wake(&self) {
+    pub(crate) fn clear_wake(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
     /// Queues an answer; with `negotiates`, events may follow it.
-    pub fn reply(&self, line: &[u8], negotiates: bool) {
+    pub(crate) fn reply(&self, line: &[u8], negotiates: bool) {
         let mut queue = self.queue.lock();
         queue.bytes.extend_from_slice(line);
         queue.negotiated |= negotiates;
     }
 
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.queue.lock().closing = true;
         self.ring();
     }
 
-    pub fn state(&self) -> OutboxState {
+    pub(crate) fn state(&self) -> OutboxState {
         let queue = self.queue.lock();
         OutboxState { pending_bytes: queue.bytes.len(), overflowed: queue.overflowed, closing: queue.closing }
     }
 
     /// Gives `write` the waiting bytes and drops as many of them as it says it took.
-    pub fn drain<E>(&self, write: impl FnOnce(&[u8]) -> Result<usize, E>) -> Result<(), E> {
+    pub(crate) fn drain<E>(&self, write: impl FnOnce(&[u8]) -> Result<usize, E>) -> Result<(), E> {
         let mut queue = self.queue.lock();
         let written = write(&queue.bytes)?;
         queue.bytes.drain(..written);

@@ -49,7 +49,7 @@ pub(crate) fn builtin_commands() -> Vec<CommandSpec> {
 }
 
 impl Session {
-    pub fn new(
+    pub(super) fn new(
         socket: OwnedFd,
         outbox: Arc<Outbox>,
         handler: Arc<dyn Handler>,
@@ -59,7 +59,7 @@ impl Session {
     }
 
     /// Serves the client until it goes, misbehaves, or the server closes.
-    pub fn run(mut self, bus: &EventBus) {
+    pub(super) fn run(mut self, bus: &EventBus) {
         bus.join(&self.outbox);
         self.reply(&json!({"QMP": {"version": version(), "capabilities": []}}), false);
         // An error here means that the client has gone: there is nobody to tell.

@@ -46,7 +46,7 @@ pub(super) struct Aside {
 
 impl Aside {
     /// Makes an empty file aside of `place`.
-    pub fn create(place: &Path, replace: bool) -> Result<(Aside, File), TransportError> {
+    pub(crate) fn create(place: &Path, replace: bool) -> Result<(Aside, File), TransportError> {
         let place = check_place(place, replace)?;
         let directory = directory_of(&place);
         let directory = File::open(directory).map_err(|error| system(directory, "open", error))?;
@@ -70,17 +70,17 @@ impl Aside {
     }
 
     /// Where it lies now.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         if self.published { &self.place } else { &self.path }
     }
 
     /// Where it will lie.
-    pub fn place(&self) -> &Path {
+    pub(crate) fn place(&self) -> &Path {
         &self.place
     }
 
     /// Whether it is in its place.
-    pub fn is_published(&self) -> bool {
+    pub(crate) fn is_published(&self) -> bool {
         self.published
     }
 
@@ -90,7 +90,7 @@ impl Aside {
     }
 
     /// From now on it stays, whatever happens, under a name that nobody takes for what a killed run has left.
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.kept = true;
         self.forget();
         if self.published {

@@ -21,7 +21,7 @@ pub(super) struct Buffers {
 unsafe impl Send for Buffers {}
 
 impl Buffers {
-    pub fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let layout = layout(count);
         // Mapped, not allocated: an allocation of this alignment is zeroed byte by byte, and most queues of small files
         // never touch more than the first buffer.
@@ -38,12 +38,12 @@ impl Buffers {
         Self { memory: memory.cast(), count }
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count
     }
 
     /// Where buffer `index` begins.
-    pub fn address(&self, index: usize) -> *mut u8 {
+    pub(crate) fn address(&self, index: usize) -> *mut u8 {
         assert!(index < self.count);
         self.memory.wrapping_add(index * BUFFER_BYTES)
     }
@@ -52,7 +52,7 @@ impl Buffers {
     ///
     /// # Safety
     /// No I/O on buffer `index` is on its way.
-    pub unsafe fn bytes(&mut self, index: usize) -> &mut [u8] {
+    pub(crate) unsafe fn bytes(&mut self, index: usize) -> &mut [u8] {
         // SAFETY: inside the mapping, initialised (the kernel gives zeros), and nobody else's as the caller says.
         unsafe { std::slice::from_raw_parts_mut(self.address(index), BUFFER_BYTES) }
     }

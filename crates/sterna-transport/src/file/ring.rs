@@ -31,7 +31,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// A ring for `file`, which must stay open as long as the ring lives. Fails where there is no io_uring.
-    pub fn new(file: BorrowedFd<'_>, depth: usize) -> io::Result<Self> {
+    pub(crate) fn new(file: BorrowedFd<'_>, depth: usize) -> io::Result<Self> {
         let entries = u32::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ring = IoUring::builder()
             // Completions are taken when we come for them, not by interrupting us.
@@ -47,7 +47,7 @@ impl Ring {
     ///
     /// # Safety
     /// The memory must stay mapped as long as the ring lives.
-    pub unsafe fn register(&mut self, memory: impl Iterator<Item = (*mut u8, usize)>) -> bool {
+    pub(crate) unsafe fn register(&mut self, memory: impl Iterator<Item = (*mut u8, usize)>) -> bool {
         /// The kernel's limit for one.
         const MOST: usize = 1 << 30;
         let mut vectors = Vec::new();
@@ -66,12 +66,12 @@ impl Ring {
     }
 
     /// Whether another piece finds room.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.slots.iter().any(Option::is_none)
     }
 
     /// Whether nothing is on its way.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.slots.iter().all(Option::is_none)
     }
 
@@ -80,7 +80,7 @@ impl Ring {
     /// # Safety
     /// Until [`Ring::reap`] gives the piece back its memory must stay mapped, must not be written by others than
     /// a guest if it is read, and no reference to it may exist if it is written.
-    pub unsafe fn push(&mut self, piece: Piece) -> io::Result<()> {
+    pub(crate) unsafe fn push(&mut self, piece: Piece) -> io::Result<()> {
         let Some(slot) = self.slots.iter().position(Option::is_none) else {
             return Err(io::Error::other("io_uring: no free slot"));
         };
@@ -100,7 +100,7 @@ impl Ring {
     }
 
     /// Waits until a piece is done; gives it and what it moved. There must be one ([`Ring::is_idle`]).
-    pub fn reap(&mut self) -> io::Result<(Piece, io::Result<usize>)> {
+    pub(crate) fn reap(&mut self) -> io::Result<(Piece, io::Result<usize>)> {
         loop {
             if let Some(done) = self.ring.completion().next() {
                 let slot = usize::try_from(done.user_data()).unwrap_or(usize::MAX);

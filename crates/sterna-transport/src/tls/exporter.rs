@@ -40,7 +40,7 @@ impl fmt::Debug for Exporter {
 impl Exporter {
     /// The value of the session, whose handshake is done; forgets the secret. `None` for TLS 1.2, whose value is
     /// not always unique.
-    pub fn channel_binding(&self, session: &CommonState) -> Option<[u8; 32]> {
+    pub(crate) fn channel_binding(&self, session: &CommonState) -> Option<[u8; 32]> {
         let secret = self.0.lock().take()?;
         let Some(SupportedCipherSuite::Tls13(suite)) = session.negotiated_cipher_suite() else { return None };
         let empty = suite.common.hash_provider.start().finish();

@@ -9,7 +9,7 @@ use rcgen::{
 };
 
 /// An authority.
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
     /// Certificates between those that it issues and the authority that is trusted.
@@ -17,7 +17,7 @@ pub struct Authority {
 }
 
 /// What a certificate is to be like.
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     /// Its common name.
     pub name: &'a str,
     /// Names and numbers that it bears as subjectAltName.
@@ -43,13 +43,13 @@ impl Default for Wanted<'_> {
 }
 
 impl Authority {
-    pub fn new(name: &str) -> Authority {
+    pub(crate) fn new(name: &str) -> Authority {
         Self::with_key(name, KeyPair::generate().expect("a key"))
     }
 
     /// With an RSA key.
     #[allow(dead_code)]
-    pub fn rsa(name: &str) -> Authority {
+    pub(crate) fn rsa(name: &str) -> Authority {
         Self::with_key(name, rsa_key())
     }
 
@@ -61,7 +61,7 @@ impl Authority {
 
     /// An authority that this one vouches for.
     #[allow(dead_code)]
-    pub fn intermediate(&self, name: &str, serial: u64) -> Authority {
+    pub(crate) fn intermediate(&self, name: &str, serial: u64) -> Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = authority_params(name);
         params.serial_number = Some(SerialNumber::from(serial));
@@ -71,12 +71,12 @@ impl Authority {
     }
 
     /// Writes `ca-cert.pem`.
-    pub fn write(&self, directory: &Path) {
+    pub(crate) fn write(&self, directory: &Path) {
         std::fs::write(directory.join("ca-cert.pem"), &self.pem).expect("written");
     }
 
     /// Issues a certificate and writes it with its key under QEMU's names.
-    pub fn issue(&self, directory: &Path, wanted: &Wanted<'_>) {
+    pub(crate) fn issue(&self, directory: &Path, wanted: &Wanted<'_>) {
         let hosts: Vec<String> = wanted.hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("names");
         // GnuTLS shows a country in any other encoding as hexadecimal digits.
@@ -105,7 +105,7 @@ impl Authority {
 
     /// Writes `ca-crl.pem`, which revokes one serial number.
     #[allow(dead_code)]
-    pub fn revoke(&self, directory: &Path, serial: u64) {
+    pub(crate) fn revoke(&self, directory: &Path, serial: u64) {
         let revoked = RevokedCertParams {
             serial_number: SerialNumber::from(serial),
             revocation_time: date_time_ymd(2022, 1, 1),
@@ -139,13 +139,13 @@ fn rsa_key() -> KeyPair {
 
 /// A directory with an authority and a good certificate for each end.
 #[allow(dead_code)]
-pub fn good_directory() -> tempfile::TempDir {
+pub(crate) fn good_directory() -> tempfile::TempDir {
     directory_of("Test authority")
 }
 
 /// As [`good_directory`], with an authority of this name.
 #[allow(dead_code)]
-pub fn directory_of(authority: &str) -> tempfile::TempDir {
+pub(crate) fn directory_of(authority: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let authority = Authority::new(authority);
     authority.write(directory.path());

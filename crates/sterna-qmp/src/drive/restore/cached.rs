@@ -12,7 +12,7 @@ const SAMPLES: u64 = 32;
 const TMPFS: u64 = 0x0102_1994;
 
 /// Whether most of `file` can be read without a disk. Places with data only: holes are nowhere.
-pub fn is_cached(file: &File) -> bool {
+pub(super) fn is_cached(file: &File) -> bool {
     if fstatfs(file.as_fd()).is_ok_and(|system| system.f_type as u64 == TMPFS) {
         return true;
     }

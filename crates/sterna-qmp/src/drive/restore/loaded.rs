@@ -24,7 +24,7 @@ use crate::drive::{DriveError, Progress, Settings, Vm, pipe};
 const NAME: &str = "sterna-restore";
 
 /// The VM reads the file itself, or is fed.
-pub enum Feed {
+pub(super) enum Feed {
     /// From descriptors, or by its name (Sterna's own VMM).
     File {
         /// The descriptor set.
@@ -51,7 +51,7 @@ pub enum Feed {
 
 impl Feed {
     /// Opens the image and passes it, or a pipe's end, to the VM.
-    pub fn begin(
+    pub(super) fn begin(
         vm: &mut Vm,
         settings: &Settings,
         subject: &Subject,
@@ -77,7 +77,7 @@ impl Feed {
     }
 
     /// The address for `migrate-incoming`.
-    pub fn uri(&self) -> String {
+    pub(super) fn uri(&self) -> String {
         match self {
             Self::File { uri, .. } => uri.clone(),
             Self::Pipe { .. } => format!("fd:{NAME}"),
@@ -85,17 +85,17 @@ impl Feed {
     }
 
     /// Whether the VM reads pages past the page cache itself.
-    pub fn is_direct_in_vm(&self) -> bool {
+    pub(super) fn is_direct_in_vm(&self) -> bool {
         matches!(self, Self::File { is_direct: true, .. })
     }
 
     /// Whether the file is read past the page cache.
-    pub fn is_direct(&self) -> bool {
+    pub(super) fn is_direct(&self) -> bool {
         matches!(self, Self::File { is_direct: true, .. } | Self::Pipe { is_direct: true, .. })
     }
 
     /// Why this side gave up; nothing if it did not.
-    pub fn failure(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         match self {
             Self::File { .. } => None,
             Self::Pipe { failure, .. } => failure.lock().clone(),
@@ -103,7 +103,7 @@ impl Feed {
     }
 
     /// What was seen to be damaged in the image, once it is [finished](Self::finish).
-    pub fn damage(&self) -> &[String] {
+    pub(super) fn damage(&self) -> &[String] {
         match self {
             Self::File { .. } => &[],
             Self::Pipe { damage, .. } => damage,
@@ -111,7 +111,7 @@ impl Feed {
     }
 
     /// What can be shown beside what the VM says.
-    pub fn progress(&self, mut progress: Progress) -> Progress {
+    pub(super) fn progress(&self, mut progress: Progress) -> Progress {
         if let Self::Pipe { fed, .. } = self {
             progress.transferred_bytes = fed.load(Ordering::Relaxed);
         }
@@ -119,7 +119,7 @@ impl Feed {
     }
 
     /// The VM has loaded everything: so must the whole image have been sound.
-    pub fn finish(&mut self) -> Result<(), DriveError> {
+    pub(super) fn finish(&mut self) -> Result<(), DriveError> {
         if let Self::Pipe { feeding, damage, .. } = self
             && let Some(feeding) = feeding.take()
         {
@@ -136,7 +136,7 @@ impl Feed {
     }
 
     /// Takes the descriptors from the VM again.
-    pub fn clean(&mut self, vm: &mut Vm) {
+    pub(super) fn clean(&mut self, vm: &mut Vm) {
         // What the VM has used or closed already is refused.
         let _ = match self {
             Self::File { set: Some(set), .. } => vm.try_execute("remove-fd", json!({ "fdset-id": *set })),

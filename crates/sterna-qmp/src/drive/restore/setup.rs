@@ -7,7 +7,7 @@ use super::{RestoreRequest, Subject};
 use crate::drive::{Changed, DriveError, Settings, Vm, save};
 
 /// Refuses a VM that takes no guest.
-pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Result<(), DriveError> {
+pub(super) fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Result<(), DriveError> {
     if request.channels == Some(0) {
         return Err(DriveError::Request("0 channels cannot carry pages: use 1 to 255".into()));
     }
@@ -29,12 +29,12 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) -> Resu
 }
 
 /// Threads that read pages.
-pub fn channels(subject: &Subject, request: &RestoreRequest) -> u32 {
+pub(super) fn channels(subject: &Subject, request: &RestoreRequest) -> u32 {
     save::channels(subject.kind().form, request.channels, save::READERS)
 }
 
 /// Sets the VM up.
-pub fn change(
+pub(super) fn change(
     vm: &mut Vm,
     settings: &Settings,
     subject: &Subject,

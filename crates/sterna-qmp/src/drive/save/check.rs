@@ -21,7 +21,7 @@ const TAIL_BYTES: u64 = 16 << 20;
 
 /// Checks the file at `path`, whose stream starts at `offset`, against the machine that wrote it. Gives back the
 /// offset in the file of the run state, if it is there.
-pub fn written(
+pub(super) fn written(
     path: &Path,
     form: Form,
     offset: u64,
@@ -65,7 +65,7 @@ fn legacy(path: &Path, offset: u64) -> io::Result<Result<Option<u64>, String>> {
 }
 
 /// Whether a plain stream from `offset` to the end of the file has a beginning and an end.
-pub fn stream(path: &Path, offset: u64) -> io::Result<bool> {
+pub(crate) fn stream(path: &Path, offset: u64) -> io::Result<bool> {
     Ok(ends(path, offset)?.is_ok())
 }
 
@@ -93,7 +93,7 @@ fn ends(path: &Path, offset: u64) -> io::Result<Result<(Vec<u8>, u64), String>> 
 
 /// Whether a stream's last bytes are its end: EOF, or EOF and the devices' description, whose length reaches
 /// exactly the end (specs/mapped-ram.md §1.6).
-pub fn is_whole_tail(tail: &[u8]) -> bool {
+pub(super) fn is_whole_tail(tail: &[u8]) -> bool {
     let described = (0..tail.len().saturating_sub(6)).rev().any(|at| {
         tail[at] == 0 && tail[at + 1] == 6 && tail[at + 6] == b'{' && {
             let length = u32::from_be_bytes([tail[at + 2], tail[at + 3], tail[at + 4], tail[at + 5]]);

@@ -7,14 +7,14 @@ use super::{Domain, Format};
 use crate::drive::DriveError;
 
 /// Header, XML, cookie, and where the stream starts; between them lie zeros.
-pub struct Head {
+pub(super) struct Head {
     header: SaveHeader,
     texts: Vec<u8>,
 }
 
 impl Head {
     /// For an image that nobody has finished yet.
-    pub fn new(format: Format, domain: &Domain, was_running: bool) -> Result<Self, DriveError> {
+    pub(super) fn new(format: Format, domain: &Domain, was_running: bool) -> Result<Self, DriveError> {
         let unfit = |text: &str| Err(DriveError::Unreadable(text.to_owned()));
         if !is_domain_xml(&domain.xml) {
             return unfit(
@@ -49,12 +49,12 @@ impl Head {
     }
 
     /// Where the stream starts.
-    pub fn stream_offset(&self) -> u64 {
+    pub(super) fn stream_offset(&self) -> u64 {
         self.header.stream_offset()
     }
 
     /// The bytes from the file's start on, marked complete or not.
-    pub fn bytes(&self, is_complete: bool) -> Vec<u8> {
+    pub(super) fn bytes(&self, is_complete: bool) -> Vec<u8> {
         let mut bytes = Vec::new();
         SaveHeader { is_complete, ..self.header }.encode(&mut bytes);
         bytes.extend_from_slice(&self.texts);

@@ -25,7 +25,7 @@ use crate::drive::{DriveError, Vm};
 const TAIL_BYTES: usize = 4 << 20;
 
 /// A pipe from the VM, and the thread that packs what comes out of it.
-pub struct Piped {
+pub(super) struct Piped {
     file: Arc<PageFile>,
     head: Option<Head>,
     packing: Option<JoinHandle<Result<(), ImageError>>>,
@@ -37,7 +37,7 @@ pub struct Piped {
 impl Piped {
     /// Makes file and pipe, and passes the pipe's other end to the VM.
     /// `state`: what the guest is before it is stopped.
-    pub fn begin(vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Self, DriveError> {
+    pub(super) fn begin(vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Self, DriveError> {
         if vm.is_sterna() {
             return Err(DriveError::Unfit(format!(
                 "Sterna's own VMM does not write {}; save as mapped-ram and use `sterna convert`",
@@ -86,17 +86,17 @@ impl Piped {
     }
 
     /// The address for `migrate`.
-    pub fn uri(&self) -> String {
+    pub(super) fn uri(&self) -> String {
         format!("fd:{NAME}")
     }
 
     /// Why this side gave up; nothing if it did not.
-    pub fn failure(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         self.failure.lock().clone()
     }
 
     /// Waits for the last byte, puts the file on the disk and into its place.
-    pub fn settle(&mut self) -> Result<Settled, DriveError> {
+    pub(super) fn settle(&mut self) -> Result<Settled, DriveError> {
         let packed = self.packing.take().map(JoinHandle::join);
         packed
             .unwrap_or(Ok(Ok(())))
@@ -116,7 +116,7 @@ impl Piped {
     }
 
     /// Ends the thread, which holds the file: without it the file is gone.
-    pub fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.is_ended.store(true, Ordering::Release);
         if let Some(packing) = self.packing.take() {
             // Why it failed has been told.
@@ -125,7 +125,7 @@ impl Piped {
     }
 
     /// Takes the descriptor from the VM again, if it has not used it.
-    pub fn clean(&mut self, vm: &mut Vm) {
+    pub(super) fn clean(&mut self, vm: &mut Vm) {
         // A migration takes it out of the list; then there is nothing to close.
         let _ = vm.try_execute("closefd", json!({ "fdname": NAME }));
     }

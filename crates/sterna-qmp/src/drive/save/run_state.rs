@@ -15,7 +15,7 @@ const BODY_BYTES: usize = 104;
 const NAME_BYTES: usize = 4 + 32;
 
 /// Where the length and the name of the run state stand in `bytes`, a part of a stream behind RAM.
-pub fn find(bytes: &[u8]) -> Option<std::ops::Range<usize>> {
+pub(super) fn find(bytes: &[u8]) -> Option<std::ops::Range<usize>> {
     let first = *HEAD.first()?;
     let candidates = bytes.iter().enumerate().filter(|(_, byte)| **byte == first).map(|(at, _)| at);
     candidates.filter(|at| bytes[*at..].starts_with(HEAD)).find_map(|at| {
@@ -30,7 +30,7 @@ pub fn find(bytes: &[u8]) -> Option<std::ops::Range<usize>> {
 }
 
 /// A run state as it stands there.
-pub fn encode(state: &str) -> [u8; NAME_BYTES] {
+pub(super) fn encode(state: &str) -> [u8; NAME_BYTES] {
     let mut bytes = [0; NAME_BYTES];
     let name = &state.as_bytes()[..state.len().min(31)];
     bytes[..4].copy_from_slice(&(name.len() as u32 + 1).to_be_bytes());

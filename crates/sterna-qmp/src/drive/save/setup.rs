@@ -9,7 +9,7 @@ use crate::drive::{Changed, DriveError, Settings, Vm};
 /// Capabilities that a save into a file must not have, for they are refused with it, fail it at the end
 /// (`return-path`), destroy the guest's RAM on the way (`release-ram`) or give another image
 /// (specs/mapped-ram.md §5).
-pub const OFF: [&str; 16] = [
+pub(crate) const OFF: [&str; 16] = [
     "xbzrle",
     "rdma-pin-all",
     "auto-converge",
@@ -29,7 +29,7 @@ pub const OFF: [&str; 16] = [
 ];
 
 /// Refuses what cannot be saved, before anything is changed. Gives back the run state.
-pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<String, DriveError> {
+pub(super) fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<String, DriveError> {
     let unfit = |text: String| Err(DriveError::Unfit(text));
     if request.format.form == Form::Mapped && settings.capability("mapped-ram").is_none() {
         return unfit(format!(
@@ -75,7 +75,7 @@ pub fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<
 
 /// Threads that carry pages of this form. QEMU's each have one piece on its way: their number is the depth of the
 /// disk's queue, and has little to do with processors. The writer gains nothing from more than four.
-pub fn channels(form: Form, wanted: Option<u8>, default: u8) -> u32 {
+pub(crate) fn channels(form: Form, wanted: Option<u8>, default: u8) -> u32 {
     match form {
         Form::Mapped => wanted.unwrap_or(default).into(),
         Form::Legacy => 1,
@@ -83,12 +83,12 @@ pub fn channels(form: Form, wanted: Option<u8>, default: u8) -> u32 {
 }
 
 /// Threads that write pages if nobody says how many.
-pub const WRITERS: u8 = 4;
+pub(super) const WRITERS: u8 = 4;
 /// Threads that read pages if nobody says how many.
-pub const READERS: u8 = 8;
+pub(crate) const READERS: u8 = 8;
 
 /// Sets the VM up. `is_direct`: its page descriptors go past the page cache.
-pub fn change(
+pub(super) fn change(
     vm: &mut Vm,
     settings: &Settings,
     request: &SaveRequest,

@@ -22,7 +22,7 @@ use super::{NAME, RUNNING, SaveRequest, Settled, check, run_state};
 use crate::drive::{DriveError, Settings, Vm};
 
 /// A file aside, and how the VM names it.
-pub struct Written {
+pub(super) struct Written {
     file: Arc<PageFile>,
     /// Where pages go through the page cache.
     flusher: Option<Flusher>,
@@ -37,7 +37,7 @@ pub struct Written {
 
 impl Written {
     /// Makes the file and passes it to the VM.
-    pub fn begin(
+    pub(super) fn begin(
         vm: &mut Vm,
         settings: &Settings,
         request: &SaveRequest,
@@ -79,17 +79,17 @@ impl Written {
     }
 
     /// Whether the VM's pages go past the page cache.
-    pub fn is_direct(&self) -> bool {
+    pub(super) fn is_direct(&self) -> bool {
         self.file.is_direct()
     }
 
     /// The address for `migrate`.
-    pub fn uri(&self) -> String {
+    pub(super) fn uri(&self) -> String {
         self.uri.clone()
     }
 
     /// The reason that QEMU has no words for: it says *Input/output error* of a full disk.
-    pub fn explain(&self) -> Option<String> {
+    pub(super) fn explain(&self) -> Option<String> {
         let path = self.file.aside_path()?;
         let room = rustix::fs::statvfs(&path).ok()?;
         let free = room.f_bavail.saturating_mul(room.f_frsize);
@@ -97,7 +97,12 @@ impl Written {
     }
 
     /// Checks the file, puts it on the disk and into its place. `state`: what the guest was before it was stopped.
-    pub fn settle(&mut self, vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Settled, DriveError> {
+    pub(super) fn settle(
+        &mut self,
+        vm: &mut Vm,
+        request: &SaveRequest,
+        state: &str,
+    ) -> Result<Settled, DriveError> {
         let path = self.file.aside_path().ok_or_else(|| {
             DriveError::Failed(format!("{} was renamed before it was checked", request.path.display()))
         })?;
@@ -130,7 +135,7 @@ impl Written {
     }
 
     /// Takes the descriptors from the VM again.
-    pub fn clean(&mut self, vm: &mut Vm) {
+    pub(super) fn clean(&mut self, vm: &mut Vm) {
         if let Some(set) = self.set.take() {
             // If it is gone, so are they.
             let _ = vm.try_execute("remove-fd", json!({ "fdset-id": set }));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::merge::Method;
 
 /// A word of a log that others change at the same time. Bit 0 is the lowest bit of the word's first byte.
-pub trait LogWord {
+pub(crate) trait LogWord {
     /// What it holds right now. Bits in it stay until they are taken.
     fn look(&self) -> u64;
 
@@ -44,12 +44,12 @@ log_word!(AtomicU64, Ordering);
 log_word!(loom::sync::atomic::AtomicU64, loom::sync::atomic::Ordering);
 
 /// A word that was not zero: its place and its bits.
-pub type Found = (usize, u64);
+pub(crate) type Found = (usize, u64);
 
 /// Takes all bits of `log`, whose first word has the place `first`, and lists the words that had any. Words
 /// that are zero are only looked at: an atomic instruction on each would cost ten times as much as the rest.
 #[inline]
-pub fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<Found>) {
+pub(crate) fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<Found>) {
     for (place, word) in (first..).zip(log) {
         if word.look() != 0 {
             found.push((place, word.take()));

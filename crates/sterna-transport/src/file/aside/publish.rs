@@ -38,7 +38,7 @@ impl Aside {
     /// Moves `file` into its place and puts the directory on the disk. Failed, the file is aside again, and the
     /// place holds what it held; only where a file system can neither exchange nor link two files, a replaced
     /// file cannot come back: then the new one stays.
-    pub fn publish(&mut self, file: &File) -> Result<(), TransportError> {
+    pub(crate) fn publish(&mut self, file: &File) -> Result<(), TransportError> {
         self.publish_by(file, &CALLS)
     }
 
