@@ -1,6 +1,8 @@
 //! Settings that make no sense, or come at the wrong time.
 
-/// Why settings are refused. Names are those of the fields of [`Parameters`](crate::Parameters) and
+use sterna_transport::TlsEndpoint;
+
+/// Why settings are refused. Names in its sentences are those of the fields of [`Parameters`](crate::Parameters) and
 /// [`Capabilities`](crate::Capabilities).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -11,4 +13,64 @@ pub enum SettingsError {
         /// Which.
         fields: Vec<&'static str>,
     },
+    /// Multifd without a channel.
+    #[error("multifd_channels is 0: give 1 to 255, or switch multifd off")]
+    NoChannels,
+    /// Multifd into or out of a file that holds a stream.
+    #[error("a file that holds a stream is one channel: switch multifd off, or mapped_ram on")]
+    FileIsOneChannel,
+    /// Multifd over a descriptor.
+    #[error("a descriptor is one channel: switch multifd off, or give the address of a TCP or Unix socket")]
+    DescriptorIsOneChannel,
+    /// TLS with a file.
+    #[error("a file does not support TLS: give no credentials")]
+    FileHasNoTls,
+    /// A file as the destination that is to acknowledge.
+    #[error("switchover_ack needs a destination that answers, which a file does not: switch it off")]
+    FileDoesNotAnswer,
+    /// Mapped RAM over a channel.
+    #[error("mapped_ram needs a file: switch it off")]
+    MappedNeedsFile,
+    /// Mapped RAM with compression.
+    #[error("mapped_ram stores pages as they are: set multifd_compression to none")]
+    MappedIsUncompressed,
+    /// Credentials for the other end of a connection.
+    #[error("the TLS credentials are for the other end of the connection: this side is the {}", end(*needed))]
+    WrongCredentials {
+        /// Which end this side is.
+        needed: TlsEndpoint,
+    },
+    /// Two ways to slow the guest down.
+    #[error("dirty_limit and auto_converge exclude each other: switch one of them off")]
+    TwoThrottles,
+    /// The acknowledgement has no way to come.
+    #[error("switchover_ack needs return_path: the acknowledgement comes on it")]
+    AckNeedsReturnPath,
+    /// The VM has no [`Throttle`](crate::Throttle).
+    #[error("this VM cannot be slowed down: switch auto_converge off")]
+    NoThrottle,
+    /// The VM's [`Throttle`](crate::Throttle) does not count what vCPUs dirty.
+    #[error(
+        "dirty_limit needs a VM that counts what each vCPU dirties, as one with a dirty ring does: use auto_converge"
+    )]
+    NoDirtyLimit,
+    /// An image to or from another file.
+    #[error("an image goes into another file by converting it")]
+    ImageIntoFile,
+    /// A machine of an old QEMU over multifd.
+    #[error(
+        "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \
+         multifd off on both sides"
+    )]
+    FlushesSilently {
+        /// The image's.
+        machine_type: String,
+    },
+}
+
+fn end(endpoint: TlsEndpoint) -> &'static str {
+    match endpoint {
+        TlsEndpoint::Client => "client",
+        TlsEndpoint::Server => "server",
+    }
 }

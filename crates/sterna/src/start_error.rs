@@ -2,6 +2,8 @@
 
 use sterna_ram::{Custody, PoisonedPage};
 
+use crate::settings_error::SettingsError;
+
 /// Why a migration cannot start. Nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -16,8 +18,8 @@ pub enum StartError {
     )]
     Tracked,
     /// A parameter or capability makes no sense, or does not go with another.
-    #[error("{0}")]
-    Settings(String),
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The image that is to be sent cannot be restored by anybody.
     #[error("{0}")]
     Image(String),

@@ -140,7 +140,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     let began = Instant::now();
     let plan = ImagePlan { path: listening.image.to_owned(), options, convert };
     let receiving = receive(&address, plan, parameters, capabilities, Arc::new(()))
-        .map_err(|error| Stop::failed(error.to_string()))?;
+        .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
     terminal::note(&format!("listening at {}", receiving.address()));
     let stored = wait(&receiving, listening, interrupts)?;
     tell_stored(listening, format, &stored, began.elapsed());
@@ -255,7 +255,7 @@ fn not_sent(error: &StartError) -> Stop {
     match error {
         StartError::Image(why) => Stop::unreadable(why),
         StartError::DamagedImage(why) => Stop::unreadable(why).with_more(FORCE_DAMAGED),
-        error => Stop::failed(error.to_string()),
+        error => Stop::failed(sterna_qmp::migration::refusal_sentence(error)),
     }
 }
 

@@ -15,6 +15,7 @@ use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
+use super::refusal::sentence;
 use super::relay::Relay;
 use super::{MonitoredVm, SternaEngine, query};
 use crate::error::QmpError;
@@ -506,7 +507,7 @@ impl State {
 }
 
 fn refused(why: StartError) -> QmpError {
-    QmpError::generic(why.to_string())
+    QmpError::generic(sentence(&why))
 }
 
 const NOT_STARTED: &str = "The guest that arrived is not started yet; start it with 'cont' first";

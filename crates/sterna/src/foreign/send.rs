@@ -14,6 +14,7 @@ use crate::events::Observer;
 use crate::machine_type::flushes_silently;
 use crate::outgoing::Migration;
 use crate::params::{Capabilities, Parameters};
+use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 
 /// How an image is sent, besides the parameters of every migration.
@@ -53,10 +54,7 @@ pub fn send(
 ) -> Result<Migration, StartError> {
     let machine_type = &image.shape().configuration.machine_type;
     if capabilities.multifd && flushes_silently(machine_type) {
-        return Err(StartError::Settings(format!(
-            "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: \
-             switch multifd off on both sides"
-        )));
+        return Err(SettingsError::FlushesSilently { machine_type: machine_type.clone() }.into());
     }
     if !image.shape().has_eof {
         return Err(StartError::Image(format!(
@@ -81,7 +79,7 @@ pub fn send(
     let (image, file) = open(image, options).map_err(|error| system(&error))?;
     let machine = StoredMachine::new(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
     // Pages are read once and sent once: nothing to be gained by looking at them with the guest's downtime in mind.
-    Migration::begin(Arc::new(machine), to, params, capabilities, observer, None)
+    Migration::begin(Arc::new(machine), to, params, capabilities, observer)
 }
 
 /// The image with its pages at fixed places, and its file for reading them.

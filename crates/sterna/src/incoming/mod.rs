@@ -36,6 +36,7 @@ pub use sterna_proto::destination::Refusal;
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
 use crate::params::{Capabilities, Parameters};
+use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::{RunState, TargetVm};
@@ -97,13 +98,10 @@ impl Incoming {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
         if capabilities.multifd && params.multifd_channels == 0 {
-            return Err(StartError::Settings("multifd-channels is 0: give 1 to 255".to_owned()));
+            return Err(SettingsError::NoChannels.into());
         }
         if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
-            return Err(StartError::Settings(
-                "tls-creds are for the endpoint client, and a destination listens: give it ones for server"
-                    .to_owned(),
-            ));
+            return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server }.into());
         }
         let file = file::open(at, &params, &capabilities)?;
         let custody = claim(target.as_ref())?;
@@ -113,7 +111,7 @@ impl Incoming {
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();
         let shared = Shared::new((target, custody), address, params, capabilities, observer)
-            .map_err(|error| StartError::Settings(error.to_string()))?;
+            .map_err(|error| StartError::System(error.to_string()))?;
         let shared = Arc::new(shared);
         // Before the threads: if only one of them starts, it ends that one.
         let mut guard = Guard { shared, listening: None };
@@ -135,10 +133,10 @@ impl Incoming {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
         if !target.is_in_memory() {
-            return Err(StartError::Settings("an image goes into another file by converting it".to_owned()));
+            return Err(SettingsError::ImageIntoFile.into());
         }
         let mut shared = Shared::new((target, custody), at.clone(), params, capabilities, observer)
-            .map_err(|error| StartError::Settings(error.to_string()))?;
+            .map_err(|error| StartError::System(error.to_string()))?;
         shared.file = Some(file);
         let shared = Arc::new(shared);
         if !capabilities.unmanaged {

@@ -15,7 +15,6 @@
 //!
 //! There is no feeder thread: lanes claim chunks from the pass's shared cursor.
 
-mod clause;
 mod geometry;
 mod pass;
 mod queue;
@@ -23,7 +22,6 @@ mod slice_size;
 #[cfg(test)]
 mod tests;
 
-pub use clause::Clause;
 #[cfg(test)]
 pub(crate) use pass::Taken;
 pub use pass::{LaneCursor, Pass, RearmError};

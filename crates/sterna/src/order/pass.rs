@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};
 
 use super::geometry::{Geometry, Range};
-use super::{Clause, PageRun, SliceSize};
+use super::{PageRun, SliceSize};
 use crate::threads::call;
 
 /// A set of pages to send, and which of them lanes have claimed.
@@ -29,13 +29,6 @@ pub struct Pass {
     rearms: AtomicU64,
     rearm_nanos: AtomicU64,
     sends_zeros: bool,
-    violated: Option<Violation>,
-}
-
-/// A planted violation, and what it needs: the bits that the pass began with.
-struct Violation {
-    clause: Clause,
-    harvested: DirtyBitmaps,
 }
 
 /// Why a slice could not be prepared for reading.
@@ -68,8 +61,6 @@ pub struct Taken {
 #[derive(Debug, Default)]
 pub struct LaneCursor {
     chunk: Option<Range>,
-    /// Chunks read and not yet re-armed; only with a planted violation of clause 2.
-    overdue: Vec<Range>,
     rearming: Duration,
 }
 
@@ -89,7 +80,6 @@ impl Pass {
         size: SliceSize,
         bits: DirtyBitmaps,
         look_for_absent: bool,
-        violated: Option<Clause>,
     ) -> Self {
         let geometry = Geometry::new(ram, size);
         let pages = bits.count();
@@ -105,7 +95,6 @@ impl Pass {
             rearms: AtomicU64::new(0),
             rearm_nanos: AtomicU64::new(0),
             geometry,
-            violated: violated.map(|clause| Violation { clause, harvested: copy_of(&bits, ram) }),
             bits,
             sends_zeros: false,
         }
@@ -150,12 +139,7 @@ impl Pass {
             return 0;
         }
         let will_not_be_read = self.absent.as_ref().map(|absent| both(reported, absent));
-        let dropped = match &self.violated {
-            Some(Violation { clause: Clause::DropOnlyUnsent, harvested }) => {
-                reported.drop_reported(harvested)
-            }
-            _ => reported.drop_reported(&self.bits),
-        };
+        let dropped = reported.drop_reported(&self.bits);
         let kept = will_not_be_read.map_or(0, |pages| put(&pages, reported));
         dropped - kept
     }
@@ -183,7 +167,6 @@ impl Pass {
             let chunk = match &mut at.chunk {
                 Some(chunk) => chunk,
                 None => {
-                    self.rearm_overdue(at, dirty)?;
                     let number = self.cursor.fetch_add(1, Ordering::Relaxed);
                     if number >= self.geometry.chunks() {
                         return Ok(None);
@@ -218,34 +201,18 @@ impl Pass {
         let (number, slice) = self.geometry.slice_of(chunk.block, chunk.first);
         let rearm = || self.rearm(slice, ram, dirty);
         let done = &self.slices[number as usize];
-        match self.violated.as_ref().map(|violation| violation.clause) {
-            Some(Clause::RearmBeforeRead) => {
-                at.overdue.push(chunk);
-                Ok(())
-            }
-            // Re-armed by the lane that comes to the slice's end, behind the back of those that read.
-            Some(Clause::WholeSliceFirst) if chunk.end < slice.end => Ok(()),
-            _ => {
-                if let Some(done) = done.get() {
-                    return done.clone();
-                }
-                let began = Instant::now();
-                let done = done.get_or_init(rearm).clone();
-                at.rearming += began.elapsed();
-                done
-            }
+        if let Some(done) = done.get() {
+            return done.clone();
         }
+        let began = Instant::now();
+        let done = done.get_or_init(rearm).clone();
+        at.rearming += began.elapsed();
+        done
     }
 
     fn rearm(&self, slice: Range, ram: &GuestRam, dirty: &dyn DirtySource) -> Result<(), RearmError> {
         let count = slice.end - slice.first;
-        let mut bits = self.bits.block(slice.block);
-        if let Some(violation) = &self.violated {
-            bits = violation.harvested.block(slice.block);
-            if violation.clause == Clause::RearmOnlyHarvested {
-                bits.set_range(slice.first, count);
-            }
-        }
+        let bits = self.bits.block(slice.block);
         if bits.next_run(slice.first, slice.end, 1).is_some() {
             let began = Instant::now();
             call("DirtySource::rearm", || dirty.rearm(slice.block, slice.first, count, bits))?;
@@ -257,17 +224,6 @@ impl Pass {
             call("DirtySource::mark_absent", || {
                 dirty.mark_absent(ram, slice.block, slice.first, count, absent)
             })?;
-        }
-        Ok(())
-    }
-
-    /// Re-arms after the fact what a planted violation of clause 2 left out.
-    fn rearm_overdue(&self, at: &mut LaneCursor, dirty: &dyn DirtySource) -> Result<(), RearmError> {
-        let Some(violation) = &self.violated else { return Ok(()) };
-        for chunk in at.overdue.drain(..) {
-            let bits = violation.harvested.block(chunk.block);
-            let count = chunk.end - chunk.first;
-            call("DirtySource::rearm", || dirty.rearm(chunk.block, chunk.first, count, bits))?;
         }
         Ok(())
     }
@@ -313,10 +269,4 @@ fn put(words: &[(usize, usize, u64)], into: &DirtyBitmaps) -> u64 {
         u64::from((bits & !old).count_ones())
     };
     words.iter().map(newly).sum()
-}
-
-fn copy_of(bits: &DirtyBitmaps, ram: &GuestRam) -> DirtyBitmaps {
-    let mut copy = DirtyBitmaps::new(ram);
-    copy.or_from(bits);
-    copy
 }

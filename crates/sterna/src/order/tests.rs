@@ -88,7 +88,7 @@ fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
     let ram = ram();
     for step in [1, 2, 5, 511] {
         let pages = some(&ram, step).count();
-        let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, step), false, None);
+        let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, step), false);
         let mut taken = DirtyBitmaps::new(&ram);
         let total = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -115,7 +115,7 @@ fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
 #[test]
 fn lane_takes_no_more_than_it_asked_for() {
     let ram = ram();
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
     for Taken { run, .. } in take_all(&pass, &ram, &Recorder::default(), 128) {
         assert!(run.count <= 128, "{run:?}");
     }
@@ -125,7 +125,7 @@ fn lane_takes_no_more_than_it_asked_for() {
 fn slice_is_rearmed_once_and_whole_before_any_lane_reads_from_it() {
     let ram = ram();
     let dirty = Recorder { slow: true, ..Recorder::default() };
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 3), false, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 3), false);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -156,7 +156,7 @@ fn slice_without_a_page_of_the_pass_is_not_rearmed() {
     let bits = DirtyBitmaps::new(&ram);
     bits.block(0).set(SLICE_PAGES + 5);
     let dirty = Recorder::default();
-    let pass = Pass::new(1, &ram, SliceSize::default(), bits, false, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), bits, false);
     let taken = take_all(&pass, &ram, &dirty, 128);
     assert_eq!(taken.len(), 1);
     assert_eq!(*dirty.calls.lock().unwrap(), [(0, SLICE_PAGES, SLICE_PAGES)]);
@@ -173,7 +173,7 @@ fn write_between_harvest_and_rearming_is_kept_for_the_next_pass() {
     log.harvest(&mut harvested).unwrap();
     // Not harvested, and in the same slice: must not be cleared when the pass re-arms.
     log.mark(2, 11);
-    let pass = Pass::new(1, &ram, SliceSize::default(), harvested, false, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), harvested, false);
     let taken = take_all(&pass, &ram, &log, 128);
     assert_eq!(taken, [Taken { run: PageRun { block: 2, first: 10, count: 1 }, absent: false }]);
     let mut next = DirtyBitmaps::new(&ram);
@@ -191,7 +191,7 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
     ram.block(0).write(9 * PAGE_SIZE as u64, &[1]).unwrap();
     let all = DirtyBitmaps::new(&ram);
     all.set_all();
-    let pass = Pass::new(1, &ram, SliceSize::default(), all, true, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), all, true);
     let mut reported = DirtyBitmaps::new(&ram);
     [3, 7, 9].into_iter().for_each(|page| {
         reported.block(0).set(page);
@@ -214,7 +214,7 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
 fn failed_rearming_gives_out_no_page_to_any_lane() {
     let ram = ram();
     let dirty = Recorder { fails: true, ..Recorder::default() };
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
     for _ in 0..2 {
         let error = pass.take(&mut LaneCursor::default(), 128, &ram, &dirty).unwrap_err();
         assert!(error.to_string().contains("recorder"), "{error}");
@@ -228,7 +228,7 @@ fn absent_pages_are_given_out_apart_from_populated_ones() {
     for (block, page) in populated {
         ram.block(block).write(page * PAGE_SIZE as u64, &[1]).unwrap();
     }
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), true, None);
+    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), true);
     let taken = take_all(&pass, &ram, &Recorder::default(), 128);
     let mut present = Vec::new();
     let mut absent = 0;
@@ -250,9 +250,8 @@ fn absent_pages_are_given_out_apart_from_populated_ones() {
 fn queue_gives_passes_in_order_and_ends() {
     let ram = ram();
     let queue = PassQueue::default();
-    let pass = |number| {
-        std::sync::Arc::new(Pass::new(number, &ram, SliceSize::default(), some(&ram, 99), false, None))
-    };
+    let pass =
+        |number| std::sync::Arc::new(Pass::new(number, &ram, SliceSize::default(), some(&ram, 99), false));
     queue.publish(pass(1));
     queue.publish(pass(2));
     let nothing = || None::<()>;
@@ -276,7 +275,7 @@ fn queue_gives_passes_in_order_and_ends() {
 fn queue_gives_something_else_only_when_no_pass_waits() {
     let ram = ram();
     let queue = PassQueue::default();
-    queue.publish(std::sync::Arc::new(Pass::new(1, &ram, SliceSize::default(), some(&ram, 99), false, None)));
+    queue.publish(std::sync::Arc::new(Pass::new(1, &ram, SliceSize::default(), some(&ram, 99), false)));
 
     assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Pass(_))));
     assert!(matches!(queue.next(1, false, || Some("chunk")), Some(Next::Other("chunk"))));

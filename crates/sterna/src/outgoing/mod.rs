@@ -35,7 +35,6 @@ use crate::error::VmError;
 use crate::events::{Observer, Status};
 use crate::identity::Identity;
 use crate::limits::machine_limits;
-use crate::order::Clause;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::Recording;
 use crate::settings_error::SettingsError;
@@ -70,24 +69,7 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer, None)
-    }
-
-    /// As [`Migration::start`], with one clause of the page order violated: for proving that the guests'
-    /// checker notices.
-    ///
-    /// # Errors
-    /// As [`Migration::start`].
-    #[cfg(feature = "planted-faults")]
-    pub fn start_violating(
-        clause: Clause,
-        vm: Arc<dyn SourceVm>,
-        to: &Address,
-        params: Parameters,
-        capabilities: Capabilities,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Self, StartError> {
-        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer, Some(clause))
+        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer)
     }
 
     /// Where it stands.
@@ -221,15 +203,12 @@ impl Migration {
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
-        violated: Option<Clause>,
     ) -> Result<Self, StartError> {
         check(to, &params, &capabilities)?;
         let mut capabilities = capabilities;
         if matches!(to, Address::File { .. }) {
             if !origin.is_in_memory() {
-                return Err(StartError::Settings(
-                    "an image goes into another file by converting it".to_owned(),
-                ));
+                return Err(SettingsError::ImageIntoFile.into());
             }
             // A file does not answer.
             capabilities.return_path = false;
@@ -255,7 +234,7 @@ impl Migration {
         };
         let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
-        let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source, violated);
+        let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })

@@ -20,7 +20,6 @@ use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer};
 use crate::hooks::Hook;
 use crate::identity::Identity;
-use crate::order::Clause;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::Recorded;
 use crate::threads;
@@ -44,7 +43,6 @@ pub(super) struct Shared {
     pub identity: Identity,
     /// An operator was told that somebody answered who is not the destination.
     pub told_of_forgery: AtomicBool,
-    pub violated: Option<Clause>,
     pub connecting: CancelFlag,
     /// What this migration says of who has the guest.
     pub custody: Arc<CustodyClaim>,
@@ -74,7 +72,6 @@ impl Shared {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
         (source, identity, custody, tracking): (Source, Identity, CustodyClaim, TrackingClaim),
-        violated: Option<Clause>,
     ) -> Self {
         let (vm, ram) = (Arc::clone(origin.vm()), origin.ram().clone());
         let (custody, tracking) = (Arc::new(custody), Arc::new(Mutex::new(Some(tracking))));
@@ -122,7 +119,6 @@ impl Shared {
             to,
             capabilities,
             observer,
-            violated,
         }
     }
 

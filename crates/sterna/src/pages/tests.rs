@@ -50,7 +50,7 @@ where
     vm.log.start().unwrap();
     let all = DirtyBitmaps::new(&vm.ram);
     all.set_all();
-    let pass = Pass::new(1, &vm.ram, SliceSize::default(), all, true, None);
+    let pass = Pass::new(1, &vm.ram, SliceSize::default(), all, true);
     std::thread::scope(|scope| {
         for index in 0..LANES {
             let (pass, lane) = (&pass, &lane);

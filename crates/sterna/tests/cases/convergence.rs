@@ -8,7 +8,8 @@ use crate::common::{Log, assert_lives_on, multifd, trace};
 use crate::support::vm::{FREE_RATE, TestVm, listen, start};
 use crate::support::{self, case};
 use sterna::{
-    Capabilities, Event, Migration, MigrationError, NonConvergence, Outcome, Parameters, StartError, Status,
+    Capabilities, Event, Migration, MigrationError, NonConvergence, Outcome, Parameters, SettingsError,
+    StartError, Status,
 };
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
@@ -287,8 +288,8 @@ fn throttling_that_is_not_there_is_refused_before_anything_begins() {
         };
 
         let both = refused(Capabilities { auto_converge: true, dirty_limit: true, ..capabilities });
-        assert_eq!(both, "dirty-limit conflicts with auto-converge: switch one of them off");
+        assert_eq!(both, SettingsError::TwoThrottles);
         let no_ring = refused(Capabilities { dirty_limit: true, ..capabilities });
-        assert!(no_ring.contains("dirty ring"), "{no_ring}");
+        assert_eq!(no_ring, SettingsError::NoDirtyLimit);
     });
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::*;
 use sterna::{
     Address, Arrival, Capabilities, Direct, Event, Incoming, Migration, Outcome, Parameters, RunState,
-    SourceVm, StartError, Status, TargetVm, Vm,
+    SettingsError, SourceVm, StartError, Status, TargetVm, Vm,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -367,19 +367,29 @@ fn settings_that_do_not_fit_a_file_are_refused() {
     let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
     let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
     let compressed = Parameters { multifd_compression: sterna::Compression::Zstd, ..parameters() };
-    for (to, params, capabilities, word) in [
-        (&at, parameters(), Capabilities { multifd: true, ..Capabilities::default() }, "multi-channel"),
-        (&at, compressed, Capabilities { multifd: true, ..mapped }, "compression"),
-        (&at, parameters(), Capabilities { switchover_ack: true, ..mapped }, "switchover-ack"),
-        (&"tcp:127.0.0.1:1".parse().unwrap(), parameters(), mapped, "seekable"),
+    for (to, params, capabilities, why) in [
+        (
+            &at,
+            parameters(),
+            Capabilities { multifd: true, ..Capabilities::default() },
+            SettingsError::FileIsOneChannel,
+        ),
+        (&at, compressed, Capabilities { multifd: true, ..mapped }, SettingsError::MappedIsUncompressed),
+        (
+            &at,
+            parameters(),
+            Capabilities { switchover_ack: true, ..mapped },
+            SettingsError::FileDoesNotAnswer,
+        ),
+        (&"tcp:127.0.0.1:1".parse().unwrap(), parameters(), mapped, SettingsError::MappedNeedsFile),
     ] {
         let refused = Migration::start(Arc::clone(&vm), to, params.clone(), capabilities, Arc::new(()));
-        let Err(StartError::Settings(text)) = refused.map(|_| ()) else { panic!("{word}") };
-        assert!(text.contains(word), "{text}");
-        if !word.starts_with("switchover") {
+        let Err(StartError::Settings(refused)) = refused.map(|_| ()) else { panic!("{why}") };
+        assert_eq!(refused, why);
+        if why != SettingsError::FileDoesNotAnswer {
             let target: Arc<dyn TargetVm> = ProcessGuest::waiting(config()).unwrap();
             let refused = Incoming::listen(target, to, params, capabilities, Arc::new(()));
-            assert!(matches!(refused, Err(StartError::Settings(_))), "{word}");
+            assert!(matches!(refused, Err(StartError::Settings(refused)) if refused == why), "{why}");
         }
     }
     let target = ProcessGuest::waiting(config()).unwrap();

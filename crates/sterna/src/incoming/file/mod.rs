@@ -29,6 +29,7 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::params::{Capabilities, Compression, Parameters};
+use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 
 /// The file that a guest comes from.
@@ -44,23 +45,20 @@ pub(super) fn open(
     params: &Parameters,
     capabilities: &Capabilities,
 ) -> Result<Option<LoadFile>, StartError> {
-    let refuse = |rule: &str| Err(StartError::Settings(rule.to_owned()));
     let Address::File { path, offset } = at else {
         if capabilities.mapped_ram {
-            return refuse(
-                "Migration requires seekable transport (e.g. file:) with mapped-ram: switch it off",
-            );
+            return Err(SettingsError::MappedNeedsFile.into());
         }
         return Ok(None);
     };
     if capabilities.multifd && !capabilities.mapped_ram {
-        return refuse("Migration requires multi-channel URIs: switch multifd off, or mapped-ram on");
+        return Err(SettingsError::FileIsOneChannel.into());
     }
     if params.tls.is_some() {
-        return refuse("a file speaks no TLS: leave tls-creds empty");
+        return Err(SettingsError::FileHasNoTls.into());
     }
     if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
-        return refuse("Cannot use compression with mapped-ram: set multifd-compression to none");
+        return Err(SettingsError::MappedIsUncompressed.into());
     }
     let options = OpenOptions { direct: params.direct_io };
     let file = PageFile::open(path, options).map_err(|error| StartError::System(error.to_string()))?;

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
@@ -14,7 +13,7 @@ use super::rounds::Rounds;
 use super::{Control, no_rounds, setup, slowdown};
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::order::{Clause, Pass};
+use crate::order::Pass;
 use crate::outgoing::interruption::Break;
 use crate::outgoing::limits::ack_form;
 use crate::outgoing::shared::lock;
@@ -47,20 +46,19 @@ impl Control {
         }
         let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
         let writers = setup::writers(&shared, &main, &self.multifd, self.file.as_ref())?;
-        let multifd = setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
+        setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
         self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
         call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
         if !is_mapped {
             self.start_ram()?;
         }
-        multifd.passes_merge.store(shared.violated == Some(Clause::OncePerPass), Ordering::Release);
 
         let all = DirtyBitmaps::new(&shared.ram);
         all.set_all();
         shared.origin.leave_out(&all);
         let look_for_absent =
             shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let rounds = Rounds::begin(&shared, multifd, all, look_for_absent);
+        let rounds = Rounds::begin(&shared, all, look_for_absent);
         if let Some(streams) = &self.streams {
             streams.enter_round(rounds.pass().number());
         }
@@ -271,13 +269,12 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         let number = pass.number();
         self.waits.until(|| shared.lanes.are_through(number).then_some(()))?;
-        let rounds = self.rounds()?;
-        let (is_last, merges) = (rounds.is_last(), rounds.passes_merge());
+        let is_last = self.rounds()?.is_last();
         match &self.file {
             // In the last round all of it is put on the disk at once, after the devices.
             Some(file) if !is_last => file.settle()?,
             Some(_) => {}
-            None if shared.capabilities.multifd && !merges => {
+            None if shared.capabilities.multifd => {
                 self.main()?.with(|stream| stream.ram_part(false, true))?;
             }
             None => {}

@@ -1,7 +1,6 @@
 //! The rounds of precopy: the pass that is sent, what syncs have found since, and their figures.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
@@ -9,7 +8,6 @@ use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::order::{Pass, SliceSize};
-use crate::outgoing::lanes::MultifdShared;
 use crate::outgoing::shared::{Shared, lock};
 use crate::outgoing::streams::DeviceStreams;
 use crate::precopy::{Backlog, Counts, Look, PassLook, StreamsLeft, Synced};
@@ -23,7 +21,6 @@ const TRIED_PAGES: u64 = 1024;
 /// Where the rounds stand.
 pub(super) struct Rounds {
     shared: Arc<Shared>,
-    multifd: Arc<MultifdShared>,
     /// The pass that was published last, and the one before.
     pass: Arc<Pass>,
     before: Option<Arc<Pass>>,
@@ -49,22 +46,16 @@ impl Open {
 
 impl Rounds {
     /// Publishes the first pass, over all RAM, or over `pages` of it.
-    pub fn begin(
-        shared: &Arc<Shared>,
-        multifd: Arc<MultifdShared>,
-        pages: DirtyBitmaps,
-        look_for_absent: bool,
-    ) -> Self {
+    pub fn begin(shared: &Arc<Shared>, pages: DirtyBitmaps, look_for_absent: bool) -> Self {
         let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(1, ram, slices, pages, look_for_absent, shared.violated);
+        let pass = Pass::new(1, ram, slices, pages, look_for_absent);
         let (counts, mut figures) = (shared.counters.now(), lock(&shared.figures));
         figures.begin_pages(counts);
         let round = Open::new(figures.clock(), counts, false);
         drop(figures);
         let rounds = Self {
             shared: Arc::clone(shared),
-            multifd,
             pass: Arc::new(pass),
             before: None,
             next: DirtyBitmaps::new(ram),
@@ -133,15 +124,10 @@ impl Rounds {
         }
         let number = self.pass.number() + 1;
         let slices = self.pass.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(number, ram, slices, bits, false, self.shared.violated);
+        let pass = Pass::new(number, ram, slices, bits, false);
         let pass = Arc::new(if tries_network { pass.sending_zeros() } else { pass });
         self.before = Some(std::mem::replace(&mut self.pass, pass));
         self.enter_pass();
-    }
-
-    /// Whether the flush of a pass is left out: only with a planted violation.
-    pub fn passes_merge(&self) -> bool {
-        self.multifd.passes_merge.load(Ordering::Acquire)
     }
 
     /// Whether the guest is stopped.
@@ -181,7 +167,6 @@ impl Rounds {
     /// Marks the round that begins now as one with the guest stopped.
     pub fn open_last(&mut self) {
         let (counts, began) = (self.shared.counters.now(), lock(&self.shared.figures).clock());
-        self.multifd.passes_merge.store(false, Ordering::Release);
         self.round = Open::new(began, counts, true);
     }
 

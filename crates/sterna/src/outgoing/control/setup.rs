@@ -1,7 +1,7 @@
 //! Connecting: the main channel, then every lane's, each with its first bytes at once (specs/stream.md §3.1).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use sterna_transport::{Address, Channel, TransportError};
@@ -9,7 +9,6 @@ use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 
 use crate::codec;
 use crate::error::MigrationError;
-use crate::order::Clause;
 use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
 use crate::outgoing::main_channel::MainChannel;
@@ -77,7 +76,6 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
 /// What lanes work between, and what multifd lanes share.
 pub(super) struct Writers {
     lanes: Vec<LaneEnds>,
-    multifd: Arc<MultifdShared>,
     detection: ZeroPageDetection,
     after_flush: bool,
 }
@@ -97,8 +95,6 @@ pub(super) fn writers(
         counters: Arc::clone(&shared.counters),
         limiter: Arc::clone(&shared.limiter),
         zeros_to: legacy.then(|| Arc::clone(&main.stream)),
-        sync_too_early: shared.violated == Some(Clause::SyncAfterLastPage),
-        passes_merge: AtomicBool::new(false),
     });
     let lanes = match file {
         Some(file) if is_mapped => file.lanes(shared)?,
@@ -106,7 +102,7 @@ pub(super) fn writers(
         _ => vec![main_lane(shared, main)?],
     };
     // Two pieces of I/O that write one page must never be on their way at once.
-    Ok(Writers { lanes, multifd, detection, after_flush: legacy || is_mapped })
+    Ok(Writers { lanes, detection, after_flush: legacy || is_mapped })
 }
 
 /// Starts one thread per lane. Each writes its opening barrier and waits for passes.
@@ -115,8 +111,8 @@ pub(super) fn start_lanes(
     writers: Writers,
     streams: Option<Arc<Streams>>,
     workers: &mut Workers,
-) -> Result<Arc<MultifdShared>, MigrationError> {
-    let Writers { lanes, multifd, detection, after_flush } = writers;
+) -> Result<(), MigrationError> {
+    let Writers { lanes, detection, after_flush } = writers;
     for (index, LaneEnds { mut writer, reader }) in lanes.into_iter().enumerate() {
         let (shared, streams) = (Arc::clone(shared), streams.clone());
         workers.spawn(&format!("lane {index}"), move || {
@@ -139,7 +135,7 @@ pub(super) fn start_lanes(
             }
         })?;
     }
-    Ok(multifd)
+    Ok(())
 }
 
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {

@@ -1,6 +1,6 @@
 //! A lane that speaks multifd: packets of up to 128 pages, one vectored write each (specs/stream.md §3.4).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_ram::{GuestRam, PAGE_SIZE};
@@ -41,10 +41,6 @@ pub(in crate::outgoing) struct MultifdShared {
     pub limiter: Arc<Limiter>,
     /// `zero-page-detection=legacy`: zero pages go there.
     pub zeros_to: Option<Arc<Mutex<MainStream>>>,
-    /// Planted violation of clause 5 of the page order.
-    pub sync_too_early: bool,
-    /// Planted violation of clause 1: while set, passes run into each other without SYNC.
-    pub passes_merge: AtomicBool,
 }
 
 impl PageWriter for MultifdLane {
@@ -79,18 +75,6 @@ impl PageWriter for MultifdLane {
     }
 
     fn barrier(&mut self) -> Result<(), MigrationError> {
-        if self.shared.passes_merge.load(Ordering::Acquire) {
-            return self.flush();
-        }
-        if self.shared.sync_too_early {
-            let held = (self.open, std::mem::take(&mut self.normal));
-            self.sync()?;
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            let Some(block) = held.0 else { return Ok(()) };
-            self.packets.begin(self.ram.block(block).name()).map_err(self.wire())?;
-            self.open = None;
-            return held.1.into_iter().try_for_each(|run| self.write_run(run)).and_then(|()| self.flush());
-        }
         self.flush()?;
         self.sync()
     }
