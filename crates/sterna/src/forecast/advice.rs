@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::inputs::Inputs;
+use super::seconds;
 use super::simulate::{self, Luck, Run};
-use super::{Inputs, seconds};
 
 /// One change that makes a migration end, also if the figures are wrong by the forecast's uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

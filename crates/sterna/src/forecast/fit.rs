@@ -5,8 +5,7 @@
 //! errors, over a grid of time constants (how long until a class is mostly dirty). A richer one is taken only
 //! if it is clearly better: a few points can be met exactly by many classes that say nothing.
 
-use super::PAGE_BYTES;
-use super::dirty::{Class, Order, Point};
+use super::class::{Class, Order, PAGE_BYTES, Point};
 
 /// Classes, and how well they meet the points.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::dirty::{Class, Order};
-use super::{Inputs, MARGIN, PAGE_BYTES, Pause};
+use super::class::{Class, Order, PAGE_BYTES};
+use super::inputs::Inputs;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{
-    Backlog, Begun, Counts, Input, Look, Output, PassLook, Policy, Settings, StreamsLeft, Synced,
+    Backlog, Begun, Counts, Input, Look, MARGIN, Output, PassLook, Pause, Policy, Settings, StreamsLeft,
+    Synced,
 };
 use crate::stats::LaneTimes;
 

@@ -15,9 +15,8 @@ use sterna_wire::main::{
 };
 use sterna_wire::ram;
 
-use super::RAM_BYTES;
+use super::image_plan::{ImagePlan, RAM_BYTES};
 use super::lane::ImageLane;
-use super::receive::ImagePlan;
 use crate::error::MigrationError;
 use crate::hooks::Hook;
 use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};

@@ -19,6 +19,7 @@
 //! | `stored` | a machine in an image, as the origin of a migration |
 //! | `window` | one sending lane's window onto the image |
 
+mod image_plan;
 mod keeper;
 mod lane;
 mod receive;
@@ -26,8 +27,6 @@ mod send;
 mod stored;
 mod window;
 
-pub use receive::{ImagePlan, Receiving, Stored, receive};
+pub use image_plan::{ImagePlan, RAM_BYTES};
+pub use receive::{Receiving, Stored, receive};
 pub use send::{SendOptions, send};
-
-/// Most RAM that a foreign machine may have, in bytes: its bitmaps are kept in memory.
-pub const RAM_BYTES: u64 = 16 << 40;

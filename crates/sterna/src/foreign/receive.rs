@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{MappedOptions, MappedWriter, Shape};
+use sterna_image::Shape;
 use sterna_transport::Address;
 
+use super::image_plan::ImagePlan;
 use super::keeper::Keeper;
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
@@ -18,18 +18,6 @@ use crate::stats::IncomingStatistics;
 
 /// Making an image durable waits for the disk, and for no peer.
 const STORING: Duration = Duration::from_secs(24 * 3600);
-
-/// Where a machine is put that is received.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImagePlan {
-    /// The image's place.
-    pub path: PathBuf,
-    /// How it is made: direct I/O, replacing what is there, libvirt's container around it.
-    pub options: MappedOptions,
-    /// The form that it gets in the end, if that is not mapped-ram: pages come in any order, so they are gathered in
-    /// a mapped-ram image beside its place, which is converted before the source is told that all is well.
-    pub convert: Option<ConvertOptions>,
-}
 
 /// A machine that is being received. Cloning gives another handle; when the last one is dropped the address is
 /// given up, and an image that is not in its place yet is dropped.
@@ -137,39 +125,5 @@ impl Receiving {
             }),
             Arrival::Failed(error) => Err(error),
         }
-    }
-}
-
-impl ImagePlan {
-    /// Begins the image of a machine whose RAM is known.
-    pub(super) fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
-        Ok(MappedWriter::create(&self.path, shape, self.options.clone())?)
-    }
-
-    /// Makes durable, aside of its place, what is known of the machine.
-    pub(super) fn keep(&self, writer: &MappedWriter, shape: &Shape) -> Result<(), MigrationError> {
-        Ok(writer.fill_in(shape)?)
-    }
-
-    /// Puts the image in its place. `anew`: more is known than when it was made durable.
-    pub(super) fn complete(
-        &self,
-        writer: &MappedWriter,
-        shape: &Shape,
-        anew: bool,
-    ) -> Result<(), MigrationError> {
-        if anew {
-            self.keep(writer, shape)?;
-        }
-        let Some(options) = &self.convert else {
-            return writer.file().publish().map_err(MigrationError::storage);
-        };
-        let Some(aside) = writer.file().aside_path() else {
-            return Err(MigrationError::Internal("what is to be converted has left its place".to_owned()));
-        };
-        // What the source sent is kept as it came: to refuse it now would leave nothing.
-        let options = &ConvertOptions { force_damaged: true, ..options.clone() };
-        convert(Input::File(aside), Output::File(self.path.clone()), options)?;
-        Ok(())
     }
 }

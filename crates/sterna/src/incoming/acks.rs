@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::streams::Inboxes;
+use super::streams::inboxes::Inboxes;
 use crate::machine_type::acknowledges_in_old_form;
 use crate::params::Capabilities;
 use crate::vm::Device;

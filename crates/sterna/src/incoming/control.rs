@@ -10,8 +10,9 @@ use sterna_ram::Custody;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
+use super::arrival::Arrival;
 use super::shared::Shared;
-use super::{Arrival, file, lane, loader, streams};
+use super::{file, lane, loader, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};

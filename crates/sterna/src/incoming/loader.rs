@@ -18,7 +18,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::acks::Acks;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
-use super::streams::Inbox;
+use super::streams::inbox::Inbox;
 use super::target::{RamStart, Section};
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -230,7 +230,7 @@ impl<'a> Loader<'a> {
             Command::Ping(extension::DEVICE_STREAMS_PING) => {
                 self.has_stream_credit = true;
                 // Behind the grants: whoever got none by then has no counterpart here.
-                self.shared.streams.begin_credit(self.shared)?;
+                self.shared.streams.begin_credit(|message| self.shared.say(message))?;
                 self.pong(extension::DEVICE_STREAMS_PING)
             }
             Command::Ping(value) => {

@@ -8,11 +8,13 @@
 
 mod accept;
 mod acks;
+mod arrival;
 mod control;
 mod file;
 mod greeting;
 mod known;
 mod lane;
+mod load_file;
 mod loader;
 mod places;
 mod questions;
@@ -27,21 +29,21 @@ pub(crate) mod target;
 use std::sync::Arc;
 use std::thread::{JoinHandle, current};
 
-use sterna_proto::destination::{Event as Fed, State};
+use sterna_proto::destination::Event as Fed;
 use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, Listener, TlsEndpoint};
 
+pub use arrival::Arrival;
 pub use sterna_proto::destination::Refusal;
 
-use crate::error::MigrationError;
 use crate::events::{Observer, Status};
 use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
-use crate::vm::{RunState, TargetVm};
-use file::LoadFile;
+use crate::vm::TargetVm;
 use known::KnownVm;
+use load_file::LoadFile;
 use shared::Shared;
 use target::Target;
 
@@ -59,16 +61,6 @@ use target::Target;
 #[derive(Clone)]
 pub struct Incoming {
     guard: Arc<Guard>,
-}
-
-/// How a migration ended at the destination.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum Arrival {
-    /// The guest is here, and runs or not as it did at the source.
-    Completed(RunState),
-    /// It never ran here and never will; RAM was discarded and the VM reset.
-    Failed(MigrationError),
 }
 
 impl Incoming {
@@ -103,7 +95,7 @@ impl Incoming {
         if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
             return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server }.into());
         }
-        let file = file::open(at, &params, &capabilities)?;
+        let file = LoadFile::open(at, &params, &capabilities)?;
         let custody = claim(target.as_ref())?;
         if let Some(file) = file {
             return Self::load((target, custody), at, file, params, capabilities, observer);
@@ -249,18 +241,5 @@ impl Drop for Guard {
         let listening = self.listening.take().filter(|thread| thread.thread().id() != current().id());
         // One that panicked has said so.
         let _ = listening.map(JoinHandle::join);
-    }
-}
-
-fn status_of(state: State) -> Status {
-    match state {
-        State::Setup => Status::Setup,
-        State::Active | State::Completing | State::Preparing | State::Prepared | State::Committed => {
-            Status::Active
-        }
-        State::Held => Status::Held,
-        State::Running | State::Paused => Status::Completed,
-        State::Failing => Status::Failing,
-        State::Failed => Status::Failed,
     }
 }

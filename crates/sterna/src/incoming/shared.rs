@@ -13,13 +13,13 @@ use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
 use sterna_wire::extension::MigrationSecret;
 
-use super::file::LoadFile;
+use super::arrival::{Arrival, status_of};
 use super::greeting::Greetings;
+use super::load_file::LoadFile;
 use super::places::Places;
 use super::rounds::Rounds;
-use super::streams::Inboxes;
+use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
-use super::{Arrival, status_of};
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer, Status};

@@ -1,17 +1,19 @@
 //! After a lost acknowledgement: what became of the migration? (specs/extension.md §6)
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::{CancelFlag, Channel};
+use sterna_transport::Channel;
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
+use super::asking::Asking;
 use super::shared::{Shared, lock};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::identity;
+use crate::limits::machine_limits;
 use crate::params::StatusQuestions;
 
 const CHANNEL: &str = "status question";
@@ -41,26 +43,9 @@ pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
     answer
 }
 
-/// A question that is being asked.
-#[derive(Clone, Default)]
-pub(super) struct Asking {
-    connecting: CancelFlag,
-    channel: Arc<Mutex<Option<Arc<Channel>>>>,
-}
-
-impl Asking {
-    /// Ends it, from any thread.
-    pub fn stop(&self) {
-        self.connecting.cancel();
-        if let Some(channel) = &*lock(&self.channel) {
-            channel.shutdown();
-        }
-    }
-}
-
 fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     let params = shared.params();
-    let limit = super::machine_limits(&params.limits).ask;
+    let limit = machine_limits(&params.limits).ask;
     let tls = params.tls.as_ref();
     let channel = Channel::connect_with(&shared.to, tls, limit, &asking.connecting, |channel| {
         let channel = Arc::new(channel);

@@ -5,6 +5,7 @@
 //! through [`shared`], so that the machine alone decides what came first.
 
 mod ask;
+mod asking;
 mod check;
 mod control;
 mod file;
@@ -17,6 +18,7 @@ mod measure;
 pub(crate) mod origin;
 mod outcome;
 mod return_path;
+mod running_streams;
 mod shared;
 mod streams;
 mod waits;

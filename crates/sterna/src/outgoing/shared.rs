@@ -8,13 +8,14 @@ use sterna_proto::source::{Event as Fed, Refusal, Source, State};
 use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
-use super::ask::Asking;
-use super::lanes::{Lanes, Limiter};
+use super::asking::Asking;
+use super::lanes::limiter::Limiter;
+use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, Figures, Probes};
 use super::origin::Origin;
 use super::outcome::Outcome;
-use super::streams::Streams;
+use super::running_streams::RunningStreams;
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer};
@@ -57,7 +58,7 @@ pub(super) struct Shared {
     /// Pings on their way.
     pub probes: Mutex<Probes>,
     /// Devices' streams, once they are begun.
-    pub streams: Mutex<Option<Arc<Streams>>>,
+    pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: parking_lot::Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support;
-use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way, at_byte, at_pattern};
+use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way, at_answer_byte, at_byte, at_pattern};
 use crate::support::{TestVm, assert_next_works, assert_reset, case, eventually, vm, vms};
 use sterna::{Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, Status, WaitLimits};
 
@@ -79,7 +79,7 @@ fn multifd_channel_cut_at_any_byte_leaves_the_guest_at_the_source() {
 fn return_path_cut_at_any_byte_leaves_one_guest() {
     // PONG of 1, extension, features, fence, compatibility, prepare; then SHUT.
     for at in 1..=56 {
-        let filter = at_byte(Line::Main, Way::Back, at, Verdict::Cut);
+        let filter = at_answer_byte(at, Verdict::Cut);
         let went = case(&format!("return path cut at {at}"), || survives(1, filter));
         if at < 48 {
             assert!(!went, "cut at byte {at}, before the commit, and yet completed");
@@ -124,7 +124,10 @@ fn cut_at_random_bytes_leaves_one_guest() {
         let bytes = if way == Way::Back { 56 } else { 1 << (4 + random.u64(..18)) };
         let at = 1 + random.u64(..bytes);
         let verdict = if random.u64(..4) == 0 { Verdict::Hold } else { Verdict::Cut };
-        let filter = at_byte(line, way, at, verdict);
+        let filter = match way {
+            Way::Back => at_answer_byte(at, verdict),
+            Way::Forward => at_byte(line, way, at, verdict),
+        };
         case(&format!("{verdict:?} {line:?} {way:?} at {at}"), || survives(2, filter));
     }
 }
@@ -138,7 +141,10 @@ fn peer_that_stands_still_at_any_byte_is_given_up() {
     ];
     for (line, way, places) in stalls {
         for at in places {
-            let filter = at_byte(line, way, at, Verdict::Hold);
+            let filter = match way {
+                Way::Back => at_answer_byte(at, Verdict::Hold),
+                Way::Forward => at_byte(line, way, at, Verdict::Hold),
+            };
             case(&format!("{line:?} {way:?} stands at {at}"), || survives(2, filter));
         }
     }
@@ -151,7 +157,7 @@ fn peer_that_stands_still_at_any_byte_is_given_up() {
 #[test]
 fn acknowledgement_that_stands_still_is_asked_for() {
     for at in [48, 51, 55] {
-        let filter = at_byte(Line::Main, Way::Back, at, Verdict::Hold);
+        let filter = at_answer_byte(at, Verdict::Hold);
         assert!(case(&format!("SHUT stands at {at}"), || survives(2, filter)));
     }
 }

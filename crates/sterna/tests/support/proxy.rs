@@ -189,6 +189,35 @@ pub fn at_byte(line: Line, way: Way, at: u64, verdict: Verdict) -> Filter {
     })
 }
 
+/// Acts when byte `at` of the return path has passed, not counting answers to keepalives: a source sends these when it
+/// wants to.
+pub fn at_answer_byte(at: u64, verdict: Verdict) -> Filter {
+    const ALIVE: [u8; 8] = [0, 2, 0, 4, 0x53, 0x54, 0x4e, 5];
+    let (mut counted, mut done) = (0, false);
+    Box::new(move |line, way, _, piece| {
+        if done || (line, way) != (Line::Main, Way::Back) {
+            return Verdict::Pass;
+        }
+        let mut from = 0;
+        while from < piece.len() {
+            let rest = &piece[from..];
+            // A message has a type, a length and its value. The destination writes each in one piece.
+            let len = rest.get(2..4).map_or(rest.len(), |len| 4 + usize::from(u16::from_be_bytes([len[0], len[1]])));
+            let len = len.min(rest.len());
+            if !rest.starts_with(&ALIVE) {
+                if counted + len as u64 >= at {
+                    done = true;
+                    piece.truncate(from + (at - counted) as usize);
+                    return verdict;
+                }
+                counted += len as u64;
+            }
+            from += len;
+        }
+        Verdict::Pass
+    })
+}
+
 /// Acts when `pattern` has been seen on a line; it is passed only with `including`.
 pub fn at_pattern(line: Line, way: Way, pattern: &'static [u8], including: bool, verdict: Verdict) -> Filter {
     let mut seen: Vec<u8> = Vec::new();

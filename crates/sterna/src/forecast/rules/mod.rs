@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Inputs;
+use super::inputs::Inputs;
 
 /// B, D, x, y, and the fixed part of the pause.
 #[derive(Debug, Clone, Copy, PartialEq)]

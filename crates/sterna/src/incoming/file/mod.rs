@@ -17,53 +17,17 @@
 mod pages;
 mod structure;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna_proto::destination::Event as Fed;
-use sterna_transport::{Address, Direct, OpenOptions, PageFile};
+use sterna_transport::Direct;
 use sterna_wire::main::MainItem;
 
+use super::load_file::LoadFile;
 use super::loader::{Loader, Read};
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::params::{Capabilities, Compression, Parameters};
-use crate::settings_error::SettingsError;
-use crate::start_error::StartError;
-
-/// The file that a guest comes from.
-pub(super) struct LoadFile {
-    pub file: Arc<PageFile>,
-    /// Where the stream begins.
-    pub offset: u64,
-}
-
-/// Opens the file, if `at` is one.
-pub(super) fn open(
-    at: &Address,
-    params: &Parameters,
-    capabilities: &Capabilities,
-) -> Result<Option<LoadFile>, StartError> {
-    let Address::File { path, offset } = at else {
-        if capabilities.mapped_ram {
-            return Err(SettingsError::MappedNeedsFile.into());
-        }
-        return Ok(None);
-    };
-    if capabilities.multifd && !capabilities.mapped_ram {
-        return Err(SettingsError::FileIsOneChannel.into());
-    }
-    if params.tls.is_some() {
-        return Err(SettingsError::FileHasNoTls.into());
-    }
-    if capabilities.mapped_ram && capabilities.multifd && params.multifd_compression != Compression::None {
-        return Err(SettingsError::MappedIsUncompressed.into());
-    }
-    let options = OpenOptions { direct: params.direct_io };
-    let file = PageFile::open(path, options).map_err(|error| StartError::System(error.to_string()))?;
-    Ok(Some(LoadFile { file: Arc::new(file), offset: *offset }))
-}
 
 /// Begins: there is nobody to wait for.
 pub(super) fn begin(shared: &Shared) {

@@ -27,7 +27,8 @@ use sterna_wire::main::SectionHeader;
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::ram::BlockList;
 
-use super::lanes::{LaneEnds, Limiter};
+use super::lanes::LaneEnds;
+use super::lanes::limiter::Limiter;
 use super::main_channel::MainChannel;
 use super::main_stream::{MainStream, Sink};
 use super::measure::Counters;

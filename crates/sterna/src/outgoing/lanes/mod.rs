@@ -1,11 +1,11 @@
 //! A lane: takes runs of pages from the pass's shared cursor, looks for zero pages, hands them to its writer.
 
-mod limiter;
+pub(super) mod limiter;
 mod main;
 mod multifd;
+pub(super) mod state;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sterna_ram::{DirtySource, GuestRam};
 
@@ -13,40 +13,16 @@ use super::measure::{Counters, ScanClock};
 use super::origin::PageReader;
 use super::streams::{Chunk, Streams};
 use crate::error::MigrationError;
-use crate::order::{LaneCursor, Next, PageRun, Pass, PassQueue};
+use crate::order::{LaneCursor, Next, PageRun, Pass};
 use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
+use state::Lanes;
 
-pub(super) use limiter::Limiter;
 pub(super) use main::MainLane;
 pub(super) use multifd::{MultifdLane, MultifdShared};
 
 /// Pages that a lane takes at once: what fits a packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
-
-/// What all lanes of a migration share, and what the control thread sees of them.
-pub(super) struct Lanes {
-    /// Hands passes to the lanes.
-    pub queue: PassQueue,
-    /// Per lane: 1 + the last pass whose barrier is written; 0: not even the opening one.
-    finished: Vec<AtomicU64>,
-}
-
-impl Lanes {
-    pub fn new(count: usize) -> Self {
-        Self { queue: PassQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.finished.len()
-    }
-
-    /// Whether every lane has written its barrier behind pass `number`; 0 is the opening one.
-    pub fn are_through(&self, number: u64) -> bool {
-        self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)
-    }
-}
 
 /// What a lane works between.
 pub(super) struct LaneEnds {
@@ -161,7 +137,7 @@ impl Lane<'_> {
     }
 
     fn finish(&self, pass: u64) {
-        self.lanes.finished[self.index].store(pass + 1, Ordering::Release);
+        self.lanes.finish(self.index, pass);
         (self.nudge)();
     }
 }

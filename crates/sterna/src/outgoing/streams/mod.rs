@@ -21,6 +21,7 @@ use sterna_wire::main::Command;
 
 use super::interruption::Break;
 use super::main_channel::MainChannel;
+use super::running_streams::RunningStreams;
 use super::shared::{Shared, lock};
 use super::waits::Waits;
 use super::workers::Workers;
@@ -112,37 +113,6 @@ impl Streams {
         }
     }
 
-    /// A grant of the destination.
-    pub fn grant(&self, name: &str, instance: u32, bytes: u64) -> Result<(), MigrationError> {
-        let device =
-            self.devices.iter().position(|device| device.name == name && device.instance == instance);
-        let Some(device) = device else {
-            return Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "the destination has a device {name:?}, instance {instance}, with large state, but this side has \
-                     not: give both machines the same devices"
-                ),
-            });
-        };
-        if !self.while_running {
-            let what = format!("it grants room to {} without a request", self.devices[device]);
-            return Err(MigrationError::PeerMisbehaved { what });
-        }
-        self.outbox.grant(device, bytes);
-        Ok(())
-    }
-
-    /// Nobody waits any more: save threads end.
-    pub fn close(&self) {
-        self.give(Order::End);
-        self.outbox.close();
-    }
-
-    /// The figures of each.
-    pub fn statistics(&self) -> Vec<StreamStatistics> {
-        self.lock().savers.iter().map(|saver| saver.statistics.clone()).collect()
-    }
-
     fn give(&self, order: Order) {
         let mut state = self.lock();
         if state.order != Order::End {
@@ -173,19 +143,6 @@ impl Streams {
         // In parallel the slowest counts, else all of them.
         let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
         Some(StreamsLeft { bytes, slowest: Duration::from_secs_f64(time.min(LONGEST)) })
-    }
-
-    /// Every device has a counterpart that grants it room.
-    pub fn all_granted(&self) -> Result<(), MigrationError> {
-        match self.outbox.without_grant() {
-            Some(device) if self.while_running => Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "the destination has no counterpart with large state for {}: give both machines the same devices",
-                    self.devices[device]
-                ),
-            }),
-            _ => Ok(()),
-        }
     }
 
     /// Waits for an order that lets a save thread work: the end, or another round than `round`. `None`: it is time to
@@ -250,6 +207,48 @@ impl Streams {
     }
 }
 
+impl RunningStreams for Streams {
+    fn grant(&self, name: &str, instance: u32, bytes: u64) -> Result<(), MigrationError> {
+        let device =
+            self.devices.iter().position(|device| device.name == name && device.instance == instance);
+        let Some(device) = device else {
+            return Err(MigrationError::PeerIncompatible {
+                what: format!(
+                    "the destination has a device {name:?}, instance {instance}, with large state, but this side has \
+                     not: give both machines the same devices"
+                ),
+            });
+        };
+        if !self.while_running {
+            let what = format!("it grants room to {} without a request", self.devices[device]);
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        self.outbox.grant(device, bytes);
+        Ok(())
+    }
+
+    fn all_granted(&self) -> Result<(), MigrationError> {
+        match self.outbox.without_grant() {
+            Some(device) if self.while_running => Err(MigrationError::PeerIncompatible {
+                what: format!(
+                    "the destination has no counterpart with large state for {}: give both machines the same devices",
+                    self.devices[device]
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn statistics(&self) -> Vec<StreamStatistics> {
+        self.lock().savers.iter().map(|saver| saver.statistics.clone()).collect()
+    }
+
+    fn close(&self) {
+        self.give(Order::End);
+        self.outbox.close();
+    }
+}
+
 /// The streams of a migration, as its control thread has them.
 pub(super) struct DeviceStreams {
     shared: Arc<Shared>,
@@ -272,7 +271,7 @@ impl DeviceStreams {
             false => Way::Serial,
         };
         let streams = Arc::new(Streams::new(devices, way, Channels::new(channels.to_vec())));
-        *lock(&shared.streams) = Some(Arc::clone(&streams));
+        *lock(&shared.streams) = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
         Ok(Some(Self { shared: Arc::clone(shared), streams, way }))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_transport::{PageQueue, QueueOptions};
 
-use super::MappedFile;
+use super::mapped::MappedFile;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;

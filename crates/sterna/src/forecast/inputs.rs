@@ -1,0 +1,81 @@
+//! What a forecast is made from.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::dirty::DirtyModel;
+use super::seconds;
+
+/// All that a forecast is made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// RAM of the guest, bytes.
+    pub ram_bytes: u64,
+    /// What the first pass has to send, bytes: RAM without the pages that are zero or were never touched, which
+    /// cost next to nothing.
+    pub first_pass_bytes: u64,
+    /// Bytes per second while bytes move and the guest runs, over all channels: what the link and `max-bandwidth`
+    /// leave.
+    pub bandwidth_bytes: u64,
+    /// The same while the guest stands still, when `max-bandwidth` holds nobody back; none: no more than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_bandwidth_bytes: Option<u64>,
+    /// `avail-switchover-bandwidth`: with what the engine reckons the pause before it stops the guest; none: with what
+    /// it measures while the guest runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub avail_switchover_bandwidth_bytes: Option<u64>,
+    /// How the guest writes.
+    pub dirty: DirtyModel,
+    /// How long one look for dirty pages takes, seconds in JSON.
+    #[serde(with = "seconds")]
+    pub sync: Duration,
+    /// The pause that the guest may suffer, seconds in JSON.
+    #[serde(with = "seconds")]
+    pub downtime_limit: Duration,
+    /// What each migration costs, whatever the guest writes.
+    #[serde(default)]
+    pub fixed: Fixed,
+    /// By which part bandwidth and dirty rate may be wrong: 0.1 for ten per cent. Above 0.9 counts as 0.9.
+    #[serde(default = "default_uncertainty")]
+    pub uncertainty: f64,
+}
+
+impl Inputs {
+    /// The uncertainty, whatever was written there.
+    pub(super) fn sane_uncertainty(&self) -> f64 {
+        if self.uncertainty.is_finite() { self.uncertainty.clamp(0.0, 0.9) } else { 0.0 }
+    }
+}
+
+/// The uncertainty to take where nobody knows better.
+pub const UNCERTAINTY: f64 = 0.1;
+
+fn default_uncertainty() -> f64 {
+    UNCERTAINTY
+}
+
+/// Times that do not depend on what the guest writes; seconds in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fixed {
+    /// Connecting and exchanging headers; the guest runs.
+    #[serde(with = "seconds")]
+    pub setup: Duration,
+    /// vCPUs stop, hooks release.
+    #[serde(with = "seconds")]
+    pub stop: Duration,
+    /// Devices are saved, sent, loaded.
+    #[serde(with = "seconds")]
+    pub devices: Duration,
+    /// The destination starts the guest.
+    #[serde(with = "seconds")]
+    pub start: Duration,
+}
+
+impl Fixed {
+    /// The part of it for which the guest stands still.
+    pub fn paused(&self) -> Duration {
+        self.stop.saturating_add(self.devices).saturating_add(self.start)
+    }
+}

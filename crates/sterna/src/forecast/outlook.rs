@@ -1,0 +1,72 @@
+//! How a migration will go.
+
+use serde::{Deserialize, Serialize};
+
+use super::advice::{self, Advice};
+use super::inputs::Inputs;
+use super::simulate::{self, Luck, PlannedRound, Run};
+
+/// A figure and how far it may be off. Nothing stands for a migration that does not end.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Range {
+    /// If bandwidth and dirty rate are better than expected.
+    pub low: Option<f64>,
+    /// With the figures as they were given.
+    pub expected: Option<f64>,
+    /// If they are worse.
+    pub high: Option<f64>,
+}
+
+/// How a migration will go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Forecast {
+    /// Whether it ends by itself, with the figures as they were given.
+    pub convergent: bool,
+    /// Whether it also ends if the figures are wrong by [`Inputs::uncertainty`].
+    pub certain: bool,
+    /// Passes until the guest stops.
+    pub rounds: Range,
+    /// Seconds from the start until the guest runs at the destination.
+    pub total_time: Range,
+    /// Seconds for which the guest stands still.
+    pub downtime: Range,
+    /// Bytes sent in all.
+    pub bytes: Range,
+    /// The shortest pause that can be reached at all, seconds: what `downtime-limit` must allow at least.
+    pub least_downtime: f64,
+    /// The passes that are expected; the first few hundred.
+    pub curve: Vec<PlannedRound>,
+    /// What to change, the mildest first. Empty if nothing has to change.
+    pub advice: Vec<Advice>,
+}
+
+impl Forecast {
+    /// Computes it.
+    pub fn new(inputs: &Inputs) -> Self {
+        let off = inputs.sane_uncertainty();
+        let expected = simulate::run(inputs, Luck::EXPECTED);
+        let low = simulate::run(inputs, Luck::better(off));
+        let high = simulate::run(inputs, Luck::worse(off));
+        let range = |figure: &dyn Fn(&Run) -> f64| {
+            let of = |run: &Run| run.convergent.then(|| figure(run));
+            // Fewer and longer rounds can end sooner than many short ones, by a little: a range is in order.
+            let (low, expected, high) = (of(&low), of(&expected), of(&high));
+            let least = [low, expected, high].into_iter().flatten().reduce(f64::min);
+            let greatest = [low, expected, high].into_iter().flatten().reduce(f64::max);
+            Range { low: low.and(least), expected, high: high.and(greatest) }
+        };
+        let advice = if high.convergent { Vec::new() } else { advice::advise(inputs, &expected) };
+        Self {
+            convergent: expected.convergent,
+            certain: high.convergent,
+            rounds: range(&|run| run.rounds as f64),
+            total_time: range(&|run| run.total_time),
+            downtime: range(&|run| run.downtime),
+            bytes: range(&|run| run.bytes),
+            least_downtime: expected.least_downtime,
+            curve: expected.curve,
+            advice,
+        }
+    }
+}

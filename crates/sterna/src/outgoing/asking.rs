@@ -1,0 +1,22 @@
+//! A status question that is on its way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sterna_transport::{CancelFlag, Channel};
+
+/// A question that is being asked.
+#[derive(Clone, Default)]
+pub(super) struct Asking {
+    pub connecting: CancelFlag,
+    pub channel: Arc<Mutex<Option<Arc<Channel>>>>,
+}
+
+impl Asking {
+    /// Ends it, from any thread.
+    pub fn stop(&self) {
+        self.connecting.cancel();
+        if let Some(channel) = &*self.channel.lock().unwrap_or_else(PoisonError::into_inner) {
+            channel.shutdown();
+        }
+    }
+}

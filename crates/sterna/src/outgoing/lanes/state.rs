@@ -1,0 +1,34 @@
+//! How far lanes are.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::order::PassQueue;
+
+/// What all lanes of a migration share, and what the control thread sees of them.
+pub(in crate::outgoing) struct Lanes {
+    /// Hands passes to the lanes.
+    pub queue: PassQueue,
+    /// Per lane: 1 + the last pass whose barrier is written; 0: not even the opening one.
+    finished: Vec<AtomicU64>,
+}
+
+impl Lanes {
+    pub fn new(count: usize) -> Self {
+        Self { queue: PassQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.finished.len()
+    }
+
+    /// Whether every lane has written its barrier after pass `number`; 0 is the opening one.
+    pub fn are_through(&self, number: u64) -> bool {
+        self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)
+    }
+
+    /// Lane `index` has written its barrier after pass `number`.
+    pub fn finish(&self, index: usize, number: u64) {
+        self.finished[index].store(number + 1, Ordering::Release);
+    }
+}

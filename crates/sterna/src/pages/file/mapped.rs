@@ -1,0 +1,81 @@
+//! A file that holds pages at their places.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE};
+use sterna_transport::{IoPart, PageFile};
+use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, mark_page};
+
+use crate::error::MigrationError;
+use crate::order::PageRun;
+
+/// The pages of a guest in a file that is being written; lanes share it.
+///
+/// A page that is written has its bit set. One that becomes zero later loses its bit and its room on the disk, so
+/// that nothing stale ever stands under a clear bit.
+#[derive(Debug)]
+pub struct MappedFile {
+    file: Arc<PageFile>,
+    headers: Vec<MappedHeader>,
+    /// Pages whose bytes are in the file.
+    held: DirtyBitmaps,
+}
+
+impl MappedFile {
+    /// Pages of `ram` at the places that `headers` name, one for each block.
+    pub fn new(file: Arc<PageFile>, headers: Vec<MappedHeader>, ram: &GuestRam) -> Self {
+        Self { file, headers, held: DirtyBitmaps::new(ram) }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<PageFile> {
+        &self.file
+    }
+
+    /// Pages whose bytes are in the file.
+    #[cfg(test)]
+    pub fn held_pages(&self) -> u64 {
+        self.held.count()
+    }
+
+    /// Writes every block's bitmap, behind all pages.
+    ///
+    /// # Errors
+    /// [`MigrationError::System`], such as a full disk.
+    pub fn write_bitmaps(&self) -> Result<(), MigrationError> {
+        for (block, header) in self.headers.iter().enumerate() {
+            let held = self.held.block(block);
+            let mut bytes = vec![0; bitmap_bytes(held.pages() * PAGE_SIZE as u64) as usize];
+            let mut page = 0;
+            while let Some(run) = held.next_run(page, held.pages(), held.pages()) {
+                (run.first..run.end()).for_each(|page| mark_page(&mut bytes, page));
+                page = run.end();
+            }
+            self.file
+                .write_at(header.bitmap_offset, &[IoPart::Bytes(&bytes)])
+                .map_err(MigrationError::storage)?;
+        }
+        Ok(())
+    }
+
+    /// Where the first page of `run` lies.
+    pub(super) fn place(&self, run: PageRun) -> u64 {
+        self.headers[run.block].page_offset(run.first)
+    }
+
+    /// These pages have content that stands in the file soon.
+    pub(super) fn hold(&self, run: PageRun) {
+        self.held.block(run.block).set_range(run.first, run.count);
+    }
+
+    /// These pages are zero: they lose their bits, and their room if they had any.
+    pub(super) fn drop_pages(&self, run: PageRun) -> Result<(), MigrationError> {
+        if self.held.block(run.block).clear_range(run.first, run.count) == 0 {
+            return Ok(());
+        }
+        let start = self.place(run);
+        let range: Range<u64> = start..start + run.count * PAGE_SIZE as u64;
+        self.file.punch(range).map_err(MigrationError::storage)
+    }
+}
