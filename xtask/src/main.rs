@@ -10,6 +10,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod imports;
 mod interop;
 mod lab;
 mod layering;

@@ -9,11 +9,11 @@ use std::process::Command;
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure};
 use crate::suite::{Binary, Build, Job, Runner, built_program};
-use crate::{interop, lab, layering, licences, quick, roots, setup, sources};
+use crate::{imports, interop, lab, layering, licences, quick, roots, setup, sources};
 
-const PARTS: [&str; 15] = [
-    "setup", "format", "licences", "layers", "sources", "build", "tests", "doctests", "lints", "roots",
-    "interop", "soak", "demo", "fuzz", "lab",
+const PARTS: [&str; 16] = [
+    "setup", "format", "licences", "layers", "imports", "sources", "build", "tests", "doctests", "lints",
+    "roots", "interop", "soak", "demo", "fuzz", "lab",
 ];
 
 /// How much of what takes hours elsewhere is taken as a sample here.
@@ -95,6 +95,7 @@ pub fn rules(parts: &mut Parts) {
     });
     parts.part("licences", licences::check);
     parts.part("layers", layering::check);
+    parts.part("imports", imports::check);
     parts.part("sources", sources::check);
 }
 

@@ -202,7 +202,9 @@ pub fn at_answer_byte(at: u64, verdict: Verdict) -> Filter {
         while from < piece.len() {
             let rest = &piece[from..];
             // A message has a type, a length and its value. The destination writes each in one piece.
-            let len = rest.get(2..4).map_or(rest.len(), |len| 4 + usize::from(u16::from_be_bytes([len[0], len[1]])));
+            let len = rest
+                .get(2..4)
+                .map_or(rest.len(), |len| 4 + usize::from(u16::from_be_bytes([len[0], len[1]])));
             let len = len.min(rest.len());
             if !rest.starts_with(&ALIVE) {
                 if counted + len as u64 >= at {
