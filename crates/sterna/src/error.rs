@@ -8,8 +8,6 @@ use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 
 use crate::order::RearmError;
-use crate::threads::call;
-use crate::vm::Vm;
 
 /// Who has to change something so that it works.
 pub use sterna_wire::Fault;
@@ -156,9 +154,8 @@ impl MigrationError {
         }
     }
 
-    /// Whether the VM still has the RAM with which its migration began.
-    pub(crate) fn check_same_ram(vm: &(impl Vm + ?Sized), ram: &GuestRam) -> Result<(), Self> {
-        let now = call("Vm::ram", || vm.ram());
+    /// Whether the RAM that the VM has now is still that with which its migration began.
+    pub(crate) fn check_same_ram(now: &GuestRam, ram: &GuestRam) -> Result<(), Self> {
         if now.same_as(ram) { Ok(()) } else { Err(Self::RamChanged) }
     }
 

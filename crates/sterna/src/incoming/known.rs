@@ -170,7 +170,7 @@ impl Target for KnownVm {
             });
         }
         all_came(self.vm.as_ref(), &loaded.devices)?;
-        MigrationError::check_same_ram(&*self.vm, &self.ram)?;
+        MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
         self.sink.finish()?;
         // A source without a global state (none of QEMU 11's machine types) runs its guest.
         Ok(loaded.run.unwrap_or(true))

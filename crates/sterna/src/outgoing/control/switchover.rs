@@ -8,6 +8,7 @@ use super::Control;
 use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
 use crate::outgoing::interruption::Break;
+use crate::threads::call;
 
 impl Control {
     /// Performs `SendFinalState`: the last sync, the last pass, END of RAM, every device.
@@ -47,7 +48,7 @@ impl Control {
             file.finish(&shared, &main)?;
             self.step(SwitchoverStep::Prepare);
         }
-        MigrationError::check_same_ram(&*shared.vm, &shared.ram)?;
+        MigrationError::check_same_ram(&call("Vm::ram", || shared.vm.ram()), &shared.ram)?;
         // Without a return path this is the commit.
         MigrationError::check_memory(&shared.ram)?;
         shared.report(Fed::FinalStateSent);
