@@ -36,34 +36,34 @@ const PAGE_BYTES: u64 = 4096;
 /// Times migrations of guests that write.
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// What is done.
+    /// Which parts to run.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "forecast,limits,qemu,lanes")]
     only: Vec<Part>,
     /// Migrations for each limit.
     #[arg(long, default_value_t = 200)]
     runs: usize,
-    /// Limits of the pause, ms.
+    /// Downtime limits, ms.
     #[arg(long, value_delimiter = ',', default_value = "300,100,50")]
     limits: Vec<u64>,
-    /// What the guest of `limits` writes, in percent of what the link carries.
+    /// What the guest of `limits` writes, in per cent of the link's bandwidth.
     #[arg(long, value_name = "PERCENT", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=1000))]
     rate: u64,
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 256)]
     ram: u64,
-    /// Speed of the link, MB/s.
+    /// Bandwidth of the link, MB/s.
     #[arg(long, default_value_t = 200)]
     link: u64,
     /// Tries at each rate beside QEMU.
     #[arg(long, default_value_t = 3)]
     tries: usize,
-    /// Limit of the pause beside QEMU, ms.
+    /// Downtime limit beside QEMU, ms.
     #[arg(long, value_name = "MS", default_value_t = 100)]
     rival_limit: u64,
     /// The `sterna` to be timed [default: beside this program].
     #[arg(long, overrides_with = "sterna")]
     sterna: Option<PathBuf>,
-    /// Write all figures to a file, as they come: forecasts before their migrations begin.
+    /// Write all results to a file as they come; forecasts are written before their migrations begin.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

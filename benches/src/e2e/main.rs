@@ -18,7 +18,7 @@ mod sample;
 use clap::{Parser, ValueEnum};
 use sample::Series;
 
-/// Times migrations over loopback against what the machine can do.
+/// Times migrations over loopback against this machine's limits.
 #[derive(Parser)]
 struct Args {
     /// RAM of the guest, MiB.
@@ -27,10 +27,10 @@ struct Args {
     /// Multifd channels; 0: the main channel alone.
     #[arg(long, default_value_t = 2)]
     channels: u8,
-    /// What RAM holds.
+    /// What RAM contains.
     #[arg(long, value_enum, default_value_t = Fill::Random)]
     fill: Fill,
-    /// Pages per second that each of two workers writes meanwhile; 0: an idle guest.
+    /// Pages per second that each of two workers writes; 0: an idle guest.
     #[arg(long, default_value_t = 0)]
     dirty: u64,
     /// The order in which they write.
@@ -39,19 +39,19 @@ struct Args {
     /// Repetitions.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Leave the destination's memory untouched before: first touches cost what they cost.
+    /// Do not touch the destination's memory before, so that first touches are measured, too.
     #[arg(long)]
     fresh: bool,
     /// Compression of the pages.
     #[arg(long, value_enum, default_value_t = Codec::None)]
     compression: Codec,
-    /// What RAM is made of.
+    /// What kind of memory RAM is.
     #[arg(long, value_enum, default_value_t = Memory::Memfd)]
     backing: Memory,
     /// Print each migration's rounds and switchover.
     #[arg(long)]
     timeline: bool,
-    /// Figures as JSON.
+    /// Print results as JSON.
     #[arg(long)]
     json: bool,
 }

@@ -49,7 +49,7 @@ struct Args {
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 1024)]
     ram: u64,
-    /// What RAM holds; the first in every setting, the others in those that matter.
+    /// What RAM contains; the first content is used in every setting, the others only in the important ones.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "random,half,zero,linux")]
     contents: Vec<Fill>,
     /// What is timed.
@@ -58,16 +58,16 @@ struct Args {
     /// Repetitions of the first content; of the others at most 3.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// The first repetition counts: for large guests, with which one is all that there is time for.
+    /// Count the first repetition, too: for large guests, with which there is time for only one.
     #[arg(long)]
     no_warm_up: bool,
-    /// About so long may it take; repetitions are left out.
+    /// Approximate time limit; repetitions are left out to keep it.
     #[arg(long, default_value_t = 24.0)]
     minutes: f64,
-    /// The first content alone, few settings, no tmpfs, 3 repetitions, 5 minutes.
+    /// Only the first content, few settings, no tmpfs, 3 repetitions, 5 minutes.
     #[arg(long)]
     quick: bool,
-    /// Of the rows only those whose name contains one of these, such as `raw,multifd 2`.
+    /// Only rows whose name contains one of these, such as `raw,multifd 2`.
     #[arg(long, value_name = "TEXT,…", value_delimiter = ',')]
     rows: Vec<String>,
     /// Directory on a disk [default: in the target directory].
@@ -79,10 +79,10 @@ struct Args {
     /// The `sterna` to be timed [default: beside this program].
     #[arg(long, overrides_with = "sterna")]
     sterna: Option<PathBuf>,
-    /// Without KVM even where there is one.
+    /// Without KVM even if it is available.
     #[arg(long)]
     no_kvm: bool,
-    /// Write all figures, repetition by repetition.
+    /// Write all results, repetition by repetition.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the tables in Markdown.

@@ -38,7 +38,7 @@ struct Args {
     /// Memory under userfaultfd, MiB.
     #[arg(long, default_value_t = 2048)]
     pagemap: u64,
-    /// Pages that a KVM guest writes between two harvests.
+    /// Pages that a KVM guest writes between two syncs.
     #[arg(long, default_value_t = 50_000)]
     written: u64,
     /// Repetitions.
@@ -47,7 +47,7 @@ struct Args {
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Figures as JSON.
+    /// Print results as JSON.
     #[arg(long)]
     json: bool,
 }

@@ -121,7 +121,7 @@ impl Stop {
         let status = match error {
             ImageError::Request(_) | ImageError::Exists { .. } | ImageError::SameFile { .. } => Status::Usage,
             ImageError::File(error) => of_file(error),
-            // An image may be mended in its place.
+            // An image may be repaired in its place.
             ImageError::Io { file, call, .. } if is_source(file) && !matches!(*call, "write" | "fsync") => {
                 Status::Unreadable
             }

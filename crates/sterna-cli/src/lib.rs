@@ -1,7 +1,7 @@
-//! The `sterna` command: start VMs, migrate them, look at them, see what came of it.
+//! The `sterna` command: start, migrate, save and inspect VMs.
 //!
-//! Commands stand in [`commands`], one file each. They work over QMP, so that they drive QEMU as they drive
-//! Sterna's own VMs, and what they print exists as JSON too ([`record`]).
+//! Commands are in [`commands`], one file each. They work over QMP, so they drive QEMU and Sterna's own VMs alike.
+//! What they print is also available as JSON ([`record`]).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

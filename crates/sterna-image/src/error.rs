@@ -76,7 +76,7 @@ pub enum ImageError {
         /// The image.
         file: String,
     },
-    /// A repair in place was broken off: some bitmaps are written, others are not.
+    /// A repair in place was interrupted: some bitmaps are written, others are not.
     #[error(
         "an in-place repair of {file} was interrupted, and pages may be missing: repeat `sterna repair --in-place` \
          (specs/mapped-ram.md §7.5)"

@@ -1,16 +1,16 @@
 //! Images of virtual machines: QEMU's legacy stream and mapped-ram, bare, compressed, or in libvirt's container.
 //!
 //! # The model
-//! An image is a machine's migration stream in a file. [`Shape`] is all of the stream but its pages: the
+//! An image is a machine's migration stream in a file. [`Shape`] is the stream without its pages: the
 //! configuration and the RAM blocks, which Sterna understands, and the devices, which it keeps byte for byte.
-//! [`ImageKind`] says how the stream is wrapped: container, packing, and [`Form`], which is where the pages are.
+//! [`ImageKind`] says how the stream is stored: container, compression, and [`Form`] (where the pages are).
 //!
-//! | room | holds |
+//! | module | contains |
 //! | --- | --- |
 //! | [`model`] | [`Shape`], [`ImageKind`] |
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
 //! | [`pack`] | gzip, bzip2, xz, lzop, zstd |
-//! | [`convert`] | any form to any other |
+//! | [`convert`] | any format to any other |
 //! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
 //! | [`tools`] | verify, inspect, extract, diff, repair |
 //!

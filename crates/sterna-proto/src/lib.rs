@@ -1,7 +1,7 @@
 //! Who may run the guest: the handover as two pure state machines.
 //!
-//! A migration has a moment at which the right to run the guest moves from
-//! one process to another over a network that loses messages. This crate is
+//! At one moment of a migration, the right to run the guest moves from one
+//! process to another, over a network that loses messages. This crate decides
 //! that moment and nothing else. [`source::Source`] and
 //! [`destination::Destination`] take an [event](source::Event) and the time,
 //! and give back [actions](source::Action) for the engine to perform. They
@@ -16,10 +16,10 @@
 //! ------                                    -----------
 //! Active      RAM, rounds        ------->   Active
 //! Stopping    guest stopped
-//! Releasing   disks, locks let go
+//! Releasing   disks, locks released
 //! Switchover  last RAM, devices  ------->
 //! Preparing   PREPARE ping       ------->   Completing  everything is loaded
-//!                                           Preparing   disks, locks taken
+//!                                           Preparing   disks, locks acquired
 //!                                <-------   Prepared    PONG
 //! Committing  EOF 00             ------->   Committed   guest is started
 //! AwaitingAck                    <-------   Running     SHUT 0
@@ -31,11 +31,11 @@
 //! every cancel lets the source run on. From it on the source never runs the
 //! guest unless the destination has said, in a SHUT other than 0 or in an
 //! answer *never*, that it does not run the guest and never will. If the
-//! network hides the truth, the source is
+//! acknowledgement is lost, the source is
 //! [`Undecided`](source::State::Undecided): the guest stays stopped, the
 //! source asks again over new connections, and an operator may decide.
 //!
-//! *What a destination says is final.* It says SHUT 0 or *committed* only
+//! *A destination's answer is final.* It sends SHUT 0 or *committed* only
 //! when the guest has been started or taken over paused, and SHUT 1 or
 //! *never* only when its hooks are back, so that the source can take them.
 //!

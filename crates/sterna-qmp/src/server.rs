@@ -3,7 +3,7 @@
 //! A client is greeted, negotiates with `qmp_capabilities`, and then has its commands executed one after the
 //! other by the [`Handler`]; before the negotiation it gets no events. Events go to every client through
 //! [`EventBus::emit`], which never waits: what a client has not read yet is held for it, and one that lets
-//! more than [`MAX_UNREAD_BYTES`] pile up is cut off rather than served with holes. A client that does not
+//! more than [`MAX_UNREAD_BYTES`] pile up is disconnected rather than served with gaps. A client that does not
 //! read its answers is not asked for further commands.
 //!
 //! [`Server::close`] (or dropping it) sends out what was answered, ends all threads and removes the socket
@@ -28,7 +28,7 @@ pub use listener::{Server, ServerError};
 
 use crate::error::QmpError;
 
-/// The most clients at a time; more are turned away at once.
+/// The most clients at a time; more are refused at once.
 pub const MAX_CLIENTS: usize = 32;
 /// The longest command in bytes.
 pub const MAX_COMMAND_BYTES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! Guest RAM and what may be asked of it without knowing any protocol.
+//! Guest RAM: blocks, page bitmaps, dirty sources. Independent of any protocol.
 //!
 //! # The model
 //! A guest's memory ([`GuestRam`]) is a list of named *blocks* ([`RamBlock`]), each one mapping of
@@ -10,12 +10,12 @@
 //! Rust reference to RAM. A checked window is a [`RamSlice`]: a pointer and a length, read and
 //! written through volatile accesses or handed to the kernel.
 //!
-//! What is to be done about a page is a bit in a [`PageBitmap`]: atomic words, so that dirty sources
-//! add bits while lanes take runs of neighbouring pages out of it. Who wrote a page is known by a
-//! [`dirty::DirtySource`].
+//! A [`PageBitmap`] has a bit per page, in atomic words, so that dirty sources set bits while lanes take runs of
+//! neighbouring pages. A [`dirty::DirtySource`] reports which pages were written.
 //!
-//! Memory can fail under a guest. Pages that are known to have failed are kept off ([`RamBlock::mark_poisoned`]); one
-//! that fails under a copy or a scan ends it with a [`RamFault`] if the VMM forwards SIGBUS ([`guard::handle_sigbus`]).
+//! Host memory can fail. Pages that are known to have failed are never accessed ([`RamBlock::mark_poisoned`]). If a page
+//! fails under a copy or a scan, the result is a [`RamFault`], provided that the VMM forwards SIGBUS
+//! ([`guard::handle_sigbus`]).
 //!
 //! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]):
 //! reading a hole of a memfd would allocate it.

@@ -316,7 +316,7 @@ impl Channel {
         said.and(shut)
     }
 
-    /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was cut off; a
+    /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was truncated; a
     /// QEMU demands that on multifd channels (specs/stream.md §3.7). Without TLS it does nothing.
     ///
     /// # Errors

@@ -2,15 +2,14 @@
 //!
 //! # The model
 //! A [`Channel`] is one connected stream socket, TCP or Unix, blocking, usable from several threads (one
-//! that reads, one that writes, any that shuts it down). Every blocked call ends: when bytes moved, when
-//! the peer closed or reset, when nothing moved for the stall limit, or when another thread called
-//! [`Channel::shutdown`]. Which of these it was is the error's type; the error names the channel and the
-//! byte at which it happened.
+//! reads, one writes, any shuts it down). Every blocked call ends: when bytes moved, when the peer closed or
+//! reset, when nothing moved for the stall limit, or when another thread called [`Channel::shutdown`]. The
+//! error's type says which; the error names the channel and the byte.
 //!
-//! Guest RAM goes in and out without a copy of ours: [`Channel::read_into_ram`] and [`IoPart::Ram`] hand
+//! Guest RAM is sent and received without copying it in user space: [`Channel::read_into_ram`] and [`IoPart::Ram`] hand
 //! [`sterna_ram::RamSlice`]s to the kernel.
 //!
-//! Waits that have no socket to shut down yet (connecting, accepting) end by a [`CancelFlag`].
+//! A [`CancelFlag`] ends waits that have no socket to shut down yet (connecting, accepting).
 //!
 //! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O.
 #![warn(unreachable_pub)]

@@ -1,15 +1,15 @@
-//! The reference KVM machine: what a VMM does to let the engine move its guest.
+//! The reference KVM machine: how a VMM lets the engine migrate its guest.
 //!
 //! # The model
 //! A [`KvmMachine`] is one virtual machine: 1 to 8 vCPUs, each with a thread; RAM in one or two blocks
 //! ([`layout`]); the interrupt controllers and the timer that KVM keeps in the kernel; a serial console.
 //! It is at once a [`sterna::SourceVm`] and a [`sterna::TargetVm`].
 //!
-//! `machine/` is the machine as it runs, `devices/` its state as it moves: each device's saved state is a
-//! module of its own, whose documentation says what the body holds and by which rule it may change.
+//! `machine/` is the running machine, `devices/` its saved state: one module per device, whose documentation says
+//! what the body contains and by which rule it may change.
 //!
-//! It runs wherever `/dev/kvm` is, with hardware virtualisation or without; what a kernel does not offer
-//! is left out of the saved state, never guessed.
+//! It needs `/dev/kvm`, with or without hardware virtualisation. What a kernel does not offer is left out of the
+//! saved state, never guessed.
 
 mod devices;
 mod error;

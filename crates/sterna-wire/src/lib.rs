@@ -1,9 +1,9 @@
 //! Bytes to values and back, for every message that a Sterna sends or receives.
 //!
-//! Slices go in, values come out. Nothing here reads a socket or a clock, holds `unsafe`, or allocates by a
-//! length that the peer chose before that length was held against [`limits`]. A decoder that has too few
-//! bytes says so (`Ok(None)`, [`main::Step::NeedMore`]); one that has wrong bytes returns a
-//! [`WireError`], which names the byte, the rule, the paragraph and who is at fault.
+//! Slices go in, values come out. Nothing here reads a socket or a clock, contains `unsafe`, or allocates by a
+//! length of the peer that was not checked against [`limits`]. A decoder with too few bytes returns `Ok(None)` or
+//! [`main::Step::NeedMore`]; one with wrong bytes returns a [`WireError`], which names the byte, the rule, the
+//! paragraph and whose fault it is.
 //!
 //! | module | what |
 //! | --- | --- |

@@ -1,8 +1,8 @@
-//! Events: what an observer of a migration is told, as it happens. Part of the API, not of the log.
+//! Events: what an observer of a migration learns, when it happens. Part of the API, not of the log.
 
 use std::time::Duration;
 
-/// Where a migration stands (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
+/// The status of a migration (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -12,9 +12,9 @@ pub enum Status {
     None,
     /// Connecting, exchanging headers.
     Setup,
-    /// Cancelled by the operator, undoing.
+    /// Cancelled by the operator; cleaning up.
     Cancelling,
-    /// Cancelled; the guest is the source's, as it was.
+    /// Cancelled; the source has the guest in its old state.
     Cancelled,
     /// Rounds over RAM; the guest runs.
     Active,
@@ -24,13 +24,13 @@ pub enum Status {
     Device,
     /// The destination has the guest.
     Completed,
-    /// Something failed, undoing.
+    /// Something failed; cleaning up.
     Failing,
     /// Failed; before the commit the source's guest runs on.
     Failed,
-    /// Committed, and the acknowledgement was lost: the source stays stopped and asks again.
+    /// Committed, but the acknowledgement was lost: the source stays stopped and asks the destination.
     Undecided,
-    /// Destination of a QEMU source: all loaded, held until the managing program says `cont`.
+    /// Destination of a QEMU source: all loaded, held until the managing program sends `cont`.
     Held,
 }
 
@@ -94,7 +94,7 @@ pub enum Event {
     Warning(String),
 }
 
-/// The parts that downtime is made of, in their order.
+/// The parts of the downtime, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -103,11 +103,11 @@ pub enum SwitchoverStep {
     Stop,
     /// Hooks released.
     ReleaseHooks,
-    /// The last harvest of dirty bits.
+    /// The last sync.
     LastSync,
     /// The last pages.
     LastPages,
-    /// The rest of devices' streams, beside and behind the last pages.
+    /// The remaining bytes of device streams, during and after the last pages.
     Streams,
     /// Devices saved and sent.
     Devices,
@@ -117,13 +117,13 @@ pub enum SwitchoverStep {
     Start,
 }
 
-/// Is told events, in order, from the migration's threads. Must return soon.
+/// Receives events, in order, from the migration's threads. Must return soon.
 pub trait Observer: Send + Sync {
     /// `event` happened.
     fn event(&self, event: &Event);
 }
 
-/// Tells nobody.
+/// Ignores all events.
 impl Observer for () {
     fn event(&self, _: &Event) {}
 }

@@ -1,17 +1,17 @@
 //! The live-migration engine that a VMM embeds.
 //!
-//! A VMM implements [`Vm`], [`SourceVm`] and [`TargetVm`] (usually on the same object), and gets
+//! A VMM implements [`Vm`], [`SourceVm`] and [`TargetVm`] (usually on the same object), and calls
 //! [`Migration::start`] and [`Incoming::listen`]. The engine speaks QEMU 11's migration stream
-//! (specs/stream.md), over the main channel alone or with multifd, and hands the guest over so that at no
-//! instant both sides may run it (`sterna-proto`).
+//! (specs/stream.md), over the main channel alone or with multifd. At no instant may both sides run the guest
+//! (`sterna-proto`).
 //!
-//! | room | what |
+//! | module | contains |
 //! | --- | --- |
 //! | [`vm`], [`device_stream`], [`hooks`], [`throttle`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
-//! | [`forecast`], [`dirty_rate`] | how a migration will go, before it begins |
+//! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
-//! | [`foreign`] | machines that the engine does not know: into images and out of them |
+//! | [`foreign`] | opaque machines: received into images, and sent from images |
 //!
 //! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
 //! which thread it comes. Its code is from `examples/vm-memory-vmm`, a VMM made of rust-vmm crates.
@@ -24,7 +24,7 @@
 //!
 //! # Features
 //!
-//! `aws-lc-rs` (default) or `ring` is the library that does TLS's arithmetic; with both, the first is used.
+//! `aws-lc-rs` (default) or `ring` is TLS's cryptographic library; with both, the first is used.
 #![deny(unsafe_code)]
 
 mod brake;

@@ -22,33 +22,33 @@ pub enum Compression {
     Zstd,
 }
 
-/// Where zero pages are looked for (`zero-page-detection`; specs/stream.md §2.6).
+/// Where zero pages are detected (`zero-page-detection`; specs/stream.md §2.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ZeroPageDetection {
-    /// Zero pages travel as data.
+    /// Zero pages are sent as data.
     None,
-    /// Zero pages travel as records of the main channel.
+    /// Zero pages are sent as records of the main channel.
     Legacy,
-    /// The lane that sends a page looks; with multifd they travel in the packet's zero list.
+    /// The lane that sends a page scans it; with multifd, zero pages are sent in the packet's zero list.
     #[default]
     Multifd,
 }
 
-/// What becomes of a migration whose guest writes faster than it can be sent (`x-sterna-non-convergence`).
+/// What happens to a migration that does not converge (`x-sterna-non-convergence`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum NonConvergence {
-    /// Round after round, until the guest writes less or an operator ends it; as QEMU does. A warning says so.
+    /// It continues until the guest writes less or an operator ends it, as in QEMU. Sterna warns.
     #[default]
     KeepGoing,
-    /// It fails when several looks in a row brought the end no nearer and no throttling is left that was switched on.
+    /// It fails when several syncs in a row brought no progress and no enabled throttling is left.
     Fail,
 }
 
-/// Who finds out what became of a guest whose handover was not acknowledged (`x-sterna-status-question`;
+/// Who finds out which side has the guest after a lost acknowledgement (`x-sterna-status-question`;
 /// specs/extension.md §6). Each side's setting governs what that side does: at the source whether it asks, at the
 /// destination whether it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -70,7 +70,7 @@ pub enum StatusQuestions {
 pub struct Parameters {
     /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. Live.
     pub max_bandwidth_bytes: u64,
-    /// `downtime-limit`: the pause that the guest may suffer. Live.
+    /// `downtime-limit`: the longest acceptable downtime. Live.
     pub downtime_limit: Duration,
     /// `avail-switchover-bandwidth`, bytes per second expected while the guest is stopped; 0: measure. Live.
     pub avail_switchover_bandwidth_bytes: u64,
@@ -86,9 +86,9 @@ pub struct Parameters {
     pub zero_page_detection: ZeroPageDetection,
     /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
     pub tls: Option<Tls>,
-    /// `direct-io`: files are written and read past the page cache.
+    /// `direct-io`: files are written and read with direct I/O.
     pub direct_io: Direct,
-    /// A file that lies where a guest is to be saved is replaced; else that is refused. QEMU replaces always.
+    /// Whether an existing file is replaced when a guest is saved to its path; else that is refused. QEMU always replaces.
     pub replace_file: bool,
     /// `cpu-throttle-initial`: share of the time, percent, that vCPUs sleep when `auto-converge` sets in. Live.
     pub cpu_throttle_initial: u8,
@@ -189,18 +189,18 @@ impl Default for Parameters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitLimits {
     /// Connecting, the first headers and answers. At a destination also how long a channel waits for the others
-    /// of its migration before it is turned away.
+    /// of its migration before it is refused.
     pub setup: Duration,
-    /// Nothing moved although one side waits for it. A destination looks at all channels of the migration together, and
-    /// takes silence for a failure only where the source owes something: the rest of an element or of a packet, or a
-    /// sign of life that it has promised. Between elements a source may be silent for ever, as a QEMU is that waits for
-    /// its operator; whether its machine is still there the kernel finds out, within about this limit (specs/stream.md
-    /// §5.4). A source looks at each channel alone.
+    /// No progress although one side waits. A destination checks all channels of the migration together, and treats
+    /// silence as a failure only if the source must send something: the rest of an element or packet, or a promised
+    /// keep-alive. Between elements a source may be silent without limit, like a QEMU that waits for its operator; the
+    /// kernel detects within about this limit whether its host still runs (specs/stream.md §5.4). A source checks each
+    /// channel separately.
     pub stall: Duration,
     /// Sending the last pages and devices, guest stopped; or four times the downtime limit, if that is more.
     pub switchover: Duration,
     /// The answer to *prepare*: the destination loads its devices meanwhile. At the destination also from
-    /// that answer until the commit; after it the guest is given up for good.
+    /// that answer until the commit; after the limit the guest is discarded.
     pub prepare: Duration,
     /// The acknowledgement after the commit, and the answer to a question for it.
     pub acknowledge: Duration,
@@ -221,23 +221,23 @@ impl Default for WaitLimits {
     }
 }
 
-/// What is switched on (QEMU's capabilities of the same names). All off by default, as in QEMU,
-/// but the return path, without which there is no handover. Later versions add fields, as with [`Parameters`].
+/// What is enabled (QEMU's capabilities of the same names). All are off by default, as in QEMU, except the
+/// return path, without which there is no handover. Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// `multifd`: pages travel over [`Parameters::multifd_channels`] channels of their own.
+    /// `multifd`: pages are sent over [`Parameters::multifd_channels`] channels of their own.
     pub multifd: bool,
-    /// `mapped-ram`: in a file every page has its place (specs/mapped-ram.md); without it a file holds a stream.
+    /// `mapped-ram`: in a file every page has a fixed place (specs/mapped-ram.md); without it a file contains a stream.
     /// Multifd channels are then threads that write or read it.
     pub mapped_ram: bool,
-    /// `return-path`. Off only for a peer that cannot answer: then nobody learns whether it succeeded. A file never
-    /// answers, whatever this says; there what the file system says decides.
+    /// `return-path`. Switch it off only for a peer that cannot answer: the source then never learns whether the migration
+    /// succeeded. A file never answers; there the file system's result decides.
     pub return_path: bool,
-    /// `switchover-ack`: the guest stops only after the destination's devices said that they are ready.
+    /// `switchover-ack`: the guest stops only after the destination's devices reported that they are ready.
     pub switchover_ack: bool,
-    /// `auto-converge`: vCPUs are made to sleep when the guest writes faster than it can be sent.
+    /// `auto-converge`: throttle vCPUs when the guest writes faster than it can be sent.
     pub auto_converge: bool,
-    /// `dirty-limit`: instead, each vCPU's dirty rate is held down. Needs a VM that counts it; not together with
+    /// `dirty-limit`: limit each vCPU's dirty rate instead. Needs a VM that counts it; not together with
     /// [`Capabilities::auto_converge`].
     pub dirty_limit: bool,
     /// `pause-before-switchover`: wait, with the guest stopped, for [`crate::Migration::continue_switchover`].

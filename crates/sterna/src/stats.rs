@@ -1,6 +1,6 @@
-//! Statistics: everything that `info migrate` shows, and what it lacks, as typed values.
+//! Statistics: everything that `info migrate` shows, and more, as typed values.
 //!
-//! Sync, scan and movement are timed apart, so that bandwidth means bytes over the time in which bytes moved.
+//! Sync, scan and writing are timed separately, so bandwidth is bytes over the time in which bytes moved.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
 use crate::time_forms::{list, optional, time};
 
-/// A migration's figures at one instant. All byte counts are totals since it began.
+/// A migration's statistics at one instant. All byte counts are totals since it began.
 ///
-/// Read from JSON, fields that are missing are 0 or unknown, fields that are not known are left alone, and a time may be a
-/// number of seconds.
+/// When it is read from JSON, missing fields are 0 or unknown, unknown fields are ignored, and a time may be a number of
+/// seconds.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Statistics {
-    /// Where it stands.
+    /// The status.
     pub status: Status,
     /// Why it failed, or what an operator must know (undecided).
     pub error: Option<String>,
-    /// Since the start until the end or now.
+    /// From the start to the end, or to now.
     #[serde(deserialize_with = "time")]
     pub total_time: Duration,
     /// Connecting and exchanging headers.
     #[serde(deserialize_with = "time")]
     pub setup_time: Duration,
-    /// The guest's pause, once it is known.
+    /// The guest's downtime, when it is known.
     #[serde(deserialize_with = "optional")]
     pub downtime: Option<Duration>,
-    /// The pause expected if the switchover came now.
+    /// The downtime expected if the switchover began now.
     #[serde(deserialize_with = "time")]
     pub expected_downtime: Duration,
-    /// The pause's parts, in order.
+    /// The downtime's parts, in order.
     #[serde(deserialize_with = "list")]
     pub switchover: Vec<(SwitchoverStep, Duration)>,
     /// RAM of the guest, bytes.
@@ -53,40 +53,39 @@ pub struct Statistics {
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
     /// Bytes per second while bytes moved: what all lanes together wrote, over the time that a lane spent writing.
-    /// Harvests, scans, compression and waits are not in it. An average over the last seconds: half of it
-    /// is of the last two.
+    /// Time for syncs, scans, compression and waits does not count. Averaged with a half-life of 2 s.
     pub bandwidth_bytes: u64,
-    /// Bytes per second that went out, all time counted, waits under `max-bandwidth` as well: what QEMU calls `mbps`. Of
-    /// the last seconds while it runs, of all of it at its end.
+    /// Bytes sent per second of wall time, including waits under `max-bandwidth`: what QEMU calls `mbps`. Over the last
+    /// seconds while the migration runs, over all of it at its end.
     pub throughput_bytes: u64,
-    /// Bytes of dirty memory per second that the lanes get rid of while they work, scans and compression included:
-    /// what the time for the rest is reckoned with, unless `max-bandwidth` is less or `avail-switchover-bandwidth` stated.
+    /// Bytes of dirty memory per second that the lanes process, including scans and compression. The time for the remaining
+    /// bytes is estimated with it, unless `max-bandwidth` is lower or `avail-switchover-bandwidth` is set.
     pub drain_bytes: u64,
-    /// Pages that the guest dirties per second, as of the last round.
+    /// Pages that the guest dirties per second, measured in the last round.
     pub dirty_pages_per_second: u64,
     /// Pages sent per second in the last window.
     pub pages_per_second: u64,
     /// Rounds begun (`dirty-sync-count`).
     pub rounds_begun: u64,
-    /// Every finished round; of more than a few thousand, neighbours are told as one.
+    /// Every finished round; after a few thousand, neighbouring rounds are merged.
     pub rounds: Vec<Round>,
-    /// About ten a second: for timelines.
+    /// About ten per second, for timelines.
     pub samples: Vec<Sample>,
     /// Channels that carry pages.
     pub channels: u32,
     /// Whether the peer is a Sterna.
     pub peer_is_sterna: Option<bool>,
-    /// Share of the time, percent, that vCPUs are made to sleep (`auto-converge`).
+    /// Per cent of the time that vCPUs sleep (`auto-converge`).
     pub cpu_throttle_percent: u8,
-    /// Whether each vCPU's dirty rate is held down (`dirty-limit`).
+    /// Whether each vCPU's dirty rate is limited (`dirty-limit`).
     pub is_dirty_limited: bool,
-    /// What that does to the guest, as of the last look; None where it is not, or the VMM does not count it.
+    /// What that does to the guest, measured at the last sync; `None` if it is not limited or the VMM does not count it.
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     /// Devices with a stream, in the VM's order.
     pub streams: Vec<StreamStatistics>,
 }
 
-/// What became of a device's stream, as one side sees it.
+/// One side's statistics of a device stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct StreamStatistics {
@@ -96,7 +95,7 @@ pub struct StreamStatistics {
     pub instance: u32,
     /// Bytes of its stream, without configuration.
     pub bytes: u64,
-    /// Of these, while the guest ran. Of a destination: 0.
+    /// Of these, while the guest ran. 0 at a destination.
     pub running_bytes: u64,
     /// Time in the device's calls: reading, or loading.
     #[serde(deserialize_with = "time")]
@@ -104,10 +103,10 @@ pub struct StreamStatistics {
     /// Time that its thread waited: for buffers and room at the destination, or for bytes to come.
     #[serde(deserialize_with = "time")]
     pub waiting: Duration,
-    /// Source: from the order to finish until all was read. Destination: from the first byte until all was loaded.
+    /// Source: from the request to finish until all was read. Destination: from the first byte until all was loaded.
     #[serde(deserialize_with = "time")]
     pub took: Duration,
-    /// Destination: loading its configuration, which can be done beside nothing.
+    /// Destination: loading its configuration, which cannot be done in parallel.
     #[serde(deserialize_with = "time")]
     pub configuration: Duration,
     /// Destination: the most bytes that were held for it at once.
@@ -115,13 +114,13 @@ pub struct StreamStatistics {
 }
 
 impl StreamStatistics {
-    /// No figures yet.
+    /// Empty statistics.
     pub fn of(name: &str, instance: u32) -> Self {
         Self { name: name.to_owned(), instance, ..Self::default() }
     }
 }
 
-/// Where the time of harvesting dirty bits went.
+/// The parts of a sync's time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct SyncParts {
@@ -131,7 +130,7 @@ pub struct SyncParts {
     /// Reading and clearing the logs of vhost back ends.
     #[serde(deserialize_with = "time")]
     pub vhost: Duration,
-    /// Merging bitmaps that begin on a word of their block's.
+    /// Merging bitmaps that are aligned to words of their block.
     #[serde(deserialize_with = "time")]
     pub aligned: Duration,
     /// Merging those that do not.
@@ -143,7 +142,7 @@ pub struct SyncParts {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct LaneTimes {
-    /// Looking for zero pages.
+    /// Scanning for zero pages.
     #[serde(deserialize_with = "time")]
     pub scan: Duration,
     /// Making pages ready to be read: re-arming their tracking, and finding those that were never populated.
@@ -152,13 +151,13 @@ pub struct LaneTimes {
     /// Compressing.
     #[serde(deserialize_with = "time")]
     pub encode: Duration,
-    /// Writing, also of what says that pages are zero or that a pass ends: the time in which bytes moved.
+    /// Writing, including zero-page lists and ends of rounds: the time in which bytes moved.
     #[serde(deserialize_with = "time")]
     pub moving: Duration,
-    /// Held back by the bandwidth limit.
+    /// Waiting because of the bandwidth limit.
     #[serde(deserialize_with = "time")]
     pub throttled: Duration,
-    /// Waiting for pages: for a harvest, or for other lanes.
+    /// Waiting for pages: for a sync, or for other lanes.
     #[serde(deserialize_with = "time")]
     pub idle: Duration,
 }
@@ -175,13 +174,13 @@ pub struct Round {
     /// How long it lasted.
     #[serde(deserialize_with = "time")]
     pub took: Duration,
-    /// Pages that it set out to send.
+    /// Pages to send in this round.
     pub pages: u64,
     /// Bytes it wrote.
     pub bytes: u64,
-    /// What lanes did meanwhile.
+    /// What lanes did during the round.
     pub lanes: LaneTimes,
-    /// Time that harvesting dirty bits took, most of it while lanes sent.
+    /// Duration of the sync, most of it while lanes sent.
     #[serde(deserialize_with = "time")]
     pub sync: Duration,
     /// Its parts.
@@ -207,10 +206,10 @@ pub struct Sample {
     pub dirty_pages_per_second: u64,
 }
 
-/// A destination's figures.
+/// A destination's statistics.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct IncomingStatistics {
-    /// Where it stands.
+    /// The status.
     pub status: Status,
     /// Why it failed.
     pub error: Option<String>,

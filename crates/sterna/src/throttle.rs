@@ -1,13 +1,13 @@
-//! What a VMM implements to let the engine slow a guest down.
+//! What a VMM implements so that the engine can throttle a guest.
 
 use std::time::Duration;
 
 use crate::error::VmError;
 
-/// Slows a guest down. The engine sets it while it migrates and takes all back when the migration ends, however it
-/// ends; who sets it by hand (`set-vcpu-dirty-limit`) does so while nothing migrates.
+/// Throttles a guest. The engine uses it during a migration and removes every limit when the migration ends, however it
+/// ends. An operator's limits (`set-vcpu-dirty-limit`) are set while no migration runs.
 pub trait Throttle: Send + Sync {
-    /// Each vCPU sleeps so that it runs `100 - percent` of the time, at most 99; 0: it runs freely. Must return
+    /// Each vCPU sleeps so that it runs `100 - percent` of the time, at most 99; 0 removes the throttle. Must return
     /// soon, and must not delay a stop of the guest.
     fn set_cpu_throttle(&self, percent: u8);
 
@@ -17,9 +17,9 @@ pub trait Throttle: Send + Sync {
         false
     }
 
-    /// The most that a vCPU (all of them, if none is named) may dirty, bytes per second; None: as it likes. It stays
-    /// until it is taken back. A VM that counts a vCPU's writes only while a migration or a measurement tracks them
-    /// keeps a limit that was set before and applies it then.
+    /// Limits what a vCPU (or every vCPU, if none is named) may dirty, in bytes per second; `None` removes the limit, which
+    /// otherwise stays. A VM that counts a vCPU's writes only while a migration or a measurement tracks them keeps the
+    /// limit and applies it then.
     ///
     /// # Errors
     /// There is no such vCPU, or dirty rates are not counted.
@@ -31,19 +31,19 @@ pub trait Throttle: Send + Sync {
         ))
     }
 
-    /// What each vCPU dirties, in the vCPUs' order. Where dirty rates can be limited: one entry for every vCPU at any
-    /// time, so that the list tells how many there are and what they are limited to. Empty where they cannot.
+    /// What each vCPU dirties, in the vCPUs' order. If dirty rates can be limited, the list always has one entry per vCPU,
+    /// with its limit. Otherwise it is empty.
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         Vec::new()
     }
 
-    /// What dirty limits do to the guest; None where none is set, or nobody counts.
+    /// What dirty limits do to the guest; `None` if none is set, or if the VM does not count it.
     fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
         None
     }
 }
 
-/// What dirty limits do to a guest, in terms of the ring in which KVM names what a vCPU dirties.
+/// What dirty limits do to a guest, in terms of the ring in which KVM reports what a vCPU dirties.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct DirtyLimitTimes {

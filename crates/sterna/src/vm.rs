@@ -1,12 +1,12 @@
 //! What a VMM implements: the virtual machine as the engine sees it.
 //!
-//! [`Vm`] is what both sides ask. The same object is usually both a [`TargetVm`], while it waits for a guest, and a
-//! [`SourceVm`], once it has one. All methods may be called from the engine's control thread; none may call back into the engine.
+//! [`Vm`] is what both sides need. The same object is usually a [`TargetVm`] while it waits for a guest, and a
+//! [`SourceVm`] once it has one. All methods may be called from the engine's control thread; none may call back into the engine.
 //!
-//! A method that panics has failed: the engine takes it as that method's error ([`crate::MigrationError::Panicked`]),
-//! undoes what the migration did to the guest, and calls other methods on the way, so what was being changed must be fit
-//! for that (a mutex of the VMM's own may be poisoned). This needs a program built with `panic = "unwind"`; with
-//! `panic = "abort"` the process ends, and the guest with it.
+//! A method that panics has failed: the engine treats the panic as that method's error
+//! ([`crate::MigrationError::Panicked`]) and undoes what the migration did to the guest. It calls other methods for that, so
+//! they must work after a panic (a mutex of the VMM may be poisoned). This needs a program built with
+//! `panic = "unwind"`; with `panic = "abort"` the process ends, and the guest with it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::error::VmError;
 use crate::hooks::Hook;
 use crate::throttle::Throttle;
 
-/// Whether the guest's vCPUs run (QEMU's run states, as far as migration tells them apart;
+/// Whether the guest's vCPUs run (QEMU's run states, as far as migration distinguishes them;
 /// specs/stream.md §1.10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -28,9 +28,9 @@ pub enum RunState {
     Paused,
 }
 
-/// What both sides of a migration ask of a virtual machine. What comes of a method that panics: see [the module](self).
+/// What both sides of a migration need of a virtual machine. For methods that panic see [the module](self).
 pub trait Vm: Send + Sync {
-    /// The machine type's name as it stands in the configuration (specs/stream.md §1.2). Equal on both sides.
+    /// The machine type's name in the configuration (specs/stream.md §1.2). Equal on both sides.
     fn machine_type(&self) -> String;
     /// The VM's UUID. The peer compares it on every multifd channel; without multifd it is not sent. Equal on both
     /// sides, if either has one.
@@ -38,7 +38,7 @@ pub trait Vm: Send + Sync {
         None
     }
     /// The guest's RAM as it is now: every block that migrates, with the same names and lengths on both sides. A
-    /// migration asks once, when it starts, and keeps what it got. Cheap: clones of a [`GuestRam`] share it.
+    /// migration calls this once, when it starts, and keeps the result. Cheap: clones of a [`GuestRam`] share it.
     fn ram(&self) -> GuestRam;
     /// The devices. The source saves them in this order; the destination loads them in the order of the stream, and
     /// each of its devices must come.
@@ -55,7 +55,7 @@ pub trait Vm: Send + Sync {
     }
 }
 
-/// A virtual machine that has a guest. What comes of a method that panics: see [the module](self).
+/// A virtual machine that has a guest. For methods that panic see [the module](self).
 pub trait SourceVm: Vm {
     /// Reports which pages the guest (and devices' DMA) wrote.
     fn dirty_source(&self) -> &dyn DirtySource;
@@ -65,33 +65,32 @@ pub trait SourceVm: Vm {
     /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent. After an error the guest runs as
     /// before; after a panic [`SourceVm::resume`] is called.
     fn stop(&self) -> Result<(), VmError>;
-    /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream were told to run before.
+    /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream have been started before.
     fn resume(&self) -> Result<(), VmError>;
-    /// What slows the guest down so that it can be caught up with. None: nothing does, and `auto-converge` and
-    /// `dirty-limit` are refused.
+    /// What throttles the guest if it writes too fast. With `None`, `auto-converge` and `dirty-limit` are refused.
     fn throttle(&self) -> Option<&dyn Throttle> {
         None
     }
 }
 
-/// A virtual machine that waits for a guest. What comes of a method that panics: see [the module](self).
+/// A virtual machine that waits for a guest. For methods that panic see [the module](self).
 pub trait TargetVm: Vm {
-    /// Whether the VMM has put bytes into block `block` (index in [`GuestRam`]) that are to stay where the source
-    /// sends no page: ROMs, preloaded memory. In all other blocks a page that is in memory when the first page comes,
-    /// whatever left it there, reads as zero in the end unless the source sends it.
+    /// Whether the VMM has put data into block `block` (index in [`GuestRam`]) that must stay if the source sends no
+    /// page for it: ROMs, preloaded memory. In all other blocks, a page that is populated when the first page arrives
+    /// reads as zero at the end unless the source sends it.
     fn may_hold_bytes(&self, block: usize) -> bool {
         let _ = block;
         false
     }
-    /// Starts the guest from the loaded state. An error, and so a panic, means: it did not run and never will. The source
-    /// may run it then, so no vCPU may have been let go.
+    /// Starts the guest from the loaded state. An error or a panic means that it did not run and never will. The source
+    /// may then run it, so no vCPU may have started.
     fn start(&self) -> Result<(), VmError>;
-    /// Takes the loaded state over without starting: the source's guest was paused. Nothing is left to do
-    /// where [`Device::load`] has done it all.
+    /// Accepts the loaded state without starting the guest, because it was paused at the source. Empty if
+    /// [`Device::load`] has done everything.
     fn take_over_paused(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// Forgets all state that was loaded, so that another migration may come. The engine discards RAM itself.
+    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself.
     fn reset(&self);
 }
 
@@ -100,21 +99,21 @@ pub trait TargetVm: Vm {
 pub trait Device: Send + Sync {
     /// The section's name, 1 to 255 bytes.
     fn name(&self) -> String;
-    /// Tells devices of one name apart.
+    /// Distinguishes devices of one name.
     fn instance(&self) -> u32 {
         0
     }
-    /// The version of the body that [`Device::save`] writes. Count it up when the body changes.
+    /// The version of the body that [`Device::save`] writes. Increase it when the body changes.
     fn version(&self) -> u32 {
         1
     }
-    /// The oldest version that [`Device::load`] takes.
+    /// The oldest version that [`Device::load`] accepts.
     fn oldest_version(&self) -> u32 {
         1
     }
     /// The device's state; the guest is stopped.
     fn save(&self) -> Result<Vec<u8>, VmError>;
-    /// Takes over the state that [`Device::save`] wrote on the other side. `body` is the peer's and may be
+    /// Loads the state that [`Device::save`] wrote on the other side. `body` is the peer's and may be
     /// anything: check it. Must not start anything; [`TargetVm::start`] follows.
     fn load(&self, version: u32, body: &[u8]) -> Result<(), VmError>;
     /// With `switchover-ack`: whether the switchover must wait until this device is ready at the destination.
@@ -122,8 +121,8 @@ pub trait Device: Send + Sync {
     fn asks_switchover_ack(&self) -> bool {
         false
     }
-    /// At the destination, for a device that asks: whether it is ready. Looked at during precopy, after every
-    /// section of RAM; once true it stays so.
+    /// At the destination, for a device that requires an acknowledgement: whether it is ready. Called during precopy,
+    /// after every section of RAM; once true, it stays true.
     fn is_ready_for_switchover(&self) -> bool {
         true
     }

@@ -42,7 +42,7 @@ pub fn head(record: &Record) -> String {
     html
 }
 
-/// What was foretold beside what happened; nothing without a forecast.
+/// What was forecast beside what happened; nothing without a forecast.
 pub fn forecast(record: &Record) -> String {
     let Some(plan) = &record.forecast else { return String::new() };
     let mut html = String::from("<section>\n<h2>Forecast and outcome</h2>\n");

@@ -8,17 +8,17 @@ use clap::Parser;
 use sterna_devices::statebank::{Fault, StateBank, StateBankConfig, Verdict};
 use sterna_devices::vfio_user::{Server, ServerEnd};
 
-/// A device model behind a vfio-user socket, with state of any size whose every byte is checked when it is loaded.
+/// A device model with a vfio-user socket and state of any size. Every byte is checked when it is loaded.
 ///
-/// It serves one client and ends when that goes: with 0, or with 3 if what was loaded was not what was saved, or
-/// guest RAM did not have what was written. Sizes take K, M, G (powers of 1024).
+/// It serves one client and ends when the client disconnects: with 0, or with 3 if the loaded state differs from the
+/// saved state, or guest RAM from what was written. Sizes accept K, M, G (powers of 1024).
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
     /// Where clients connect.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Bytes of its state.
+    /// Size of its state, bytes.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = size)]
     state: u64,
     /// Bytes per second at which it is read; 0: no limit.
@@ -27,7 +27,7 @@ struct Arguments {
     /// Bytes per second at which it is loaded; 0: no limit.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     load_rate: u64,
-    /// Percent of the state that can be read while it runs.
+    /// Per cent of the state that can be read while it runs.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     precopy: u8,
     /// Bytes of its state that it changes per second while it runs.
@@ -36,17 +36,17 @@ struct Arguments {
     /// Pages of guest RAM that it writes per second until it is stopped.
     #[arg(long, value_name = "PAGES", default_value_t = 0)]
     dma_dirty: u64,
-    /// Where it writes, as guest-physical FIRST:SIZE; everywhere if not said, which no guest survives.
+    /// Where it writes, as guest-physical FIRST:SIZE. By default everywhere, which no guest survives.
     #[arg(long, value_name = "FIRST:SIZE", value_parser = window)]
     dma_window: Option<(u64, u64)>,
-    /// Decides what it holds.
+    /// Seed of its content.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// It does not have the P2P states.
+    /// Do not support the P2P states.
     #[arg(long)]
     no_p2p: bool,
-    /// What goes wrong, once: die, hang or fail @ running, running-p2p, pre-copy, pre-copy-p2p, stop, stop-copy or
-    /// resuming, with :BYTE in the course of reading or writing.
+    /// A fault that happens once: die, hang or fail @ running, running-p2p, pre-copy, pre-copy-p2p, stop, stop-copy or
+    /// resuming, with :BYTE while reading or writing.
     #[arg(long, value_name = "KIND@STATE[:BYTE]")]
     fault: Option<Fault>,
     /// Serve further clients.

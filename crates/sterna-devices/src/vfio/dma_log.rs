@@ -190,7 +190,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
     }
 }
 
-/// Clears what stands behind the first `pages` bits: nobody's pages, which would be taken for those that follow.
+/// Clears what stands after the first `pages` bits: nobody's pages, which would be taken for those that follow.
 pub(crate) fn keep(words: &mut Vec<u64>, pages: u64) {
     let needed = pages.div_ceil(64);
     words.truncate(usize::try_from(needed).unwrap_or(usize::MAX));

@@ -3,7 +3,7 @@
 //! # The model
 //! A device is in one of eight states ([`MigState`]). Whoever drives it asks for a state, and the device goes
 //! there along the shortest way through the [`arcs`]; an arc may fail, and then the device is where it was or
-//! somewhere on the way, or has failed for good (ERROR: only a reset helps).
+//! somewhere on the way, or has failed permanently (ERROR: only a reset helps).
 //!
 //! ```text
 //!                 ┌──────────┐        ┌─────────────┐      ┌──────┐      ┌──────────┐

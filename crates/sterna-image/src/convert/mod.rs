@@ -78,7 +78,7 @@ pub struct ConvertOptions {
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
     /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is, but for a
-    /// description that is cut off, which is left out.
+    /// description that is truncated, which is left out.
     pub force_damaged: bool,
 }
 
@@ -373,7 +373,7 @@ fn envelope(
     Ok(Some(envelope))
 }
 
-/// An image whose devices are cut off is not converted.
+/// An image whose devices are truncated is not converted.
 fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     if shape.has_eof {
         return Ok(());

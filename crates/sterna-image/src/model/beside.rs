@@ -1,10 +1,10 @@
-//! What stands behind RAM's START and is not RAM: setup, between, or devices.
+//! What stands after RAM's START and is not RAM: setup, between, or devices.
 
 use sterna_wire::main::SectionKind;
 
 use super::Shape;
 
-/// Puts what comes behind RAM's START and is not RAM where it belongs in a [`Shape`], for whoever reads a stream:
+/// Puts what comes after RAM's START and is not RAM where it belongs in a [`Shape`], for whoever reads a stream:
 /// [`Shape::setup`], [`Shape::between`], or the devices. A FULL section may be one of QEMU 10.0's beside RAM, or the first of
 /// the devices behind it: only when RAM goes on, or ends, it is known which.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub struct Beside {
     /// How much was in setup and between when the first FULL section came since RAM's last section: what follows are
     /// devices unless RAM goes on.
     held: Option<(usize, usize)>,
-    /// What came behind RAM's END before the devices: last sections of other live devices.
+    /// What came after RAM's END before the devices: last sections of other live devices.
     behind: Vec<u8>,
 }
 

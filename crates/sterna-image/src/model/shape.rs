@@ -24,12 +24,12 @@ pub struct Shape {
     pub between: Vec<u8>,
     /// Whether RAM's END section was there; background snapshots lack it.
     pub has_end: bool,
-    /// From the first section behind RAM's END up to EOF (exclusive), verbatim; without an END, from the first FULL
+    /// From the first section after RAM's END up to EOF (exclusive), verbatim; without an END, from the first FULL
     /// section on that nothing of RAM follows.
     pub devices: Vec<u8>,
     /// Whether the EOF byte was there. Without it the image is torn.
     pub has_eof: bool,
-    /// The JSON behind EOF, verbatim.
+    /// The JSON after EOF, verbatim.
     pub description: Option<Vec<u8>>,
 }
 

@@ -230,7 +230,7 @@ impl Records {
     }
 }
 
-/// Everything behind RAM. It begins with `bytes`, the last that were read.
+/// Everything after RAM. It begins with `bytes`, the last that were read.
 fn rest(cursor: &mut Cursor, shape: &mut Shape, mut bytes: Vec<u8>) -> Result<End, ImageError> {
     let start = cursor.position() - bytes.len() as u64;
     loop {

@@ -43,7 +43,7 @@ impl fmt::Debug for Image {
 impl Image {
     /// Opens the image at `path` and reads everything but its pages.
     ///
-    /// An image whose devices are cut off opens, too ([`Shape::has_eof`] is false then), so that it can be
+    /// An image whose devices are truncated opens, too ([`Shape::has_eof`] is false then), so that it can be
     /// looked at; one that is cut before has no shape and does not.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl Image {
         self.end.trailing_bytes
     }
 
-    /// Whether the description behind EOF is cut off, which QEMU does not mind.
+    /// Whether the description after EOF is truncated, which QEMU does not mind.
     pub fn is_description_torn(&self) -> bool {
         self.end.is_description_torn
     }

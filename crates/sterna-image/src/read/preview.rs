@@ -15,7 +15,7 @@ pub struct Preview {
     pub kind: ImageKind,
     /// Where the stream, or what it is packed into, starts in the file.
     pub stream_offset: u64,
-    /// Configuration, early sections and blocks; nothing behind RAM's start, and nobody knows yet which blocks are
+    /// Configuration, early sections and blocks; nothing after RAM's start, and nobody knows yet which blocks are
     /// left out.
     pub shape: Shape,
 }

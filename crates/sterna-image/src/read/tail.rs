@@ -27,7 +27,7 @@ pub(super) struct Tail {
     pub(super) end: usize,
 }
 
-/// Takes `bytes`, from the first section behind RAM to the end of the file, apart.
+/// Takes `bytes`, from the first section after RAM to the end of the file, apart.
 pub(super) fn split(bytes: &[u8], footers: bool) -> Tail {
     let end = whole(bytes, footers).or_else(|| cut_or_missing(bytes, footers));
     let is_end_unsure = end.as_ref().is_some_and(|end| !footers && end.description.is_none());

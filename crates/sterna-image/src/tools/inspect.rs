@@ -53,7 +53,7 @@ pub struct Inspection {
     pub blocks: Vec<BlockPart>,
     /// Devices in stream order.
     pub devices: Vec<DevicePart>,
-    /// Whether all devices are listed; else some could not be told apart, or are cut off.
+    /// Whether all devices are listed; else some could not be told apart, or are truncated.
     pub is_told_apart: bool,
     /// Length of the devices' sections in bytes.
     pub devices_bytes: u64,

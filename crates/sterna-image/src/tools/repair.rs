@@ -5,8 +5,8 @@
 //! such a snapshot writes each page at most once: what is not zero in the file is the page. For any other save that
 //! would bring back stale pages, so nothing else is touched (§7.5).
 //!
-//! A repair in place that is broken off leaves an image that nobody reads, until the next repair finishes it
-//! ([`in_place`]). Where such an image has RAM's END, only its magic can have been wrong, and only that is mended.
+//! A repair in place that is interrupted leaves an image that nobody reads, until the next repair finishes it
+//! ([`in_place`]). Where such an image has RAM's END, only its magic can have been wrong, and only that is repaired.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -29,7 +29,7 @@ use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock};
 
-/// Where the mended image goes.
+/// Where the repaired image goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RepairTo {
     /// Into another file, which is whole or absent.
@@ -39,7 +39,7 @@ pub enum RepairTo {
         /// Whether one that is there is replaced.
         replace: bool,
     },
-    /// Into the image itself. If that is broken off, the image is refused until it is repaired again.
+    /// Into the image itself. If that is interrupted, the image is refused until it is repaired again.
     Itself,
 }
 
@@ -52,7 +52,7 @@ pub struct Repaired {
     pub bitmaps: usize,
 }
 
-/// Mends the background snapshot at `image`.
+/// Repairs the background snapshot at `image`.
 ///
 /// # Errors
 /// [`ImageError::Request`] if it is none, or something else is wrong with it: then nothing is written.
@@ -182,7 +182,7 @@ fn write_copy(
     for (offset, bytes) in bitmaps {
         to.write_at(*offset, &[IoPart::Bytes(bytes)])?;
     }
-    // A repair that was broken off has taken it away.
+    // A repair that was interrupted has taken it away.
     to.write_at(image.stream_offset(), &[IoPart::Bytes(&FileHeader::MAGIC)])?;
     image.check_unchanged()?;
     Ok(to.complete()?)

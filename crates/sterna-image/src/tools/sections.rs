@@ -100,7 +100,7 @@ pub enum Stop {
     Whole,
     /// At EOF; the offset is that of the byte behind it.
     Eof(usize),
-    /// At a byte that no element starts with, or in an element that is cut off.
+    /// At a byte that no element starts with, or in an element that is truncated.
     Lost(usize),
 }
 
@@ -186,7 +186,7 @@ pub enum BareEnd {
     Described,
     /// What may be EOF, or EOF and a part of a description, and may be bytes of a device.
     Unsure,
-    /// No EOF: the stream is cut off.
+    /// No EOF: the stream is truncated.
     Cut,
 }
 

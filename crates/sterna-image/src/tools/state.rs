@@ -22,7 +22,7 @@ pub struct State<'a> {
     pub live: Vec<Live<'a>>,
     /// Commands between RAM's sections: number and body.
     pub commands: Vec<(u16, &'a [u8])>,
-    /// Whether every section is in these lists: all bytes could be told apart, and the stream is not cut off. What the
+    /// Whether every section is in these lists: all bytes could be told apart, and the stream is not truncated. What the
     /// description says wrongly does not matter.
     pub is_whole: bool,
 }
@@ -82,7 +82,7 @@ impl<'a> State<'a> {
         // Each START has a number of its own.
         let mut live_of: BTreeMap<u32, usize> = BTreeMap::new();
         for (index, (walk, bytes)) in walk.stretches(shape).into_iter().enumerate() {
-            // QEMU 10.0 puts behind RAM's START what it loads before RAM's pages.
+            // QEMU 10.0 puts after RAM's START what it loads before RAM's pages.
             let is_early = index < 2;
             self.is_whole &= walk.stop == Stop::Whole;
             for header in &walk.starts {

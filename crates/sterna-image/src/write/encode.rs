@@ -55,7 +55,7 @@ pub(super) fn setup(shape: &Shape, out: &mut Vec<u8>) {
     out.extend_from_slice(&shape.setup);
 }
 
-/// Everything behind the last section with pages.
+/// Everything after the last section with pages.
 pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     out.extend_from_slice(&shape.between);
     // Without END only a section of RAM tells FULL sections beside it from the devices behind it.

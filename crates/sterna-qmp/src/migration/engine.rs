@@ -13,7 +13,7 @@ use sterna::{
 pub enum GuestAt {
     /// The source: it may resume.
     Source,
-    /// The destination: the source stays stopped for good.
+    /// The destination: the source stays stopped permanently.
     Destination,
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::framing::to_line;
 
-/// What a client may leave unread before it is cut off.
+/// What a client may leave unread before it is disconnected.
 pub const MAX_UNREAD_BYTES: usize = 4 << 20;
 
 /// Sends events to every client of the servers that share it. Clone it freely.

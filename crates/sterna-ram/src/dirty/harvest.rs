@@ -1,14 +1,14 @@
-//! What a harvest says about itself.
+//! The result of a sync.
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// What a harvest found, and what it cost.
+/// What a sync found, and what it cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Harvest {
     /// Pages whose bit was clear in the bitmap and is set now.
     pub newly_dirty: u64,
-    /// Where its time went.
+    /// The parts of its time.
     pub times: SyncTimes,
 }
 
@@ -19,8 +19,7 @@ impl AddAssign for Harvest {
     }
 }
 
-/// Where the time of a harvest went. Parts that ran at the same time on several threads share out the time
-/// that passed, so the total is that of a clock on the wall.
+/// The parts of a sync's time. Parts that ran in parallel share the elapsed time, so the total is wall time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyncTimes {
     /// The kernel's: GET_DIRTY_LOG, PAGEMAP_SCAN, walking dirty rings.
@@ -34,7 +33,7 @@ pub struct SyncTimes {
 }
 
 impl SyncTimes {
-    /// Counts time that went into merging words moved up by `bits` bits.
+    /// Adds the time of merging words that were shifted by `bits` bits.
     pub(crate) fn add_merge(&mut self, bits: u32, took: Duration) {
         if bits == 0 {
             self.aligned += took;

@@ -1,26 +1,26 @@
 //! Who wrote which page.
 //!
 //! # The model
-//! Tracking a page has two moments. *Harvesting* learns that it was written; *re-arming* makes the next
-//! write be noticed again. Some sources do both at once (userfaultfd, KVM without manual protection);
-//! the others (KVM with manual protection, the software log) go on reporting a page until it is
-//! re-armed. The order that is right for all of them: harvest the bit, re-arm, then read the page. A
-//! write after the re-arming is reported by a later harvest; a write before it is seen by the read.
+//! Tracking a page has two steps. A *sync* ([`DirtySource::harvest`]) reports that it was written;
+//! *re-arming* makes the source report the next write. Some sources do both at once (userfaultfd, KVM
+//! without manual protection); the others (KVM with manual protection, the software log) report a page
+//! at every sync until it is re-armed. This order is correct for all of them: sync, re-arm, then read
+//! the page. A later sync reports a write after the re-arming; the read sees a write before it.
 //!
-//! Two consequences for whoever uses a source:
-//! - Only bits that were harvested may be re-armed. Clearing another one loses a write.
-//! - A page that still waits to be re-armed may be reported again. When harvesting while a pass is
-//!   still being sent, drop reports of pages that are still set in that pass *after* the harvest: they
-//!   will be re-armed and read later anyway, and a source that reports until re-armed will not forget
-//!   a write that comes after that. Not so pages that will be sent without being read, such as absent ones.
+//! Two rules for users of a source follow:
+//! - Re-arm only bits that a sync reported. Re-arming another one loses a write.
+//! - A page that is not re-armed yet may be reported again. In a sync while a round is still being
+//!   sent, drop reports of pages that are still set in that round *after* the sync: they will be
+//!   re-armed and read later, and the source reports writes after that. Do not drop reports of pages
+//!   that will be sent without being read, such as absent ones.
 //!
-//! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first pass
+//! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first round
 //! must then re-arm all pages, absent ones too, before it asks which are absent.
 //!
-//! Who writes behind one source's back needs another: KVM does not see what a vhost device writes, which
-//! has a log of its own ([`VhostLog`]). [`Combined`] makes several sources one.
+//! A writer that one source does not see needs another source: KVM does not see what a vhost device writes,
+//! which has its own log ([`VhostLog`]). [`Combined`] joins several sources.
 //!
-//! A VMM that reads KVM's log itself, or has another log of its own, hands over what it found through an [`ExternalLog`].
+//! A VMM that reads KVM's log itself, or has another log, supplies its results through an [`ExternalLog`].
 
 #[cfg(feature = "vm-memory")]
 mod atomic_bitmap;
@@ -52,7 +52,7 @@ pub use vhost::{LoggedRange, VhostLog};
 
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
 
-/// Tells which pages were written.
+/// Reports which pages were written.
 pub trait DirtySource: Send + Sync {
     /// Begins tracking: every write from now on is reported.
     ///
@@ -66,17 +66,17 @@ pub trait DirtySource: Send + Sync {
     /// The kernel refused; what could be undone was undone.
     fn stop(&self) -> Result<(), DirtyError>;
 
-    /// ORs in the pages that were written since they were last re-armed.
+    /// Syncs: sets the bits of the pages that were written since they were last re-armed.
     ///
     /// # Errors
-    /// The source is not started, the bitmaps are not those of its RAM, or the kernel refused. What was
-    /// found before the failure is in the bitmaps, and maybe nowhere else.
+    /// The source is not started, the bitmaps do not belong to its RAM, or the kernel refused. What was
+    /// found before the failure is in the bitmaps, and may be nowhere else.
     fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError>;
 
-    /// Arms tracking again for those pages of `[first, first + count)` whose bit is set in `harvested`
+    /// Re-arms those pages of `[first, first + count)` whose bit is set in `harvested`
     /// (a bitmap over the whole block): they are about to be read, so writes to them until now need not be
-    /// reported. Another page of the range may be armed again only by a source that reports its write in the next
-    /// harvest: else the write is lost. Sources that re-arm while harvesting may do nothing. `first` is a multiple of 64; `count` too, unless the range
+    /// reported. Another page of the range may be re-armed only by a source that reports its write in the next
+    /// sync: else the write is lost. Sources that re-arm during the sync may do nothing. `first` is a multiple of 64; `count` too, unless the range
     /// ends with the block. May be called from several threads for disjoint ranges.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ pub trait DirtySource: Send + Sync {
     }
 
     /// Marks pages of `[first, first + count)` in block `block` of `ram` that are known to be zero without
-    /// anybody reading them: those that were never populated, unless the source knows better.
+    /// being read: those that were never populated, unless the source has better information.
     ///
     /// # Errors
     /// As [`crate::RamBlock::mark_absent`].
@@ -109,7 +109,7 @@ pub trait DirtySource: Send + Sync {
     fn name(&self) -> &'static str;
 }
 
-/// Refuses bitmaps that are not those of `ram`.
+/// Refuses bitmaps that do not belong to `ram`.
 fn check_bitmaps(origin: &'static str, ram: &GuestRam, bitmaps: &DirtyBitmaps) -> Result<(), DirtyError> {
     let same = |block: usize| {
         bitmaps.blocks().get(block).map(PageBitmap::pages) == ram.blocks().get(block).map(|b| b.pages())

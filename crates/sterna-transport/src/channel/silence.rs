@@ -28,7 +28,7 @@ impl Channel {
         self.set_limit(limit, true);
     }
 
-    /// Joins a group, once and for good; a second group is ignored. To be followed by
+    /// Joins a group, once and permanently; a second group is ignored. To be followed by
     /// [`Channel::set_stall_limit`].
     pub fn join(&self, group: &Arc<ChannelGroup>) {
         let _ = self.group.set(Arc::clone(group));

@@ -99,7 +99,7 @@ pub enum MainItem {
         body: Vec<u8>,
     },
     /// Only with [`Expectations::opaque_tail`](super::Expectations::opaque_tail): the first byte behind this item
-    /// is that of the first device's section behind RAM, or EOF. The decoder takes no more of the stream;
+    /// is that of the first device's section after RAM, or EOF. The decoder takes no more of the stream;
     /// [`Tail`](super::Tail) finds its end.
     Tail,
     /// End of the stream, `00`: the source has committed.

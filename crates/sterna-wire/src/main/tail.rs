@@ -38,7 +38,7 @@ const DESCRIPTION_HEAD: usize = 7;
 /// Places that look like the start of a description, at most so many remembered at once.
 const CANDIDATES: usize = 65_536;
 
-/// What has come behind RAM so far.
+/// What has come after RAM so far.
 #[derive(Debug, Default)]
 pub struct Tail {
     bytes: Vec<u8>,
@@ -98,7 +98,7 @@ impl Tail {
         ends_here.into_iter().find_map(|at| self.holds(at, here))
     }
 
-    /// Length of the device sections, if they end here with a PING of `value` behind the last footer. The source
+    /// Length of the device sections, if they end here with a PING of `value` after the last footer. The source
     /// may have said that it lives before it asked, and again since: those PINGs count for nothing.
     pub fn asks(&self, value: u32) -> Option<usize> {
         let (asked, alive) = (ping(value)?, ping(KEEPALIVE_PING)?);
@@ -160,7 +160,7 @@ impl Tail {
         fits.then_some(TailEnd { devices_bytes: at, has_eof: true, description: Some(description) })
     }
 
-    /// The devices whose sections stand behind RAM: those before it are listed first.
+    /// The devices whose sections stand after RAM: those before it are listed first.
     fn without_early<'a, 'b>(&self, listed: &'a [(&'b str, u32, u64)]) -> Option<&'a [(&'b str, u32, u64)]> {
         let (early, behind) = listed.split_at_checked(self.early.len())?;
         let same = |((name, instance, _), ours): (&(&str, u32, u64), &(String, u32))| {

@@ -67,12 +67,12 @@ pub(super) fn precopy_sizes(answer: &[u8; 24]) -> PrecopyInfo {
     PrecopyInfo { initial_bytes: read_u64(answer, 8), dirty_bytes: read_u64(answer, 16) }
 }
 
-/// 0 for what lies behind the end.
+/// 0 for what lies after the end.
 pub(super) fn read_u32(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-/// 0 for what lies behind the end.
+/// 0 for what lies after the end.
 pub(super) fn read_u64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }

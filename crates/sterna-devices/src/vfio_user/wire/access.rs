@@ -29,7 +29,7 @@ impl RegionAccess {
     /// Out of a payload that has no data.
     ///
     /// # Errors
-    /// The range ends behind the last address, `count` is above `most`, or there are bytes behind it.
+    /// The range ends after the last address, `count` is above `most`, or there are bytes behind it.
     pub fn decode(mut payload: Payload<'_>, most: u32) -> Result<Self, WireError> {
         let this = Self::head(&mut payload, most)?;
         payload.finish()?;

@@ -45,7 +45,7 @@ impl DmaMap {
     /// Out of a payload.
     ///
     /// # Errors
-    /// Flags that are not known; a region that is not made of pages, is empty, or ends behind the last address.
+    /// Flags that are not known; a region that is not made of pages, is empty, or ends after the last address.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(Self::BYTES)?;
         let flags = payload.u32("flags")?;
@@ -95,7 +95,7 @@ impl DmaUnmap {
     /// Out of a payload.
     ///
     /// # Errors
-    /// Flags that are not known or not supported, or a region that ends behind the last address.
+    /// Flags that are not known or not supported, or a region that ends after the last address.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(Self::BYTES)?;
         let flags = payload.u32("flags")?;

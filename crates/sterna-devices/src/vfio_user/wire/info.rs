@@ -130,7 +130,7 @@ impl<'a> IrqSet<'a> {
     /// Out of a payload.
     ///
     /// # Errors
-    /// More or less than one action or kind of data, a count behind the last number, or data of the wrong length.
+    /// More or less than one action or kind of data, a count after the last number, or data of the wrong length.
     pub fn decode(mut payload: Payload<'a>) -> Result<Self, WireError> {
         payload.argsz(20)?;
         let flags = payload.u32("flags")?;

@@ -3,7 +3,7 @@
 //! Bitmaps cannot be written in one step, and an image with some of them looks like a whole one with fewer pages. So
 //! the stream's magic is taken away first, one byte of it: nobody reads the image then, QEMU and libvirt neither.
 //! It comes back when the bitmaps are on the disk. Each of the three steps is durable before the next begins; in each a
-//! single byte, or bytes that nobody reads, are written, so that it does not matter where the step is broken off or
+//! single byte, or bytes that nobody reads, are written, so that it does not matter where the step is interrupted or
 //! in which order the disk writes.
 
 use std::fs::File;

@@ -48,7 +48,7 @@ pub(super) fn judge(
         report.add(no_tail(window));
     }
     if !tail.has_end && tail.has_eof && stale > 0 && list.has_footers {
-        // Each page was written at most once, so nothing can be stale: a repair was broken off.
+        // Each page was written at most once, so nothing can be stale: a repair was interrupted.
         let what = format!(
             "{stale} pages have data under clear bits, and RAM has no END: not all bitmaps were written"
         );

@@ -1,6 +1,6 @@
 //! Whether an image is sound: its structure, its bitmaps, its content, its tail.
 //!
-//! QEMU checks little when it loads (specs/mapped-ram.md §6.3): it takes cut files for good, crashes on some, and
+//! QEMU checks little when it loads (specs/mapped-ram.md §6.3): it accepts truncated files, crashes on some, and
 //! loads others with wrong memory. Here everything is looked at that can be told without running the guest, and
 //! every byte of data is read, so that an unreadable sector is found before the source is deleted.
 //!

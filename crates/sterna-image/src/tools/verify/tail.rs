@@ -130,7 +130,7 @@ impl Examiner<'_, '_> {
             }
             Stop::Lost(_) => false,
         };
-        // What QEMU 10.0 puts between RAM's START and its first PART is none of those behind RAM.
+        // What QEMU 10.0 puts between RAM's START and its first PART is none of those after RAM.
         let behind =
             walk.parts.iter().filter(|part| part.id == ram).map(|part| part.offset).max().unwrap_or(0);
         let has_devices = walk.sections.iter().any(|section| section.offset >= behind);

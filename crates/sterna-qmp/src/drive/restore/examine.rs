@@ -44,7 +44,7 @@ impl Subject {
                 let has_end = check_stream(path, preview.stream_offset).map_err(|error| {
                     DriveError::Unreadable(format!("cannot read {}: {error}", path.display()))
                 })?;
-                // Something may lie behind the end; only a walk over all of it finds that.
+                // Something may lie after the end; only a walk over all of it finds that.
                 if !has_end && !has_its_end(&Image::open(path).map_err(unreadable)?) {
                     return Err(torn(path));
                 }

@@ -127,7 +127,7 @@ impl Feed {
                 .join()
                 .map_err(|_| DriveError::Failed("the thread that reads the image has panicked".into()))?;
             match fed {
-                // Bytes behind the end of the stream: the VM does not want them.
+                // Bytes after the end of the stream: the VM does not want them.
                 Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {}
                 other => *damage = other?,
             }

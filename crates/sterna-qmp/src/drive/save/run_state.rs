@@ -14,7 +14,7 @@ const BODY_BYTES: usize = 104;
 /// Length and name, of which the body begins.
 const NAME_BYTES: usize = 4 + 32;
 
-/// Where the length and the name of the run state stand in `bytes`, a part of a stream behind RAM.
+/// Where the length and the name of the run state stand in `bytes`, a part of a stream after RAM.
 pub(super) fn find(bytes: &[u8]) -> Option<std::ops::Range<usize>> {
     let first = *HEAD.first()?;
     let candidates = bytes.iter().enumerate().filter(|(_, byte)| **byte == first).map(|(at, _)| at);

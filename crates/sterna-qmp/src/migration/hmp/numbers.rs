@@ -12,7 +12,7 @@ pub fn parse_number(text: &str) -> Option<u64> {
 
 /// A size in bytes: a decimal number, with a fraction if need be, and one of the suffixes B, K, M, G, T, P, E
 /// in either case; without a suffix it counts `unit` bytes. Hexadecimal takes no suffix. A fraction of a byte
-/// is cut off, but there must be a unit larger than a byte for a fraction to make sense.
+/// is truncated, but there must be a unit larger than a byte for a fraction to make sense.
 pub fn parse_size(text: &str, unit: u64) -> Option<u64> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return parse_number(text)?.checked_mul(unit);
@@ -46,7 +46,7 @@ pub fn parse_size(text: &str, unit: u64) -> Option<u64> {
     }
 }
 
-/// `0.fraction * unit`, cut off. Digits past the 18th cannot matter for a size in bytes.
+/// `0.fraction * unit`, truncated. Digits past the 18th cannot matter for a size in bytes.
 fn fraction_of(fraction: &str, unit: u64) -> Option<u64> {
     if fraction.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

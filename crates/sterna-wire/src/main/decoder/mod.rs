@@ -195,7 +195,7 @@ impl MainDecoder {
     }
 
     /// Whether a source may fall silent here, `left` bytes not consumed, without owing this side anything: between two
-    /// elements, between two records of RAM, and before the footer behind RAM's records, which a QEMU holds back until
+    /// elements, between two records of RAM, and before the footer after RAM's records, which a QEMU holds back until
     /// it goes on. Never before the first element: who connects says at once what it brings.
     pub fn may_rest(&self, left: usize) -> bool {
         match self.state {
