@@ -143,7 +143,7 @@ fn reply_of_impossible_size_is_refused_before_it_is_received() {
 fn reply_to_another_command_is_refused() {
     let (client, _server) =
         against(|request| Some(message(Header { kind: Kind::Reply, command: 3, ..request.header }, &[])));
-    misbehaves(client.state(), "it answers command 3, and command 16 was asked");
+    misbehaves(client.state(), "it answers command 3, but command 16 was sent");
 }
 
 #[test]

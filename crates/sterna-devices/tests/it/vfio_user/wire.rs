@@ -25,7 +25,7 @@ fn header_has_the_layout_of_the_protocol() {
 fn header_that_cannot_be_names_the_byte() {
     let good = header(Kind::Reply, 100).encode();
     for (at, bytes, expected) in [
-        (4, 15u32, "byte 4: a size of 15 bytes; 16 to 1000 are possible"),
+        (4, 15u32, "byte 4: a size of 15 bytes; it must be 16 to 1000"),
         (4, 1001, "byte 4: a size of 1001 bytes"),
         (8, 2, "byte 8: flags is 0x2: it is neither a command nor a reply"),
         (8, 0x20, "byte 8: flags is 0x20: a command reports no error"),

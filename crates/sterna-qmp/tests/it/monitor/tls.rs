@@ -146,7 +146,7 @@ fn object_add_what_is_wrong_is_named() {
     }
     client.ok("object-add", credentials("tls0", good, "client"));
     let twice = client.refused("object-add", credentials("tls0", good, "client"));
-    assert!(twice.contains("'tls0' already"), "{twice}");
+    assert!(twice.contains("'tls0' exists already"), "{twice}");
     client.ok("object-del", json!({"id": "tls0"}));
     let gone = client.refused("object-del", json!({"id": "tls0"}));
     assert!(gone.contains("'tls0' not found"), "{gone}");

@@ -213,7 +213,7 @@ fn total_that_differs_is_refused() {
     inbox.check_total(Some(3)).unwrap();
     inbox.check_total(None).unwrap();
     let error = inbox.check_total(Some(4)).unwrap_err().to_string();
-    assert!(error.contains("has 3 bytes, and 4 were announced"), "{error}");
+    assert!(error.contains("has 3 bytes, but 4 were announced"), "{error}");
 }
 
 #[test]
