@@ -222,8 +222,12 @@ mod tests {
 
     #[test]
     fn record_of_0_1_is_read_and_written_again_byte_for_byte() {
-        assert_eq!(Record::from_json(OF_0_1).as_ref(), Ok(&samples::record()));
-        assert_eq!(samples::record().to_json(), OF_0_1);
+        let read = Record::from_json(OF_0_1).unwrap();
+
+        assert_eq!(read.to_json(), OF_0_1);
+        // What this version would forecast for the sample may differ from what 0.1 did.
+        let without_forecast = |record: Record| Record { forecast: None, ..record };
+        assert_eq!(without_forecast(read), without_forecast(samples::record()));
     }
 
     #[test]
@@ -232,7 +236,7 @@ mod tests {
             |time: &str| OF_0_1.replacen("\"total_time\": 2.35", &format!("\"total_time\": {time}"), 1);
         let read = |time: &str| Record::from_json(&with(time));
 
-        assert_eq!(read("{\"secs\": 2, \"nanos\": 350000000}"), Ok(samples::record()));
+        assert_eq!(read("{\"secs\": 2, \"nanos\": 350000000}"), Record::from_json(OF_0_1));
         assert!(read("-1.0").is_err() && read("\"long\"").is_err() && read("1e40").is_err());
     }
 

@@ -24,7 +24,7 @@ fn published(sync_ms: u64, ram_bytes: u64) -> Plan {
 fn plan_of_the_published_case_shows_both_rules() {
     let slow = table(&published(73, 0));
 
-    for part in ["219 ms", "7.70 GB/s", "5.35 GB/s", "122 ms", "It will converge"] {
+    for part in ["219 ms", "7.70 GB/s", "5.35 GB/s", "122 ms", "168 ms", "It will not converge"] {
         assert!(slow.contains(part), "{part} is missing in\n{slow}");
     }
     let fast = table(&published(12, 0));
@@ -47,7 +47,9 @@ fn plan_as_json_explains_itself_and_is_read_again() {
     assert!(near(&value["rules"]["qemu"]["downtime_needed"], 0.219), "{value}");
     assert!(near(&value["rules"]["qemu"]["largest_dirty_bytes"], 7.7e9), "{value}");
     assert_eq!(value["inputs"]["sync"], 0.073);
-    assert_eq!(value["forecast"]["convergent"], true);
+    // With its margin, and a sync that begins in the middle of a round.
+    assert!(near(&value["rules"]["engine"]["downtime_needed"], 0.168), "{value}");
+    assert_eq!(value["forecast"]["convergent"], false);
     assert_eq!(again.converges(), plan.converges());
 }
 

@@ -64,15 +64,16 @@ impl Dice {
 }
 
 /// A page that a pass sends counts only what is written to it afterwards, one that it does not send counts all. So a pass
-/// after which less is left can be followed by one after which a little more is.
-const SLACK: f64 = 1.01;
+/// after which less is left can be followed by one after which a little more is. And a sync begins at a look, half a
+/// millisecond after the last at the soonest: passes of a few milliseconds end a little sooner or later by that.
+const SLACK: f64 = 1.05;
 /// Rounding may turn the last digit.
 const HAIR: f64 = 1.0 + 1e-6;
 
 #[test]
 fn simulation_is_monotone_in_bandwidth_dirty_rate_and_limit() {
     let mut dice = Dice::new();
-    for _ in 0..4000 {
+    for _ in 0..1500 {
         let inputs = dice.inputs();
         let better = 1.0 + dice.next() * 3.0;
         let luck = Luck {
