@@ -28,7 +28,7 @@ use dirty::{Faulty, Log};
 use wire::Wire;
 
 /// Migrations with a violation until one must have been noticed. Most are in the first.
-const MOST_TRIES: u32 = 12;
+const MOST_TRIES: u32 = 30;
 
 /// Migrations without it, at least; as many as with it, if they were more.
 const SOUND: u32 = 4;
@@ -92,9 +92,17 @@ fn circumstances(clause: Clause) -> Circumstances {
             rounds_for = ms(400);
         }
         // What comes behind the last SYNC comes after the guest runs.
-        Clause::SyncAfterLastPage => delays = vec![ms(0), ms(40), ms(40)],
+        // In many rounds, so that a late packet meets the same page in a packet of the next one.
+        Clause::SyncAfterLastPage => {
+            delays = vec![ms(0), ms(40), ms(40)];
+            rounds_for = ms(800);
+        }
         // What was written behind the sender's back and dropped from the last harvest is never sent.
-        Clause::DropOnlyUnsent => params.max_bandwidth_bytes = 100 << 20,
+        // In many rounds, so that pages are reported again after they were sent.
+        Clause::DropOnlyUnsent => {
+            params.max_bandwidth_bytes = 100 << 20;
+            rounds_for = ms(800);
+        }
         // Time between reading a page and re-arming it, or between harvest and re-arming.
         Clause::RearmBeforeRead | Clause::WholeSliceFirst => params.max_bandwidth_bytes = 100 << 20,
         Clause::RearmOnlyHarvested => {

@@ -27,7 +27,7 @@ const INITIAL_BYTES: usize = 64;
 const PACKET_BYTES: usize = 320 + 8 * 128;
 const SYNC: u32 = 1;
 /// How long after its SYNC a packet comes that was overtaken.
-const OVERTAKEN_BY: Duration = Duration::from_millis(20);
+const OVERTAKEN_BY: Duration = Duration::from_millis(60);
 
 impl Wire {
     /// How connection `index` is carried: the main channel comes first and is left alone.
