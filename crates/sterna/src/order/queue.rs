@@ -42,12 +42,12 @@ impl PassQueue {
     }
 
     /// Waits for the pass after pass number `after`, or for what `other` finds; `None` when there will be no pass.
-    /// With `behind_flush` it also waits until the flush of pass `after` is written. Whoever gives `other` something
+    /// With `after_flush` it also waits until the flush of pass `after` is written. Whoever gives `other` something
     /// to find calls [`PassQueue::wake`].
     pub fn next<T>(
         &self,
         after: u64,
-        behind_flush: bool,
+        after_flush: bool,
         mut other: impl FnMut() -> Option<T>,
     ) -> Option<Next<T>> {
         let mut state = self.state.lock();
@@ -55,7 +55,7 @@ impl PassQueue {
             if state.ended {
                 return None;
             }
-            let ready = !behind_flush || state.flushed >= after;
+            let ready = !after_flush || state.flushed >= after;
             if let Some(pass) = state.passes.iter().find(|p| p.number() > after).filter(|_| ready) {
                 return Some(Next::Pass(Arc::clone(pass)));
             }

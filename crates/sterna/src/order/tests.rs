@@ -255,7 +255,7 @@ fn queue_gives_passes_in_order_and_ends() {
     queue.publish(pass(1));
     queue.publish(pass(2));
     let nothing = || None::<()>;
-    let next = |after, behind_flush| match queue.next(after, behind_flush, nothing) {
+    let next = |after, after_flush| match queue.next(after, after_flush, nothing) {
         Some(Next::Pass(pass)) => Some(pass.number()),
         Some(Next::Other(())) | None => None,
     };
