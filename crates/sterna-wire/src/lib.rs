@@ -10,6 +10,7 @@
 //! | [`main`] | the main channel: header, configuration, sections, commands, the incremental decoder |
 //! | [`ram`] | records inside the RAM section: words, block list, writers |
 //! | [`multifd`] | the channels beside it: initial packet, RAM packets, device-state packets |
+//! | [`rdma`] | private data and control messages of the transport `rdma:` |
 //! | [`return_path`] | what the destination says back |
 //! | [`xbzrle`] | pages sent as a difference to their older content |
 //! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
@@ -34,6 +35,7 @@ pub mod main;
 pub mod mapped_ram;
 pub mod multifd;
 pub mod ram;
+pub mod rdma;
 pub mod return_path;
 pub mod vmdesc;
 pub mod xbzrle;

@@ -8,6 +8,8 @@ pub mod libvirt_header;
 pub mod main_channel;
 pub mod mapped_ram;
 pub mod multifd_packet;
+pub mod rdma_control;
+pub mod rdma_private_data;
 pub mod return_path;
 mod stream;
 pub mod unpack;
@@ -34,7 +36,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "image", run: image::target, longest: IMAGE, inputs: 50_000 },
@@ -43,6 +45,8 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "main_channel", run: main_channel::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "mapped_ram", run: mapped_ram::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },

@@ -104,3 +104,14 @@ pub fn seeded<S: proptest::strategy::Strategy>(
         panic!("{test}: {error}");
     }
 }
+
+/// Bytes as two digits each.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of such digits; blanks mean nothing.
+pub fn unhex(digits: &str) -> Vec<u8> {
+    let digits: Vec<u32> = digits.chars().filter_map(|digit| digit.to_digit(16)).collect();
+    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}

@@ -19,6 +19,10 @@ use sterna_wire::multifd::{
     RamPacketView,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::rdma::{
+    BlockPlace, BlockPlaces, ChunkSize, ConnectReply, ConnectRequest, Introduction, Message, Part,
+    RegisterRequest, Registration, ZeroRange, encode_file, encode_records,
+};
 use sterna_wire::return_path::ReturnMessage;
 use sterna_wire::{PAGE_SIZE, vmdesc, xbzrle};
 
@@ -155,6 +159,21 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
             let _ = header.check(0x8a, 64 << 20);
         }
     });
+    add("RDMA stream", &|out| encode_file(&[1; 40], out).unwrap(), rdma);
+    let place = BlockPlace { host_address: 1 << 40, offset: 1 << 30, length_bytes: 4 << 20, key: 7 };
+    add("RDMA blocks", &|out| encode_records(&[place; 2], out).unwrap(), rdma);
+    let request = RegisterRequest { key: 1 << 30, block: 1, more_chunks: 2 };
+    add("RDMA registration", &|out| encode_records(&[request; 2], out).unwrap(), rdma);
+    let zero = ZeroRange { value: 0, block: 1, start: 1 << 30, length: 1 << 20 };
+    add("RDMA zero range", &|out| encode_records(&[zero; 2], out).unwrap(), rdma);
+    let connect = connect();
+    add("RDMA request", &|out| out.extend(connect.to_bytes()), |b| {
+        let _ = ConnectRequest::decode(b);
+    });
+    let reply = connect.reply(2, ChunkSize::LEAST).unwrap();
+    add("RDMA reply", &|out| out.extend(reply.to_bytes()), |b| {
+        let _ = ConnectReply::decode(b, &self::connect());
+    });
     let delta = [0x10, 1, 0xa3, 0xef, 3, 2, 0x75, 0x6f, 0xfd, 0x1b, 1, 0xa3];
     add("XBZRLE delta", &|out| out.extend(delta), |b| {
         let mut page = [0; PAGE_SIZE];
@@ -177,7 +196,31 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
     for (what, bytes, decode) in &samples {
         assault(what, bytes, decode);
     }
-    assert_eq!(samples.len(), 18);
+    assert_eq!(samples.len(), 24);
+}
+
+fn connect() -> ConnectRequest {
+    let (part, chunk) = (Part::Lane(1), ChunkSize::LEAST);
+    let introduction = Introduction { version: 1, part, lanes: 2, chunk, session: [3; 16], nonce: [4; 16] };
+    ConnectRequest { pin_all: true, introduction: Some(introduction) }
+}
+
+/// A control message, and what its records say of two blocks.
+fn rdma(bytes: &[u8]) {
+    let place = BlockPlace { host_address: 1 << 40, offset: 1 << 30, length_bytes: 4 << 20, key: 7 };
+    let places = BlockPlaces::new(vec![place; 2]).unwrap();
+    match Message::decode(bytes) {
+        Ok(Message::RamBlocksResult(list)) => {
+            let _ = BlockPlaces::agreed(&list, &[4 << 20; 2], Registration::PinAll);
+        }
+        Ok(Message::RegisterRequest(list)) => {
+            list.iter().for_each(|(at, record)| drop(places.requested(&record, ChunkSize::LEAST, at)));
+        }
+        Ok(Message::Compress(list)) => {
+            list.iter().for_each(|(at, record)| drop(places.cleared(&record, at)));
+        }
+        _ => {}
+    }
 }
 
 #[test]

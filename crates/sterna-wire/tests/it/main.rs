@@ -9,4 +9,6 @@ mod golden;
 mod hostile;
 mod packet_rules;
 mod properties;
+mod rdma_messages;
+mod rdma_properties;
 mod status_question;

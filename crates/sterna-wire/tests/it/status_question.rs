@@ -1,5 +1,6 @@
 //! Question and answer after a lost acknowledgement: what passes for authentic, and what does not.
 
+use crate::common::hex;
 use sterna_wire::Fault;
 use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
 
@@ -9,10 +10,6 @@ const BINDING: Option<[u8; 32]> = Some([0x33; 32]);
 
 fn secret() -> MigrationSecret {
     MigrationSecret::from_bytes(std::array::from_fn(|at| at as u8))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn question() -> StatusQuestion {

@@ -1,0 +1,206 @@
+//! The 16 bytes that every control message begins with (`specs/rdma.md §3.1`, `§3.2`).
+
+use super::{MESSAGE_BYTES, MOST_REPEATED, PAYLOAD_BYTES, Record, records};
+use crate::error::WireError;
+use std::fmt;
+
+const SPEC: &str = "specs/rdma.md §3.1";
+const TYPES: &str = "specs/rdma.md §3.2";
+
+/// What a control message says. Type 0 is never sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum MessageType {
+    /// Its sender has failed.
+    Error = 1,
+    /// The listener takes one more command.
+    Ready = 2,
+    /// Bytes of the migration stream, or of the return path.
+    File = 3,
+    /// Where are the blocks?
+    RamBlocksRequest = 4,
+    /// There.
+    RamBlocksResult = 5,
+    /// A range is all zero.
+    Compress = 6,
+    /// Register memory, so that it can be written.
+    RegisterRequest = 7,
+    /// Its key.
+    RegisterResult = 8,
+    /// The phase is over.
+    RegisterFinished = 9,
+    /// Deregister memory.
+    UnregisterRequest = 10,
+    /// Done.
+    UnregisterFinished = 11,
+}
+
+impl MessageType {
+    /// Every type, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::Error,
+        Self::Ready,
+        Self::File,
+        Self::RamBlocksRequest,
+        Self::RamBlocksResult,
+        Self::Compress,
+        Self::RegisterRequest,
+        Self::RegisterResult,
+        Self::RegisterFinished,
+        Self::UnregisterRequest,
+        Self::UnregisterFinished,
+    ];
+
+    /// Its number.
+    pub fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The type of that number, if there is one.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    /// Its name, as errors and traces show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "ERROR",
+            Self::Ready => "READY",
+            Self::File => "FILE",
+            Self::RamBlocksRequest => "RAM_BLOCKS_REQUEST",
+            Self::RamBlocksResult => "RAM_BLOCKS_RESULT",
+            Self::Compress => "COMPRESS",
+            Self::RegisterRequest => "REGISTER_REQUEST",
+            Self::RegisterResult => "REGISTER_RESULT",
+            Self::RegisterFinished => "REGISTER_FINISHED",
+            Self::UnregisterRequest => "UNREGISTER_REQUEST",
+            Self::UnregisterFinished => "UNREGISTER_FINISHED",
+        }
+    }
+
+    /// Whether it takes a READY to send one.
+    pub fn is_command(self) -> bool {
+        !matches!(self, Self::Error | Self::Ready) && !self.is_answer()
+    }
+
+    /// Whether it answers a command.
+    pub fn is_answer(self) -> bool {
+        matches!(self, Self::RamBlocksResult | Self::RegisterResult | Self::UnregisterFinished)
+    }
+
+    /// The type of the answer to this command, if it has one.
+    pub fn answer(self) -> Option<Self> {
+        match self {
+            Self::RamBlocksRequest => Some(Self::RamBlocksResult),
+            Self::RegisterRequest => Some(Self::RegisterResult),
+            Self::UnregisterRequest => Some(Self::UnregisterFinished),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for MessageType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The header; its payload follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the message says.
+    pub kind: MessageType,
+    /// Bytes of the payload.
+    pub length: u32,
+    /// How many commands the payload holds; 0 in a FILE message.
+    pub repeat: u32,
+}
+
+impl Header {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 16;
+
+    /// The header of a FILE message with so many bytes of stream.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) when they are none, or more than [`PAYLOAD_BYTES`].
+    pub fn file(length: usize) -> Result<Self, WireError> {
+        match u32::try_from(length) {
+            Ok(bytes) if (1..=PAYLOAD_BYTES).contains(&length) => {
+                Ok(Self { kind: MessageType::File, length: bytes, repeat: 0 })
+            }
+            _ => {
+                let rule = format!("{length} bytes of stream, not 1 to {PAYLOAD_BYTES}: cut them");
+                Err(WireError::local(MessageType::File.name(), 0, SPEC, rule))
+            }
+        }
+    }
+
+    /// The bytes on the wire. The last four are padding.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        for (field, word) in out.chunks_exact_mut(4).zip([self.length, self.kind.code(), self.repeat]) {
+            field.copy_from_slice(&word.to_be_bytes());
+        }
+        out
+    }
+
+    /// Reads the header of a received message, which is all of `received`.
+    ///
+    /// # Errors
+    /// Fewer bytes than a header has; an unknown type; a length that is not that of the bytes received, not the
+    /// type's, or above [`PAYLOAD_BYTES`]; a repeat that is not 1 to [`MOST_REPEATED`] where it counts.
+    pub fn decode(received: &[u8]) -> Result<Self, WireError> {
+        let (message, bytes) = ("control message", received.len());
+        let Some((head, payload)) = received.split_first_chunk::<{ Self::BYTES }>() else {
+            let rule = format!("{bytes} bytes, and a header has {}", Self::BYTES);
+            return Err(WireError::misbehaved(message, bytes as u64, SPEC, rule));
+        };
+        // The fourth word is padding, which may hold anything.
+        let [length, code, repeat] = [0, 4, 8].map(|at| records::be32(head, at));
+        let Some(kind) = MessageType::from_code(code) else {
+            return Err(WireError::misbehaved(message, 4, TYPES, format!("type {code} is not 1 to 11")));
+        };
+        let bad = |at, rule| Err(WireError::misbehaved(kind.name(), at, SPEC, rule));
+        if length as usize != payload.len() || bytes > MESSAGE_BYTES {
+            let rule = format!(
+                "its length is {length}, and {} bytes follow the header, of at most {PAYLOAD_BYTES}",
+                payload.len()
+            );
+            return bad(0, rule);
+        }
+        let header = Self { kind, length, repeat };
+        if header.counts_commands() && !(1..=MOST_REPEATED).contains(&repeat) {
+            return bad(8, format!("repeat is {repeat}, not 1 to {MOST_REPEATED}"));
+        }
+        if !header.length_fits() {
+            return bad(0, format!("its length is {length}, which does not fit repeat {repeat}"));
+        }
+        Ok(header)
+    }
+
+    /// Whether `repeat` says how many records there are.
+    fn counts_commands(&self) -> bool {
+        use MessageType::*;
+        matches!(
+            self.kind,
+            Compress | RegisterRequest | RegisterResult | UnregisterRequest | UnregisterFinished
+        )
+    }
+
+    fn length_fits(&self) -> bool {
+        use MessageType::*;
+        let length = self.length as usize;
+        let records = |bytes: usize| length == bytes * self.repeat as usize;
+        match self.kind {
+            Error | Ready | RamBlocksRequest | RegisterFinished | UnregisterFinished => length == 0,
+            File => length > 0,
+            RamBlocksResult => length.is_multiple_of(super::BlockPlace::BYTES),
+            Compress => records(super::ZeroRange::BYTES),
+            RegisterRequest => records(super::RegisterRequest::BYTES),
+            UnregisterRequest => records(super::UnregisterRequest::BYTES),
+            // A QEMU answers several requests with the first result alone, and their repeat.
+            RegisterResult => length == super::RegisterResult::BYTES || records(super::RegisterResult::BYTES),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Whole control messages (`specs/rdma.md §3`).
+
+use super::header::{Header, MessageType};
+use super::records::{
+    BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
+};
+use super::{MOST_REPEATED, PAYLOAD_BYTES};
+use crate::error::WireError;
+
+/// A received message, read where it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// The peer has failed, and says no more.
+    Error,
+    /// The listener takes one more command.
+    Ready,
+    /// Bytes of the stream, at least one.
+    File(&'a [u8]),
+    /// Where are the blocks?
+    RamBlocksRequest,
+    /// One entry for each block, in the order of the stream's block list.
+    RamBlocksResult(Records<'a, BlockPlace>),
+    /// Ranges that are all zero.
+    Compress(Records<'a, ZeroRange>),
+    /// Memory to register.
+    RegisterRequest(Records<'a, RegisterRequest>),
+    /// Keys for the requests, in their order. Of a QEMU one only, however many were asked for.
+    RegisterResult(Records<'a, RegisterResult>),
+    /// The phase is over.
+    RegisterFinished,
+    /// Chunks to deregister.
+    UnregisterRequest(Records<'a, UnregisterRequest>),
+    /// They are deregistered.
+    UnregisterFinished,
+}
+
+impl<'a> Message<'a> {
+    /// Reads the message that one receive has brought; `received` is all of it.
+    ///
+    /// # Errors
+    /// As [`Header::decode`].
+    pub fn decode(received: &'a [u8]) -> Result<Self, WireError> {
+        let header = Header::decode(received)?;
+        let payload = &received[Header::BYTES..];
+        Ok(match header.kind {
+            MessageType::Error => Self::Error,
+            MessageType::Ready => Self::Ready,
+            MessageType::File => Self::File(payload),
+            MessageType::RamBlocksRequest => Self::RamBlocksRequest,
+            MessageType::RamBlocksResult => Self::RamBlocksResult(Records::new(payload)),
+            MessageType::Compress => Self::Compress(Records::new(payload)),
+            MessageType::RegisterRequest => Self::RegisterRequest(Records::new(payload)),
+            MessageType::RegisterResult => Self::RegisterResult(Records::new(payload)),
+            MessageType::RegisterFinished => Self::RegisterFinished,
+            MessageType::UnregisterRequest => Self::UnregisterRequest(Records::new(payload)),
+            MessageType::UnregisterFinished => Self::UnregisterFinished,
+        })
+    }
+
+    /// What kind of message it is.
+    pub fn kind(&self) -> MessageType {
+        match self {
+            Self::Error => MessageType::Error,
+            Self::Ready => MessageType::Ready,
+            Self::File(_) => MessageType::File,
+            Self::RamBlocksRequest => MessageType::RamBlocksRequest,
+            Self::RamBlocksResult(_) => MessageType::RamBlocksResult,
+            Self::Compress(_) => MessageType::Compress,
+            Self::RegisterRequest(_) => MessageType::RegisterRequest,
+            Self::RegisterResult(_) => MessageType::RegisterResult,
+            Self::RegisterFinished => MessageType::RegisterFinished,
+            Self::UnregisterRequest(_) => MessageType::UnregisterRequest,
+            Self::UnregisterFinished => MessageType::UnregisterFinished,
+        }
+    }
+}
+
+/// Appends a message without payload: ERROR, READY, RAM_BLOCKS_REQUEST, REGISTER_FINISHED, and UNREGISTER_FINISHED with
+/// the `repeat` of its request (1 for the others).
+///
+/// # Errors
+/// [`Fault::Local`](crate::Fault::Local) when such a message has a payload, or for a repeat that is not 1 to
+/// [`MOST_REPEATED`].
+pub fn encode_empty(kind: MessageType, repeat: u32, out: &mut Vec<u8>) -> Result<(), WireError> {
+    use MessageType::*;
+    let is_empty = matches!(kind, Error | Ready | RamBlocksRequest | RegisterFinished | UnregisterFinished);
+    if !is_empty || !(1..=MOST_REPEATED).contains(&repeat) {
+        let rule = format!(
+            "repeat {repeat} without payload: the type has one, or repeat is not 1 to {MOST_REPEATED}"
+        );
+        return Err(WireError::local(kind.name(), 0, "specs/rdma.md §3.2", rule));
+    }
+    out.extend_from_slice(&Header { kind, length: 0, repeat }.to_bytes());
+    Ok(())
+}
+
+/// Appends a FILE message.
+///
+/// # Errors
+/// As [`Header::file`].
+pub fn encode_file(stream: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
+    out.extend_from_slice(&Header::file(stream.len())?.to_bytes());
+    out.extend_from_slice(stream);
+    Ok(())
+}
+
+/// Appends the message that `records` come in. Towards a QEMU one record a message, but for blocks: it answers several
+/// requests wrongly, and of several zero ranges clears the first (§4.2, §4.4).
+///
+/// # Errors
+/// [`Fault::Local`](crate::Fault::Local) when they are none, or too many for a message.
+pub fn encode_records<T: Record>(records: &[T], out: &mut Vec<u8>) -> Result<(), WireError> {
+    let are_blocks = T::TYPE == MessageType::RamBlocksResult;
+    let most = if are_blocks { PAYLOAD_BYTES / T::BYTES } else { MOST_REPEATED as usize };
+    if records.len() > most || records.is_empty() && !are_blocks {
+        let rule = format!("{} records in a message, not 1 to {most}", records.len());
+        return Err(WireError::local(T::TYPE.name(), 0, "specs/rdma.md §3.1", rule));
+    }
+    let repeat = if are_blocks { 1 } else { records.len() as u32 };
+    let header = Header { kind: T::TYPE, length: (records.len() * T::BYTES) as u32, repeat };
+    out.extend_from_slice(&header.to_bytes());
+    records.iter().for_each(|record| record.encode(out));
+    Ok(())
+}

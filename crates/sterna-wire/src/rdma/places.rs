@@ -1,0 +1,275 @@
+//! Checks that need the guest's blocks (`specs/rdma.md §4`, `§8`).
+
+use super::chunk::ChunkSize;
+use super::private_data::Registration;
+use super::records::{
+    BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
+};
+use crate::error::WireError;
+use crate::limits::BLOCKS;
+
+const BLOCKS_SPEC: &str = "specs/rdma.md §4.1";
+
+/// Where every block is at the destination, as both sides know it after RAM_BLOCKS_RESULT.
+///
+/// The destination checks with it what the source asks for, the source what the destination answers. `at` is where the
+/// record begins in its message, as [`Records::iter`] says; errors add the field's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockPlaces {
+    places: Vec<BlockPlace>,
+}
+
+/// A part of one block, which it does not leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockRange {
+    /// Index of the block.
+    pub block: usize,
+    /// Offset of its first byte in the block.
+    pub start: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+impl BlockRange {
+    /// Offset in the block of the byte after it.
+    pub fn end(&self) -> u64 {
+        self.start + self.length
+    }
+}
+
+impl BlockPlaces {
+    /// What a destination answers.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for more than [`BLOCKS`] blocks, and for a block whose addresses or offsets
+    /// do not fit 64 bits.
+    pub fn new(places: Vec<BlockPlace>) -> Result<Self, WireError> {
+        let local = |rule| WireError::local(BlockPlace::TYPE.name(), 0, BLOCKS_SPEC, rule);
+        if places.len() > BLOCKS {
+            return Err(local(format!("{} blocks, more than {BLOCKS}", places.len())));
+        }
+        match places.iter().position(wraps) {
+            Some(block) => Err(local(format!("block {block} goes beyond 64 bits"))),
+            None => Ok(Self { places }),
+        }
+    }
+
+    /// What a source takes from the answer. `own` are the lengths of its blocks, in the order of its block list.
+    ///
+    /// # Errors
+    /// Another number of blocks, another length, addresses or offsets that do not fit 64 bits, and with pin-all a block
+    /// without key.
+    pub fn agreed(
+        answer: &Records<'_, BlockPlace>,
+        own: &[u64],
+        registration: Registration,
+    ) -> Result<Self, WireError> {
+        let message = BlockPlace::TYPE.name();
+        if answer.len() != own.len() {
+            let rule =
+                format!("{} blocks, and this side has {}: give both the same RAM", answer.len(), own.len());
+            return Err(WireError::incompatible(message, 0, BLOCKS_SPEC, rule));
+        }
+        let mut places = Vec::with_capacity(own.len());
+        for ((at, place), own) in answer.iter().zip(own) {
+            let (block, length) = (places.len(), place.length_bytes);
+            if length != *own {
+                let rule = format!("block {block} has {length} bytes, here {own}: give both the same RAM");
+                return Err(WireError::incompatible(message, at + 16, BLOCKS_SPEC, rule));
+            }
+            if wraps(&place) {
+                let rule = format!("block {block} of {length} bytes goes beyond 64 bits");
+                return Err(WireError::misbehaved(message, at, BLOCKS_SPEC, rule));
+            }
+            if registration == Registration::PinAll && place.key == 0 && length > 0 {
+                let rule = format!("block {block} has no key, and pin-all was agreed");
+                return Err(WireError::misbehaved(message, at + 24, BLOCKS_SPEC, rule));
+            }
+            places.push(place);
+        }
+        Ok(Self { places })
+    }
+
+    /// All blocks, by index.
+    pub fn blocks(&self) -> &[BlockPlace] {
+        &self.places
+    }
+
+    /// Destination: the memory that a request is about: whole chunks, but for the end of the block.
+    ///
+    /// # Errors
+    /// An unknown block, a key that is not inside it.
+    pub fn requested(
+        &self,
+        request: &RegisterRequest,
+        chunk: ChunkSize,
+        at: u64,
+    ) -> Result<BlockRange, WireError> {
+        let of = Place { message: RegisterRequest::TYPE.name(), spec: "specs/rdma.md §4.2", at };
+        let (block, place) = self.block(request.block, 8, of)?;
+        let offset = inside(place, request.key, 0, of)?;
+        let start = offset - offset % chunk.bytes();
+        let wanted = request.more_chunks.saturating_add(1).saturating_mul(chunk.bytes());
+        Ok(BlockRange { block, start, length: wanted.min(place.length_bytes - start) })
+    }
+
+    /// Destination: the memory that is to be cleared. It may begin and end inside a page.
+    ///
+    /// # Errors
+    /// An unknown block, a range that is not inside it, a value other than 0.
+    pub fn cleared(&self, range: &ZeroRange, at: u64) -> Result<BlockRange, WireError> {
+        let of = Place { message: ZeroRange::TYPE.name(), spec: "specs/rdma.md §4.4", at };
+        if range.value != 0 {
+            return Err(of.bad(0, format!("a range of value {}, only 0 is known", range.value)));
+        }
+        let (block, place) = self.block(range.block, 4, of)?;
+        let start = inside(place, range.start, 8, of)?;
+        if range.length > place.length_bytes - start {
+            let (length, block_bytes) = (range.length, place.length_bytes);
+            let rule =
+                format!("{length} bytes from {start:#x} on leave block {block} of {block_bytes:#x} bytes");
+            return Err(of.bad(16, rule));
+        }
+        Ok(BlockRange { block, start, length: range.length })
+    }
+
+    /// Destination: the chunk to deregister. `is_registered` knows whether a registration begins with it.
+    ///
+    /// # Errors
+    /// An unknown block, a chunk that it does not have or that is not registered.
+    pub fn given_back(
+        &self,
+        request: &UnregisterRequest,
+        chunk: ChunkSize,
+        is_registered: impl FnOnce(BlockRange) -> bool,
+        at: u64,
+    ) -> Result<BlockRange, WireError> {
+        let of = Place { message: UnregisterRequest::TYPE.name(), spec: "specs/rdma.md §4.5", at };
+        let (block, place) = self.block(request.block, 8, of)?;
+        let number = request.chunk;
+        let chunks = chunk.chunks_in(place.length_bytes);
+        if number >= chunks {
+            return Err(of.bad(0, format!("chunk {number} of block {block}, which has {chunks} of {chunk}")));
+        }
+        let start = number * chunk.bytes();
+        let range = BlockRange { block, start, length: chunk.bytes().min(place.length_bytes - start) };
+        match is_registered(range) {
+            true => Ok(range),
+            false => Err(of.bad(0, format!("chunk {number} of block {block} is not registered"))),
+        }
+    }
+
+    /// Source: asks for memory from `range` on, counted in units of `unit` (towards a QEMU [`ChunkSize::LEAST`], since
+    /// its chunks are no smaller).
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for an empty range, or one that is not inside a block.
+    pub fn request(&self, range: BlockRange, unit: ChunkSize) -> Result<RegisterRequest, WireError> {
+        let (place, block) = self.own(range, RegisterRequest::TYPE.name(), "specs/rdma.md §4.2")?;
+        if range.length == 0 {
+            let rule = format!("no byte of block {block} is asked for");
+            return Err(WireError::local(RegisterRequest::TYPE.name(), 16, "specs/rdma.md §4.2", rule));
+        }
+        let first = range.start / unit.bytes();
+        let last = (range.end() - 1) / unit.bytes();
+        Ok(RegisterRequest { key: place.offset + range.start, block, more_chunks: last - first })
+    }
+
+    /// Source: says that a range is all zero.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for a range that is not inside a block.
+    pub fn zero_range(&self, range: BlockRange) -> Result<ZeroRange, WireError> {
+        let (place, block) = self.own(range, ZeroRange::TYPE.name(), "specs/rdma.md §4.4")?;
+        Ok(ZeroRange { value: 0, block, start: place.offset + range.start, length: range.length })
+    }
+
+    /// Source: the remote address of a range.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for a range that is not inside a block.
+    pub fn address(&self, range: BlockRange) -> Result<u64, WireError> {
+        let (place, _) = self.own(range, "WRITE", "specs/rdma.md §6.1")?;
+        Ok(place.host_address + range.start)
+    }
+
+    /// Source: the key that the answer to a request for `block` states.
+    ///
+    /// # Errors
+    /// No key, or another address of the block than RAM_BLOCKS_RESULT has stated.
+    pub fn key(&self, block: usize, result: &RegisterResult, at: u64) -> Result<u32, WireError> {
+        let of = Place { message: RegisterResult::TYPE.name(), spec: "specs/rdma.md §4.3", at };
+        if result.key == 0 {
+            return Err(
+                of.bad(0, format!("key 0 for block {block}: 0 stands for memory without registration"))
+            );
+        }
+        match self.places.get(block) {
+            Some(place) if place.host_address == result.host_address => Ok(result.key),
+            _ => {
+                let rule = format!(
+                    "block {block} at {:#x}, which is not where RAM_BLOCKS_RESULT has it",
+                    result.host_address
+                );
+                Err(of.bad(8, rule))
+            }
+        }
+    }
+
+    fn block(&self, index: u32, field: u64, of: Place) -> Result<(usize, &BlockPlace), WireError> {
+        let block = index as usize;
+        let place = self.places.get(block);
+        let count = self.places.len();
+        place
+            .map(|place| (block, place))
+            .ok_or_else(|| of.bad(field, format!("block {index}, and there are {count}")))
+    }
+
+    /// A range of this side's own, checked.
+    fn own(
+        &self,
+        range: BlockRange,
+        message: &'static str,
+        spec: &'static str,
+    ) -> Result<(&BlockPlace, u32), WireError> {
+        let BlockRange { block, start, length } = range;
+        let fits = |place: &&BlockPlace| start <= place.length_bytes && length <= place.length_bytes - start;
+        match self.places.get(block).filter(fits) {
+            // At most `BLOCKS`.
+            Some(place) => Ok((place, block as u32)),
+            None => {
+                let rule = format!("{length} bytes from {start:#x} on are not inside block {block}");
+                Err(WireError::local(message, 0, spec, rule))
+            }
+        }
+    }
+}
+
+/// A record under check, for its errors.
+#[derive(Clone, Copy)]
+struct Place {
+    message: &'static str,
+    spec: &'static str,
+    at: u64,
+}
+
+impl Place {
+    fn bad(self, field: u64, rule: String) -> WireError {
+        WireError::misbehaved(self.message, self.at + field, self.spec, rule)
+    }
+}
+
+/// Whether the end of a block is beyond 64 bits, at its address or at its offset.
+fn wraps(place: &BlockPlace) -> bool {
+    let length = place.length_bytes;
+    place.host_address.checked_add(length).is_none() || place.offset.checked_add(length).is_none()
+}
+
+/// The offset in the block that `stated` (its offset and that offset together) means.
+fn inside(place: &BlockPlace, stated: u64, field: u64, of: Place) -> Result<u64, WireError> {
+    let offset = stated.checked_sub(place.offset).filter(|offset| *offset < place.length_bytes);
+    offset.ok_or_else(|| {
+        let (from, length) = (place.offset, place.length_bytes);
+        of.bad(field, format!("{stated:#x} is not in the block, {length:#x} bytes from {from:#x} on"))
+    })
+}

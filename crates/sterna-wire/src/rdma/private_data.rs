@@ -1,0 +1,150 @@
+//! Private data of the connection manager (`specs/rdma.md §2`).
+
+use super::chunk::ChunkSize;
+use super::introduction::{Introduction, Part};
+use super::records::be32;
+use crate::error::WireError;
+
+const REQUEST: &str = "RDMA connect request";
+const REPLY: &str = "RDMA connect reply";
+const SPEC: &str = "specs/rdma.md §2.1";
+const VERSION: u32 = 1;
+const PIN_ALL: u32 = 1;
+/// Version and flags.
+const PLAIN_BYTES: usize = 8;
+
+/// What a source opens a connection with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// Whether it wants all memory registered at once.
+    pub pin_all: bool,
+    /// What a Sterna adds.
+    pub introduction: Option<Introduction>,
+}
+
+/// What a destination answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectReply {
+    /// Whether it registers all memory at once.
+    pub pin_all: bool,
+    /// What a Sterna adds for a source that introduced itself.
+    pub introduction: Option<Introduction>,
+}
+
+/// When memory is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Registration {
+    /// Piece by piece, before it is written for the first time.
+    Dynamic,
+    /// All of it, when the blocks are exchanged.
+    PinAll,
+}
+
+impl ConnectRequest {
+    /// Most bytes on the wire; the connection manager takes no more in a request.
+    pub const MAX_BYTES: usize = PLAIN_BYTES + Introduction::BYTES;
+
+    /// The bytes to connect with: 8, or 56 with an introduction.
+    pub fn to_bytes(self) -> Vec<u8> {
+        encode(self.pin_all, self.introduction)
+    }
+
+    /// Reads what came with a connect request. The connection manager pads: bytes after those that were sent may be
+    /// anything.
+    ///
+    /// # Errors
+    /// Fewer than eight bytes, a version other than 1, an introduction that breaks its format. Reject the connection.
+    pub fn decode(received: &[u8]) -> Result<Self, WireError> {
+        let (version, flags, rest) = plain(received, REQUEST)?;
+        if version != VERSION {
+            let rule = format!("version {version}, only {VERSION} is known");
+            return Err(WireError::incompatible(REQUEST, 0, SPEC, rule));
+        }
+        // Flags that are unknown are not answered: so their sender learns it.
+        let introduction = Introduction::in_request(rest).map_err(|error| error.at(PLAIN_BYTES as u64))?;
+        Ok(Self { pin_all: flags & PIN_ALL != 0, introduction })
+    }
+
+    /// The reply of a destination with this chunk size and at most so many lanes.
+    ///
+    /// # Errors
+    /// The connection is a lane that this side does not want. Reject it.
+    pub fn reply(&self, lanes: u8, chunk: ChunkSize) -> Result<ConnectReply, WireError> {
+        let introduction = self.introduction.map(|asked| asked.answered(lanes, chunk)).transpose();
+        let introduction = introduction.map_err(|error| error.at(PLAIN_BYTES as u64))?;
+        Ok(ConnectReply { pin_all: self.pin_all, introduction })
+    }
+
+    /// What was agreed on, where `reply` came.
+    ///
+    /// # Errors
+    /// The reply asks for pin-all, and the request did not.
+    pub fn agreed(&self, reply: &ConnectReply) -> Result<Registration, WireError> {
+        match (self.pin_all, reply.pin_all) {
+            (true, true) => Ok(Registration::PinAll),
+            (_, false) => Ok(Registration::Dynamic),
+            (false, true) => {
+                let rule = "it has the flag pin-all, which the request did not have";
+                Err(WireError::misbehaved(REPLY, 4, "specs/rdma.md §2.2", rule))
+            }
+        }
+    }
+}
+
+impl ConnectReply {
+    /// The bytes to accept with: 8, or 56 with an introduction.
+    pub fn to_bytes(self) -> Vec<u8> {
+        encode(self.pin_all, self.introduction)
+    }
+
+    /// Reads what came with the reply to `request`. Its version is not looked at; an introduction counts only if it
+    /// echoes the request's nonce.
+    ///
+    /// # Errors
+    /// Fewer than eight bytes; an introduction of the right nonce that breaks its format, or contradicts the request.
+    pub fn decode(received: &[u8], request: &ConnectRequest) -> Result<Self, WireError> {
+        let (_, flags, rest) = plain(received, REPLY)?;
+        let introduction = match &request.introduction {
+            Some(asked) => {
+                Introduction::in_reply(rest, asked).map_err(|error| error.at(PLAIN_BYTES as u64))?
+            }
+            None => None,
+        };
+        Ok(Self { pin_all: flags & PIN_ALL != 0, introduction })
+    }
+
+    /// Whether the peer is a QEMU, as far as this connection tells. For a part that only a Sterna has (a lane, a
+    /// question) that is an error.
+    ///
+    /// # Errors
+    /// The request asked for such a part.
+    pub fn is_plain(&self, request: &ConnectRequest) -> Result<bool, WireError> {
+        match (&self.introduction, request.introduction.map(|asked| asked.part)) {
+            (None, Some(part @ (Part::Lane(_) | Part::Question))) => {
+                let rule = format!("no Sterna answers, and {part} is understood by nobody else");
+                Err(WireError::incompatible(REPLY, PLAIN_BYTES as u64, "specs/rdma.md §2.3", rule))
+            }
+            (introduction, _) => Ok(introduction.is_none()),
+        }
+    }
+}
+
+fn encode(pin_all: bool, introduction: Option<Introduction>) -> Vec<u8> {
+    let flags = if pin_all { PIN_ALL } else { 0 };
+    let mut out = [VERSION, flags].map(u32::to_be_bytes).concat();
+    if let Some(introduction) = introduction {
+        introduction.encode(&mut out);
+    }
+    out
+}
+
+/// Version, flags, and what comes after them.
+fn plain<'a>(received: &'a [u8], message: &'static str) -> Result<(u32, u32, &'a [u8]), WireError> {
+    match received.split_first_chunk::<PLAIN_BYTES>() {
+        Some((head, rest)) => Ok((be32(head, 0), be32(head, 4), rest)),
+        None => {
+            let rule = format!("{} bytes, and version and flags have {PLAIN_BYTES}", received.len());
+            Err(WireError::misbehaved(message, received.len() as u64, SPEC, rule))
+        }
+    }
+}
