@@ -13,6 +13,10 @@ use sterna_wire::main::{
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::multifd::DeviceStatePacket;
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::rdma::{
+    BlockPlace, ChunkSize, ConnectRequest, Introduction, MessageType, Part, RegisterRequest, RegisterResult,
+    UnregisterRequest, ZeroRange, encode_empty, encode_file, encode_records,
+};
 use sterna_wire::return_path::ReturnMessage;
 use sterna_wire::{WireError, vmdesc};
 
@@ -23,6 +27,7 @@ fn main() -> Result<(), Failure> {
     let seeds = Seeds(directory.into());
     main_channel(&seeds)?;
     multifd_packet(&seeds)?;
+    rdma(&seeds)?;
     small_messages(&seeds)
 }
 
@@ -43,7 +48,8 @@ fn vector(name: &str) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first byte chooses expectations (bit 1 blocks, 2 multifd, 4 mapped-ram, 6 postcopy), the second the pieces.
+/// The first byte chooses expectations (bit 1 blocks, 2 multifd, 3 RDMA, 4 mapped-ram, 6 postcopy), the second the
+/// pieces.
 fn main_channel(seeds: &Seeds) -> Result<(), Failure> {
     let multifd = vector("multifd2-none.0")?;
     seeds.put("main_channel", "multifd", &[&[0b0111, 50], &multifd])?;
@@ -53,6 +59,7 @@ fn main_channel(seeds: &Seeds) -> Result<(), Failure> {
     let file = vector("file-mapped-ram")?;
     seeds.put("main_channel", "mapped-ram", &[&[0b0001_0011, 9], &file[..200]])?;
     seeds.put("main_channel", "sterna", &[&[0b0100_0000, 33], &hand_made()?])?;
+    seeds.put("main_channel", "rdma", &[&[0b0000_1000, 7], &over_rdma()?])?;
     let configuration = &alone[FileHeader::BYTES..FileHeader::BYTES + 10];
     seeds.put("configuration", "captured", &[configuration])?;
     let mut rich = Vec::new();
@@ -106,6 +113,26 @@ fn hand_made() -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
+/// A stream whose memory comes by RDMA.
+fn over_rdma() -> Result<Vec<u8>, WireError> {
+    let mut out = Vec::new();
+    FileHeader.encode(&mut out);
+    Configuration { machine_type: "none".into(), ..Configuration::default() }.encode(&mut out)?;
+    SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(&mut out)?;
+    BlockList { blocks: vec![BlockEntry::new("m0", 4 << 20)] }.encode(&mut out)?;
+    for last in [None, Some(false), Some(true)] {
+        if let Some(last) = last {
+            encode_section_part(1, last, &mut out);
+        }
+        RamRecordWriter::hook(&mut out);
+        RamRecordWriter::eos(&mut out);
+        encode_footer(1, &mut out);
+    }
+    encode_end(&mut out);
+    vmdesc::encode(&vmdesc::build("none", &[]), &mut out)?;
+    Ok(out)
+}
+
 fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
     for (choice, name) in [(0, "none"), (1, "zlib"), (2, "zstd")] {
         let channel = vector(&format!("multifd2-{name}.1"))?;
@@ -118,6 +145,40 @@ fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
     DeviceStatePacket { name: "0000:00:02.0/vfio".into(), instance: 0, payload_bytes: 77 }
         .encode(&mut state)?;
     seeds.put("multifd_packet", "device-state", &[&[0], &state])?;
+    Ok(())
+}
+
+/// The first byte chooses the chunk size; what a destination sees and what a source sees of one migration.
+fn rdma(seeds: &Seeds) -> Result<(), Failure> {
+    let (mut commands, mut answers) = (Vec::new(), Vec::new());
+    let out = &mut commands;
+    encode_file(&0x80_u64.to_be_bytes(), out)?;
+    encode_empty(MessageType::RamBlocksRequest, 1, out)?;
+    encode_empty(MessageType::RegisterFinished, 1, out)?;
+    encode_file(&0x10_u64.to_be_bytes(), out)?;
+    encode_records(&[RegisterRequest { key: 0x4000_1000, block: 0, more_chunks: 2 }], out)?;
+    encode_records(&[ZeroRange { value: 0, block: 1, start: 0, length: 12 << 10 }], out)?;
+    encode_records(&[UnregisterRequest { chunk: 1, block: 0 }], out)?;
+    encode_empty(MessageType::RegisterFinished, 1, out)?;
+    encode_empty(MessageType::Error, 1, out)?;
+    seeds.put("rdma_control", "commands", &[&[0], &commands])?;
+    let out = &mut answers;
+    encode_empty(MessageType::Ready, 1, out)?;
+    let place =
+        |host_address, offset, length_bytes| BlockPlace { host_address, offset, length_bytes, key: 0 };
+    encode_records(&[place(0x7f00_0000_0000, 1 << 30, 17 << 19), place(0x5500_0000_0000, 0, 4096)], out)?;
+    encode_records(&[RegisterResult { key: 9, host_address: 0x7f00_0000_0000 }], out)?;
+    encode_empty(MessageType::UnregisterFinished, 1, out)?;
+    seeds.put("rdma_control", "answers", &[&[3], &answers])?;
+
+    let plain = ConnectRequest { pin_all: true, introduction: None };
+    seeds.put("rdma_private_data", "qemu", &[&plain.to_bytes(), &[0; 48]])?;
+    for (name, part) in [("main", Part::Main), ("lane", Part::Lane(1))] {
+        let (session, nonce, chunk) = ([1; 16], [2; 16], ChunkSize::LEAST);
+        let own = Introduction { version: 1, part, lanes: 2, chunk, session, nonce };
+        let bytes = ConnectRequest { introduction: Some(own), ..plain }.to_bytes();
+        seeds.put("rdma_private_data", name, &[&bytes])?;
+    }
     Ok(())
 }
 

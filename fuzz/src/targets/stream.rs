@@ -12,6 +12,8 @@ pub(super) fn decoder(choice: u8) -> MainDecoder {
         uuid: bit(0).then_some([7; 16]),
         blocks: bit(1).then(|| vec![("m0".to_owned(), 4 << 20)]),
         multifd: bit(2),
+        // The other meaning of bit 3 needs multifd.
+        rdma: bit(3) && !bit(2),
         accept_legacy_flush: bit(3),
         mapped_ram: bit(4),
         ignore_shared: bit(5),

@@ -52,6 +52,9 @@ pub struct Expectations {
     pub blocks: Option<Vec<(String, u64)>>,
     /// Whether multifd channels are there. Without them MULTIFD_FLUSH is refused.
     pub multifd: bool,
+    /// Whether memory comes by RDMA: then RAM's sections have hooks ([`MainItem::Hook`](super::MainItem::Hook)) and no
+    /// pages. Else hooks are refused.
+    pub rdma: bool,
     /// Whether a source that flushes at each EOS without saying so (machine types up to 8.0) is served; else it
     /// is refused. Only with `multifd`.
     pub accept_legacy_flush: bool,
@@ -79,6 +82,7 @@ impl Default for Expectations {
             uuid: None,
             blocks: None,
             multifd: false,
+            rdma: false,
             accept_legacy_flush: false,
             mapped_ram: false,
             ignore_shared: false,

@@ -80,6 +80,12 @@ pub enum MainItem {
     },
     /// All multifd channels have to be in step here (§3.5). With legacy flushes: an EOS.
     MultifdFlush,
+    /// Only with [`Expectations::rdma`](super::Expectations::rdma): a phase begins. The caller runs it and then goes on
+    /// with the bytes after this item, which it keeps meanwhile (`specs/rdma.md §5.2`).
+    Hook {
+        /// Start (the blocks are exchanged), Part or End.
+        kind: SectionKind,
+    },
     /// A section of RAM is over, its footer checked.
     RamEnd {
         /// Start, Part or End.

@@ -31,7 +31,7 @@ pub mod flags {
     pub const CONTINUE: u64 = 0x020;
     /// A page as a difference.
     pub const XBZRLE: u64 = 0x040;
-    /// RDMA's; refused here.
+    /// A phase of RDMA begins (`specs/rdma.md §5.2`); refused over any other transport.
     pub const HOOK: u64 = 0x080;
     /// All multifd channels have to be in step.
     pub const MULTIFD_FLUSH: u64 = 0x200;

@@ -85,6 +85,12 @@ impl RamRecordWriter {
         out.extend_from_slice(&flags::MULTIFD_FLUSH.to_be_bytes());
     }
 
+    /// Appends the mark at which a phase of RDMA begins (`specs/rdma.md §5.2`). It is the last of its FILE message: what
+    /// comes after it goes out when the phase is over.
+    pub fn hook(out: &mut Vec<u8>) {
+        out.extend_from_slice(&flags::HOOK.to_be_bytes());
+    }
+
     /// Appends the end of a section's list; the footer follows.
     pub fn eos(out: &mut Vec<u8>) {
         out.extend_from_slice(&flags::EOS.to_be_bytes());

@@ -11,4 +11,5 @@ mod packet_rules;
 mod properties;
 mod rdma_messages;
 mod rdma_properties;
+mod rdma_stream;
 mod status_question;

@@ -10,6 +10,7 @@ use sterna_proto::MigrationId;
 use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::{Channel, PageFile};
+use sterna_wire::WireError;
 use sterna_wire::extension::{self, Features, Handover};
 use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram::BlockList;
@@ -183,6 +184,13 @@ impl<'a> Loader<'a> {
                 }
                 let silence = self.shared.group.watch();
                 self.shared.rounds.flush(silence, self.shared.params.limits.stall)
+            }
+            // Only a main channel over RDMA expects them, and this loader reads sockets and files.
+            MainItem::Hook { .. } => {
+                let rule = "a hook of RDMA, and this connection is none";
+                let error =
+                    WireError::local("RAM record", self.decoder.position(), "specs/rdma.md §5.2", rule);
+                Err(MigrationError::wire(CHANNEL)(error))
             }
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);

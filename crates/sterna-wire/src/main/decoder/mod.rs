@@ -54,7 +54,7 @@ enum State {
     RamBlocks {
         left: u64,
     },
-    /// MULTIFD_FLUSH or EOS after the list.
+    /// HOOK, MULTIFD_FLUSH or EOS after the list.
     RamSetup,
     /// A record.
     RamRecord,

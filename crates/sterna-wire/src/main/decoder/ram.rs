@@ -12,6 +12,7 @@ use crate::xbzrle;
 use std::collections::HashSet;
 
 const SPEC: &str = "specs/stream.md §2.3";
+const HOOK_SPEC: &str = "specs/rdma.md §5.2";
 
 /// What the RAM section remembers between records.
 #[derive(Debug, Default)]
@@ -23,6 +24,8 @@ pub(super) struct RamState {
     names: HashSet<String>,
     /// Whether MULTIFD_FLUSH has come before the EOS of START.
     flushed: bool,
+    /// Whether HOOK has.
+    hooked: bool,
     /// Whether every EOS is a flush.
     pub(super) legacy_flush: bool,
     /// Whether the flush of the EOS at hand has been reported.
@@ -128,13 +131,23 @@ impl MainDecoder {
         taken(r, MainItem::RamStart(BlockList { blocks }))
     }
 
-    /// After the list: MULTIFD_FLUSH if multifd, EOS.
+    /// After the list: HOOK if RDMA, MULTIFD_FLUSH if multifd, EOS.
     pub(super) fn ram_setup(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let word = r.u64()?;
         match word {
             flags::MULTIFD_FLUSH => {
                 self.ram.flushed = true;
                 self.flush(r)
+            }
+            flags::HOOK if self.expect.rdma && self.ram.hooked => {
+                Err(r.bad(HOOK_SPEC, "a second hook in START: the blocks are exchanged once"))
+            }
+            flags::HOOK if self.expect.rdma => {
+                self.ram.hooked = true;
+                self.hook(r)
+            }
+            flags::EOS if self.expect.rdma && !self.ram.hooked => {
+                Err(r.unfit(HOOK_SPEC, "no hook in START: the source does not send memory by RDMA"))
             }
             flags::EOS => {
                 if self.expect.multifd && !self.expect.mapped_ram && !self.ram.flushed {
@@ -148,7 +161,7 @@ impl MainDecoder {
                 self.end_of_list(r)
             }
             _ => {
-                let rule = format!("word {word:#x} where only MULTIFD_FLUSH or EOS can be");
+                let rule = format!("word {word:#x} where only HOOK, MULTIFD_FLUSH or EOS can be");
                 Err(r.bad("specs/stream.md §2.2", rule))
             }
         }
@@ -157,6 +170,10 @@ impl MainDecoder {
     pub(super) fn ram_record(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let word = r.u64()?;
         let (flag, offset) = (word & flags::MASK, word & !flags::MASK);
+        const PAGES: u64 = flags::PAGE | flags::ZERO | flags::XBZRLE;
+        if self.expect.rdma && flag & PAGES != 0 {
+            return Err(r.bad(HOOK_SPEC, format!("word {word:#x} is a page's, and memory comes by RDMA")));
+        }
         match flag & !flags::CONTINUE {
             flags::PAGE if !self.expect.mapped_ram => {
                 let block = self.block(r, flag, offset)?;
@@ -176,6 +193,7 @@ impl MainDecoder {
             flags::XBZRLE if !self.expect.mapped_ram && !self.expect.multifd => self.delta(r, flag, offset),
             _ if word == flags::EOS => self.end_of_list(r),
             _ if word == flags::MULTIFD_FLUSH => self.flush(r),
+            _ if word == flags::HOOK && self.expect.rdma => self.hook(r),
             _ => {
                 Err(r.bad("specs/stream.md §2.1", format!("word {word:#x} is no record that can come here")))
             }
@@ -221,6 +239,13 @@ impl MainDecoder {
             );
         }
         Ok(block)
+    }
+
+    fn hook(&self, r: &Reader<'_>) -> Result<Taken, Stop> {
+        match self.current.kind {
+            Some(kind) => taken(r, MainItem::Hook { kind }),
+            None => Err(r.bad(HOOK_SPEC, "a hook outside of a section")),
+        }
     }
 
     fn flush(&mut self, r: &Reader<'_>) -> Result<Taken, Stop> {
