@@ -11,7 +11,8 @@
 //!
 //! A [`CancelFlag`] ends waits that have no socket to shut down yet (connecting, accepting).
 //!
-//! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O.
+//! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O. [`rdma`] has
+//! what the engine uses of RDMA adapters.
 #![warn(unreachable_pub)]
 
 mod address;
@@ -25,6 +26,7 @@ mod group;
 mod handed;
 mod listener;
 mod parts;
+pub mod rdma;
 mod socket;
 mod tls;
 

@@ -8,4 +8,5 @@ mod certificates;
 mod channel;
 mod listener;
 mod page_file;
+mod rdma;
 mod tls;

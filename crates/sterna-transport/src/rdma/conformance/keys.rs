@@ -1,0 +1,103 @@
+//! Keys, bounds and rights of registrations.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::setup::{Buffer, LONG, MIB, QUEUES, assert_in_error, status_of, write};
+use super::{Case, Setup};
+use crate::CancelFlag;
+use crate::rdma::{Access, Adapter, CompletionStatus, ConnectParameters, Piece};
+
+pub(super) const CASES: &[Case] = &[
+    ("a write with the right key arrives", right_key),
+    ("a wrong key, address or right is a remote access error", wrong_remote),
+    ("a zero-length write needs no key", zero_length),
+    ("a wrong local key or range is a local protection error", wrong_local),
+];
+
+fn right_key(setup: &Setup) {
+    let joined = setup.join();
+    let from = Buffer::filled(&*joined.source.adapter(), MIB);
+    let to = Buffer::of(&*joined.destination.adapter(), 2 * MIB, Access::REMOTE_WRITE);
+
+    let request = write(1, from.piece(0, MIB), to.address() + MIB as u64, to.rkey());
+    assert_eq!(status_of(&*joined.source, request), CompletionStatus::Success);
+
+    let bytes = to.bytes();
+    assert!(bytes[..MIB].iter().all(|byte| *byte == 0), "bytes before");
+    assert_eq!(bytes[MIB..], from.bytes());
+}
+
+fn wrong_remote(setup: &Setup) {
+    // An address and a key, out of those of a buffer that may be written.
+    type Wrong = fn(u64, u32, &Buffer, &Buffer) -> (u64, u32);
+    let wrong: [(&str, Wrong); 7] = [
+        ("key 0", |address, _, _, _| (address, 0)),
+        ("key + 1", |address, key, _, _| (address, key + 1)),
+        ("one byte past the end", |address, key, _, _| (address + 1, key)),
+        ("an address below", |address, key, _, _| (address - 4096, key)),
+        ("an address that overflows", |_, key, _, _| (u64::MAX - 100, key)),
+        ("another domain's key", |_, _, other, _| (other.address(), other.rkey())),
+        ("no remote right", |_, _, _, readable| (readable.address(), readable.rkey())),
+    ];
+    for (name, wrong) in wrong {
+        let joined = setup.join();
+        let from = Buffer::filled(&*joined.source.adapter(), MIB);
+        let to = Buffer::of(&*joined.destination.adapter(), MIB, Access::REMOTE_WRITE);
+        let other = Buffer::of(&*other_adapter(setup), MIB, Access::REMOTE_WRITE);
+        let readable = Buffer::of(&*joined.destination.adapter(), MIB, Access::RECEIVE);
+
+        let (address, key) = wrong(to.address(), to.rkey(), &other, &readable);
+        let status = status_of(&*joined.source, write(1, from.piece(0, MIB), address, key));
+
+        assert_eq!(status, CompletionStatus::RemoteAccess, "{name}");
+        for buffer in [&to, &other, &readable] {
+            assert!(buffer.is_untouched(), "{name}");
+        }
+        assert_in_error(&*joined.source);
+        assert_in_error(&*joined.destination);
+    }
+}
+
+fn zero_length(setup: &Setup) {
+    let joined = setup.join();
+
+    assert_eq!(status_of(&*joined.source, write(1, Piece::EMPTY, 0, 0)), CompletionStatus::Success);
+}
+
+fn wrong_local(setup: &Setup) {
+    for past in [0, 1] {
+        let joined = setup.join();
+        let from = Buffer::filled(&*joined.source.adapter(), MIB);
+        let to = Buffer::of(&*joined.destination.adapter(), 2 * MIB, Access::REMOTE_WRITE);
+        let mut piece = from.piece(0, MIB);
+        if past == 1 {
+            piece.len += 1
+        } else {
+            piece.lkey += 1
+        }
+
+        assert_eq!(status_of(&*joined.source, to.write(1, piece)), CompletionStatus::LocalProtection);
+
+        assert!(to.is_untouched());
+        assert_in_error(&*joined.source);
+    }
+}
+
+/// An adapter of the destination's device, with another protection domain.
+fn other_adapter(setup: &Setup) -> Arc<dyn Adapter> {
+    let listener = setup.other_domain.listen(SocketAddr::new(setup.address, 0), 1).expect("listening");
+    let to = SocketAddr::new(setup.address, listener.local_address().port());
+    let flag = CancelFlag::new();
+    let source =
+        setup.source.resolve(to, LONG, &flag).expect("resolving").open(&QUEUES).expect("a queue pair");
+    std::thread::scope(|scope| {
+        let rejected = scope
+            .spawn(|| source.establish(&ConnectParameters::connect(b""), LONG, &flag).expect_err("a reject"));
+        let request = listener.accept(Some(LONG), &flag).expect("a request");
+        let adapter = request.adapter();
+        request.reject(b"").expect("rejecting");
+        rejected.join().expect("the asking side");
+        adapter
+    })
+}

@@ -1,0 +1,151 @@
+//! What the cases have in common: two connected sides, and memory with a pattern.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_ram::{Backing, RamBlock};
+
+use super::Setup;
+use crate::CancelFlag;
+use crate::rdma::{
+    Access, Adapter, Completion, CompletionStatus, ConnectParameters, Connection, Listener, Memory,
+    Operation, Piece, Queue, QueuePairAttributes, Registration, SendRequest, Wake,
+};
+
+/// Far longer than anything that should happen takes.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+/// Long enough to say that nothing happens.
+pub(super) const SHORT: Duration = Duration::from_millis(60);
+pub(super) const MIB: usize = 1 << 20;
+pub(super) const QUEUES: QueuePairAttributes = QueuePairAttributes::new(64, 16);
+
+/// Two sides that are connected.
+pub(super) struct Joined {
+    pub(super) source: Arc<dyn Connection>,
+    pub(super) destination: Arc<dyn Connection>,
+}
+
+impl Setup {
+    pub(super) fn listen(&self) -> Arc<dyn Listener> {
+        self.destination.listen(SocketAddr::new(self.address, 0), 16).expect("listening")
+    }
+
+    /// A connection of the source that is not established.
+    pub(super) fn dial(&self, listener: &dyn Listener) -> Arc<dyn Connection> {
+        let to = SocketAddr::new(self.address, listener.local_address().port());
+        let route = self.source.resolve(to, LONG, &CancelFlag::new()).expect("resolving");
+        route.open(&QUEUES).expect("a queue pair")
+    }
+
+    /// As QEMU connects: without RNR retries.
+    pub(super) fn join(&self) -> Joined {
+        self.join_with(0)
+    }
+
+    /// Both sides ask for so many RNR retries.
+    pub(super) fn join_with(&self, rnr_retries: u8) -> Joined {
+        let listener = self.listen();
+        let source = self.dial(&*listener);
+        let mut asks = ConnectParameters::connect(b"");
+        asks.rnr_retry_count = rnr_retries;
+        let mut answers = ConnectParameters::accept(b"");
+        answers.rnr_retry_count = rnr_retries;
+        let flag = CancelFlag::new();
+        let destination = std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| {
+                let request = listener.accept(Some(LONG), &flag).expect("a request");
+                let connection = request.open(&QUEUES).expect("a queue pair");
+                connection.establish(&answers, LONG, &flag).expect("accepting");
+                connection
+            });
+            source.establish(&asks, LONG, &flag).expect("connecting");
+            accepted.join().expect("the accepting side")
+        });
+        Joined { source, destination }
+    }
+}
+
+/// Memory of one side, registered.
+pub(super) struct Buffer {
+    pub(super) block: RamBlock,
+    pub(super) registration: Registration,
+}
+
+impl Buffer {
+    pub(super) fn of(adapter: &dyn Adapter, len: usize, access: Access) -> Self {
+        let block = RamBlock::new("conformance", len as u64, Backing::Anonymous).expect("memory");
+        let memory = Memory::of_block(&block, 0, len).expect("a range of the block");
+        let registration = adapter.register(memory, access).expect("a registration");
+        Self { block, registration }
+    }
+
+    /// Filled with bytes that tell where they belong.
+    pub(super) fn filled(adapter: &dyn Adapter, len: usize) -> Self {
+        let buffer = Self::of(adapter, len, Access::SOURCE);
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + 1) as u8).collect();
+        buffer.block.write(0, &bytes).expect("writing");
+        buffer
+    }
+
+    pub(super) fn piece(&self, offset: usize, len: usize) -> Piece {
+        self.registration.piece(offset, len as u32).expect("a piece inside")
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.block.len_bytes() as usize];
+        self.block.read(0, &mut bytes).expect("reading");
+        bytes
+    }
+
+    pub(super) fn is_untouched(&self) -> bool {
+        self.bytes().iter().all(|byte| *byte == 0)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.registration.memory().address()
+    }
+
+    pub(super) fn rkey(&self) -> u32 {
+        self.registration.rkey()
+    }
+
+    /// A request that writes `from` to the start of this memory.
+    pub(super) fn write(&self, id: u64, from: Piece) -> SendRequest {
+        write(id, from, self.address(), self.rkey())
+    }
+}
+
+pub(super) fn write(id: u64, from: Piece, address: u64, rkey: u32) -> SendRequest {
+    SendRequest { id, operation: Operation::Write { address, rkey }, from, is_signalled: true }
+}
+
+pub(super) fn send(id: u64, from: Piece) -> SendRequest {
+    SendRequest { id, operation: Operation::Send, from, is_signalled: true }
+}
+
+/// The next completion; waits for it.
+pub(super) fn complete(connection: &dyn Connection, queue: Queue) -> Completion {
+    let deadline = Instant::now().checked_add(LONG);
+    let woken = connection.wait(queue, deadline, &CancelFlag::new()).expect("waiting");
+    assert_eq!(woken, Wake::Completion, "of {queue:?}");
+    let mut completions = Vec::new();
+    connection.poll(queue, &mut completions, 1).expect("polling");
+    completions.pop().expect("a completion that the wait found")
+}
+
+/// Posts one request and gives how it ended.
+pub(super) fn status_of(connection: &dyn Connection, request: SendRequest) -> CompletionStatus {
+    connection.post_send(&[request]).expect("posting");
+    let completion = complete(connection, Queue::Send);
+    assert_eq!(completion.id, request.id);
+    completion.status
+}
+
+/// Asserts that a queue pair is in the error state: what is posted is flushed.
+pub(super) fn assert_in_error(connection: &dyn Connection) {
+    let scratch = Buffer::of(&*connection.adapter(), 4096, Access::RECEIVE);
+    connection.post_receive(77, scratch.piece(0, 4096)).expect("posting");
+    let flushed = complete(connection, Queue::Receive);
+    assert_eq!((flushed.id, flushed.status), (77, CompletionStatus::WorkRequestFlushed));
+}

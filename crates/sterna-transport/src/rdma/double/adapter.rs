@@ -1,0 +1,132 @@
+//! The adapters of a network.
+
+use std::io;
+use std::sync::Arc;
+
+use sterna_ram::PAGE_SIZE;
+
+use super::faults::Fault;
+use super::network::World;
+use super::region::Region;
+use super::state::{State, keys};
+use crate::rdma::{Access, Adapter, AdapterInfo, LockedMemory, Memory, RdmaError, Registration};
+
+/// A host's adapter, with a protection domain.
+#[derive(Debug, Clone)]
+pub(super) struct DoubleAdapter {
+    pub(super) world: Arc<World>,
+    pub(super) host: usize,
+    pub(super) domain: usize,
+}
+
+impl DoubleAdapter {
+    fn info(&self, state: &State) -> AdapterInfo {
+        let settings = &self.world.core.settings;
+        let mut info = AdapterInfo::new(format!("double{}", self.host), 1);
+        info.state = state.port_state(self.host);
+        info.addresses = state.hosts[self.host].addresses.clone();
+        info.active_mtu = 4096;
+        info.max_message_bytes = settings.max_message_bytes;
+        info.max_registration_bytes = u64::MAX;
+        info.max_work_requests = 1 << 14;
+        info.max_completions = 1 << 15;
+        info.on_demand_paging = settings.on_demand_paging;
+        info
+    }
+
+    fn locked(&self, state: &State) -> LockedMemory {
+        let pinned_bytes = state.hosts[self.host].counts.pinned_bytes;
+        LockedMemory { limit_bytes: self.world.core.settings.locked_memory_bytes, pinned_bytes }
+    }
+
+    /// What refuses a registration.
+    fn refusal(&self, state: &mut State, memory: &Memory, access: Access) -> Option<RdmaError> {
+        let refused = |number| {
+            let (address, len) = (memory.address(), memory.len() as u64);
+            Some(RdmaError::Registration { address, len, source: io::Error::from_raw_os_error(number) })
+        };
+        match state.hosts[self.host].plan.registration() {
+            Some(Fault::Errno(number)) => return refused(number),
+            Some(Fault::Status(_)) => return refused(libc::EINVAL),
+            Some(other) => state.strike(self.host, other),
+            None => {}
+        }
+        if state.hosts[self.host].lost.is_some() {
+            return refused(libc::EIO);
+        }
+        if memory.is_empty() || access.remote_write && !access.local_write {
+            return refused(libc::EINVAL);
+        }
+        if access.on_demand && !self.world.core.settings.on_demand_paging {
+            return refused(libc::EOPNOTSUPP);
+        }
+        let (wanted, locked) = (pinned(memory, access), self.locked(state));
+        let limit = locked.limit_bytes.filter(|_| !locked.has_room(wanted))?;
+        Some(RdmaError::LockedMemory { wanted, pinned: locked.pinned_bytes, limit })
+    }
+}
+
+impl Adapter for DoubleAdapter {
+    fn info(&self) -> AdapterInfo {
+        self.info(&self.world.core.state())
+    }
+
+    fn locked_memory(&self) -> LockedMemory {
+        self.locked(&self.world.core.state())
+    }
+
+    fn register(&self, memory: Memory, access: Access) -> Result<Registration, RdmaError> {
+        let core = &self.world.core;
+        let refusal = self.refusal(&mut core.state(), &memory, access);
+        if let Some(refusal) = refusal {
+            core.state().counts(self.host).registrations_failed += 1;
+            return Err(refusal);
+        }
+        // Populating takes time, so without the lock.
+        let pins = !access.on_demand && core.settings.copies_writes;
+        let mut region = Region::new(self.domain, memory.clone(), access, pins);
+        let mut state = core.state();
+        let pinned = pinned(&memory, access);
+        region.since = state.clocks.spend(core.settings.costs.registration(memory.len() as u64));
+        let index = state.next() as u32 & 0xff_ffff;
+        state.regions.insert(index, region);
+        let counts = state.counts(self.host);
+        counts.registrations += 1;
+        counts.registrations_made += 1;
+        counts.pinned_bytes += pinned;
+        counts.pinned_bytes_most = counts.pinned_bytes_most.max(counts.pinned_bytes);
+        let handle = Handle { world: self.world.clone(), host: self.host, index, pinned };
+        Ok(Registration::new(memory, access, keys(index), handle))
+    }
+}
+
+/// Deregisters.
+struct Handle {
+    world: Arc<World>,
+    host: usize,
+    index: u32,
+    pinned: u64,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.world.core.state();
+        let region = state.regions.remove(&self.index);
+        if region.as_ref().is_some_and(Region::is_stale_anywhere) {
+            state.note_stale(self.index, self.host);
+        }
+        let counts = state.counts(self.host);
+        counts.registrations -= 1;
+        counts.pinned_bytes -= self.pinned;
+    }
+}
+
+/// Bytes that a registration pins: whole pages.
+fn pinned(memory: &Memory, access: Access) -> u64 {
+    if access.on_demand {
+        return 0;
+    }
+    let page = PAGE_SIZE as u64;
+    let first = memory.address() / page * page;
+    (memory.address() + memory.len() as u64).next_multiple_of(page) - first
+}
