@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use sterna::{Device, DeviceStream, PendingState, VmError};
+use sterna::{Device, DeviceStream, RemainingState, VmError};
 use sterna_devices::statebank::{StateBank, StateBankConfig, Verdict};
 use sterna_devices::vfio::{MigState, VfioDevice};
 
@@ -75,8 +75,8 @@ impl DeviceStream for StagedStream {
     fn begin_save(&self) -> Result<(), VmError> {
         self.bank.stream.begin_save()
     }
-    fn pending(&self) -> Result<PendingState, VmError> {
-        self.bank.stream.pending()
+    fn remaining(&self) -> Result<RemainingState, VmError> {
+        self.bank.stream.remaining()
     }
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
         if self.bank.bank.status().state == MigState::StopCopy {

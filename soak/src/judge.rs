@@ -108,7 +108,7 @@ fn at_source(case: Case, vm: &Staged, outcome: &Outcome, may_run: bool) -> Resul
     }
     let ram = vm.ram();
     let is_left_tracked = case.blow == Blow::Panic && panics::leaves_tracking(case.stop);
-    if !is_left_tracked && vm.guest.dirty_source().harvest(&mut DirtyBitmaps::new(&ram)).is_ok() {
+    if !is_left_tracked && vm.guest.dirty_source().sync(&mut DirtyBitmaps::new(&ram)).is_ok() {
         return Err(format!("after {outcome:?} the source's writes are still tracked"));
     }
     Ok(runs)

@@ -76,7 +76,7 @@ impl Settings {
         };
         let params = Parameters {
             max_bandwidth_bytes: 0,
-            // A third pass must come: nothing fits until it has.
+            // A third round must come: nothing fits until it has.
             downtime_limit: if stop == Stop::LaterPass { Duration::ZERO } else { Duration::from_secs(1) },
             multifd_channels: lanes.max(1),
             limits: LIMITS,

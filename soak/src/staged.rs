@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap};
+use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, SyncReport};
 use sterna::{
     Device, Event, Hook, Observer, RunState, SourceVm, Status, SwitchoverStep, TargetVm, Vm, VmError,
 };
@@ -69,8 +69,8 @@ impl Staged {
 fn stop_of(event: &Event, side: Side) -> Option<Stop> {
     Some(match (side, event) {
         (Side::Source, Event::Status(Status::Setup)) => Stop::Setup,
-        (Side::Source, Event::Pass(1)) => Stop::FirstPass,
-        (Side::Source, Event::Pass(3)) => Stop::LaterPass,
+        (Side::Source, Event::Round(1)) => Stop::FirstPass,
+        (Side::Source, Event::Round(3)) => Stop::LaterPass,
         (Side::Source, Event::Status(Status::PreSwitchover)) => Stop::PreSwitchover,
         (Side::Source, Event::SwitchoverStep { step, .. }) => return stop_of_step(*step),
         (Side::Source, Event::Committed) => Stop::AfterCommit,
@@ -169,18 +169,18 @@ impl DirtySource for StagedDirty {
         self.stage.at(Stop::AfterShut);
         self.guest.dirty_source().stop()
     }
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        // There is a further pass only if something was written.
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        // There is a further round only if something was written.
         if self.stage.wants(Stop::LaterPass) && self.guest.run_state() == RunState::Running {
             self.guest.wait_progress(1, Duration::from_secs(5));
         }
-        self.guest.dirty_source().harvest(into)
+        self.guest.dirty_source().sync(into)
     }
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         if thread_is("lane") {
             self.stage.at(Stop::Lane);
         }
-        self.guest.dirty_source().rearm(block, first, count, harvested)
+        self.guest.dirty_source().rearm(block, first, count, synced)
     }
     fn initially_set(&self) -> bool {
         self.guest.dirty_source().initially_set()

@@ -1,4 +1,4 @@
-//! The benches: `micro` (scan, bitmap, packets), `sync` (harvesting dirty bitmaps, beside what the machine can do),
+//! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
 //! `e2e` (whole migrations on loopback against a plain copy), `converge` (forecasts, pauses and dirty rates of guests
 //! that write) and `qemu` (Sterna's programs beside QEMU's, in one
 //! run).

@@ -1,4 +1,4 @@
-//! What lanes do with their time while the guest writes all that it can: how long they stand idle because of harvests.
+//! What lanes do with their time while the guest writes all that it can: how long they stand idle because of syncs.
 //!
 //! Lanes cannot send more than the guest writes: where that is less than they carry, rounds shrink until they are as long
 //! as a look, and idle time is what is left over. The guest's share of what lanes carry stands beside it.

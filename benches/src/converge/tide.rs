@@ -123,7 +123,7 @@ impl Pair {
     pub fn migrate_without_end(&mut self, rounds: Duration, limit: Duration) -> Result<Readings, Failure> {
         let address = self.destination.listen()?;
         self.source.execute("migrate", json!({ "uri": address }))?;
-        // The first readings are of the first pass and its beginning.
+        // The first readings are of the first round and its beginning.
         std::thread::sleep(rounds / 4);
         let before = self.steps()?;
         let (began, mut megabits) = (Instant::now(), Vec::new());

@@ -17,9 +17,9 @@ use super::table::{Table, time};
 use super::{Args, Failed, skipped};
 
 const ALONE: &str = "GET_DIRTY_LOG alone";
-const HARVEST: &str = "harvest";
+const SYNC: &str = "sync";
 const REARM: &str = "re-arming (CLEAR_DIRTY_LOG and all)";
-const CYCLE: &str = "harvest and re-arming";
+const CYCLE: &str = "report and re-arming";
 const CYCLE_ALONE: &str = "the same without the merging";
 
 /// Writes the state of a generator into `count` (rsi) random pages: state rdi, its factor rbx, mask of the
@@ -83,12 +83,12 @@ fn table(
     log.start()?;
     let mode = log.mode();
     if mode == Some(KvmLogMode::Automatic) {
-        // GET would clear: the system calls alone would leave nothing to harvest.
+        // GET would clear: the system calls alone would leave nothing to sync.
         skipped("kvm", "this kernel's dirty log has no manual protection");
         return Ok(None);
     }
     let mut dirty = DirtyBitmaps::new(&machine.ram);
-    log.harvest(&mut dirty)?;
+    log.sync(&mut dirty)?;
     rearm(log, &machine.ram, &dirty)?;
     let mut table =
         Table::new(format!("kvm: {} GiB, {name}, {} pages written, mode {mode:?}", args.guest, args.written));
@@ -105,32 +105,32 @@ fn table(
                 done?;
                 took
             } else {
-                let (took, harvest) = time(|| log.harvest(&mut dirty));
-                newly = harvest?.newly_dirty;
+                let (took, report) = time(|| log.sync(&mut dirty));
+                newly = report?.newly_dirty;
                 took
             };
         }
-        assert!(newly > args.written / 2 && newly == dirty.count(), "{newly} pages were harvested");
+        assert!(newly > args.written / 2 && newly == dirty.count(), "{newly} pages were synced");
         let (cleared, done) = time(|| rearm(log, &machine.ram, &dirty));
         done?;
         if run > 0 {
             table.push(ALONE, times[0]);
-            table.push(HARVEST, times[1]);
+            table.push(SYNC, times[1]);
             table.push(REARM, cleared);
             table.push(CYCLE, times[1] + cleared);
             table.push(CYCLE_ALONE, times[0] + cleared);
         }
     }
-    table.tell(HARVEST, ALONE);
+    table.tell(SYNC, ALONE);
     table.tell(CYCLE, CYCLE_ALONE);
     Ok(Some(table))
 }
 
-/// Re-arms everything that was harvested, in slices as lanes do.
-fn rearm(log: &KvmDirtyLog, ram: &GuestRam, harvested: &DirtyBitmaps) -> Result<(), Failed> {
+/// Re-arms everything that was synced, in slices as lanes do.
+fn rearm(log: &KvmDirtyLog, ram: &GuestRam, synced: &DirtyBitmaps) -> Result<(), Failed> {
     const SLICE: u64 = 1 << 18;
     for (index, block) in ram.blocks().iter().enumerate() {
-        let bits: &PageBitmap = harvested.block(index);
+        let bits: &PageBitmap = synced.block(index);
         for first in (0..block.pages()).step_by(SLICE as usize) {
             log.rearm(index, first, SLICE.min(block.pages() - first), bits)?;
         }

@@ -2,7 +2,7 @@
 //!
 //! - *merge*: a guest's words into its bitmaps, with blocks that begin with a word and blocks that do not,
 //!   beside a plain copy of the same words and beside going page by page.
-//! - *sync*: a whole harvest of a guest with vhost devices, random pages dirty; the devices share one log, or
+//! - *sync*: a whole sync of a guest with vhost devices, random pages dirty; the devices share one log, or
 //!   have one each.
 //! - *pagemap*, *kvm*: the kernel's logs, beside the same system calls with nobody who merges.
 //!

@@ -6,11 +6,11 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlo
 use super::table::{Table, time};
 use super::{Args, Failed, skipped};
 
-/// How the pages lie that are written between two harvests.
+/// How the pages lie that are written between two syncs.
 const PATTERNS: [(&str, &str, Pattern); 3] = [
-    ("harvest, every 8th page", "system calls alone, every 8th page", Pattern::Every(8)),
-    ("harvest, a random quarter", "system calls alone, a random quarter", Pattern::Random(4)),
-    ("harvest, nothing written", "system calls alone, nothing written", Pattern::None),
+    ("report, every 8th page", "system calls alone, every 8th page", Pattern::Every(8)),
+    ("report, a random quarter", "system calls alone, a random quarter", Pattern::Random(4)),
+    ("report, nothing written", "system calls alone, nothing written", Pattern::None),
 ];
 
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub fn measure(args: &Args) -> Result<Option<Table>, Failed> {
     let log = UffdDirtyLog::new(ram.clone());
     log.start()?;
     let mut dirty = DirtyBitmaps::new(&ram);
-    log.harvest(&mut dirty)?;
+    log.sync(&mut dirty)?;
     let mut table = Table::new(format!("pagemap: {} MiB under userfaultfd", args.pagemap));
     for run in 0..=args.runs {
         for (ours, alone, pattern) in PATTERNS {
@@ -41,8 +41,8 @@ pub fn measure(args: &Args) -> Result<Option<Table>, Failed> {
                 let written = write(&ram, pattern, run as u64)?;
                 dirty.clear_all();
                 let took = if name == ours {
-                    let (took, harvest) = time(|| log.harvest(&mut dirty));
-                    assert_eq!(harvest?.newly_dirty, written);
+                    let (took, report) = time(|| log.sync(&mut dirty));
+                    assert_eq!(report?.newly_dirty, written);
                     took
                 } else {
                     let (took, found) = time(|| log.system_calls_alone());

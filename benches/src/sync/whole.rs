@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_ram::dirty::{Combined, LoggedRange, VhostLog};
 use sterna_ram::{
-    DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock, SyncTimes,
+    DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, SyncReport, SyncTimes,
 };
 
 use super::random::set_bits;
@@ -75,7 +75,7 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
                 table.push(name, took);
             }
         };
-        // A pass that is half sent.
+        // A round that is half sent.
         sent.clear_all();
         for _ in 0..args.dirty / 2 {
             sent.block(0).set(random.u64(..pages));
@@ -85,11 +85,11 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
         slots.dirty(&mut random, args.dirty / 2);
         log_pages(&shared, &ranges, &mut random, args.dirty / 2)?;
         dirty.clear_all();
-        let (took, harvest) = time(|| with_shared.harvest(&mut dirty));
-        let harvest = harvest?;
-        assert_eq!(harvest.newly_dirty, dirty.count());
+        let (took, report) = time(|| with_shared.sync(&mut dirty));
+        let report = report?;
+        assert_eq!(report.newly_dirty, dirty.count());
         push(SHARED, took);
-        push_parts(&mut push, ["  kernel", "  vhost log", "  merging"], harvest.times);
+        push_parts(&mut push, ["  kernel", "  vhost log", "  merging"], report.times);
         let (took, dropped) = time(|| dirty.drop_reported(&sent));
         black_box(dropped);
         push(DROPPING, took);
@@ -101,14 +101,14 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
             log_pages(log, &ranges, &mut random, args.dirty / 2 / args.devices)?;
         }
         dirty.clear_all();
-        let (took, harvest) = time(|| with_separate.harvest(&mut dirty));
-        let harvest = harvest?;
-        assert_eq!(harvest.newly_dirty, dirty.count());
+        let (took, report) = time(|| with_separate.sync(&mut dirty));
+        let report = report?;
+        assert_eq!(report.newly_dirty, dirty.count());
         push(SEPARATE, took);
         push_parts(
             &mut push,
             ["  kernel (separate)", "  vhost logs (separate)", "  merging (separate)"],
-            harvest.times,
+            report.times,
         );
         with_separate.stop()?;
 
@@ -197,20 +197,20 @@ impl DirtySource for Slots {
     fn stop(&self) -> Result<(), DirtyError> {
         Ok(())
     }
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         let mut kept = self.0.lock();
         let Kept { logs, buffer } = &mut *kept;
-        let mut harvest = Harvest::default();
+        let mut report = SyncReport::default();
         for (range, words) in logs {
             let began = Instant::now();
             let buffer = &mut buffer[..words.len()];
             buffer.copy_from_slice(words);
             let copied = Instant::now();
-            harvest.newly_dirty += into.block_mut(range.block).merge_words(range.first_page, buffer);
-            harvest.times.kernel += copied - began;
-            harvest.times.misaligned += copied.elapsed();
+            report.newly_dirty += into.block_mut(range.block).merge_words(range.first_page, buffer);
+            report.times.kernel += copied - began;
+            report.times.misaligned += copied.elapsed();
         }
-        Ok(harvest)
+        Ok(report)
     }
     fn rearm(&self, _: usize, _: u64, _: u64, _: &PageBitmap) -> Result<(), DirtyError> {
         Ok(())

@@ -38,7 +38,7 @@ impl Interrupts {
             .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
         let end = move || {
             if signals.forever().next().is_some() {
-                PageFile::remove_all_aside();
+                PageFile::remove_staging_files();
                 terminal::complain(&Stop::with(
                     Status::Cancelled,
                     "interrupted; the incomplete output is removed",

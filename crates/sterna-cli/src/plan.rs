@@ -14,6 +14,7 @@ mod table;
 use serde::{Deserialize, Serialize};
 use sterna::forecast::rules::{Comparison, Load};
 use sterna::forecast::{Forecast, Inputs};
+use sterna_qmp::migration::advice_sentence;
 
 pub use live::Measured;
 pub use picture::picture;
@@ -54,7 +55,7 @@ impl Plan {
         let endless = Inputs { ram_bytes: u64::MAX, ..inputs.clone() };
         let rules = Comparison::new(&Load::of(if inputs.ram_bytes == 0 { &endless } else { &inputs }));
         let forecast = (inputs.ram_bytes > 0).then(|| Forecast::new(&inputs));
-        let advice = forecast.iter().flat_map(|forecast| &forecast.advice).map(ToString::to_string).collect();
+        let advice = forecast.iter().flat_map(|forecast| &forecast.advice).map(advice_sentence).collect();
         Self { schema: SCHEMA.into(), version: VERSION, inputs, assumed, measured, rules, forecast, advice }
     }
 

@@ -101,8 +101,8 @@ fn plan() -> Plan {
     };
     let inputs = Inputs {
         ram_bytes: 4 << 30,
-        first_pass_bytes: 4 << 30,
-        pause_bandwidth_bytes: None,
+        first_round_bytes: 4 << 30,
+        switchover_bandwidth_bytes: None,
         avail_switchover_bandwidth_bytes: None,
         bandwidth_bytes: 2_100_000_000,
         dirty: DirtyModel::Curve(vec![point(100, 24 << 20), point(300, 70 << 20), point(1000, 210 << 20)]),

@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
 use sterna::{LaneTimes, Statistics, StreamStatistics};
 
-use crate::figures;
+use crate::derived;
 use crate::plan::Plan;
 use crate::record::Record;
 use crate::units::{self, PAGE_BYTES};
@@ -41,11 +41,11 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     }
     row("rounds", statistics.rounds.len().max(statistics.rounds_begun as usize).to_string());
     row("transferred", units::bytes(statistics.transferred_bytes));
-    if let Some(bandwidth) = figures::moving_bandwidth(statistics) {
+    if let Some(bandwidth) = derived::moving_bandwidth(statistics) {
         row("bandwidth while sending", units::rate(bandwidth));
     }
-    row("dirty rate, highest", units::rate(figures::most_dirty_rate(statistics)));
-    row("sync time", units::time(figures::sync_time(statistics)));
+    row("dirty rate, highest", units::rate(derived::most_dirty_rate(statistics)));
+    row("sync time", units::time(derived::sync_time(statistics)));
     if let Some(shares) = lane_shares(statistics) {
         row("lanes while the guest ran", shares);
     }
@@ -120,7 +120,7 @@ fn devices(statistics: &Statistics) -> Option<String> {
 
 /// What lanes did with their time, in percent.
 fn lane_shares(statistics: &Statistics) -> Option<String> {
-    let LaneTimes { scan, rearm, encode, moving, throttled, idle } = figures::lane_times(statistics);
+    let LaneTimes { scan, rearm, encode, moving, throttled, idle } = derived::lane_times(statistics);
     let all = scan + rearm + encode + moving + throttled + idle;
     let shares = [
         ("moving", moving),

@@ -36,14 +36,14 @@ pub fn complain(stop: &Stop) {
 }
 
 /// Tells of files for `place` that a run left aside when it was killed: they hold a guest's memory.
-pub fn note_left_behind(place: &Path) {
-    for left in PageFile::left_behind(place) {
-        note(&left_behind(&left));
+pub fn note_stale(place: &Path) {
+    for left in PageFile::stale_staging_files(place) {
+        note(&stale(&left));
     }
 }
 
 /// What to do about a file that a run which was killed left behind.
-pub fn left_behind(left: &Path) -> String {
+pub fn stale(left: &Path) -> String {
     let changed = std::fs::metadata(left).and_then(|metadata| metadata.modified()).ok();
     let ago = changed.and_then(|changed| changed.elapsed().ok());
     let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));

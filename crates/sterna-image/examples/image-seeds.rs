@@ -19,8 +19,8 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Pages that a seed keeps.
 const PAGES: u64 = 3;
-/// Bits of the first byte of a seed of `unpack` whose bytes are to be packed, and how many bytes.
-const PACKS: u8 = 0b0011_1000;
+/// Bits of the first byte of a seed of `unpack` whose bytes are to be compressed, and how many bytes.
+const COMPRESSES: u8 = 0b0011_1000;
 const PLAIN_BYTES: usize = 600;
 const XML: &[u8] = b"<domain type='qemu'></domain>\0";
 const COOKIE: &[u8] = b"<cookie/>\0";
@@ -54,7 +54,7 @@ fn main() -> Result<(), Failure> {
         }
         if let Some(choice) = choice(target) {
             put(&directory, "unpack", &target.name(), &[&[choice], &bytes[..]].concat())?;
-            let plain = [&[choice | PACKS], &legacy[..PLAIN_BYTES]].concat();
+            let plain = [&[choice | COMPRESSES], &legacy[..PLAIN_BYTES]].concat();
             put(&directory, "unpack", &format!("{}-plain", target.name()), &plain)?;
         }
     }

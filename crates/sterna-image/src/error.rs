@@ -15,7 +15,7 @@ pub enum ImageError {
     Broken {
         /// The image.
         file: String,
-        /// Offset of the offending byte: in the file, or in the unpacked stream of a compressed image.
+        /// Offset of the offending byte: in the file, or in the decompressed stream of a compressed image.
         offset: u64,
         /// The rule that is broken.
         rule: String,
@@ -116,21 +116,21 @@ pub enum ImageError {
     /// What was asked for makes no sense for this image; the text says why and what to do.
     #[error("{0}")]
     Request(String),
-    /// A compressed stream is damaged, or a packer failed.
+    /// A compressed stream is damaged, or a compressor failed.
     #[error(
-        "{file}: {packing}: {reason}, in or before byte {packed} of the file ({unpacked} bytes were unpacked by then)"
+        "{file}: {compression}: {reason}, in or before byte {compressed} of the file ({decompressed} bytes were decompressed by then)"
     )]
-    Packing {
+    Compression {
         /// The image.
         file: String,
         /// The format, such as `zstd`.
-        packing: &'static str,
+        compression: &'static str,
         /// What the codec says.
         reason: String,
-        /// Bytes of the stream that were unpacked before.
-        unpacked: u64,
+        /// Bytes of the stream that were decompressed before.
+        decompressed: u64,
         /// Byte of the file up to which the codec had read: the damage is in the block that holds it, or ends there.
-        packed: u64,
+        compressed: u64,
     },
     /// The system refused a call on a file.
     #[error("{file}: {call} failed: {source}")]
@@ -171,7 +171,7 @@ impl ImageError {
                 | Self::NoBitmaps { .. }
                 | Self::HalfRepaired { .. }
                 | Self::TooLarge { .. }
-                | Self::Packing { .. }
+                | Self::Compression { .. }
         )
     }
 

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | [`model`] | [`Shape`], [`ImageKind`] |
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
-//! | [`pack`] | gzip, bzip2, xz, lzop, zstd |
+//! | [`compression`] | gzip, bzip2, xz, lzop, zstd |
 //! | [`convert`] | any format to any other |
 //! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
 //! | [`tools`] | verify, inspect, extract, diff, repair |
@@ -18,17 +18,18 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+pub mod compression;
 pub mod convert;
 mod error;
 pub mod model;
-pub mod pack;
 pub mod read;
 pub mod tools;
 pub mod write;
 
 pub use error::ImageError;
 pub use model::{
-    BlockShape, ByteOrder, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, Packing, RamShape, Shape,
+    BlockShape, ByteOrder, Compression, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, RamShape,
+    Shape,
 };
 pub use read::{Image, MappedBlock, MappedPages, PageVisitor, Preview, ReadAt, Stamp};
 pub use sterna_transport::{CreateOptions, Direct};

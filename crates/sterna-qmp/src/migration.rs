@@ -42,5 +42,5 @@ pub use hmp::{parse_number, parse_size};
 pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
 pub use query::status_word;
 pub use real::SternaEngine;
-pub use refusal::sentence as refusal_sentence;
+pub use refusal::{advice as advice_sentence, sentence as refusal_sentence};
 pub use vm::MonitoredVm;

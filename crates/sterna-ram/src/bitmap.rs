@@ -2,7 +2,7 @@
 //!
 //! Every change through a shared reference is one read-modify-write of a word with acquire and release
 //! order: who takes a bit sees all that was done before the bit was set. Only [`PageBitmap::set_all`] and
-//! [`PageBitmap::clear_all`] are plain stores: they are for moments in which nobody else changes the bitmap. Who has a
+//! [`PageBitmap::clear_all`] are plain stores: they are for moments in which no other thread changes the bitmap. Who has a
 //! bitmap for himself (`exclusive`) changes it with plain vector instructions.
 
 mod exclusive;
@@ -26,7 +26,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The page behind the last.
+    /// The page after the last.
     pub fn end(&self) -> u64 {
         self.first + self.count
     }
@@ -34,7 +34,7 @@ impl Run {
 
 /// One bit for each page of a block.
 ///
-/// Bits behind the last page are never set. Methods that take a page number panic if it is not in the
+/// Bits after the last page are never set. Methods that take a page number panic if it is not in the
 /// bitmap: page numbers that a peer sent must have been checked against the block before.
 pub struct PageBitmap {
     words: Box<[AtomicU64]>,
@@ -124,7 +124,7 @@ impl PageBitmap {
     }
 
     /// Reads the bits from page `first` on into `out`, whose bit 0 is page `first`, at any alignment.
-    /// Bits behind the last page read as clear.
+    /// Bits after the last page read as clear.
     pub fn copy_words(&self, first: u64, out: &mut [u64]) {
         let base = (first / 64) as usize;
         let shift = (first % 64) as u32;
@@ -156,7 +156,7 @@ impl PageBitmap {
     }
 
     /// Takes (clears) the first run of set bits in `[from, end)`, no longer than `max`, and gives it.
-    /// Every bit of the run was taken by this call and by nobody else. `None` if no bit was set.
+    /// Every bit of the run was taken by this call and by no one else. `None` if no bit was set.
     pub fn take_run(&self, from: u64, end: u64, max: u64) -> Option<Run> {
         let end = end.min(self.pages);
         let mut from = from;
@@ -177,7 +177,7 @@ impl PageBitmap {
             if max == 0 {
                 return None;
             }
-            // Somebody else took the bit between the look and the taking.
+            // Another thread took the bit between the search and the taking.
             from = first;
         }
     }
@@ -201,7 +201,7 @@ impl PageBitmap {
         }
     }
 
-    /// The first page in `[from, end)` whose bit is set; `end` must not be behind the last page.
+    /// The first page in `[from, end)` whose bit is set; `end` must not be after the last page.
     fn next_set(&self, from: u64, end: u64) -> Option<u64> {
         if from >= end {
             return None;

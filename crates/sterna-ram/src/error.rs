@@ -7,7 +7,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// A block's name must be 1 to 255 bytes (it is sent behind one length byte).
+    /// A block's name must be 1 to 255 bytes (it is sent after one length byte).
     #[error("RAM block name {name:?} has {} bytes; use 1 to 255", name.len())]
     Name {
         /// The refused name.
@@ -196,7 +196,7 @@ pub enum DirtyError {
         /// What is wrong with it.
         rule: &'static str,
     },
-    /// A log has no room for the guest's highest address; back ends would write behind its end.
+    /// A log has no room for the guest's highest address; back ends would write after its end.
     #[error(
         "dirty source {origin}: a log of {log_bytes} bytes is too small, the guest's highest address needs \
          {needed_bytes}"

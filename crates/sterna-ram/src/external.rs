@@ -4,7 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::mapping::{FileRange, Kind, Mapping, Owner};
 use crate::sys::{self, FileSystem};

@@ -41,7 +41,7 @@ pub enum ChangeError {
     Ram(#[from] RamError),
 }
 
-/// The right to track the writes of a guest, which only one may have: whoever harvests takes bits that
+/// The right to track the writes of a guest, which only one may have: a sync takes bits that
 /// another would miss. Given back when dropped.
 #[derive(Debug)]
 pub struct TrackingClaim {

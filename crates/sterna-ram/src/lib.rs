@@ -43,7 +43,7 @@ mod zeroing;
 pub use bitmap::{PageBitmap, Run};
 pub use block::{RamBlock, SharedFile};
 pub use custody::{Custody, CustodyClaim};
-pub use dirty::{DirtyBitmaps, DirtySource, Harvest, SyncTimes};
+pub use dirty::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes};
 pub use error::{DirtyError, RamError};
 pub use external::{ExternalMemory, MemoryPermissions};
 pub use guard::RamFault;

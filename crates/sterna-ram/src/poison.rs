@@ -181,8 +181,8 @@ impl GuestRam {
         Some(block.poisoned_page(page))
     }
 
-    /// Has the kernel look at every page that is in memory, and marks those that have failed. Raises no signal, takes
-    /// some 0.2 µs a page; for when something has failed and nobody said which page.
+    /// Has the kernel check every page that is in memory, and marks those that have failed. Raises no signal, takes
+    /// some 0.2 µs a page; for when something has failed and the page is unknown.
     ///
     /// # Errors
     /// [`RamError::System`].

@@ -185,6 +185,6 @@ pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
         libc::O_CLOEXEC | libc::O_NONBLOCK | linux_raw_sys::general::UFFD_USER_MODE_ONLY as libc::c_int;
     // SAFETY: no pointers are passed.
     let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel just gave us this descriptor and no one else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }

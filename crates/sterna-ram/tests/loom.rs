@@ -66,7 +66,7 @@ fn take_run_sees_what_was_written_before_the_bit_was_set() {
 }
 
 /// A device writes a page and then sets its bit in the log, twice; another device's page shares the word.
-/// Whatever the harvests find is read after them; nothing that was written is missed.
+/// Whatever the syncs find is read after them; nothing that was written is missed.
 #[test]
 fn drain_against_devices_that_log_loses_no_write() {
     model(|| {
@@ -82,7 +82,7 @@ fn drain_against_devices_that_log_loses_no_write() {
             })
         };
         let mut copy = [0; 2];
-        let mut harvest = || {
+        let mut sync = || {
             let mut found = Vec::new();
             drain_words(std::slice::from_ref(&*word), 0, &mut found);
             let bits = found.first().map_or(0, |(_, bits)| *bits);
@@ -92,10 +92,10 @@ fn drain_against_devices_that_log_loses_no_write() {
                 }
             }
         };
-        harvest();
-        harvest();
+        sync();
+        sync();
         device.join().unwrap();
-        harvest();
+        sync();
         assert_eq!(copy, [3, 2]);
     });
 }

@@ -145,7 +145,7 @@ pub enum TransportError {
         what: String,
     },
     /// Direct I/O was required and cannot be had.
-    #[error("{file}: no direct I/O here ({why}): leave direct-io off, or choose another file system")]
+    #[error("{file}: no direct I/O here ({why}): leave direct I/O off, or choose another file system")]
     NoDirect {
         /// The file.
         file: String,

@@ -3,7 +3,7 @@
 //! # The model
 //! A device's *stream* is what its save side reads and its load side writes: the same bytes in the same order, in
 //! chunks whose boundaries have no meaning. Part of it may be read while the guest still runs (*initial* bytes, read
-//! once, and *dirty* ones, which changed since); the rest only once the device has stopped. After the stream comes
+//! once, and *dirty* ones, which changed since); the remaining bytes only once the device has stopped. After the stream comes
 //! its *configuration*: a few bytes that the device needs last and that no chunk may overtake.
 //!
 //! At the source, in this order:
@@ -31,7 +31,7 @@ use crate::error::VmError;
 
 /// How much of a device's stream is remaining, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PendingState {
+pub struct RemainingState {
     /// Readable while the guest runs, not read yet.
     pub initial_bytes: u64,
     /// Readable while the guest runs, changed since it was read.
@@ -40,7 +40,7 @@ pub struct PendingState {
     pub stopped_bytes: u64,
 }
 
-impl PendingState {
+impl RemainingState {
     /// All of it.
     pub fn total_bytes(&self) -> u64 {
         self.initial_bytes.saturating_add(self.dirty_bytes).saturating_add(self.stopped_bytes)
@@ -54,11 +54,11 @@ impl PendingState {
 
 /// The large state of a device, of either side.
 pub trait DeviceStream: Send + Sync {
-    /// Source: the device will be saved. It runs on; from now on [`DeviceStream::pending`] counts.
+    /// Source: the device will be saved. It runs on; from now on [`DeviceStream::remaining`] counts.
     fn begin_save(&self) -> Result<(), VmError>;
 
     /// Source: how much is remaining. Called between two reads.
-    fn pending(&self) -> Result<PendingState, VmError>;
+    fn remaining(&self) -> Result<RemainingState, VmError>;
 
     /// Source: reads the next bytes. While the device runs, 0 means that nothing is available now; after it has stopped,
     /// 0 means that all was read. A device that cannot be read while it runs returns 0 until it has stopped.

@@ -1,6 +1,6 @@
 //! How fast a guest dirties its memory, measured without migrating it (QEMU's `calc-dirty-rate`).
 //!
-//! Tracking begins, every page is armed, some time passes, and one harvest counts the distinct pages that were
+//! Tracking begins, every page is armed, some time passes, and one sync counts the distinct pages that were
 //! written meanwhile. A dirty log has one owner, so a measurement and a migration exclude each other; a
 //! measurement leaves the log as it was.
 
@@ -26,13 +26,13 @@ const SHORTEST: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirtyReading {
-    /// From arming the pages to looking at them.
+    /// From arming the pages to the sync.
     pub interval: Duration,
     /// Pages that were written at least once meanwhile.
     pub dirty_pages: u64,
     /// Pages that were ever written or read since the VM began; the others are zero and cost a migration nothing.
     pub touched_pages: u64,
-    /// How long the look for dirty pages took.
+    /// How long the sync took.
     pub sync: Duration,
     /// What each vCPU dirtied, over the last second of the interval or so; empty where the VM does not count it.
     pub vcpu_bytes_per_second: Vec<u64>,
@@ -202,7 +202,7 @@ impl Shared {
             if source.initially_set() {
                 dirty.set_all();
             } else {
-                source.harvest(&mut dirty)?;
+                source.sync(&mut dirty)?;
             }
             rearm(ram, source, &dirty)
         })?;
@@ -212,10 +212,10 @@ impl Shared {
         self.sleep(SHORTEST.min(interval).saturating_sub(armed.elapsed()), |progress| progress.is_cancelled)?;
         let may_end = |progress: &Progress| progress.is_cancelled || progress.is_finished;
         self.sleep(interval.saturating_sub(armed.elapsed()), may_end)?;
-        let (looked, _) = timed(|| source.harvest(&mut dirty).map_err(MigrationError::from))?;
-        let sync = looked.elapsed();
+        let (began, _) = timed(|| source.sync(&mut dirty).map_err(MigrationError::from))?;
+        let sync = began.elapsed();
         Ok(DirtyReading {
-            interval: (looked + sync / 2).saturating_duration_since(armed),
+            interval: (began + sync / 2).saturating_duration_since(armed),
             dirty_pages: dirty.count(),
             touched_pages: touched(ram, source)?,
             sync,
@@ -237,11 +237,11 @@ fn timed<T>(act: impl FnOnce() -> Result<T, MigrationError>) -> Result<(Instant,
     act().map(|done| (began, done))
 }
 
-fn rearm(ram: &GuestRam, source: &dyn DirtySource, harvested: &DirtyBitmaps) -> Result<(), MigrationError> {
+fn rearm(ram: &GuestRam, source: &dyn DirtySource, synced: &DirtyBitmaps) -> Result<(), MigrationError> {
     for (block, its) in ram.blocks().iter().enumerate() {
         for first in (0..its.pages()).step_by(SLICE_PAGES as usize) {
             let count = SLICE_PAGES.min(its.pages() - first);
-            source.rearm(block, first, count, harvested.block(block))?;
+            source.rearm(block, first, count, synced.block(block))?;
         }
     }
     Ok(())

@@ -37,7 +37,7 @@ struct Inner<M: Machine> {
     watch: Watch<M>,
 }
 
-/// Called after every event that the machine took, before anybody else can feed or look.
+/// Called after every event that the machine took, before another thread can feed or inspect it.
 type Watch<M> = Box<dyn Fn(&M) + Send>;
 
 /// Why a wait ended.
@@ -53,7 +53,7 @@ pub(crate) enum Waited<T> {
 
 impl<M: Machine> Driver<M> {
     /// Drives `machine`, whose time zero is now. `watch` sees it after every event that it took, before anybody else
-    /// can feed or look.
+    /// can feed or inspect it.
     pub fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
         let watch: Watch<M> = Box::new(watch);
         let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new(), watch };
@@ -75,9 +75,9 @@ impl<M: Machine> Driver<M> {
         result.map(|()| state)
     }
 
-    /// Looks at the machine.
-    pub fn look<T>(&self, look: impl FnOnce(&M) -> T) -> T {
-        look(&self.inner.lock().machine)
+    /// Reads from the machine.
+    pub fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
+        inspect(&self.inner.lock().machine)
     }
 
     /// Takes the states that were passed since the last call, oldest first.
@@ -123,7 +123,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Something that a `check` of [`Driver::wait`] looks at has changed.
+    /// Something that a `check` of [`Driver::wait`] reads has changed.
     pub fn nudge(&self) {
         // Taken, so that the change cannot fall between a check and its sleep.
         drop(self.inner.lock());

@@ -67,7 +67,7 @@ pub enum Event {
     /// The status changed (QMP's MIGRATION).
     Status(Status),
     /// A round began; counted from 1 (QMP's MIGRATION_PASS).
-    Pass(u64),
+    Round(u64),
     /// The guest was stopped at the source for the switchover (QMP's STOP).
     Stopped,
     /// The guest runs: at the source again, or at the destination (QMP's RESUME).

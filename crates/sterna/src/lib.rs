@@ -11,7 +11,7 @@
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
-//! | [`foreign`] | opaque machines: received into images, and sent from images |
+//! | [`opaque`] | opaque machines: received into images, and sent from images |
 //!
 //! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
 //! which thread it comes. Its code is from `examples/vm-memory-vmm`, a VMM made of rust-vmm crates.
@@ -27,7 +27,6 @@
 //! `aws-lc-rs` (default) or `ring` is TLS's cryptographic library; with both, the first is used.
 #![deny(unsafe_code)]
 
-mod brake;
 mod codec;
 pub mod device_stream;
 pub mod dirty_rate;
@@ -35,12 +34,13 @@ mod driver;
 pub mod error;
 pub mod events;
 pub mod forecast;
-pub mod foreign;
 pub mod hooks;
 mod identity;
 pub mod incoming;
+mod interruption;
 mod limits;
 mod machine_type;
+pub mod opaque;
 mod order;
 pub mod outgoing;
 mod pages;
@@ -52,11 +52,11 @@ pub mod stats;
 mod streams;
 mod threads;
 pub mod throttle;
+mod throttle_clock;
 mod time_forms;
 pub mod vm;
 
-pub use brake::{Brake, BrakeLimits};
-pub use device_stream::{DeviceStream, PendingState};
+pub use device_stream::{DeviceStream, RemainingState};
 pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use hooks::Hook;
@@ -77,6 +77,7 @@ pub use sterna_transport::{
 #[cfg(feature = "planted-faults")]
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
+pub use throttle_clock::{ThrottleClock, ThrottleLimits};
 pub use vm::{Device, RunState, SourceVm, TargetVm, Vm};
 
 /// Compiles the README's example.

@@ -44,7 +44,7 @@ pub enum NonConvergence {
     /// It continues until the guest writes less or an operator ends it, as in QEMU. Sterna warns.
     #[default]
     KeepGoing,
-    /// It fails when several syncs in a row brought no progress and no enabled throttling is left.
+    /// It fails when several syncs in a row brought no progress and no enabled throttling remains.
     Fail,
 }
 
@@ -192,7 +192,7 @@ pub struct WaitLimits {
     /// of its migration before it is refused.
     pub setup: Duration,
     /// No progress although one side waits. A destination checks all channels of the migration together, and treats
-    /// silence as a failure only if the source must send something: the rest of an element or packet, or a promised
+    /// silence as a failure only if the source must send something: the remaining bytes of an element or packet, or a promised
     /// keep-alive. Between elements a source may be silent without limit, like a QEMU that waits for its operator; the
     /// kernel detects within about this limit whether its host still runs (specs/stream.md §5.4). A source checks each
     /// channel separately.

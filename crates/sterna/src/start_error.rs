@@ -23,7 +23,7 @@ pub enum StartError {
     /// The image that is to be sent cannot be restored by anybody.
     #[error("{0}")]
     Image(String),
-    /// The image that is to be sent is damaged; [`SendOptions::force_damaged`](crate::foreign::SendOptions::force_damaged)
+    /// The image that is to be sent is damaged; [`SendOptions::force_damaged`](crate::opaque::SendOptions::force_damaged)
     /// sends it as it is.
     #[error("{0}")]
     DamagedImage(String),

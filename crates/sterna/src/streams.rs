@@ -71,7 +71,7 @@ impl std::fmt::Display for Streamed {
 }
 
 /// Does `act` to all `devices` at once and waits for all. The first error in their order is returned; the others
-/// have been tried all the same.
+/// have been tried anyway.
 pub(crate) fn in_parallel(
     devices: &[Streamed],
     doing: &str,
@@ -95,7 +95,7 @@ pub(crate) fn failed_in_parallel(
         let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
         let joined = others.into_iter().map(|(device, thread)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
-            // Out of threads: one behind the other, then.
+            // Out of threads: one after the other, then.
             Err(_) => one(device),
         });
         joined.chain([last]).flatten().collect()

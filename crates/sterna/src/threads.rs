@@ -1,9 +1,9 @@
 //! A VMM's callback that panics is an error of that callback, and a thread of the engine that dies tells so.
 //!
-//! Nobody outside can undo what a migration has begun: if its threads just died, the guest would stay stopped, and no
+//! No code outside can undo what a migration has begun: if its threads just died, the guest would stay stopped, and no
 //! limit would end it. So every thread of the engine is begun by [`spawn`], which says why it died; the threads that
 //! perform a handover machine's actions catch each action apart ([`caught`]), so that what has to be undone is undone
-//! behind it. Which callback it was is known where it is called ([`call`]).
+//! after it. Which callback it was is known where it is called ([`call`]).
 //!
 //! This needs a program that unwinds (`panic = "unwind"`). With `panic = "abort"` the process ends, and its guest.
 
@@ -42,7 +42,7 @@ pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce()
 
 /// Does `act`; a panic becomes an error, which names the callback that panicked, or else `place`.
 ///
-/// Whoever goes on behind an error must not rely on what `act` was about to change. The engine's locks are of use
+/// Code that goes on after an error must not rely on what `act` was about to change. The engine's locks are of use
 /// after a panic, which does not poison them: each is taken for whole changes only.
 pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
     PANICKED.take();
@@ -120,7 +120,7 @@ pub(crate) mod planted {
     }
 
     /// From now on no thread of that name is to be had for what this thread begins, and what that begins in turn. With
-    /// `, begun` behind the name it is to be had, and dies at once.
+    /// `, begun` after the name it is to be had, and dies at once.
     pub fn refuse_threads(named: Option<&str>) {
         REFUSED.set(named.map(str::to_owned));
     }

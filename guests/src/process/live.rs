@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna::{Brake, BrakeLimits, VmError};
+use sterna::{ThrottleClock, ThrottleLimits, VmError};
 
 use super::StopPoint;
 use super::config::MOST_WORKERS;
@@ -52,7 +52,7 @@ pub(super) struct Live {
     /// Bytes per second of each worker; 0: no limit.
     dirty_limits: Box<[AtomicU64]>,
     /// Counts changes of the two above.
-    brake_generation: AtomicU64,
+    throttle_generation: AtomicU64,
     load: Mutex<(Pattern, Option<u64>)>,
 }
 
@@ -64,7 +64,7 @@ impl Live {
             generation: AtomicU64::new(0),
             throttle_percent: AtomicU8::new(0),
             dirty_limits: (0..MOST_WORKERS).map(|_| AtomicU64::new(0)).collect(),
-            brake_generation: AtomicU64::new(0),
+            throttle_generation: AtomicU64::new(0),
             load: Mutex::new((Pattern::Idle, None)),
         }
     }
@@ -82,27 +82,27 @@ impl Live {
         self.mid_page.store(point == StopPoint::MidPage, Relaxed);
     }
 
-    /// What a worker's brake has to keep to.
-    pub fn brake_limits(&self, worker: usize) -> BrakeLimits {
+    /// What a worker's throttle has to keep to.
+    pub fn throttle_limits(&self, worker: usize) -> ThrottleLimits {
         let bytes = self.dirty_limits[worker].load(Relaxed);
-        BrakeLimits {
+        ThrottleLimits {
             percent: self.throttle_percent.load(Relaxed),
             dirty_bytes_per_second: (bytes > 0).then_some(bytes),
         }
     }
     pub fn set_throttle_percent(&self, percent: u8) {
-        self.throttle_percent.store(percent.min(Brake::PERCENT_MAX), Relaxed);
-        self.brake_generation.fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.throttle_percent.store(percent.min(ThrottleClock::PERCENT_MAX), Relaxed);
+        self.throttle_generation.fetch_add(1, std::sync::atomic::Ordering::Release);
     }
     pub fn set_dirty_limit(&self, workers: std::ops::Range<usize>, bytes_per_second: Option<u64>) {
         for limit in &self.dirty_limits[workers] {
             limit.store(bytes_per_second.unwrap_or(0), Relaxed);
         }
-        self.brake_generation.fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.throttle_generation.fetch_add(1, std::sync::atomic::Ordering::Release);
     }
     /// Counts changes of the limits; a worker that sleeps by old ones asks again.
-    pub fn brake_generation(&self) -> u64 {
-        self.brake_generation.load(std::sync::atomic::Ordering::Acquire)
+    pub fn throttle_generation(&self) -> u64 {
+        self.throttle_generation.load(std::sync::atomic::Ordering::Acquire)
     }
 
     /// Counts requests; a worker that sees another count than before asks [`Live::load`].

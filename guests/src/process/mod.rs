@@ -10,7 +10,7 @@
 //! The guest can be stopped between two steps or within one ([`StopPoint`]), as a vCPU is. The next
 //! run then goes on with the same step at the same word.
 //!
-//! It can be slowed down as a VMM slows its vCPUs down ([`sterna::Throttle`]): each worker has a brake and sleeps
+//! It can be slowed down as a VMM slows its vCPUs down ([`sterna::Throttle`]): each worker has a throttle and sleeps
 //! when that says so.
 //!
 //! Downtime is measured from inside: a worker notes the longest time between two of its beats, on a

@@ -87,7 +87,7 @@ impl SourceVm for ProcessGuest {
 }
 
 /// A worker is a vCPU, and every step of it a page dirtied, whether the page is dirty already or not: the rates
-/// are what a dirty ring would show that is harvested after each step.
+/// are what a dirty ring would show that is synced after each step.
 impl Throttle for ProcessGuest {
     fn set_cpu_throttle(&self, percent: u8) {
         self.inner.live.set_throttle_percent(percent);
@@ -124,7 +124,7 @@ impl Throttle for ProcessGuest {
         match &*self.inner.phase() {
             Phase::Running(run) => run.dirty_rates(&self.inner.live),
             Phase::Stopped(state) | Phase::Loaded(state) => {
-                let limit = |worker| self.inner.live.brake_limits(worker).dirty_bytes_per_second;
+                let limit = |worker| self.inner.live.throttle_limits(worker).dirty_bytes_per_second;
                 let rate = |worker| VcpuDirtyRate { rate_bytes: 0, limit_bytes: limit(worker) };
                 (0..state.workers.len()).map(rate).collect()
             }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna::{Brake, VcpuDirtyRate, VmError};
+use sterna::{ThrottleClock, VcpuDirtyRate, VmError};
 use sterna_ram::{PAGE_SIZE, RamError};
 
 use super::clock::now_ns;
@@ -64,7 +64,7 @@ impl Run {
                 generation: inner.live.generation(),
                 stop: Arc::clone(&run.stop),
                 seen: Arc::clone(&seen),
-                brake: Brake::default(),
+                throttle: ThrottleClock::default(),
                 rate_since: (now_ns(), worker.steps),
                 state: worker,
             };
@@ -120,7 +120,7 @@ impl Run {
     pub fn dirty_rates(&self, live: &Live) -> Vec<VcpuDirtyRate> {
         let rate = |(worker, seen): (usize, &Arc<Seen>)| VcpuDirtyRate {
             rate_bytes: seen.dirty_rate.load(Ordering::Relaxed),
-            limit_bytes: live.brake_limits(worker).dirty_bytes_per_second,
+            limit_bytes: live.throttle_limits(worker).dirty_bytes_per_second,
         };
         self.seen.iter().enumerate().map(rate).collect()
     }
@@ -161,7 +161,7 @@ struct Worker {
     generation: u64,
     stop: Arc<AtomicBool>,
     seen: Arc<Seen>,
-    brake: Brake,
+    throttle: ThrottleClock,
     /// When the period of the dirty rate began, ns, and the steps at that time.
     rate_since: (u64, u64),
     state: WorkerState,
@@ -176,8 +176,8 @@ impl Worker {
             self.finish_step(self.state.partial_words)?;
         }
         let mut pace = Pace::new(self.inner.live.rate());
-        self.brake.settle(Duration::from_nanos(now_ns()), self.state.steps);
-        self.brake.woke(Duration::from_nanos(now_ns()));
+        self.throttle.settle(Duration::from_nanos(now_ns()), self.state.steps);
+        self.throttle.woke(Duration::from_nanos(now_ns()));
         while !self.stop.load(Ordering::Acquire) {
             let now = self.beat();
             self.measure_rate(now);
@@ -214,23 +214,23 @@ impl Worker {
         now
     }
 
-    /// Sleeps if the brake says so, but not longer than the guest is to run and the limits are as they are.
+    /// Sleeps if the throttle says so, but not longer than the guest is to run and the limits are as they are.
     fn rest(&mut self, now: u64) -> bool {
-        let generation = self.inner.live.brake_generation();
-        let limits = self.inner.live.brake_limits(self.index);
-        let time = self.brake.sleep_due(Duration::from_nanos(now), self.state.steps, limits);
+        let generation = self.inner.live.throttle_generation();
+        let limits = self.inner.live.throttle_limits(self.index);
+        let time = self.throttle.sleep_due(Duration::from_nanos(now), self.state.steps, limits);
         if time.is_zero() {
             return false;
         }
         let deadline = Instant::now() + time;
-        while !self.stop.load(Ordering::Acquire) && self.inner.live.brake_generation() == generation {
+        while !self.stop.load(Ordering::Acquire) && self.inner.live.throttle_generation() == generation {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             std::thread::park_timeout(left);
         }
-        self.brake.woke(Duration::from_nanos(now_ns()));
+        self.throttle.woke(Duration::from_nanos(now_ns()));
         true
     }
 

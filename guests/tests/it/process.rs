@@ -115,7 +115,7 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
         let (ram, log) = (source.ram(), source.dirty_source());
         let mut dirty = DirtyBitmaps::new(&ram);
         let round = |dirty: &mut DirtyBitmaps| {
-            log.harvest(dirty).unwrap();
+            log.sync(dirty).unwrap();
             for (block, b) in ram.blocks().iter().enumerate() {
                 log.rearm(block, 0, b.pages(), dirty.block(block)).unwrap();
                 while let Some(run) = dirty.block(block).take_run(0, b.pages(), u64::MAX) {
@@ -140,7 +140,7 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
 
 /// The proof that the test above can fail: what was written last is left out.
 #[test]
-fn guest_copied_without_its_last_harvest_is_corrupt() {
+fn guest_copied_without_its_last_sync_is_corrupt() {
     let (source, target) = (ProcessGuest::boot(small()).unwrap(), ProcessGuest::waiting(small()).unwrap());
     source.cont().unwrap();
     assert!(source.wait_progress(10, LONG));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sterna_interop::{Builder, Failure, Guest, Qemu, Root, machines_for, sterna_does, unbroken};
 
-/// Packed streams without a container.
+/// Compressed streams without a container.
 const BARE: [&str; 5] = ["legacy-gzip", "legacy-bzip2", "legacy-xz", "legacy-lzop", "legacy-zstd"];
 /// Formats of libvirt's save images.
 const CONTAINED: [&str; 7] = [
@@ -92,8 +92,8 @@ fn image_of_linux_converted_through_every_form_and_back_is_restored_by_qemu() ->
 }
 
 #[test]
-fn image_packed_in_every_way_and_unpacked_is_loaded_by_qemu() -> Result<(), Failure> {
-    let test = "image_packed_in_every_way_and_unpacked_is_loaded_by_qemu";
+fn image_compressed_in_every_way_and_decompressed_is_loaded_by_qemu() -> Result<(), Failure> {
+    let test = "image_compressed_in_every_way_and_decompressed_is_loaded_by_qemu";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let builder = Qemu::builder(&root).memory_mib(16).guest(Guest::Boot);
     let mut source = builder.clone().spawn()?;

@@ -64,7 +64,7 @@ fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) -> Result<(), Failur
     Ok(())
 }
 
-/// Starts a save that takes long, for xz packs slowly, and waits until the VM writes.
+/// Starts a save that takes long, for xz compresses slowly, and waits until the VM writes.
 fn slow_save(qemu: &mut Qemu) -> Result<(Child, PathBuf), Failure> {
     let image = qemu.directory().join("slow.img");
     let socket = qemu.operator_socket();

@@ -1,12 +1,12 @@
 //! QEMU's streams into Sterna's images and out of them again: every channel, codec, zero page and machine.
 //!
-//! A paused QEMU with its RAM in a file is migrated to [`sterna::foreign::receive`]; the image's RAM must be the
+//! A paused QEMU with its RAM in a file is migrated to [`sterna::opaque::receive`]; the image's RAM must be the
 //! file's, and so must that of a second QEMU which the image is sent to. Running guests must go on counting.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
+use sterna::opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, Compression, Outcome, Parameters};
 use sterna_image::tools::diff::{DiffOptions, diff};
 use sterna_image::tools::state::State;

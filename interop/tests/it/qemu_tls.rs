@@ -217,7 +217,7 @@ fn plain_qemu_source_is_told_apart() -> Result<(), Failure> {
     let server = tls(directory.path(), TlsEndpoint::Server);
     let refused = channel.start_tls(&server, TlsEndpoint::Server, None, LIMIT, &flag);
     let said = refused.expect_err("it must be refused").to_string();
-    assert!(said.contains("does not use TLS") && said.contains("tls-creds"), "{said}");
+    assert!(said.contains("does not use TLS") && said.contains("TLS credentials"), "{said}");
     Ok(())
 }
 

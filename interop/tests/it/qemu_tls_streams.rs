@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::certificates::{Authority, Wanted, directory_of, good_directory};
 use serde_json::json;
-use sterna::foreign::{ImagePlan, SendOptions, receive, send};
+use sterna::opaque::{ImagePlan, SendOptions, receive, send};
 use sterna::{
     Address, Capabilities, Compression, Event, Observer, Outcome, Parameters, Tls, TlsCredentials,
     TlsEndpoint,

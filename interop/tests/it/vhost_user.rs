@@ -70,7 +70,7 @@ fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), 
     read_all(&mut source, &handles);
     source.device.stop().map_err(|error| error.to_string())?;
     let mut dirty = DirtyBitmaps::new(&source.ram);
-    log.harvest(&mut dirty).map_err(|error| error.to_string())?;
+    log.sync(&mut dirty).map_err(|error| error.to_string())?;
     let state = source.read_state()?;
     let configuration = source.device.configuration().map_err(|error| error.to_string())?;
     source.device.end_save().map_err(|error| error.to_string())?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::{Device, DeviceStream, PendingState, VmError};
+use sterna::{Device, DeviceStream, RemainingState, VmError};
 
 /// How late a device may be and make up for it.
 const SLACK: Duration = Duration::from_millis(2);
@@ -78,11 +78,11 @@ impl DeviceStream for BenchDevice {
         Ok(())
     }
 
-    fn pending(&self) -> Result<PendingState, VmError> {
+    fn remaining(&self) -> Result<RemainingState, VmError> {
         let (at, bytes) = (self.at.load(Ordering::Relaxed), self.state.lock().len());
         let initial_bytes = self.running_bytes.saturating_sub(at) as u64;
         let stopped_bytes = (bytes - self.running_bytes.max(at)) as u64;
-        Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
+        Ok(RemainingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {

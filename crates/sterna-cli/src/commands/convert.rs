@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
-use sterna_image::{Direct, Form, Packing};
+use sterna_image::{Compression, Direct, Form};
 use sterna_qmp::drive::save::newest_libvirt_format_here;
 
 use crate::exit::{Done, Status, Stop};
@@ -71,7 +71,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let options = arguments.options()?;
     Interrupts::remove_files()?;
     if !is_pipe(&arguments.to) {
-        terminal::note_left_behind(&arguments.to);
+        terminal::note_stale(&arguments.to);
     }
     let converted = convert(input(&arguments.from)?, output(&arguments.to), &options)
         .map_err(|error| Stop::of_image(&error, &[&arguments.from]))?;
@@ -108,7 +108,7 @@ impl Arguments {
             return Ok(self.format);
         }
         if is_pipe(&self.to) {
-            return Ok(Some(Target::bare(Form::Legacy, Packing::None)));
+            return Ok(Some(Target::bare(Form::Legacy, Compression::None)));
         }
         if !is_in_libvirts_container(&self.from) {
             return Ok(None);

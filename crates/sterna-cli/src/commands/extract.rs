@@ -71,7 +71,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         threads: arguments.threads.map_or(0, usize::from),
     };
     Interrupts::remove_files()?;
-    terminal::note_left_behind(&arguments.output);
+    terminal::note_stale(&arguments.output);
     let extracted = extract(&image, &part, &arguments.output, &options).map_err(stop)?;
     if arguments.json {
         let text = serde_json::to_string_pretty(&extracted);

@@ -127,7 +127,7 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
             "The guest is paused, and its last migration or save ended as `{migration}`: unless an operator paused it \
              intentionally, `cont` resumes it."
         ),
-        // A QEMU has completed its part when the image is still being packed or put on the disk.
+        // A QEMU has completed its part when the image is still being compressed or put on the disk.
         ("postmigrate", "completed") => "The guest has left, by a migration or into an image. If that was a save that was \
              killed before its image was in its place, `cont` lets the guest run on; after any other save, and wherever \
              the guest may run now, it must not run here."

@@ -1,6 +1,6 @@
 //! Images and peers without a monitor: `sterna save listen:ADDRESS` and `sterna restore IMAGE send:ADDRESS`.
 //!
-//! The engine does the work (`sterna::foreign`). Nothing of multifd, compression and TLS is negotiated on the
+//! The engine does the work (`sterna::opaque`). Nothing of multifd, compression and TLS is negotiated on the
 //! wire, so the operator says here what he says to the peer, under QEMU's names.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
-use sterna::foreign::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
+use sterna::opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, StartError, Status as Stage};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Image, MappedOptions};

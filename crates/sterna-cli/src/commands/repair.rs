@@ -39,7 +39,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     if let Some(output) = &arguments.output {
         Interrupts::remove_files()?;
-        terminal::note_left_behind(output);
+        terminal::note_stale(output);
     }
     let done = repair(&arguments.image, &to, &VerifyOptions::default());
     let repaired = done.map_err(|error| match error {

@@ -91,7 +91,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
     let mut monitor = Monitor::connect(&endpoint)?;
     let state = monitor.run_state()?;
-    for left in PageFile::left_behind(&arguments.image) {
+    for left in PageFile::stale_staging_files(&arguments.image) {
         terminal::note(&broken_off(&left, &endpoint.to_string(), &state));
     }
     let format = format(arguments, &mut monitor, domain.is_some())?;
@@ -116,7 +116,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 
 /// What to do about a file that a save which was killed left behind, in front of the VM that it may have stopped.
 fn broken_off(left: &Path, vm: &str, state: &str) -> String {
-    let mut text = terminal::left_behind(left);
+    let mut text = terminal::stale(left);
     if state == "paused" {
         text += &format!(
             ". The guest at {vm} is paused: if that save stopped it, `cont` resumes it (until then it would be saved as a \

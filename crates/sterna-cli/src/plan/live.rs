@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sterna::forecast::{DirtyModel, FIXED_PAUSE, Fixed, Inputs, Point, UNCERTAINTY};
+use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, UNCERTAINTY};
 use sterna_qmp::drive::survey::{self, Reading, Survey};
 
 use super::Plan;
@@ -96,9 +96,9 @@ impl Stated {
         let ram_bytes = self.ram_bytes.unwrap_or(0);
         let inputs = Inputs {
             ram_bytes,
-            first_pass_bytes: self.to_send_bytes.unwrap_or(ram_bytes).min(ram_bytes),
+            first_round_bytes: self.to_send_bytes.unwrap_or(ram_bytes).min(ram_bytes),
             bandwidth_bytes: self.bandwidth_bytes.unwrap_or(0),
-            pause_bandwidth_bytes: None,
+            switchover_bandwidth_bytes: None,
             avail_switchover_bandwidth_bytes: None,
             dirty: DirtyModel::Rate(self.dirty_bytes.unwrap_or(0)),
             sync: self.sync.unwrap_or_default(),
@@ -187,7 +187,7 @@ impl Stated {
     ) -> Inputs {
         let ram_bytes = self.ram_bytes.unwrap_or(survey.ram_bytes);
         let touched = readings.iter().filter_map(|reading| reading.touched_bytes).max();
-        let first_pass_bytes = self.to_send_bytes.or(touched).unwrap_or_else(|| {
+        let first_round_bytes = self.to_send_bytes.or(touched).unwrap_or_else(|| {
             assumed.push("no page of RAM is zero; --to-send overrides it".into());
             ram_bytes
         });
@@ -207,9 +207,9 @@ impl Stated {
                 sync
             });
         let fixed_part = self.fixed.unwrap_or_else(|| {
-            let shown = units::seconds(FIXED_PAUSE.as_secs_f64());
+            let shown = units::seconds(FIXED_DOWNTIME.as_secs_f64());
             assumed.push(format!("stop, devices and start take {shown}; --fixed overrides it"));
-            FIXED_PAUSE
+            FIXED_DOWNTIME
         });
         let curve = || {
             let point = |reading: &Reading| Point {
@@ -220,9 +220,9 @@ impl Stated {
         };
         Inputs {
             ram_bytes,
-            first_pass_bytes: first_pass_bytes.min(ram_bytes),
+            first_round_bytes: first_round_bytes.min(ram_bytes),
             bandwidth_bytes: bandwidth.rounds,
-            pause_bandwidth_bytes: bandwidth.pause,
+            switchover_bandwidth_bytes: bandwidth.pause,
             avail_switchover_bandwidth_bytes: survey.switchover_bandwidth_bytes,
             dirty: self.dirty_bytes.map_or_else(curve, DirtyModel::Rate),
             sync,

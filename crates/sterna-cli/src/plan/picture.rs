@@ -77,7 +77,7 @@ fn tip(round: &PlannedRound) -> String {
 /// Which downtime limit each rule needs at which dirty rate.
 fn limits(svg: &mut Svg, plan: &Plan, top: f64) {
     let inputs = &plan.inputs;
-    let (b, x, paused) = (inputs.bandwidth_bytes as f64, inputs.sync, inputs.fixed.paused());
+    let (b, x, paused) = (inputs.bandwidth_bytes as f64, inputs.sync, inputs.fixed.downtime());
     let limit = inputs.downtime_limit.as_secs_f64();
     let needed = plan.rules.engine.downtime_needed.unwrap_or(0.0);
     let most = limit.max(needed).max(plan.rules.qemu.downtime_needed.unwrap_or(0.0).min(limit * 3.0)) * 1.4;

@@ -35,14 +35,14 @@ fn figures(plan: &Plan) -> String {
         table.add_row([name.to_owned(), value]);
     };
     if inputs.ram_bytes > 0 {
-        let sent = match inputs.first_pass_bytes {
+        let sent = match inputs.first_round_bytes {
             sent if sent < inputs.ram_bytes => format!(", {} of it to send", units::bytes(sent)),
             _ => String::new(),
         };
         row("guest RAM", units::bytes(inputs.ram_bytes) + &sent);
     }
     row("bandwidth", units::decimal_rate(inputs.bandwidth_bytes as f64));
-    if let Some(rate) = inputs.pause_bandwidth_bytes {
+    if let Some(rate) = inputs.switchover_bandwidth_bytes {
         row("switchover bandwidth", units::decimal_rate(rate as f64));
     }
     if let Some(rate) = inputs.avail_switchover_bandwidth_bytes {
@@ -61,8 +61,8 @@ fn figures(plan: &Plan) -> String {
     }
     row("sync", time(inputs.sync));
     row("downtime limit", time(inputs.downtime_limit));
-    if !inputs.fixed.paused().is_zero() {
-        row("stop, devices, start", time(inputs.fixed.paused()));
+    if !inputs.fixed.downtime().is_zero() {
+        row("stop, devices, start", time(inputs.fixed.downtime()));
     }
     row("uncertainty", format!("± {:.0} % of bandwidth and dirty rate", inputs.uncertainty * 100.0));
     let mut text = trimmed(&table);

@@ -7,9 +7,9 @@ use super::*;
 fn published(sync_ms: u64, ram_bytes: u64) -> Plan {
     let inputs = Inputs {
         ram_bytes,
-        first_pass_bytes: ram_bytes,
+        first_round_bytes: ram_bytes,
         bandwidth_bytes: 15_000_000_000,
-        pause_bandwidth_bytes: None,
+        switchover_bandwidth_bytes: None,
         avail_switchover_bandwidth_bytes: None,
         dirty: DirtyModel::Rate(10_000_000_000),
         sync: Duration::from_millis(sync_ms),

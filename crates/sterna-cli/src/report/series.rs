@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sterna::{Round, Sample, Statistics};
 
-use crate::figures::dirtied_in;
+use crate::derived::dirtied_in;
 use crate::units::PAGE_BYTES;
 
 /// A value that held from one instant to another.

@@ -6,7 +6,7 @@ use sterna::forecast::Range;
 use sterna::{LaneTimes, Statistics, Status};
 
 use super::svg::escape;
-use crate::figures;
+use crate::derived;
 use crate::record::Record;
 use crate::summary;
 use crate::units;
@@ -36,7 +36,7 @@ pub fn head(record: &Record) -> String {
     };
     tile("total time", units::time(statistics.total_time));
     tile("downtime", statistics.downtime.map_or("–".into(), units::time));
-    tile("bandwidth while sending", figures::moving_bandwidth(statistics).map_or("–".into(), units::rate));
+    tile("bandwidth while sending", derived::moving_bandwidth(statistics).map_or("–".into(), units::rate));
     tile("rounds", statistics.rounds.len().to_string());
     html.push_str("</section>\n");
     html
@@ -129,7 +129,7 @@ pub fn rounds(statistics: &Statistics) -> String {
             units::count(round.pages),
             units::bytes(round.bytes),
             units::time(round.sync),
-            units::count(figures::dirtied_in(statistics, index)),
+            units::count(derived::dirtied_in(statistics, index)),
         );
     }
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");

@@ -5,7 +5,7 @@ use sterna::{Round, Statistics};
 use super::axis::Axis;
 use super::series::{self, Span};
 use super::svg::Svg;
-use crate::figures::dirtied_in;
+use crate::derived::dirtied_in;
 use crate::units;
 
 const WIDTH: f64 = 1080.0;

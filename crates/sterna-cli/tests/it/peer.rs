@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use sterna::foreign::{ImagePlan, receive};
+use sterna::opaque::{ImagePlan, receive};
 use sterna::{Address, Capabilities, Parameters};
 use sterna_image::{BlockShape, Image, MappedOptions, MappedWriter, Shape};
 

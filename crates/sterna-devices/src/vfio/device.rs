@@ -16,7 +16,7 @@
 //! `end_save` and `run` want it nevertheless: that is what it finds when it wakes up.
 
 use parking_lot::{Mutex, MutexGuard};
-use sterna::{DeviceStream, PendingState, VmError};
+use sterna::{DeviceStream, RemainingState, VmError};
 
 use super::{DeviceError, MigState, MigrationPort, PortError, path};
 
@@ -118,32 +118,33 @@ impl<P: MigrationPort> VfioDevice<P> {
         Ok(())
     }
 
-    fn pending(&self) -> Result<PendingState, DeviceError> {
+    fn remaining(&self) -> Result<RemainingState, DeviceError> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let saving = match &mut inner.session {
             Session::Saving(saving) => saving,
             Session::Interrupted => return Err(self.misused(inner.state, INTERRUPTED)),
-            _ => return Ok(PendingState::default()),
+            _ => return Ok(RemainingState::default()),
         };
         let failed = |source| self.failed(inner.state, source);
-        let mut pending = PendingState::default();
+        let mut remaining = RemainingState::default();
         match inner.state {
             MigState::PreCopy | MigState::PreCopyP2p => {
                 let info = self.port.precopy_info().map_err(failed)?;
                 let size = self.port.data_size().map_err(failed)?;
                 match info {
                     Some(info) => {
-                        (pending.initial_bytes, pending.dirty_bytes) = (info.initial_bytes, info.dirty_bytes);
-                        pending.stopped_bytes = size.saturating_sub(pending.running_bytes());
+                        (remaining.initial_bytes, remaining.dirty_bytes) =
+                            (info.initial_bytes, info.dirty_bytes);
+                        remaining.stopped_bytes = size.saturating_sub(remaining.running_bytes());
                     }
                     // It does not say which part of it: all until nothing comes, then what comes anew.
                     None if saving.idle => {
                         let rest = saving.idle_bytes.map_or(size, |bytes| bytes.min(size));
                         saving.idle_bytes = Some(rest);
-                        (pending.dirty_bytes, pending.stopped_bytes) = (size - rest, rest);
+                        (remaining.dirty_bytes, remaining.stopped_bytes) = (size - rest, rest);
                     }
-                    None => pending.dirty_bytes = size,
+                    None => remaining.dirty_bytes = size,
                 }
             }
             MigState::StopCopy if saving.ended => {}
@@ -152,11 +153,11 @@ impl<P: MigrationPort> VfioDevice<P> {
                     Some(bytes) => bytes,
                     None => *saving.stopped_bytes.insert(self.port.data_size().map_err(failed)?),
                 };
-                pending.stopped_bytes = all.saturating_sub(saving.read_bytes);
+                remaining.stopped_bytes = all.saturating_sub(saving.read_bytes);
             }
-            _ => pending.stopped_bytes = self.port.data_size().map_err(failed)?,
+            _ => remaining.stopped_bytes = self.port.data_size().map_err(failed)?,
         }
-        Ok(pending)
+        Ok(remaining)
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, DeviceError> {
@@ -418,8 +419,8 @@ impl<P: MigrationPort> DeviceStream for VfioDevice<P> {
         Ok(self.begin_save()?)
     }
 
-    fn pending(&self) -> Result<PendingState, VmError> {
-        Ok(self.pending()?)
+    fn remaining(&self) -> Result<RemainingState, VmError> {
+        Ok(self.remaining()?)
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{
-    DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, SyncTimes,
+    DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, SyncReport, SyncTimes,
 };
 
 use super::PortError;
@@ -56,8 +56,8 @@ pub trait DmaLogger: Send + Sync {
 
 /// The log of one device's DMA (DMA_LOGGING_START, REPORT, STOP).
 ///
-/// A report takes the bits out of the log, so harvesting re-arms. Whoever logs sets a page's bit after the page was
-/// written: a harvest between the two is followed by one that reports it.
+/// A report takes the bits out of the log, so syncing re-arms. Whoever logs sets a page's bit after the page was
+/// written: a sync between the two is followed by one that reports it.
 #[derive(Debug)]
 pub struct DmaLog<L> {
     logger: Arc<L>,
@@ -94,8 +94,8 @@ impl<L: DmaLogger> DmaLog<L> {
     }
 
     /// Asks for a range piece by piece, as long as one report's bitmap may be.
-    fn harvest_range(&self, range: &LoggedRange, into: &mut PageBitmap) -> Result<Harvest, PortError> {
-        let mut sum = Harvest::default();
+    fn sync_range(&self, range: &LoggedRange, into: &mut PageBitmap) -> Result<SyncReport, PortError> {
+        let mut sum = SyncReport::default();
         let piece = self.logger.longest_report() / PAGE_BYTES;
         let mut done = 0;
         while done < range.pages {
@@ -163,7 +163,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
         }
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         if !*self.started.lock() {
             return Err(DirtyError::NotStarted { origin: self.logger.log_name() });
         }
@@ -172,9 +172,9 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
             let rule = "the bitmaps are not those of the tracked RAM";
             return Err(DirtyError::Range { origin: self.logger.log_name(), block: 0, rule });
         }
-        let mut sum = Harvest::default();
+        let mut sum = SyncReport::default();
         for (index, range) in self.ranges.iter().enumerate() {
-            let found = self.harvest_range(range, into.block_mut(range.block));
+            let found = self.sync_range(range, into.block_mut(range.block));
             sum += found.map_err(|error| self.failed("DMA_LOGGING_REPORT", index, &error))?;
         }
         Ok(sum)

@@ -153,9 +153,9 @@ impl VhostUserDevice {
         self.worker.call(|session| session.set_log(None))
     }
 
-    /// The used rings that have stopped since the last harvest, which are not in the log; gives the newly dirty pages.
-    pub(super) fn harvest_used_rings(&self, into: &mut DirtyBitmaps) -> u64 {
-        self.used_rings.harvest(into)
+    /// The used rings that have stopped since the last sync, which are not in the log; gives the newly dirty pages.
+    pub(super) fn sync_used_rings(&self, into: &mut DirtyBitmaps) -> u64 {
+        self.used_rings.sync(into)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna_ram::dirty::{DirtyBitmaps, DirtySource, Harvest, VhostLog};
+use sterna_ram::dirty::{DirtyBitmaps, DirtySource, SyncReport, VhostLog};
 use sterna_ram::{DirtyError, PageBitmap};
 
 use super::{VhostUserDevice, VhostUserError};
@@ -67,14 +67,14 @@ impl DirtySource for VhostUserLog {
         self.untell(&mut told)
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        let mut harvest = self.log.harvest(into)?;
-        harvest.newly_dirty += self.devices.iter().map(|device| device.harvest_used_rings(into)).sum::<u64>();
-        Ok(harvest)
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        let mut report = self.log.sync(into)?;
+        report.newly_dirty += self.devices.iter().map(|device| device.sync_used_rings(into)).sum::<u64>();
+        Ok(report)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        self.log.rearm(block, first, count, harvested)
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        self.log.rearm(block, first, count, synced)
     }
 
     fn name(&self) -> &'static str {

@@ -12,7 +12,7 @@
 //! | its rings: features, addresses, how far each has got | GET_VRING_BASE; a record of ours, which is the stream's *configuration* |
 //!
 //! The protocol lets a back end save only while its rings are stopped, so nothing of the state can be read while the
-//! guest runs. Answering GET_VRING_BASE, a back end has finished what it was doing and logged it: the harvest that
+//! guest runs. Answering GET_VRING_BASE, a back end has finished what it was doing and logged it: the sync that
 //! follows [`sterna::DeviceStream::stop`] is the last.
 //!
 //! # Waiting

@@ -1,7 +1,7 @@
 //! The device's state as the engine's stream.
 
 use parking_lot::MutexGuard;
-use sterna::{DeviceStream, PendingState, VmError};
+use sterna::{DeviceStream, RemainingState, VmError};
 
 use super::configuration::Configuration;
 use super::pipe::{self, StatePipe};
@@ -69,16 +69,16 @@ impl DeviceStream for VhostUserDevice {
         Ok(())
     }
 
-    fn pending(&self) -> Result<PendingState, VmError> {
+    fn remaining(&self) -> Result<RemainingState, VmError> {
         let expected = self.options.expected_state_bytes;
         let transfer = self.transfer();
         let stopped_bytes = match &*transfer {
-            Transfer::Interrupted => return Err(self.out_of_order("pending", &transfer).into()),
+            Transfer::Interrupted => return Err(self.out_of_order("remaining", &transfer).into()),
             Transfer::Announced => expected,
             Transfer::Saving { pipe, bytes } => expected.saturating_sub(*bytes).max(pipe.readable()),
             _ => 0,
         };
-        Ok(PendingState { stopped_bytes, ..PendingState::default() })
+        Ok(RemainingState { stopped_bytes, ..RemainingState::default() })
     }
 
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {

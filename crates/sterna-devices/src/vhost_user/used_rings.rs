@@ -1,7 +1,7 @@
 //! Used rings: written by the back end, and not in its log.
 //!
 //! A back end logs them if SET_VRING_ADDR says so, but a ring that runs would have to be stopped to say it
-//! (`specs/vhost-user.md §2`). They are final, and a few pages, when the ring has stopped: the next harvest takes them.
+//! (`specs/vhost-user.md §2`). They are final, and a few pages, when the ring has stopped: the next sync takes them.
 
 use parking_lot::Mutex;
 use sterna_ram::dirty::DirtyBitmaps;
@@ -16,20 +16,20 @@ pub(super) struct Pages {
 
 /// The used rings of one device.
 #[derive(Debug, Default)]
-pub(super) struct UsedRings(Mutex<State>);
+pub(super) struct UsedRings(Mutex<UsedRingsState>);
 
 #[derive(Debug, Default)]
-struct State {
-    /// Somebody harvests.
+struct UsedRingsState {
+    /// Somebody syncs.
     is_logged: bool,
-    /// Of rings that have stopped since the last harvest.
+    /// Of rings that have stopped since the last sync.
     stopped: Vec<Pages>,
 }
 
 impl UsedRings {
-    /// Harvests begin or end.
+    /// Syncs begin or end.
     pub(super) fn set_logged(&self, is_logged: bool) {
-        *self.0.lock() = State { is_logged, stopped: Vec::new() };
+        *self.0.lock() = UsedRingsState { is_logged, stopped: Vec::new() };
     }
 
     /// To be called when the back end writes the ring no more.
@@ -41,7 +41,7 @@ impl UsedRings {
     }
 
     /// Gives the number of pages that were clean in `into`.
-    pub(super) fn harvest(&self, into: &mut DirtyBitmaps) -> u64 {
+    pub(super) fn sync(&self, into: &mut DirtyBitmaps) -> u64 {
         let stopped = std::mem::take(&mut self.0.lock().stopped);
         stopped.iter().map(|pages| into.block(pages.block).set_range(pages.first, pages.count)).sum()
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ring_that_stopped_is_in_one_harvest_if_there_are_any() {
+    fn ring_that_stopped_is_in_one_sync_if_there_are_any() {
         let block = RamBlock::new("ram", 16 << 12, Backing::Memfd).expect("a block");
         let ram = GuestRam::new(vec![block]).expect("RAM");
         for (is_logged, wanted) in [(true, 2), (false, 0)] {
@@ -63,8 +63,8 @@ mod tests {
             rings.stopped(Pages { block: 0, first: 5, count: 2 });
             let mut dirty = DirtyBitmaps::new(&ram);
 
-            assert_eq!([rings.harvest(&mut dirty), dirty.block(0).count_range(5, 2)], [wanted; 2]);
-            assert_eq!(rings.harvest(&mut DirtyBitmaps::new(&ram)), 0);
+            assert_eq!([rings.sync(&mut dirty), dirty.block(0).count_range(5, 2)], [wanted; 2]);
+            assert_eq!(rings.sync(&mut DirtyBitmaps::new(&ram)), 0);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | from | to | how |
 //! | --- | --- | --- |
-//! | legacy | legacy | the stream byte for byte, checked as it passes; unpacked and packed anew |
+//! | legacy | legacy | the stream byte for byte, checked as it passes; decompressed and compressed anew |
 //! | legacy | mapped-ram | records to their places, by several threads |
 //! | mapped-ram | legacy | blocks read ahead in file order, every page as a record |
 //! | mapped-ram | mapped-ram | laid out anew; pages shared (reflinks) or copied by several threads, holes kept |
@@ -48,7 +48,7 @@ pub use target::Target;
 pub enum Input {
     /// A file.
     File(PathBuf),
-    /// A pipe with a bare legacy stream, packed or not.
+    /// A pipe with a bare legacy stream, compressed or not.
     Pipe(Box<dyn Read + Send>),
 }
 
@@ -73,7 +73,7 @@ pub struct ConvertOptions {
     pub replace: bool,
     /// Past the page cache, reading and writing.
     pub direct: Direct,
-    /// Threads that copy, pack or write; 0 for one for each CPU.
+    /// Threads that copy, compress or write; 0 for one for each CPU.
     pub threads: usize,
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
@@ -300,13 +300,13 @@ impl Job<'_> {
 
     /// An output for a stream.
     fn out(&mut self) -> Result<Out, ImageError> {
-        let (packing, threads) = (self.target.packing(), threads(self.options.threads));
+        let (compression, threads) = (self.target.compression(), threads(self.options.threads));
         match &mut self.to {
             Output::File(path) => {
-                Out::file(path, self.options.create(), self.envelope.clone(), packing, threads)
+                Out::file(path, self.options.create(), self.envelope.clone(), compression, threads)
             }
             Output::Pipe(pipe) => {
-                Ok(Out::pipe(std::mem::replace(pipe, Box::new(std::io::sink())), packing, threads))
+                Ok(Out::pipe(std::mem::replace(pipe, Box::new(std::io::sink())), compression, threads))
             }
         }
     }

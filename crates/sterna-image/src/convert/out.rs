@@ -1,4 +1,4 @@
-//! Where a stream goes: packed or not, into a file or a pipe.
+//! Where a stream goes: compressed or not, into a file or a pipe.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 use sterna_transport::CreateOptions;
 
 use crate::ImageError;
-use crate::model::{Packing, Shape};
-use crate::pack::Packer;
+use crate::compression::Compressor;
+use crate::model::{Compression, Shape};
 use crate::write::{Envelope, FileSink, failed};
 
 /// The output of a stream.
 pub(super) struct Out {
-    packer: Packer<Below>,
+    compressor: Compressor<Below>,
 }
 
 enum Below {
@@ -27,20 +27,20 @@ impl Out {
         path: &Path,
         options: CreateOptions,
         envelope: Option<Envelope>,
-        packing: Packing,
+        compression: Compression,
         threads: usize,
     ) -> Result<Self, ImageError> {
-        let sink = FileSink::create(path, options, envelope, packing)?;
-        Ok(Self { packer: Packer::new(Below::File(Box::new(sink)), packing, threads) })
+        let sink = FileSink::create(path, options, envelope, compression)?;
+        Ok(Self { compressor: Compressor::new(Below::File(Box::new(sink)), compression, threads) })
     }
 
-    pub(super) fn pipe(pipe: Box<dyn Write + Send>, packing: Packing, threads: usize) -> Self {
-        Self { packer: Packer::new(Below::Pipe(pipe), packing, threads) }
+    pub(super) fn pipe(pipe: Box<dyn Write + Send>, compression: Compression, threads: usize) -> Self {
+        Self { compressor: Compressor::new(Below::Pipe(pipe), compression, threads) }
     }
 
     /// Ends the stream, and puts the file in its place. Gives the file's length; 0 for a pipe.
     pub(super) fn complete(self, shape: &Shape, name: &str) -> Result<u64, ImageError> {
-        match self.packer.finish().map_err(|error| failed(name, error))? {
+        match self.compressor.finish().map_err(|error| failed(name, error))? {
             Below::File(sink) => sink.complete(shape),
             Below::Pipe(mut pipe) => {
                 pipe.flush().map_err(|error| failed(name, error))?;
@@ -52,11 +52,11 @@ impl Out {
 
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.packer.write(bytes)
+        self.compressor.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.packer.flush()
+        self.compressor.flush()
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn spread(
     wanted: usize,
     counts: &Counts,
 ) -> Result<(Shape, End), ImageError> {
-    // One reads and unpacks; more than four write faster than it can read.
+    // One reads and decompresses; more than four write faster than it can read.
     let count = super::threads(wanted).clamp(1, 4);
     thread::scope(|scope| {
         let mut lanes = Vec::new();

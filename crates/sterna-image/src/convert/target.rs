@@ -3,43 +3,51 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::model::{Container, Form, ImageKind, Packing};
+use crate::model::{Compression, Container, Form, ImageKind};
 
 /// A kind of image, without the texts of its container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Target {
     is_libvirt: bool,
     form: Form,
-    packing: Packing,
+    compression: Compression,
 }
 
-/// Packings by name.
-const PACKINGS: [Packing; 6] =
-    [Packing::None, Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd];
+/// Compressions by name.
+const COMPRESSIONS: [Compression; 6] = [
+    Compression::None,
+    Compression::Gzip,
+    Compression::Bzip2,
+    Compression::Xz,
+    Compression::Lzop,
+    Compression::Zstd,
+];
 
 impl Target {
-    /// A stream without a container. mapped-ram is never packed.
-    pub fn bare(form: Form, packing: Packing) -> Self {
-        Self { is_libvirt: false, form, packing: pack(form, packing) }
+    /// A stream without a container. mapped-ram is never compressed.
+    pub fn bare(form: Form, compression: Compression) -> Self {
+        Self { is_libvirt: false, form, compression: compress(form, compression) }
     }
 
     /// A libvirt save image; with [`Form::Mapped`] its format *sparse*.
-    pub fn libvirt(form: Form, packing: Packing) -> Self {
-        Self { is_libvirt: true, form, packing: pack(form, packing) }
+    pub fn libvirt(form: Form, compression: Compression) -> Self {
+        Self { is_libvirt: true, form, compression: compress(form, compression) }
     }
 
     /// mapped-ram, in the container that the source has.
     pub fn default_for(kind: &ImageKind) -> Self {
         match kind.container {
-            Container::Bare => Self::bare(Form::Mapped, Packing::None),
-            Container::Libvirt(_) => Self::libvirt(Form::Mapped, Packing::None),
+            Container::Bare => Self::bare(Form::Mapped, Compression::None),
+            Container::Libvirt(_) => Self::libvirt(Form::Mapped, Compression::None),
         }
     }
 
     /// All of them.
     pub fn all() -> Vec<Self> {
-        let legacy = |make: fn(Form, Packing) -> Self| PACKINGS.map(|packing| make(Form::Legacy, packing));
-        let mapped = |make: fn(Form, Packing) -> Self| [make(Form::Mapped, Packing::None)];
+        let legacy = |make: fn(Form, Compression) -> Self| {
+            COMPRESSIONS.map(|compression| make(Form::Legacy, compression))
+        };
+        let mapped = |make: fn(Form, Compression) -> Self| [make(Form::Mapped, Compression::None)];
         [&mapped(Self::bare)[..], &legacy(Self::bare), &mapped(Self::libvirt), &legacy(Self::libvirt)]
             .concat()
     }
@@ -54,25 +62,25 @@ impl Target {
         self.form
     }
 
-    /// How its stream is packed.
-    pub fn packing(self) -> Packing {
-        self.packing
+    /// How its stream is compressed.
+    pub fn compression(self) -> Compression {
+        self.compression
     }
 
     /// Its name, as [`ImageKind::name`] has it.
     pub fn name(self) -> String {
-        match (self.is_libvirt, self.form, self.packing) {
+        match (self.is_libvirt, self.form, self.compression) {
             (false, Form::Mapped, _) => "mapped-ram".to_owned(),
-            (false, Form::Legacy, Packing::None) => "legacy".to_owned(),
-            (false, Form::Legacy, packing) => format!("legacy-{}", packing.name()),
+            (false, Form::Legacy, Compression::None) => "legacy".to_owned(),
+            (false, Form::Legacy, compression) => format!("legacy-{}", compression.name()),
             (true, Form::Mapped, _) => "libvirt-sparse".to_owned(),
-            (true, Form::Legacy, packing) => format!("libvirt-{}", packing.name()),
+            (true, Form::Legacy, compression) => format!("libvirt-{}", compression.name()),
         }
     }
 }
 
-fn pack(form: Form, packing: Packing) -> Packing {
-    if form == Form::Mapped { Packing::None } else { packing }
+fn compress(form: Form, compression: Compression) -> Compression {
+    if form == Form::Mapped { Compression::None } else { compression }
 }
 
 impl fmt::Display for Target {

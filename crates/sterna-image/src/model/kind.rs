@@ -1,4 +1,4 @@
-//! How an image is wrapped: container, packing, form.
+//! How an image is wrapped: container, compression, form.
 
 pub use sterna_wire::libvirt::ByteOrder;
 
@@ -13,7 +13,7 @@ pub enum Form {
 
 /// How the stream is compressed (`specs/libvirt-save.md §2`). Only legacy streams are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Packing {
+pub enum Compression {
     /// Not at all.
     None,
     /// gzip.
@@ -28,16 +28,16 @@ pub enum Packing {
     Zstd,
 }
 
-impl Packing {
+impl Compression {
     /// The name, as libvirt has it; `raw` for none.
     pub fn name(self) -> &'static str {
         match self {
-            Packing::None => "raw",
-            Packing::Gzip => "gzip",
-            Packing::Bzip2 => "bzip2",
-            Packing::Xz => "xz",
-            Packing::Lzop => "lzop",
-            Packing::Zstd => "zstd",
+            Compression::None => "raw",
+            Compression::Gzip => "gzip",
+            Compression::Bzip2 => "bzip2",
+            Compression::Xz => "xz",
+            Compression::Lzop => "lzop",
+            Compression::Zstd => "zstd",
         }
     }
 }
@@ -78,7 +78,7 @@ pub struct ImageKind {
     /// What is around the stream.
     pub container: Container,
     /// How it is compressed.
-    pub packing: Packing,
+    pub compression: Compression,
     /// Where the pages are.
     pub form: Form,
 }
@@ -87,12 +87,12 @@ impl ImageKind {
     /// The name of the kind as `sterna convert --format` takes it: `mapped-ram`, `legacy`, `legacy-zstd`,
     /// `libvirt-raw`, `libvirt-sparse`, `libvirt-gzip`, …
     pub fn name(&self) -> String {
-        match (&self.container, self.form, self.packing) {
+        match (&self.container, self.form, self.compression) {
             (Container::Bare, Form::Mapped, _) => "mapped-ram".to_owned(),
-            (Container::Bare, Form::Legacy, Packing::None) => "legacy".to_owned(),
-            (Container::Bare, Form::Legacy, packing) => format!("legacy-{}", packing.name()),
+            (Container::Bare, Form::Legacy, Compression::None) => "legacy".to_owned(),
+            (Container::Bare, Form::Legacy, compression) => format!("legacy-{}", compression.name()),
             (Container::Libvirt(_), Form::Mapped, _) => "libvirt-sparse".to_owned(),
-            (Container::Libvirt(_), Form::Legacy, packing) => format!("libvirt-{}", packing.name()),
+            (Container::Libvirt(_), Form::Legacy, compression) => format!("libvirt-{}", compression.name()),
         }
     }
 }

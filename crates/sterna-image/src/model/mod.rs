@@ -6,7 +6,7 @@ mod kind;
 mod shape;
 
 pub use beside::Beside;
-pub use kind::{ByteOrder, Container, Form, ImageKind, LibvirtHeader, Packing};
+pub use kind::{ByteOrder, Compression, Container, Form, ImageKind, LibvirtHeader};
 pub(crate) use shape::IGNORE_SHARED;
 pub use shape::{BlockShape, RamShape, Shape};
 

@@ -14,8 +14,8 @@ use super::source::{Input, Piped, ReadAt, Sequential};
 use super::tee::Tee;
 use super::{half_repaired, libvirt, sniff, tail};
 use crate::ImageError;
-use crate::model::{Container, Form, ImageKind, Packing, Shape};
-use crate::pack::{Places, unpack_with};
+use crate::compression::{Places, decompress_with};
+use crate::model::{Compression, Container, Form, ImageKind, Shape};
 
 /// An image whose head has been read.
 pub(crate) struct Begun {
@@ -25,12 +25,12 @@ pub(crate) struct Begun {
     pub(super) file: Arc<str>,
     cursor: Cursor,
     lengths: Lengths,
-    /// Where the unpacked stream's bytes stand in the file.
+    /// Where the decompressed stream's bytes stand in the file.
     places: Places,
 }
 
 impl Begun {
-    /// Begins to read `source`. What is consumed of the unpacked stream also goes to `tee`, which is held from the end of
+    /// Begins to read `source`. What is consumed of the decompressed stream also goes to `tee`, which is held from the end of
     /// RAM on.
     pub(crate) fn of_source(
         source: &Arc<dyn ReadAt>,
@@ -42,9 +42,9 @@ impl Begun {
             return Err(ImageError::HalfRepaired { file: name.to_owned() });
         }
         let (kind, stream_offset) = kind(&**source, name)?;
-        // The description lies at the end, which only a stream that is not packed lets see beforehand.
-        let lengths = match kind.packing {
-            Packing::None => {
+        // The description lies at the end, which only a stream that is not compressed lets see beforehand.
+        let lengths = match kind.compression {
+            Compression::None => {
                 let source = Arc::clone(source);
                 Lengths::new(move || section_lengths(&*source).unwrap_or_default())
             }
@@ -52,17 +52,17 @@ impl Begun {
         };
         let sequential = Sequential::new(Arc::clone(source), stream_offset);
         let places = Places::default();
-        let input: Box<dyn Input> = match kind.packing {
-            Packing::None => Box::new(sequential),
-            packing => {
-                let unpacked = unpack_with(packing, sequential, &places);
-                Box::new(Piped(unpacked.map_err(|error| ImageError::io(name, "unpack", error))?))
+        let input: Box<dyn Input> = match kind.compression {
+            Compression::None => Box::new(sequential),
+            compression => {
+                let decompressed = decompress_with(compression, sequential, &places);
+                Box::new(Piped(decompressed.map_err(|error| ImageError::io(name, "decompress", error))?))
             }
         };
         Self::of_input(input, kind.clone(), stream_offset, name, tee, (lengths, places))
     }
 
-    /// Begins to read a pipe: a bare legacy stream, packed or not.
+    /// Begins to read a pipe: a bare legacy stream, compressed or not.
     pub(crate) fn of_pipe(
         mut pipe: Box<dyn Read + Send>,
         name: &str,
@@ -71,8 +71,8 @@ impl Begun {
         let mut magic = Vec::new();
         let read = (&mut pipe).take(sniff::BYTES as u64).read_to_end(&mut magic);
         read.map_err(|error| ImageError::io(name, "read", error))?;
-        let packing = match sniff::sniff(&magic) {
-            Some(sniff::Sniffed::Stream(packing)) => packing,
+        let compression = match sniff::sniff(&magic) {
+            Some(sniff::Sniffed::Stream(compression)) => compression,
             Some(sniff::Sniffed::Libvirt) => {
                 let text = format!("{name} is a libvirt save image: give it as a file, not through a pipe");
                 return Err(ImageError::Request(text));
@@ -81,10 +81,10 @@ impl Begun {
         };
         let whole = io::Cursor::new(magic).chain(pipe);
         let places = Places::default();
-        let unpacked =
-            unpack_with(packing, whole, &places).map_err(|error| ImageError::io(name, "unpack", error))?;
-        let kind = ImageKind { container: Container::Bare, packing, form: Form::Legacy };
-        Self::of_input(Box::new(Piped(unpacked)), kind, 0, name, tee, (Lengths::unknown(), places))
+        let decompressed = decompress_with(compression, whole, &places)
+            .map_err(|error| ImageError::io(name, "decompress", error))?;
+        let kind = ImageKind { container: Container::Bare, compression, form: Form::Legacy };
+        Self::of_input(Box::new(Piped(decompressed)), kind, 0, name, tee, (Lengths::unknown(), places))
     }
 
     fn of_input(
@@ -96,9 +96,9 @@ impl Begun {
         (mut lengths, places): (Lengths, Places),
     ) -> Result<Self, ImageError> {
         let file: Arc<str> = name.into();
-        let position = if kind.packing == Packing::None { stream_offset } else { 0 };
+        let position = if kind.compression == Compression::None { stream_offset } else { 0 };
         let mut cursor = Cursor::new(input, Arc::clone(&file), position).copied_to(tee);
-        let in_file = |error| in_packed(error, &kind, stream_offset, &places);
+        let in_file = |error| in_compressed(error, &kind, stream_offset, &places);
         let head = head::read(&mut cursor, &mut lengths).map_err(in_file)?;
         let kind = ImageKind { form: head.shape.form(), ..kind };
         check_format(&kind, name)?;
@@ -113,25 +113,31 @@ impl Begun {
     /// Reads on to the end; page records go to `sink`.
     pub(crate) fn finish(mut self, sink: &mut dyn RecordSink) -> Result<(Shape, End), ImageError> {
         let read = body::read(&mut self.cursor, &mut self.head, &mut self.lengths, sink);
-        let end = read.map_err(|error| in_packed(error, &self.kind, self.stream_offset, &self.places))?;
+        let end = read.map_err(|error| in_compressed(error, &self.kind, self.stream_offset, &self.places))?;
         self.cursor.give()?;
         Ok((self.head.shape, end))
     }
 }
 
-/// An error in a packed image, with its place in the file besides that in the unpacked stream.
-fn in_packed(error: ImageError, kind: &ImageKind, stream_offset: u64, places: &Places) -> ImageError {
+/// An error in a compressed image, with its place in the file besides that in the decompressed stream.
+fn in_compressed(error: ImageError, kind: &ImageKind, stream_offset: u64, places: &Places) -> ImageError {
     match error {
-        ImageError::Broken { file, offset, rule, paragraph } if kind.packing != Packing::None => {
-            let place = places.packed(offset).map_or(String::new(), |(from, to)| {
+        ImageError::Broken { file, offset, rule, paragraph } if kind.compression != Compression::None => {
+            let place = places.compressed(offset).map_or(String::new(), |(from, to)| {
                 let (from, to) = (stream_offset + from, stream_offset + to);
                 format!(", which comes out of bytes {from} to {to} of the file")
             });
             let rule = format!("{rule} (a byte of the decompressed stream{place})");
             ImageError::Broken { file, offset, rule, paragraph }
         }
-        ImageError::Packing { file, packing, reason, unpacked, packed } => {
-            ImageError::Packing { file, packing, reason, unpacked, packed: stream_offset + packed }
+        ImageError::Compression { file, compression, reason, decompressed, compressed } => {
+            ImageError::Compression {
+                file,
+                compression,
+                reason,
+                decompressed,
+                compressed: stream_offset + compressed,
+            }
         }
         error => error,
     }
@@ -148,7 +154,7 @@ fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
     vmdesc::section_lengths(&bytes[description]).ok()
 }
 
-/// The container and the packing of `source`, and where its stream starts. The form is not known yet.
+/// The container and the compression of `source`, and where its stream starts. The form is not known yet.
 fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError> {
     let mut magic = [0; sniff::BYTES];
     let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
@@ -156,8 +162,8 @@ fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError>
     read_exact(source, name, 0, magic, "the first bytes")?;
     let form = Form::Legacy;
     match sniff::sniff(magic) {
-        Some(sniff::Sniffed::Stream(packing)) => {
-            Ok((ImageKind { container: Container::Bare, packing, form }, 0))
+        Some(sniff::Sniffed::Stream(compression)) => {
+            Ok((ImageKind { container: Container::Bare, compression, form }, 0))
         }
         Some(sniff::Sniffed::Libvirt) => {
             let (header, offset) = libvirt::read(source, name)?;
@@ -165,11 +171,11 @@ fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError>
                 return Err(ImageError::Unfinished { file: name.to_owned() });
             }
             // Versions 0 and 1 know no formats (§2).
-            let packing = match header.version {
-                2 => sniff::packing_of(header.format).unwrap_or(Packing::None),
-                _ => Packing::None,
+            let compression = match header.version {
+                2 => sniff::compression_of(header.format).unwrap_or(Compression::None),
+                _ => Compression::None,
             };
-            Ok((ImageKind { container: Container::Libvirt(header), packing, form }, offset))
+            Ok((ImageKind { container: Container::Libvirt(header), compression, form }, offset))
         }
         None => Err(unknown(magic, name)),
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::source::Input;
 use super::tee::Tee;
 use crate::ImageError;
-use crate::pack::Damaged;
+use crate::compression::Damaged;
 
 /// Bytes read at once, at first and from then on: many streams are looked at no farther than their head.
 const FIRST: usize = 16 << 10;
@@ -20,7 +20,7 @@ pub(crate) struct Cursor {
     /// The unread part of `buffer`.
     start: usize,
     end: usize,
-    /// Offset of the next byte: in the file, or in the unpacked stream.
+    /// Offset of the next byte: in the file, or in the decompressed stream.
     position: u64,
     at_end: bool,
     /// Who gets a copy of what was consumed, and how much of the buffer that was.
@@ -176,8 +176,14 @@ impl Cursor {
 /// What an error of the input means: that of a codec, of somebody who takes a copy of the stream, or the system's.
 fn explain(error: io::Error, file: &str) -> ImageError {
     let error = match error.downcast::<Damaged>() {
-        Ok(Damaged { packing, reason, unpacked, packed }) => {
-            return ImageError::Packing { file: file.to_owned(), packing, reason, unpacked, packed };
+        Ok(Damaged { compression, reason, decompressed, compressed }) => {
+            return ImageError::Compression {
+                file: file.to_owned(),
+                compression,
+                reason,
+                decompressed,
+                compressed,
+            };
         }
         Err(error) => error,
     };

@@ -109,7 +109,7 @@ impl Image {
         self.stream_offset
     }
 
-    /// Offset of the byte behind the stream; of a compressed image, in the unpacked stream.
+    /// Offset of the byte behind the stream; of a compressed image, in the decompressed stream.
     pub fn stream_end(&self) -> u64 {
         self.end.stream_end
     }

@@ -8,12 +8,12 @@ use crate::ImageError;
 use crate::model::{ImageKind, Shape};
 
 /// The head of an image: enough to know its kind, machine and RAM blocks. A legacy stream would have to be read to
-/// its end, and a packed one unpacked, to know more ([`Image`](super::Image)).
+/// its end, and a compressed one decompressed, to know more ([`Image`](super::Image)).
 #[derive(Debug, Clone)]
 pub struct Preview {
     /// How it is wrapped.
     pub kind: ImageKind,
-    /// Where the stream, or what it is packed into, starts in the file.
+    /// Where the stream, or what it is compressed into, starts in the file.
     pub stream_offset: u64,
     /// Configuration, early sections and blocks; nothing after RAM's start, and nobody knows yet which blocks are
     /// left out.

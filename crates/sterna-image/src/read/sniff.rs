@@ -3,7 +3,7 @@
 use sterna_wire::libvirt::{MAGIC_COMPLETE, MAGIC_PARTIAL};
 use sterna_wire::main::FileHeader;
 
-use crate::model::Packing;
+use crate::model::Compression;
 
 /// Bytes that [`sniff`] wants to see.
 pub(super) const BYTES: usize = 16;
@@ -13,17 +13,17 @@ pub(super) const BYTES: usize = 16;
 pub(super) enum Sniffed {
     /// libvirt's container.
     Libvirt,
-    /// A stream, packed or not.
-    Stream(Packing),
+    /// A stream, compressed or not.
+    Stream(Compression),
 }
 
 /// Compressors and how their output starts (`specs/libvirt-save.md §2`).
-const MAGICS: [(Packing, &[u8]); 5] = [
-    (Packing::Gzip, b"\x1f\x8b"),
-    (Packing::Bzip2, b"BZh"),
-    (Packing::Xz, b"\xfd7zXZ\0"),
-    (Packing::Lzop, b"\x89LZO"),
-    (Packing::Zstd, b"\x28\xb5\x2f\xfd"),
+const MAGICS: [(Compression, &[u8]); 5] = [
+    (Compression::Gzip, b"\x1f\x8b"),
+    (Compression::Bzip2, b"BZh"),
+    (Compression::Xz, b"\xfd7zXZ\0"),
+    (Compression::Lzop, b"\x89LZO"),
+    (Compression::Zstd, b"\x28\xb5\x2f\xfd"),
 ];
 
 /// Tells; `None`: no image.
@@ -32,21 +32,21 @@ pub(super) fn sniff(bytes: &[u8]) -> Option<Sniffed> {
         return Some(Sniffed::Libvirt);
     }
     if bytes.starts_with(&FileHeader::MAGIC) {
-        return Some(Sniffed::Stream(Packing::None));
+        return Some(Sniffed::Stream(Compression::None));
     }
     let found = MAGICS.iter().find(|(_, magic)| bytes.starts_with(magic));
-    found.map(|(packing, _)| Sniffed::Stream(*packing))
+    found.map(|(compression, _)| Sniffed::Stream(*compression))
 }
 
-/// The compressor that a libvirt format word means; `None` for `sparse`, which is no packing but a form.
-pub(crate) fn packing_of(format: u32) -> Option<Packing> {
+/// The compressor that a libvirt format word means; `None` for `sparse`, which is no compression but a form.
+pub(crate) fn compression_of(format: u32) -> Option<Compression> {
     Some(match format {
-        0 => Packing::None,
-        1 => Packing::Gzip,
-        2 => Packing::Bzip2,
-        3 => Packing::Xz,
-        4 => Packing::Lzop,
-        5 => Packing::Zstd,
+        0 => Compression::None,
+        1 => Compression::Gzip,
+        2 => Compression::Bzip2,
+        3 => Compression::Xz,
+        4 => Compression::Lzop,
+        5 => Compression::Zstd,
         _ => return None,
     })
 }

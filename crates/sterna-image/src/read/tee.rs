@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A second taker of the unpacked stream, which is named when the head is known. It gets what the reader has consumed, and
+/// A second taker of the decompressed stream, which is named when the head is known. It gets what the reader has consumed, and
 /// can be made to wait: a stream whose end does not come is loaded by nobody.
 #[derive(Clone, Default)]
 pub(crate) struct Tee(Arc<Mutex<To>>);

@@ -68,7 +68,7 @@ pub struct Coverage {
 
 impl Coverage {
     /// Finds out. A mapped-ram image's bitmaps are in memory already; a legacy stream is read to its end, and
-    /// unpacked into a temporary file if pages came as differences (XBZRLE).
+    /// decompressed into a temporary file if pages came as differences (XBZRLE).
     ///
     /// # Errors
     /// As [`Image::visit_pages`] and [`Image::spool`].

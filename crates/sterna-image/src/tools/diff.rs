@@ -114,7 +114,7 @@ pub struct SectionDifference {
     pub has_more: bool,
 }
 
-/// Compares `a` with `b`. Images without places for their pages are unpacked into `directory` first.
+/// Compares `a` with `b`. Images without places for their pages are decompressed into `directory` first.
 ///
 /// # Errors
 /// What is wrong with either image, [`ImageError::Io`].

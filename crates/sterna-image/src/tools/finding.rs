@@ -19,12 +19,12 @@ pub enum Severity {
 /// Where in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Place {
-    /// Byte of the file, or with [`Place::is_unpacked`] of the stream after unpacking.
+    /// Byte of the file, or with [`Place::is_decompressed`] of the stream after decompressing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub byte: Option<u64>,
-    /// Whether `byte` counts in the unpacked stream.
+    /// Whether `byte` counts in the decompressed stream.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub is_unpacked: bool,
+    pub is_decompressed: bool,
     /// RAM block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
@@ -68,7 +68,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if let Some(byte) = self.byte {
-            let of = if self.is_unpacked { " of the decompressed stream" } else { "" };
+            let of = if self.is_decompressed { " of the decompressed stream" } else { "" };
             parts.push(format!("byte {byte:#x}{of}"));
         }
         if let Some(block) = &self.block {

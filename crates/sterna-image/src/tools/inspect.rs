@@ -9,7 +9,7 @@ use super::coverage::Coverage;
 use super::memory_map::Split;
 use super::state::State;
 use crate::ImageError;
-use crate::model::{Container, Form, LibvirtHeader, Packing};
+use crate::model::{Compression, Container, Form, LibvirtHeader};
 use crate::read::Image;
 
 /// What an image is.
@@ -31,7 +31,8 @@ pub struct Inspection {
     /// `mapped-ram` or `legacy`.
     pub form: &'static str,
     /// How the stream is compressed, or `none`.
-    pub packing: &'static str,
+    #[serde(rename = "packing")]
+    pub compression: &'static str,
     /// libvirt's container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<LibvirtPart>,
@@ -166,7 +167,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         allocated_bytes: allocated(image),
         kind: kind.name(),
         form: if kind.form == Form::Mapped { "mapped-ram" } else { "legacy" },
-        packing: if kind.packing == Packing::None { "none" } else { kind.packing.name() },
+        compression: if kind.compression == Compression::None { "none" } else { kind.compression.name() },
         libvirt: match &kind.container {
             Container::Libvirt(header) => Some(libvirt(header, kind.name())),
             Container::Bare => None,

@@ -1,4 +1,4 @@
-//! Random access to images that have none: unpacked once into an unlinked file.
+//! Random access to images that have none: decompressed once into an unlinked file.
 
 use std::path::{Path, PathBuf};
 

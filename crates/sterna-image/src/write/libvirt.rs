@@ -3,7 +3,7 @@
 use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
 use crate::ImageError;
-use crate::model::{Form, LibvirtHeader, Packing, Shape};
+use crate::model::{Compression, Form, LibvirtHeader, Shape};
 
 /// The only version of the header that is written.
 pub const OUTPUT_VERSION: u32 = VERSION;
@@ -55,7 +55,7 @@ impl Envelope {
     pub(crate) fn bytes(
         &self,
         form: Form,
-        packing: Packing,
+        compression: Compression,
         complete: Option<&Shape>,
     ) -> Result<(Vec<u8>, u64), ImageError> {
         let texts = self.xml.len() + 1 + self.cookie.as_ref().map_or(0, |cookie| cookie.len() + 1);
@@ -74,7 +74,7 @@ impl Envelope {
             version: OUTPUT_VERSION,
             data_length,
             was_running: self.was_running.unwrap_or(was_running),
-            format: format_number(form, packing),
+            format: format_number(form, compression),
             cookie_offset: if self.cookie.is_some() { self.xml.len() as u32 + 1 } else { 0 },
         };
         let mut out = Vec::new();
@@ -90,14 +90,14 @@ impl Envelope {
 }
 
 /// The format word (§2).
-fn format_number(form: Form, packing: Packing) -> u32 {
-    match (form, packing) {
+fn format_number(form: Form, compression: Compression) -> u32 {
+    match (form, compression) {
         (Form::Mapped, _) => FORMAT_SPARSE,
-        (_, Packing::None) => 0,
-        (_, Packing::Gzip) => 1,
-        (_, Packing::Bzip2) => 2,
-        (_, Packing::Xz) => 3,
-        (_, Packing::Lzop) => 4,
-        (_, Packing::Zstd) => 5,
+        (_, Compression::None) => 0,
+        (_, Compression::Gzip) => 1,
+        (_, Compression::Bzip2) => 2,
+        (_, Compression::Xz) => 3,
+        (_, Compression::Lzop) => 4,
+        (_, Compression::Zstd) => 5,
     }
 }

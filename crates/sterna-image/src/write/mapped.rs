@@ -13,7 +13,7 @@ use super::bits::{Bits, CHUNK};
 use super::mapped_lane::MappedLane;
 use super::{Envelope, encode};
 use crate::ImageError;
-use crate::model::{Form, Packing, RamShape, Shape};
+use crate::model::{Compression, Form, RamShape, Shape};
 
 /// How a mapped-ram image is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl MappedWriter {
         let shape = shape.for_form(Form::Mapped);
         let mut start = options.start_offset;
         if let Some(envelope) = &options.envelope {
-            let (bytes, offset) = envelope.bytes(Form::Mapped, Packing::None, None)?;
+            let (bytes, offset) = envelope.bytes(Form::Mapped, Compression::None, None)?;
             file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             start = offset;
         }
@@ -195,7 +195,7 @@ impl MappedWriter {
         let inner = &self.inner;
         inner.file.sync()?;
         if let Some(envelope) = &inner.envelope {
-            let (bytes, _) = envelope.bytes(Form::Mapped, Packing::None, Some(&shape))?;
+            let (bytes, _) = envelope.bytes(Form::Mapped, Compression::None, Some(&shape))?;
             inner.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             inner.file.sync()?;
         }

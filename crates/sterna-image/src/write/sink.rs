@@ -1,4 +1,4 @@
-//! A file that is written front to back: legacy streams, packed or not.
+//! A file that is written front to back: legacy streams, compressed or not.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,18 +8,18 @@ use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions}
 
 use super::Envelope;
 use crate::ImageError;
-use crate::model::{Form, Packing, Shape};
+use crate::model::{Compression, Form, Shape};
 
 /// A file for a stream, in libvirt's container or bare. Absent from its place until [`complete`](Self::complete).
 pub struct FileSink {
     file: Arc<PageFile>,
     queue: PageQueue,
     position: u64,
-    envelope: Option<(Envelope, Packing)>,
+    envelope: Option<(Envelope, Compression)>,
 }
 
 impl FileSink {
-    /// Begins a file for `path`; the stream will be packed by `packing`.
+    /// Begins a file for `path`; the stream will be compressed by `compression`.
     ///
     /// # Errors
     /// [`ImageError`]; nothing is left behind.
@@ -27,17 +27,17 @@ impl FileSink {
         path: &Path,
         options: CreateOptions,
         envelope: Option<Envelope>,
-        packing: Packing,
+        compression: Compression,
     ) -> Result<Self, ImageError> {
         let file = Arc::new(PageFile::create(path, options)?);
         let mut position = 0;
         if let Some(envelope) = &envelope {
-            let (bytes, offset) = envelope.bytes(Form::Legacy, packing, None)?;
+            let (bytes, offset) = envelope.bytes(Form::Legacy, compression, None)?;
             file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             position = offset;
         }
         let queue = PageQueue::new(&file, QueueOptions::default());
-        Ok(Self { file, queue, position, envelope: envelope.map(|envelope| (envelope, packing)) })
+        Ok(Self { file, queue, position, envelope: envelope.map(|envelope| (envelope, compression)) })
     }
 
     /// Syncs, marks it complete, and puts the file in its place. `shape` is that of the stream. Gives
@@ -48,8 +48,8 @@ impl FileSink {
     pub fn complete(mut self, shape: &Shape) -> Result<u64, ImageError> {
         self.queue.drain()?;
         self.file.sync()?;
-        if let Some((envelope, packing)) = &self.envelope {
-            let (bytes, _) = envelope.bytes(Form::Legacy, *packing, Some(shape))?;
+        if let Some((envelope, compression)) = &self.envelope {
+            let (bytes, _) = envelope.bytes(Form::Legacy, *compression, Some(shape))?;
             self.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             self.file.sync()?;
         }

@@ -156,15 +156,15 @@ fn convert_file_that_is_no_whole_image_leaves_nothing_behind() {
 }
 
 #[test]
-fn convert_pipes_of_packed_streams_give_the_same_bytes() {
+fn convert_pipes_of_compressed_streams_give_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let golden = vector("file-legacy");
-    let packed = directory.path().join("packed");
-    let pipe = Output::Pipe(Box::new(fs::File::create(&packed).unwrap()));
+    let compressed = directory.path().join("compressed");
+    let pipe = Output::Pipe(Box::new(fs::File::create(&compressed).unwrap()));
     let from = Input::Pipe(Box::new(std::io::Cursor::new(golden.clone())));
     convert(from, pipe, &target("legacy-zstd")).unwrap();
 
-    let from = Input::Pipe(Box::new(fs::File::open(&packed).unwrap()));
+    let from = Input::Pipe(Box::new(fs::File::open(&compressed).unwrap()));
     let back = directory.path().join("back");
     convert(from, Output::File(back.clone()), &target("legacy")).unwrap();
     assert!(fs::read(back).unwrap() == golden);

@@ -8,7 +8,7 @@ use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::diff::{DiffOptions, diff};
 use sterna_image::tools::inspect::inspect;
 use sterna_image::tools::verify::{VerifyOptions, verify_source};
-use sterna_image::{Container, Form, Image, ImageError, Packing, PageVisitor};
+use sterna_image::{Compression, Container, Form, Image, ImageError, PageVisitor};
 use sterna_wire::PAGE_SIZE;
 
 /// RAM as a flat piece of memory.
@@ -39,7 +39,7 @@ fn open_mapped_file_of_qemu_gives_shape_and_ram() {
     let image = open("file-mapped-ram");
     let ram = vector("guest.ram");
 
-    assert_eq!((image.kind().form, image.kind().packing), (Form::Mapped, Packing::None));
+    assert_eq!((image.kind().form, image.kind().compression), (Form::Mapped, Compression::None));
     assert_eq!(image.kind().container, Container::Bare);
     assert_eq!(image.kind().name(), "mapped-ram");
     let shape = image.shape();

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::Arc;
 
 use crate::common::{self, Ram, legacy, machine, open};
-use sterna_image::pack::Packer;
-use sterna_image::{Image, ImageError, MappedOptions, MappedWriter, Packing};
+use sterna_image::compression::Compressor;
+use sterna_image::{Compression, Image, ImageError, MappedOptions, MappedWriter};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::libvirt::{ByteOrder, SaveHeader};
 
@@ -77,21 +77,23 @@ fn image_with_any_bit_flipped_never_panics() {
 }
 
 #[test]
-fn packed_image_with_any_byte_changed_never_panics() {
-    for packing in [Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd] {
-        let mut packer = Packer::new(Vec::new(), packing, 1);
-        packer.write_all(&legacy(&machine())).unwrap();
-        let packed = packer.finish().unwrap();
-        let (image, _) = read_all(&packed).unwrap();
-        assert_eq!(image.kind().packing, packing);
-        for at in (0..packed.len()).step_by(1 + packed.len() / 200) {
-            let mut changed = packed.clone();
+fn compressed_image_with_any_byte_changed_never_panics() {
+    for compression in
+        [Compression::Gzip, Compression::Bzip2, Compression::Xz, Compression::Lzop, Compression::Zstd]
+    {
+        let mut compressor = Compressor::new(Vec::new(), compression, 1);
+        compressor.write_all(&legacy(&machine())).unwrap();
+        let compressed = compressor.finish().unwrap();
+        let (image, _) = read_all(&compressed).unwrap();
+        assert_eq!(image.kind().compression, compression);
+        for at in (0..compressed.len()).step_by(1 + compressed.len() / 200) {
+            let mut changed = compressed.clone();
             changed[at] ^= 0x24;
             // All of them have checksums, but not over every byte of their headers.
             if let Ok((image, _)) = read_all(&changed) {
-                assert!(*image.shape() == machine(), "{packing:?}, byte {at}");
+                assert!(*image.shape() == machine(), "{compression:?}, byte {at}");
             }
-            assert!(read_all(&packed[..at]).is_err(), "{packing:?} cut to {at}");
+            assert!(read_all(&compressed[..at]).is_err(), "{compression:?} cut to {at}");
         }
     }
 }

@@ -63,9 +63,9 @@ fn record() {
         let options = ConvertOptions { target: Some(target), xml, threads: 1, ..ConvertOptions::default() };
         convert(Input::File(source.clone()), Output::File(place.clone()), &options).unwrap();
         std::fs::create_dir_all(file(target).parent().unwrap()).unwrap();
-        let packed = std::fs::File::create(file(target)).unwrap();
-        let mut packed = flate2::write::GzEncoder::new(packed, flate2::Compression::best());
-        packed.write_all(&std::fs::read(place).unwrap()).unwrap();
-        packed.finish().unwrap();
+        let compressed = std::fs::File::create(file(target)).unwrap();
+        let mut compressed = flate2::write::GzEncoder::new(compressed, flate2::Compression::best());
+        compressed.write_all(&std::fs::read(place).unwrap()).unwrap();
+        compressed.finish().unwrap();
     }
 }

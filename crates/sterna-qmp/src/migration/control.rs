@@ -26,13 +26,13 @@ pub struct MigrationControl {
     pub(super) vm: Arc<dyn MonitoredVm>,
     engine: Arc<dyn Engine>,
     relay: Arc<Relay>,
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
 }
 
 /// The migration away from here and the one to here.
 type Handles = (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>);
 
-struct State {
+struct ControlState {
     parameters: ParameterSet,
     objects: Objects,
     capabilities: CapabilitySet,
@@ -64,7 +64,7 @@ impl MigrationControl {
         autostart: bool,
     ) -> Arc<Self> {
         let began_without_guest = !vm.has_guest();
-        let state = State {
+        let state = ControlState {
             parameters: ParameterSet::default(),
             objects: Objects::default(),
             capabilities: CapabilitySet::default(),
@@ -426,7 +426,7 @@ impl MigrationControl {
     /// Runs `act` wholly before or wholly after a migration's switchover; refuses it during and behind one.
     fn while_guest_is_free(
         &self,
-        act: impl FnOnce(&mut State) -> Result<(), QmpError>,
+        act: impl FnOnce(&mut ControlState) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
         let mut state = self.state.lock();
         let done = self.vm.ram().while_free(|| act(&mut state));
@@ -444,7 +444,7 @@ impl MigrationControl {
     }
 }
 
-impl State {
+impl ControlState {
     /// The parameters of a migration over `address`, with the objects that they name.
     fn engine_parameters(&self, address: &Address, endpoint: TlsEndpoint) -> Result<Parameters, QmpError> {
         let tls = self.objects.tls(&self.parameters, endpoint)?;

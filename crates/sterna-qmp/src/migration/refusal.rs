@@ -1,11 +1,32 @@
-//! Why the engine refuses to start, with the settings under QEMU's names.
+//! What the engine says of settings, under QEMU's names: why it refuses to start, and what a forecast advises.
 
+use sterna::forecast::Advice;
 use sterna::{SettingsError, StartError, TlsEndpoint};
 
 /// The sentence for an operator, who knows settings by QEMU's names.
 pub fn sentence(why: &StartError) -> String {
     match why {
         StartError::Settings(error) => of_settings(error),
+        other => other.to_string(),
+    }
+}
+
+/// A forecast's advice for an operator.
+pub fn advice(advice: &Advice) -> String {
+    match advice {
+        Advice::RaiseDowntimeLimit { milliseconds } => format!("raise downtime-limit to {milliseconds} ms"),
+        Advice::RaiseBandwidth { bytes_per_second } => {
+            let gigabytes = *bytes_per_second as f64 / 1e9;
+            format!("send at {gigabytes:.2} GB/s or more: raise max-bandwidth, or use a faster link")
+        }
+        Advice::MoreChannels => {
+            "if the link is not full, switch multifd on and raise multifd-channels".to_owned()
+        }
+        Advice::AutoConverge { percent } => format!(
+            "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as far as it \
+             must"
+        ),
+        // Says nothing of a setting by its name, or is of a later engine.
         other => other.to_string(),
     }
 }
@@ -68,6 +89,23 @@ mod tests {
         ] {
             let text = sentence(&StartError::Settings(error));
             assert!(text.contains(name) && !text.contains('_'), "{text}");
+        }
+    }
+
+    #[test]
+    fn advice_calls_settings_by_the_names_that_the_monitor_takes() {
+        for (of, name) in [
+            (Advice::RaiseDowntimeLimit { milliseconds: 20 }, "downtime-limit to 20 ms"),
+            (
+                Advice::RaiseBandwidth { bytes_per_second: 2_500_000_000 },
+                "2.50 GB/s or more: raise max-bandwidth",
+            ),
+            (Advice::MoreChannels, "multifd-channels"),
+            (Advice::AutoConverge { percent: 40 }, "max-cpu-throttle at 40"),
+            (Advice::Throttle { percent: 40 }, "40 %"),
+        ] {
+            let text = advice(&of);
+            assert!(text.contains(name), "{text}");
         }
     }
 }

@@ -58,7 +58,7 @@ impl Observer for Relay {
         match event {
             Event::Stopped => self.bus.emit("STOP", None),
             Event::Resumed => self.bus.emit("RESUME", None),
-            Event::Pass(pass) => self.emit_if_asked("MIGRATION_PASS", json!({"pass": pass})),
+            Event::Round(pass) => self.emit_if_asked("MIGRATION_PASS", json!({"pass": pass})),
             Event::Status(Status::Undecided) => {
                 self.bus.emit("X_STERNA_UNDECIDED", Some(json!({"reason": UNDECIDED})));
             }

@@ -10,7 +10,7 @@ use crate::merge::{self, Method, Shifted};
 
 impl PageBitmap {
     /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
-    /// behind the last page are ignored. Gives how many bits were clear before.
+    /// after the last page are ignored. Gives how many bits were clear before.
     pub fn merge_words(&mut self, first_page: u64, words: &[u64]) -> u64 {
         if first_page >= self.pages {
             return 0;
@@ -67,12 +67,12 @@ impl PageBitmap {
         })
     }
 
-    /// Lets `work` at the plain words. It must not set bits behind the last page.
+    /// Lets `work` at the plain words. It must not set bits after the last page.
     #[cfg(not(loom))]
     pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
         let words: *mut [AtomicU64] = &raw mut *self.words;
         // SAFETY: an AtomicU64 is as large, as aligned and as free in its bits as a u64, and `self` is
-        // borrowed exclusively for as long as the slice lives, so nobody else reads or writes the words.
+        // borrowed exclusively for as long as the slice lives, so no one else reads or writes the words.
         work(unsafe { &mut *(words as *mut [u64]) })
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, MmapRegion};
 
-use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PageBitmap, RamBlock};
 
 const NAME: &str = "atomic-bitmap";
@@ -30,7 +30,7 @@ const NAME: &str = "atomic-bitmap";
 /// memory.write_obj(7_u64, GuestAddress(0x5000))?;
 ///
 /// let mut dirty = DirtyBitmaps::new(&ram);
-/// log.harvest(&mut dirty)?;
+/// log.sync(&mut dirty)?;
 /// assert!(dirty.block(0).get(5) && dirty.count() == 1);
 /// # Ok(()) }
 /// ```
@@ -84,7 +84,7 @@ impl DirtySource for AtomicBitmapLog {
         Ok(())
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         self.check_active()?;
         check_bitmaps(NAME, &self.ram, into)?;
         let began = Instant::now();
@@ -93,14 +93,14 @@ impl DirtySource for AtomicBitmapLog {
             newly_dirty += into.block_mut(*block).merge_words(0, &region.bitmap().get_and_reset());
         }
         let times = SyncTimes { aligned: began.elapsed(), ..SyncTimes::default() };
-        Ok(Harvest { newly_dirty, times })
+        Ok(SyncReport { newly_dirty, times })
     }
 
-    /// Harvesting re-arms.
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    /// Syncing re-arms.
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active()?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)
+        check_rearm(NAME, block, pages, first, count, synced)
     }
 
     fn name(&self) -> &'static str {

@@ -38,12 +38,12 @@ impl DirtyBitmaps {
         self.0.iter().map(PageBitmap::count).sum()
     }
 
-    /// Clears every bit, while nobody else changes any (see [`PageBitmap::clear_all`]).
+    /// Clears every bit, while no one else changes any (see [`PageBitmap::clear_all`]).
     pub fn clear_all(&self) {
         self.0.iter().for_each(PageBitmap::clear_all);
     }
 
-    /// Sets every page's bit, while nobody else changes any (see [`PageBitmap::set_all`]).
+    /// Sets every page's bit, while no one else changes any (see [`PageBitmap::set_all`]).
     pub fn set_all(&self) {
         self.0.iter().for_each(PageBitmap::set_all);
     }
@@ -56,7 +56,7 @@ impl DirtyBitmaps {
         self.pairs(other).map(|(to, from)| to.or_from(from)).sum()
     }
 
-    /// Drops reports that came too early: clears here every bit that is still set in `sent`, the pass that
+    /// Drops reports that came too early: clears here every bit that is still set in `sent`, the round that
     /// is being sent (see [`crate::dirty`]). `sent` may lose bits meanwhile; one that goes after it was
     /// looked at makes no difference, as its page is read after that. Gives how many were dropped.
     ///

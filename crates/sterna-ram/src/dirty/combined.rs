@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{DirtyBitmaps, DirtySource, Harvest};
+use super::{DirtyBitmaps, DirtySource, SyncReport};
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
 use parking_lot::Mutex;
 
@@ -12,7 +12,7 @@ const NAME: &str = "combined";
 /// Sources that together see every write to the RAM that each of them is over.
 ///
 /// A page is dirty if one of them says so; re-arming arms it in each. That is right for sources that re-arm
-/// while harvesting beside those that do not: the bit was harvested from one of them, and clearing it in
+/// while syncing beside those that do not: one of them reported the bit, and clearing it in
 /// another before the page is read loses nothing, as a write that the other saw before is seen by the read.
 pub struct Combined {
     sources: Vec<Arc<dyn DirtySource>>,
@@ -20,7 +20,7 @@ pub struct Combined {
 }
 
 impl Combined {
-    /// All of `sources`, which must be over the same RAM. They are started, harvested and stopped in this
+    /// All of `sources`, which must be over the same RAM. They are started, synced and stopped in this
     /// order, and none of them may be started already.
     pub fn new(sources: Vec<Arc<dyn DirtySource>>) -> Self {
         Combined { sources, started: Mutex::new(false) }
@@ -54,23 +54,23 @@ impl DirtySource for Combined {
         self.sources.iter().map(|source| source.stop()).fold(Ok(()), Result::and)
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         if !*self.started.lock() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
-        let mut sum = Harvest::default();
+        let mut sum = SyncReport::default();
         for source in &self.sources {
-            sum += source.harvest(into)?;
+            sum += source.sync(into)?;
         }
         Ok(sum)
     }
 
     /// Re-arms in all; gives the first error, after which the range is not armed everywhere.
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        self.sources.iter().try_for_each(|source| source.rearm(block, first, count, harvested))
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        self.sources.iter().try_for_each(|source| source.rearm(block, first, count, synced))
     }
 
-    /// If one of them is: its pages must all be re-armed once, by a first pass that reads every page after
+    /// If one of them is: its pages must all be re-armed once, by a first round that reads every page after
     /// it was re-armed, and that is right for the others too.
     fn initially_set(&self) -> bool {
         self.sources.iter().any(|source| source.initially_set())

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -28,7 +28,7 @@ pub trait VmmLog: Send + Sync {
     /// comes after the guest was stopped, and must miss nothing. May hand over a page that was not written.
     ///
     /// # Errors
-    /// The log cannot be read. What was handed over counts all the same.
+    /// The log cannot be read. What was handed over counts anyway.
     fn read(&self, found: &mut FoundPages<'_>) -> io::Result<()>;
 }
 
@@ -132,7 +132,7 @@ impl FoundPages<'_> {
 ///
 /// source.start()?;
 /// let mut dirty = DirtyBitmaps::new(&ram);
-/// assert_eq!(source.harvest(&mut dirty)?.newly_dirty, 2);
+/// assert_eq!(source.sync(&mut dirty)?.newly_dirty, 2);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl<L: VmmLog> DirtySource for ExternalLog<L> {
         }
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         let _turn = self.turn();
         self.check_active()?;
         check_bitmaps(NAME, &self.ram, into)?;
@@ -194,16 +194,16 @@ impl<L: VmmLog> DirtySource for ExternalLog<L> {
             Some(error) => Err(error),
             None => {
                 let times = SyncTimes { kernel: began.elapsed(), ..SyncTimes::default() };
-                Ok(Harvest { newly_dirty: found.newly_dirty, times })
+                Ok(SyncReport { newly_dirty: found.newly_dirty, times })
             }
         }
     }
 
     /// Reading has re-armed.
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active()?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)
+        check_rearm(NAME, block, pages, first, count, synced)
     }
 
     fn name(&self) -> &'static str {

@@ -8,11 +8,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap, sys};
+use parking_lot::{Mutex, RwLock};
 
 const NAME: &str = "kvm-dirty-log";
 
@@ -91,7 +91,7 @@ pub struct KvmSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum KvmLogMode {
-    /// GET clears and protects: harvesting re-arms.
+    /// GET clears and protects: syncing re-arms.
     Automatic = 0,
     /// CLEAR clears and protects; starting protects everything.
     Manual = 1,
@@ -105,21 +105,21 @@ pub enum KvmLogMode {
 pub struct KvmDirtyLog {
     vm: OwnedFd,
     most: KvmLogMode,
-    state: RwLock<State>,
+    state: RwLock<LogState>,
     /// Where the kernel copies a slot's log to. Kept, as the first touch of fresh memory costs as much as
-    /// all the rest of a harvest.
+    /// everything else in a sync.
     buffer: Mutex<Vec<u64>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LogState {
     slots: Vec<KvmSlot>,
     ram: GuestRam,
     /// The mode in which tracking runs; none while it does not.
     running: Option<KvmLogMode>,
 }
 
-impl State {
+impl LogState {
     fn started(&self) -> Result<KvmLogMode, DirtyError> {
         self.running.ok_or(DirtyError::NotStarted { origin: NAME })
     }
@@ -133,7 +133,7 @@ impl KvmDirtyLog {
     /// [`DirtyError::Slot`].
     pub fn new(vm: OwnedFd, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<Self, DirtyError> {
         check_slots(&slots, &ram)?;
-        let state = RwLock::new(State { slots, ram, running: None });
+        let state = RwLock::new(LogState { slots, ram, running: None });
         Ok(KvmDirtyLog { vm, most: KvmLogMode::InitiallySet, state, buffer: Mutex::default() })
     }
 
@@ -142,21 +142,13 @@ impl KvmDirtyLog {
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
     pub fn replace_slots(&self, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<(), DirtyError> {
-        let mut state = self.write();
+        let mut state = self.state.write();
         if state.running.is_some() {
             return Err(DirtyError::Running { origin: NAME, what: "its slots" });
         }
         check_slots(&slots, &ram)?;
         (state.slots, state.ram) = (slots, ram);
         Ok(())
-    }
-
-    fn read_state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Uses at most this mode (the best that the kernel has, if not said otherwise).
@@ -167,19 +159,19 @@ impl KvmDirtyLog {
 
     /// The mode in which tracking runs; none while it does not.
     pub fn mode(&self) -> Option<KvmLogMode> {
-        self.read_state().running
+        self.state.read().running
     }
 
-    /// Makes the system calls of a harvest and forgets what they report, which is lost then in the automatic
-    /// mode: for benches, to see what a harvest costs beyond them.
+    /// Makes the system calls of a sync and forgets what they report, which is lost then in the automatic
+    /// mode: for benches, to see what a sync costs beyond them.
     ///
     /// # Errors
-    /// As [`DirtySource::harvest`].
+    /// As [`DirtySource::sync`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
-        let state = self.read_state();
+        let state = self.state.read();
         state.started()?;
-        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffer = self.buffer.lock();
         state.slots.iter().try_for_each(|slot| self.read(slot, &mut buffer).map(|_| ()))
     }
 
@@ -204,7 +196,7 @@ impl KvmDirtyLog {
     }
 
     /// Takes everything back that `start` did; goes on after an error and gives the first.
-    fn undo(&self, state: &State, mode: KvmLogMode) -> Result<(), DirtyError> {
+    fn undo(&self, state: &LogState, mode: KvmLogMode) -> Result<(), DirtyError> {
         let mut result = Ok(());
         for slot in &state.slots {
             result = result.and(self.set_logging(&state.ram, slot, false));
@@ -227,13 +219,13 @@ impl KvmDirtyLog {
         // which is as much as the kernel writes.
         unsafe { sys::ioctl(self.vm.as_fd(), KVM_GET_DIRTY_LOG, &mut log) }
             .map_err(|source| failed("KVM_GET_DIRTY_LOG", slot.slot, source))?;
-        // What stands behind the slot's last page belongs to the next one in the block.
+        // Bits after the slot's last page belong to the next slot of the block.
         keep_only(&mut words[len - 1..], 0, (slot.pages - 1) % 64 + 1);
         Ok(words)
     }
 
-    /// Clears what is harvested of pages `[first, end)` of the slot, counted inside the slot.
-    fn clear(&self, slot: &KvmSlot, first: u64, end: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    /// Re-arms what a sync reported of pages `[first, end)` of the slot, counted inside the slot.
+    fn clear(&self, slot: &KvmSlot, first: u64, end: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         // KVM wants whole words of the slot's own bitmap. What lies around [first, end) in them must
         // stay as it is, so its bits are not given.
         let (from, to) = (first / 64 * 64, end.next_multiple_of(64).min(slot.pages));
@@ -242,7 +234,7 @@ impl KvmDirtyLog {
         while at < to {
             let pages = (to - at).min(CLEAR_PAGES);
             let words = &mut words[..pages.div_ceil(64) as usize];
-            harvested.copy_words(slot.first_page + at, words);
+            synced.copy_words(slot.first_page + at, words);
             keep_only(words, first.saturating_sub(at), (end - at).min(pages));
             if words.iter().any(|word| *word != 0) {
                 let mut clear = ClearDirtyLog {
@@ -264,7 +256,7 @@ impl KvmDirtyLog {
 
 impl DirtySource for KvmDirtyLog {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut state = self.write();
+        let mut state = self.state.write();
         if state.running.is_some() {
             return Ok(());
         }
@@ -284,35 +276,35 @@ impl DirtySource for KvmDirtyLog {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut state = self.write();
+        let mut state = self.state.write();
         match state.running.take() {
             Some(mode) => self.undo(&state, mode),
             None => Ok(()),
         }
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        let state = self.read_state();
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        let state = self.state.read();
         state.started()?;
         check_bitmaps(NAME, &state.ram, into)?;
-        let mut harvest = Harvest::default();
-        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = SyncReport::default();
+        let mut buffer = self.buffer.lock();
         for slot in &state.slots {
             let began = Instant::now();
             let words = self.read(slot, &mut buffer)?;
             let read = Instant::now();
-            harvest.newly_dirty += into.block_mut(slot.block).merge_words(slot.first_page, words);
-            harvest.times.kernel += read - began;
-            harvest.times.add_merge((slot.first_page % 64) as u32, read.elapsed());
+            report.newly_dirty += into.block_mut(slot.block).merge_words(slot.first_page, words);
+            report.times.kernel += read - began;
+            report.times.add_merge((slot.first_page % 64) as u32, read.elapsed());
         }
-        Ok(harvest)
+        Ok(report)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        let state = self.read_state();
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        let state = self.state.read();
         let mode = state.started()?;
         let pages = state.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)?;
+        check_rearm(NAME, block, pages, first, count, synced)?;
         if mode == KvmLogMode::Automatic {
             return Ok(());
         }
@@ -320,7 +312,7 @@ impl DirtySource for KvmDirtyLog {
             let from = first.max(slot.first_page);
             let to = (first + count).min(slot.first_page + slot.pages);
             if from < to {
-                self.clear(slot, from - slot.first_page, to - slot.first_page, harvested)?;
+                self.clear(slot, from - slot.first_page, to - slot.first_page, synced)?;
             }
         }
         Ok(())
@@ -337,7 +329,7 @@ impl DirtySource for KvmDirtyLog {
 
 impl Drop for KvmDirtyLog {
     fn drop(&mut self) {
-        // Nobody is left to tell.
+        // No caller is left to report an error to.
         let _ = self.stop();
     }
 }

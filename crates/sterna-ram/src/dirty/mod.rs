@@ -1,7 +1,7 @@
 //! Who wrote which page.
 //!
 //! # The model
-//! Tracking a page has two steps. A *sync* ([`DirtySource::harvest`]) reports that it was written;
+//! Tracking a page has two steps. A *sync* ([`DirtySource::sync`]) reports that it was written;
 //! *re-arming* makes the source report the next write. Some sources do both at once (userfaultfd, KVM
 //! without manual protection); the others (KVM with manual protection, the software log) report a page
 //! at every sync until it is re-armed. This order is correct for all of them: sync, re-arm, then read
@@ -27,11 +27,11 @@ mod atomic_bitmap;
 mod bitmaps;
 mod combined;
 mod external;
-mod harvest;
 mod kvm;
 mod replaceable;
 mod ring;
 mod software;
+mod sync_report;
 mod uffd;
 mod vhost;
 
@@ -40,11 +40,11 @@ pub use atomic_bitmap::AtomicBitmapLog;
 pub use bitmaps::DirtyBitmaps;
 pub use combined::Combined;
 pub use external::{ExternalLog, FoundPages, VmmLog};
-pub use harvest::{Harvest, SyncTimes};
 pub use kvm::{KvmDirtyLog, KvmLogMode, KvmSlot};
 pub use replaceable::Replaceable;
 pub use ring::{KvmDirtyRing, KvmDirtyRings};
 pub use software::SoftwareLog;
+pub use sync_report::{SyncReport, SyncTimes};
 pub use uffd::UffdDirtyLog;
 #[cfg(loom)]
 pub use vhost::{LogWord, drain_words};
@@ -71,17 +71,17 @@ pub trait DirtySource: Send + Sync {
     /// # Errors
     /// The source is not started, the bitmaps do not belong to its RAM, or the kernel refused. What was
     /// found before the failure is in the bitmaps, and may be nowhere else.
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError>;
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError>;
 
-    /// Re-arms those pages of `[first, first + count)` whose bit is set in `harvested`
+    /// Re-arms those pages of `[first, first + count)` whose bit is set in `synced`, what syncs have reported
     /// (a bitmap over the whole block): they are about to be read, so writes to them until now need not be
     /// reported. Another page of the range may be re-armed only by a source that reports its write in the next
-    /// sync: else the write is lost. Sources that re-arm during the sync may do nothing. `first` is a multiple of 64; `count` too, unless the range
-    /// ends with the block. May be called from several threads for disjoint ranges.
+    /// sync: else the write is lost. Sources that re-arm during the sync may do nothing. `first` is a multiple of 64;
+    /// `count` too, unless the range ends with the block. May be called from several threads for disjoint ranges.
     ///
     /// # Errors
     /// The source is not started, the range or bitmap does not fit, or the kernel refused.
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError>;
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError>;
 
     /// Whether every page is reported after `start` until it was re-armed once (KVM's "initially set").
     /// Known once the source was started.
@@ -130,13 +130,13 @@ fn check_rearm(
     pages: Option<u64>,
     first: u64,
     count: u64,
-    harvested: &PageBitmap,
+    synced: &PageBitmap,
 ) -> Result<(), DirtyError> {
     let refuse = |rule| Err(DirtyError::Range { origin, block, rule });
     let Some(pages) = pages else { return refuse("there is no such block") };
     let end = first.checked_add(count).filter(|end| *end <= pages);
     let Some(end) = end else { return refuse("the range ends after the block") };
-    if harvested.pages() != pages {
+    if synced.pages() != pages {
         return refuse("the bitmap does not belong to the block");
     }
     if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == pages) {

@@ -1,18 +1,19 @@
 //! A dirty source in whose place another comes when the guest's memory changes.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
-use super::{DirtyBitmaps, DirtySource, Harvest};
+use super::{DirtyBitmaps, DirtySource, SyncReport};
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
+use parking_lot::RwLock;
 
 const NAME: &str = "replaceable";
 
 /// The dirty source of a VM whose memory is plugged and unplugged. Each source is over one [`GuestRam`], so the RAM of
 /// [`GuestRam::with_blocks`] needs another one: the VM keeps one of these and [replaces](Replaceable::replace) what is in
 /// it.
-pub struct Replaceable(RwLock<State>);
+pub struct Replaceable(RwLock<ReplaceableState>);
 
-struct State {
+struct ReplaceableState {
     source: Arc<dyn DirtySource>,
     is_running: bool,
 }
@@ -20,7 +21,7 @@ struct State {
 impl Replaceable {
     /// Begins with `source`, which is not started.
     pub fn new(source: Arc<dyn DirtySource>) -> Self {
-        Self(RwLock::new(State { source, is_running: false }))
+        Self(RwLock::new(ReplaceableState { source, is_running: false }))
     }
 
     /// Puts another source, which is not started, in the place of the one that was there.
@@ -28,43 +29,39 @@ impl Replaceable {
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked; nothing has changed then.
     pub fn replace(&self, source: Arc<dyn DirtySource>) -> Result<(), DirtyError> {
-        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.write();
         if state.is_running {
             return Err(DirtyError::Running { origin: NAME, what: "the dirty source" });
         }
         state.source = source;
         Ok(())
     }
-
-    fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl DirtySource for Replaceable {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.write();
         state.source.start()?;
         state.is_running = true;
         Ok(())
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.write();
         state.is_running = false;
         state.source.stop()
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        self.state().source.harvest(into)
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        self.0.read().source.sync(into)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        self.state().source.rearm(block, first, count, harvested)
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        self.0.read().source.rearm(block, first, count, synced)
     }
 
     fn initially_set(&self) -> bool {
-        self.state().source.initially_set()
+        self.0.read().source.initially_set()
     }
 
     fn mark_absent(
@@ -75,16 +72,16 @@ impl DirtySource for Replaceable {
         count: u64,
         absent: &PageBitmap,
     ) -> Result<(), RamError> {
-        self.state().source.mark_absent(ram, block, first, count, absent)
+        self.0.read().source.mark_absent(ram, block, first, count, absent)
     }
 
     fn name(&self) -> &'static str {
-        self.state().source.name()
+        self.0.read().source.name()
     }
 }
 
 impl std::fmt::Debug for Replaceable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Replaceable").field(&self.state().source.name()).finish()
+        f.debug_tuple("Replaceable").field(&self.0.read().source.name()).finish()
     }
 }

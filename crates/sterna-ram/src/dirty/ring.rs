@@ -8,18 +8,18 @@
 //! follows the pages that were written and not the size of the guest, and it is known which vCPU wrote them.
 //!
 //! A vCPU whose ring is nearly full comes out of the guest (exit reason [`KvmDirtyRing::EXIT_RING_FULL`]) and may
-//! not go on before its ring was emptied ([`KvmDirtyRing::reap_full`]). It is better not to let it come so far:
-//! [`KvmDirtyRing::look`], called every few milliseconds, empties rings that are half full. What was taken out
-//! waits in the *pending* bitmaps for the next harvest. A page counts for the vCPU that made it pending.
+//! not go on before its ring was emptied ([`KvmDirtyRing::reap_full`]). It is better to empty rings earlier:
+//! [`KvmDirtyRing::poll`], called every few milliseconds, empties those that are half full. What was taken out
+//! waits in the *pending* bitmaps for the next sync. A page counts for the vCPU that made it pending.
 //!
 //! # The order that makes it right
 //! A page's bit may be handed out only after the reset that protects the page again: if it came earlier, a lane
 //! could read the page, the guest write to it (unprotected still, so unnoticed), and the reset come last. That
 //! write would never be sent. So taking entries out and their reset are one step under one lock, for the vCPUs'
-//! threads as for a harvest; and a harvest hands nothing out (it returns) before its own reset is done. A write
-//! after the reset makes a new entry; a write before it is seen by every read that follows the harvest.
+//! threads as for a sync; and a sync reports nothing before its own reset is done. A write
+//! after the reset makes a new entry; a write before it is seen by every read that follows the sync.
 //!
-//! Harvesting re-arms, so [`DirtySource::rearm`] does nothing. A stopped vCPU has put all of its writes into its
+//! Syncing re-arms, so [`DirtySource::rearm`] does nothing. A stopped vCPU has put all of its writes into its
 //! ring: the processor's own log of dirty pages is emptied at every exit from the guest.
 //!
 //! # Bounds
@@ -29,18 +29,18 @@
 //! [`super::KvmDirtyLog`] do not work in that VM.
 //!
 //! # Rings that run over
-//! A kernel that looks at its limit too seldom writes over entries that were not taken out yet. (The limit leaves
-//! room for 64; kernels that emulate the guest's instructions go on for hundreds between two looks.) Which pages
+//! A kernel that checks its limit too seldom writes over entries that were not taken out yet. (The limit leaves
+//! room for 64; kernels that emulate the guest's instructions go on for hundreds between two checks.) Which pages
 //! were lost cannot be known, so all are reported and protected again; [`KvmDirtyRing::overruns`] counts that.
 //! It shows in one of these ways:
 //! - Every entry is dirty: a kernel that keeps to its limit never comes so far.
-//! - An entry that is not dirty has a dirty one behind it. After an overrun the kernel's positions are ahead of
+//! - An entry that is not dirty has a dirty one after it. After an overrun the kernel's positions are ahead of
 //!   ours; the places between are marked too, or it would wait for them for ever.
 //! - Marked entries are not reset, as they were written over before their reset. Those are taken out again.
 //! - A vCPU comes out twice for a full ring that is empty: there are only places without entries.
 //!
-//! An entry that names a page of no slot is skipped, and from then on every harvest fails until tracking is
-//! started anew: a page was written and nobody knows which.
+//! An entry that names a page of no slot is skipped, and from then on every sync fails until tracking is
+//! started anew: a page was written and it is unknown which.
 
 mod map;
 mod pending;
@@ -48,13 +48,13 @@ mod pending;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use super::kvm::{capability, check_slots, enable_capability, set_logging};
-use super::{DirtyBitmaps, DirtySource, Harvest, KvmSlot, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, KvmSlot, SyncReport, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PageBitmap, sys};
 use map::RingMap;
+use parking_lot::{Mutex, RwLock};
 use pending::Pending;
 
 const NAME: &str = "kvm-dirty-ring";
@@ -121,7 +121,7 @@ impl KvmDirtyRings {
         let rings: Vec<_> = vcpus.iter().enumerate().map(map).collect::<Result<_, _>>()?;
         let reported = rings.iter().map(|_| AtomicU64::new(0)).collect();
         let pending = Pending::new(&ram);
-        let state = State { rings, slots, pending, is_all_dirty: false, damage: None, begun: None };
+        let state = RingState { rings, slots, pending, is_all_dirty: false, damage: None, begun: None };
         Ok(KvmDirtyRing {
             vm: self.vm,
             entries: self.entries,
@@ -149,14 +149,14 @@ pub struct KvmDirtyRing {
     reported: Vec<AtomicU64>,
     full_exits: AtomicU64,
     overruns: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<RingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RingState {
     rings: Vec<RingMap>,
     slots: Vec<KvmSlot>,
-    /// What the rings have named since the last harvest. Handed out only after the reset.
+    /// What the rings have named since the last sync. Handed out only after the reset.
     pending: Pending,
     /// Pages were lost: every page counts as named.
     is_all_dirty: bool,
@@ -190,14 +190,14 @@ impl KvmDirtyRing {
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
     pub fn replace_slots(&self, slots: Vec<KvmSlot>, ram: GuestRam) -> Result<(), DirtyError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if self.is_running() {
             return Err(DirtyError::Running { origin: NAME, what: "its slots" });
         }
         check_slots(&slots, &ram)?;
         self.drain(&mut state)?;
         (state.slots, state.pending) = (slots, Pending::new(&ram));
-        *self.ram.write().unwrap_or_else(PoisonError::into_inner) = ram;
+        *self.ram.write() = ram;
         Ok(())
     }
 
@@ -211,22 +211,22 @@ impl KvmDirtyRing {
     /// If there is no vCPU of this index.
     pub fn reap_full(&self, vcpu: usize) -> Result<(), DirtyError> {
         self.full_exits.fetch_add(1, Ordering::Relaxed);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         self.reap(&mut state, vcpu, Reap::Full)?;
         self.forget_unless_running(&mut state);
         Ok(())
     }
 
-    /// Looks into the rings, for [`KvmDirtyRing::reported`], and empties those that are half full.
+    /// Counts the rings' new entries, for [`KvmDirtyRing::reported`], and empties rings that are half full.
     ///
     /// # Errors
     /// [`DirtyError::System`]: the kernel does not free a ring.
-    pub fn look(&self) -> Result<(), DirtyError> {
-        let mut state = self.state();
+    pub fn poll(&self) -> Result<(), DirtyError> {
+        let mut state = self.state.lock();
         for vcpu in 0..state.rings.len() {
-            let State { rings, slots, pending, .. } = &mut *state;
+            let RingState { rings, slots, pending, .. } = &mut *state;
             // What is wrong with an entry is found when it is taken out.
-            rings[vcpu].look(|slot, offset| {
+            rings[vcpu].each_new(|slot, offset| {
                 self.note(slots, vcpu, (slot, offset), pending);
             });
             if rings[vcpu].is_half_full() {
@@ -237,8 +237,8 @@ impl KvmDirtyRing {
         Ok(())
     }
 
-    /// How many pages each vCPU has dirtied so far while tracking ran, as of the last [`KvmDirtyRing::look`], harvest
-    /// or full ring. A page counts once between two harvests, for the vCPU that was first.
+    /// How many pages each vCPU has dirtied so far while tracking ran, as of the last [`KvmDirtyRing::poll`], sync
+    /// or full ring. A page counts once between two syncs, for the vCPU that was first.
     pub fn reported(&self) -> Vec<u64> {
         self.reported.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
@@ -254,7 +254,7 @@ impl KvmDirtyRing {
     /// When tracking began, and what each vCPU had [reported](KvmDirtyRing::reported) by then; none while it does not
     /// run.
     pub fn begun(&self) -> Option<(Instant, Vec<u64>)> {
-        self.state().begun.clone()
+        self.state.lock().begun.clone()
     }
 
     /// How many entries each ring has.
@@ -278,11 +278,6 @@ impl KvmDirtyRing {
         self.running.load(Ordering::Acquire)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Every step leaves the state whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes a page pending, and counts it for the vCPU if it was not. False: there is no such page.
     fn note(&self, slots: &[KvmSlot], vcpu: usize, entry: (u32, u64), pending: &mut Pending) -> bool {
         let Some((block, page)) = locate(slots, entry) else { return false };
@@ -293,8 +288,8 @@ impl KvmDirtyRing {
     }
 
     /// Empties a ring into the pending pages and has the kernel protect them again.
-    fn reap(&self, state: &mut State, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
-        let State { rings, slots, pending, damage, .. } = state;
+    fn reap(&self, state: &mut RingState, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
+        let RingState { rings, slots, pending, damage, .. } = state;
         let each = |slot, offset| {
             if !self.note(slots, vcpu, (slot, offset), pending) {
                 damage.get_or_insert(Damage::Entry { vcpu, slot, offset });
@@ -316,13 +311,13 @@ impl KvmDirtyRing {
     }
 
     /// Pages were lost: protects all of them again, and reports all.
-    fn recover(&self, state: &mut State) {
+    fn recover(&self, state: &mut RingState) {
         self.overruns.fetch_add(1, Ordering::Relaxed);
         if !self.is_running() {
             return;
         }
         state.is_all_dirty = true;
-        let ram = self.ram();
+        let ram = self.ram.read();
         for slot in &state.slots {
             let again = [false, true].iter().try_for_each(|on| set_logging(self.vm.as_fd(), &ram, slot, *on));
             if let Err(error) = again {
@@ -332,19 +327,19 @@ impl KvmDirtyRing {
         }
     }
 
-    fn forget_unless_running(&self, state: &mut State) {
+    fn forget_unless_running(&self, state: &mut RingState) {
         if !self.is_running() && !state.pending.is_empty() {
             self.forget(state);
         }
     }
 
-    fn forget(&self, state: &mut State) {
+    fn forget(&self, state: &mut RingState) {
         state.pending.clear();
         (state.is_all_dirty, state.damage) = (false, None);
     }
 
-    /// Empties the rings for nobody.
-    fn drain(&self, state: &mut State) -> Result<(), DirtyError> {
+    /// Empties the rings and forgets what they held.
+    fn drain(&self, state: &mut RingState) -> Result<(), DirtyError> {
         for vcpu in 0..state.rings.len() {
             self.reap(state, vcpu, Reap::Some)?;
         }
@@ -352,12 +347,8 @@ impl KvmDirtyRing {
         Ok(())
     }
 
-    fn ram(&self) -> RwLockReadGuard<'_, GuestRam> {
-        self.ram.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set_logging(&self, slot: &KvmSlot, on: bool) -> Result<(), DirtyError> {
-        set_logging(self.vm.as_fd(), &self.ram(), slot, on)
+        set_logging(self.vm.as_fd(), &self.ram.read(), slot, on)
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", "slot", slot.slot.into(), source))
     }
 
@@ -373,7 +364,7 @@ impl KvmDirtyRing {
 
 impl DirtySource for KvmDirtyRing {
     fn start(&self) -> Result<(), DirtyError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if self.is_running() {
             return Ok(());
         }
@@ -391,7 +382,7 @@ impl DirtySource for KvmDirtyRing {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !self.running.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
@@ -400,12 +391,12 @@ impl DirtySource for KvmDirtyRing {
         undone.and(self.drain(&mut state))
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        let mut state = self.state();
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        let mut state = self.state.lock();
         if !self.is_running() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
-        check_bitmaps(NAME, &self.ram(), into)?;
+        check_bitmaps(NAME, &self.ram.read(), into)?;
         let began = Instant::now();
         for vcpu in 0..state.rings.len() {
             self.reap(&mut state, vcpu, Reap::Some)?;
@@ -421,24 +412,24 @@ impl DirtySource for KvmDirtyRing {
                 return Err(failed(call, "slot", slot.into(), io::Error::from_raw_os_error(errno)));
             }
         }
-        let mut harvest = Harvest::default();
+        let mut report = SyncReport::default();
         if std::mem::take(&mut state.is_all_dirty) {
             for slot in &state.slots {
-                harvest.newly_dirty += into.block_mut(slot.block).add_range(slot.first_page, slot.pages);
+                report.newly_dirty += into.block_mut(slot.block).add_range(slot.first_page, slot.pages);
             }
         }
-        harvest.newly_dirty += state.pending.move_into(into);
+        report.newly_dirty += state.pending.move_into(into);
         // The pending bitmaps are those of whole blocks.
-        (harvest.times.kernel, harvest.times.aligned) = (walked - began, walked.elapsed());
-        Ok(harvest)
+        (report.times.kernel, report.times.aligned) = (walked - began, walked.elapsed());
+        Ok(report)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         if !self.is_running() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
-        let pages = self.ram().blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)
+        let pages = self.ram.read().blocks().get(block).map(|block| block.pages());
+        check_rearm(NAME, block, pages, first, count, synced)
     }
 
     fn name(&self) -> &'static str {
@@ -448,7 +439,7 @@ impl DirtySource for KvmDirtyRing {
 
 impl Drop for KvmDirtyRing {
     fn drop(&mut self) {
-        // Nobody is left to tell.
+        // No caller is left to report an error to.
         let _ = self.stop();
     }
 }

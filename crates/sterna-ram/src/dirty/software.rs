@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, SyncTimes, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
 use crate::{DirtyError, GuestRam, PageBitmap};
 
 const NAME: &str = "software-log";
 
 /// A log that writers fill through [`SoftwareLog::mark`]. In two phases like KVM's manual protection: a
-/// bit stays, and is reported by every harvest, until it is re-armed.
+/// bit stays, and is reported by every sync, until it is re-armed.
 #[derive(Debug)]
 pub struct SoftwareLog {
     ram: GuestRam,
@@ -23,7 +23,7 @@ impl SoftwareLog {
         SoftwareLog { ram: ram.clone(), log: DirtyBitmaps::new(ram), active: AtomicBool::new(false) }
     }
 
-    /// Reports that a page was written. Call it *after* the write: a bit that is harvested before the
+    /// Reports that a page was written. Call it *after* the write: a bit that a sync reports before the
     /// write it stands for would let the page be read too early and the write be lost.
     ///
     /// # Panics
@@ -38,7 +38,7 @@ impl SoftwareLog {
     /// If there is no such block or the pages are not in it.
     pub fn mark_range(&self, block: usize, first: u64, count: u64) {
         // Sequentially consistent against `start`: a writer that does not see the log active wrote
-        // before start() returned, which no harvest owes anyone.
+        // before start() returned, which no sync has to report.
         if self.active.load(Ordering::SeqCst) {
             self.log.block(block).set_range(first, count);
         }
@@ -60,23 +60,23 @@ impl DirtySource for SoftwareLog {
         Ok(())
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         self.check_active()?;
         check_bitmaps(NAME, &self.ram, into)?;
         let began = Instant::now();
         let newly_dirty = into.or_from(&self.log);
         let times = SyncTimes { aligned: began.elapsed(), ..SyncTimes::default() };
-        Ok(Harvest { newly_dirty, times })
+        Ok(SyncReport { newly_dirty, times })
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active()?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)?;
+        check_rearm(NAME, block, pages, first, count, synced)?;
         let log = self.log.block(block).words();
         let words = (first / 64) as usize..(first + count).div_ceil(64) as usize;
-        for (log, harvested) in log[words.clone()].iter().zip(&harvested.words()[words]) {
-            let clear = harvested.load(Ordering::Acquire);
+        for (log, synced) in log[words.clone()].iter().zip(&synced.words()[words]) {
+            let clear = synced.load(Ordering::Acquire);
             if clear != 0 {
                 log.fetch_and(!clear, Ordering::AcqRel);
             }

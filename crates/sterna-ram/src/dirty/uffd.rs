@@ -1,13 +1,13 @@
-//! userfaultfd write protection, resolved by the kernel itself (WP_ASYNC), harvested by PAGEMAP_SCAN.
+//! userfaultfd write protection, resolved by the kernel itself (WP_ASYNC), synced by PAGEMAP_SCAN.
 //!
 //! A protected page's first write lifts the protection without waking anybody. A scan reports pages that
-//! are not protected and protects them in the same step, so harvesting re-arms. It sees the writes of
+//! are not protected and protects them in the same step, so syncing re-arms. It sees the writes of
 //! this process's threads, of the kernel on their behalf and of KVM; writes through another mapping of a
 //! memfd (a vhost-user device) it does not see.
 //!
-//! Re-arming scans once more: what was written since the harvest to pages that are about to be read need not
+//! Re-arming scans once more: what was written since the sync to pages that are about to be read need not
 //! be reported, and would else be sent twice. What such a scan finds of other pages is kept for the next
-//! harvest.
+//! sync.
 //!
 //! Memory of the VMM is tracked only where its permissions allow userfaultfd.
 //!
@@ -30,7 +30,7 @@ use linux_raw_sys::general::{
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
 use parking_lot::RwLock;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
 use crate::mapping::Kind;
 use crate::sys::{self, Scan};
 use crate::{DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
@@ -45,7 +45,7 @@ const MODE_WP: u64 = 1;
 pub struct UffdDirtyLog {
     ram: GuestRam,
     running: RwLock<Option<OwnedFd>>,
-    /// Found while re-arming other pages, and in no harvest yet.
+    /// Found while re-arming other pages, and in no sync yet.
     kept: DirtyBitmaps,
     /// Whether there is anything in it.
     keeps: AtomicBool,
@@ -63,11 +63,11 @@ impl UffdDirtyLog {
         open().is_ok() && scan_exists()
     }
 
-    /// Makes the system calls of a harvest and forgets what they report, which is lost then: for benches, to
-    /// see what a harvest costs beyond them.
+    /// Makes the system calls of a sync and forgets what they report, which is lost then: for benches, to
+    /// see what a sync costs beyond them.
     ///
     /// # Errors
-    /// As [`DirtySource::harvest`].
+    /// As [`DirtySource::sync`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
         let running = self.running.read();
@@ -190,7 +190,7 @@ impl DirtySource for UffdDirtyLog {
         }
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         // Held while scanning: stop() must not lift the protection half-way.
         let running = self.running.read();
         if running.is_none() {
@@ -198,28 +198,26 @@ impl DirtySource for UffdDirtyLog {
         }
         check_bitmaps(NAME, &self.ram, into)?;
         let began = Instant::now();
-        let mut harvest = Harvest::default();
-        self.scan(|index, first, count| {
-            harvest.newly_dirty += into.block_mut(index).add_range(first, count)
-        })?;
+        let mut report = SyncReport::default();
+        self.scan(|index, first, count| report.newly_dirty += into.block_mut(index).add_range(first, count))?;
         if self.keeps.swap(false, Ordering::AcqRel) {
-            harvest.newly_dirty += self.take_kept(into);
+            report.newly_dirty += self.take_kept(into);
         }
         // The bits are set as the kernel reports the runs: a store each, which no clock could single out.
-        harvest.times.kernel = began.elapsed();
-        Ok(harvest)
+        report.times.kernel = began.elapsed();
+        Ok(report)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        // Held while scanning, as in a harvest.
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        // Held while scanning, as in a sync.
         let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
         }
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)?;
+        check_rearm(NAME, block, pages, first, count, synced)?;
         let mut keeps = false;
-        let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, harvested);
+        let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, synced);
         let scanned = self.scan_pages(block, first, count, found);
         // Also what was found before a failure is reported nowhere else.
         if keeps {
@@ -235,7 +233,7 @@ impl DirtySource for UffdDirtyLog {
 
 impl Drop for UffdDirtyLog {
     fn drop(&mut self) {
-        // Nobody is left to tell.
+        // No caller is left to report an error to.
         let _ = self.stop();
     }
 }

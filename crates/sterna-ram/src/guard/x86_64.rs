@@ -21,7 +21,7 @@ pub unsafe fn handle_sigbus(info: *const libc::siginfo_t, context: *mut libc::c_
         return false;
     }
     // SAFETY: both are what the kernel gave to the running handler (the caller's promise): a filled siginfo_t, and the
-    // ucontext_t on the handler's stack, which nobody else uses while it runs.
+    // ucontext_t on the handler's stack, which no one else uses while it runs.
     let (info, registers) = unsafe { (&*info, &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
     let begin = (&raw const sterna_ram_guard_begin) as u64;
     let end = (&raw const sterna_ram_guard_end) as u64;

@@ -10,10 +10,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::sys::check;
 use crate::{MemoryPermissions, PAGE_BYTES};
+use parking_lot::Mutex;
 
 /// What the memory of a block is made of that the engine maps itself ([`RamBlock::new`](crate::RamBlock::new)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -202,7 +203,7 @@ impl Mapping {
         self.is_read_only
     }
 
-    /// Whether a page that is not there may hold bytes all the same.
+    /// Whether a page that is not there may hold bytes anyway.
     pub(crate) fn is_filled_on_demand(&self) -> bool {
         self.is_filled_on_demand
     }
@@ -223,7 +224,7 @@ impl Mapping {
         for (mapping, file) in all.iter().zip(&files).filter(|(_, file)| file.is_some()) {
             let is_other = |other: &&Arc<Mapping>| !Arc::ptr_eq(other, mapping);
             let same = all.iter().zip(&files).filter(|(_, other)| *other == file).map(|(other, _)| other);
-            *mapping.lock_siblings() = same.filter(is_other).map(Arc::downgrade).collect();
+            *mapping.siblings.lock() = same.filter(is_other).map(Arc::downgrade).collect();
         }
     }
 
@@ -235,11 +236,7 @@ impl Mapping {
 
     /// The other mappings of the same file in the same guest, as far as they are still there.
     pub(crate) fn siblings(&self) -> Vec<Arc<Mapping>> {
-        self.lock_siblings().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn lock_siblings(&self) -> MutexGuard<'_, Vec<Weak<Mapping>>> {
-        self.siblings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.siblings.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// `madvise` on bytes `[offset, offset + len)`, which must lie inside the mapping.

@@ -26,7 +26,7 @@ pub(super) fn memfd(name: &str, len: usize, backing: Backing) -> Result<File, (&
     // SAFETY: `label` ends in a zero byte and has no other.
     let fd = unsafe { libc::memfd_create(label.as_ptr().cast(), flags) };
     let fd = check(libc::c_long::from(fd)).map_err(|error| ("memfd_create", error))?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel just gave us this descriptor and no one else knows it.
     let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
     // SAFETY: no pointers are passed.
     let result = unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) };
@@ -56,7 +56,7 @@ pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Resu
     let mapped = mmap(address, len, access, fixed, fd);
     let unmap = |start: *mut u8, len: usize| {
         if len > 0 {
-            // SAFETY: a part of the reservation made above that nobody else knows.
+            // SAFETY: a part of the reservation made above that no one else knows.
             unsafe { libc::munmap(start.cast(), len) };
         }
     };

@@ -66,7 +66,7 @@ impl<'a> Shifted<'a> {
 }
 
 /// ORs `from` into `into`, on several threads if that pays; gives how many bits were clear before. What
-/// lies behind the end of `into` is left out.
+/// lies after the end of `into` is left out.
 pub fn merge(into: &mut [u64], from: Shifted<'_>) -> u64 {
     let end = into.len().min(from.end());
     let into = &mut into[..end];

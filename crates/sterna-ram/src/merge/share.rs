@@ -31,7 +31,7 @@ fn share_by<P: Send, R: Send>(
     let next = || parts.lock().next();
     let run = || -> Vec<R> { std::iter::from_fn(next).map(&work).collect() };
     thread::scope(|scope| {
-        // Without helpers it takes longer, and is done all the same.
+        // Without helpers it takes longer, and is done anyway.
         let helpers: Vec<_> = (1..threads).map_while(|_| helper().spawn_scoped(scope, run).ok()).collect();
         let mut all = run();
         for helper in helpers {

@@ -167,11 +167,10 @@ fn bitmap_runs_taken_by_threads_lose_and_double_nothing() {
             .map(|seed: u64| {
                 let (map, set) = (&map, &set);
                 scope.spawn(move || {
-                    let mut state = seed + 1;
+                    let mut dice = fastrand::Rng::with_seed(seed + 1);
                     for _ in 0..200_000 {
-                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        let page = (state >> 33) % PAGES;
-                        if (state >> 32) & 1 == 0 {
+                        let page = dice.u64(..PAGES);
+                        if dice.bool() {
                             if !map.set(page) {
                                 set[page as usize].fetch_add(1, Ordering::Relaxed);
                             }

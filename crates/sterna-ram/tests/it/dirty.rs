@@ -19,10 +19,10 @@ fn set(bitmap: &PageBitmap) -> Vec<u64> {
     (0..bitmap.pages()).filter(|page| bitmap.get(*page)).collect()
 }
 
-fn harvest(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
+fn sync(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
     let mut found = DirtyBitmaps::new(ram);
-    let harvest = source.harvest(&mut found).unwrap();
-    assert_eq!(harvest.newly_dirty, found.count());
+    let report = source.sync(&mut found).unwrap();
+    assert_eq!(report.newly_dirty, found.count());
     found
 }
 
@@ -35,24 +35,24 @@ fn software_log_bits_stay_until_rearmed() {
     log.mark(0, 5);
     log.mark_range(1, 98, 2);
 
-    let first = harvest(&log, &ram);
+    let first = sync(&log, &ram);
     assert_eq!((set(first.block(0)), set(first.block(1))), (vec![5], vec![98, 99]));
-    assert_eq!(set(harvest(&log, &ram).block(0)), [5], "reported again until re-armed");
+    assert_eq!(set(sync(&log, &ram).block(0)), [5], "reported again until re-armed");
 
     log.mark(0, 6);
     log.rearm(0, 0, 64, first.block(0)).unwrap();
     log.rearm(1, 0, 64, first.block(1)).unwrap();
-    let second = harvest(&log, &ram);
-    assert_eq!(set(second.block(0)), [6], "what was not harvested is not cleared");
+    let second = sync(&log, &ram);
+    assert_eq!(set(second.block(0)), [6], "what was not synced is not cleared");
     assert_eq!(set(second.block(1)), [98, 99], "outside the range nothing is re-armed");
     log.rearm(1, 64, 36, first.block(1)).unwrap();
-    assert_eq!(set(harvest(&log, &ram).block(1)), [0_u64; 0]);
+    assert_eq!(set(sync(&log, &ram).block(1)), [0_u64; 0]);
 
     log.stop().unwrap();
     log.stop().unwrap();
-    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
     log.start().unwrap();
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), 0);
 }
 
 #[test]
@@ -72,10 +72,10 @@ fn rearm_crooked_ranges_are_refused() {
     assert!(refused(0, 0, 64, &PageBitmap::new(64)), "another bitmap");
     assert!(log.rearm(0, 64, 36, &bits).is_ok());
     let mut foreign = DirtyBitmaps::new(&self::ram(99, &[Backing::Anonymous]));
-    assert!(matches!(log.harvest(&mut foreign), Err(DirtyError::Range { .. })));
+    assert!(matches!(log.sync(&mut foreign), Err(DirtyError::Range { .. })));
 }
 
-/// A writer that marks after it writes, a migrator that harvests, re-arms and then reads: what it read
+/// A writer that marks after it writes, a migrator that syncs, re-arms and then reads: what it read
 /// last is what is there at the end.
 #[test]
 fn software_log_under_a_writer_loses_no_write() {
@@ -86,17 +86,16 @@ fn software_log_under_a_writer_loses_no_write() {
     let mut copy = [0u64; 64];
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let mut state = 1u64;
+            let mut dice = fastrand::Rng::with_seed(1);
             for value in 1..300_000u64 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let page = (state >> 33) % 64;
+                let page = dice.u64(..64);
                 block.write_u64(page * PAGE, value).unwrap();
                 log.mark(0, page);
             }
         });
         loop {
             let last = writer.is_finished();
-            let found = harvest(&log, &ram);
+            let found = sync(&log, &ram);
             log.rearm(0, 0, 64, found.block(0)).unwrap();
             for page in set(found.block(0)) {
                 copy[page as usize] = block.read_u64(page * PAGE).unwrap();
@@ -125,7 +124,7 @@ fn uffd(test: &str, ram: &GuestRam) -> Option<UffdDirtyLog> {
 }
 
 #[test]
-fn uffd_random_writes_are_harvested_exactly() {
+fn uffd_random_writes_are_synced_exactly() {
     let mut random = sterna_testing::random("uffd_random_writes");
     const PAGES: u64 = 8192;
     let ram = ram(PAGES, &[Backing::Memfd, Backing::Anonymous]);
@@ -134,8 +133,8 @@ fn uffd_random_writes_are_harvested_exactly() {
             block.write(page * 2 % PAGES * PAGE, &[1]).unwrap();
         }
     }
-    let Some(log) = uffd("uffd_random_writes_are_harvested_exactly", &ram) else { return };
-    assert_eq!(harvest(&log, &ram).count(), 0, "writes before the start are not reported");
+    let Some(log) = uffd("uffd_random_writes_are_synced_exactly", &ram) else { return };
+    assert_eq!(sync(&log, &ram).count(), 0, "writes before the start are not reported");
     for round in 0..30 {
         let mut expected = [Vec::new(), Vec::new()];
         for (index, block) in ram.blocks().iter().enumerate() {
@@ -148,7 +147,7 @@ fn uffd_random_writes_are_harvested_exactly() {
             expected[index].sort_unstable();
             expected[index].dedup();
         }
-        let found = harvest(&log, &ram);
+        let found = sync(&log, &ram);
         assert_eq!(set(found.block(0)), expected[0], "memfd, round {round}");
         assert_eq!(set(found.block(1)), expected[1], "anonymous, round {round}");
     }
@@ -157,8 +156,8 @@ fn uffd_random_writes_are_harvested_exactly() {
         ram.block(0).write(page * PAGE, &[2]).unwrap();
         ram.block(1).write(page * PAGE, &[2]).unwrap();
     }
-    assert_eq!(harvest(&log, &ram).count(), PAGES);
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), PAGES);
+    assert_eq!(sync(&log, &ram).count(), 0);
 }
 
 #[test]
@@ -173,7 +172,7 @@ fn uffd_reading_is_no_writing() {
     }
     // A hole of the memfd is populated by that, but not written.
     ram.block(0).read(9 * PAGE, &mut [0; 100]).unwrap();
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), 0);
 }
 
 #[test]
@@ -190,7 +189,7 @@ fn uffd_kernel_writes_are_reported() {
         let target = unsafe { std::slice::from_raw_parts_mut(target.as_ptr(), PAGE_SIZE) };
         reader.read_exact(target).unwrap();
     }
-    let found = harvest(&log, &ram);
+    let found = sync(&log, &ram);
     assert_eq!((set(found.block(0)), set(found.block(1))), (vec![5], vec![9]));
 }
 
@@ -201,7 +200,7 @@ fn uffd_started_leaves_absent_pages_absent() {
         block.write(7 * PAGE, &[1]).unwrap();
     }
     let Some(log) = uffd("uffd_started_leaves_absent_pages_absent", &ram) else { return };
-    harvest(&log, &ram);
+    sync(&log, &ram);
     for block in ram.blocks() {
         let absent = PageBitmap::new(4096);
         block.mark_absent(0, 4096, &absent).unwrap();
@@ -221,10 +220,10 @@ fn uffd_stopped_can_start_again_and_another_can_too() {
     log.stop().unwrap();
     other.start().unwrap();
     ram.block(1).write(0, &[1]).unwrap();
-    assert_eq!(harvest(&other, &ram).count(), 1);
+    assert_eq!(sync(&other, &ram).count(), 1);
     drop(other);
     log.start().unwrap();
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), 0);
 }
 
 /// As with the software log, with the kernel's tracking and threads that know nothing of it.
@@ -238,17 +237,16 @@ fn uffd_under_writers_loses_no_write() {
             .map(|index| {
                 let block = ram.block(index);
                 scope.spawn(move || {
-                    let mut state = 1u64;
+                    let mut dice = fastrand::Rng::with_seed(1);
                     for value in 1..200_000u64 {
-                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        block.write_u64((state >> 33) % 256 * PAGE, value).unwrap();
+                        block.write_u64(dice.u64(..256) * PAGE, value).unwrap();
                     }
                 })
             })
             .collect();
         loop {
             let last = writers.iter().all(|writer| writer.is_finished());
-            let found = harvest(&log, &ram);
+            let found = sync(&log, &ram);
             for (index, copy) in copy.iter_mut().enumerate() {
                 for page in set(found.block(index)) {
                     copy[page as usize] = ram.block(index).read_u64(page * PAGE).unwrap();
@@ -274,9 +272,9 @@ fn uffd_rearmed_pages_are_not_reported_and_others_are_kept() {
     let Some(log) = uffd("uffd_rearmed_pages_are_not_reported_and_others_are_kept", &ram) else { return };
     log.start().unwrap();
     let write = |page: u64| ram.block(0).write(page * PAGE_SIZE as u64, &[1]).unwrap();
-    let harvested = || {
+    let synced = || {
         let mut found = DirtyBitmaps::new(&ram);
-        let newly = log.harvest(&mut found).unwrap().newly_dirty;
+        let newly = log.sync(&mut found).unwrap().newly_dirty;
         assert_eq!(newly, found.count());
         (0..PAGES).filter(|page| found.block(0).get(*page)).collect::<Vec<_>>()
     };
@@ -286,10 +284,10 @@ fn uffd_rearmed_pages_are_not_reported_and_others_are_kept() {
 
     log.rearm(0, 0, 128, &about_to_be_read).unwrap();
 
-    assert_eq!(harvested(), [5, 70, 127, 200], "63, 64 and 69 will be read as they are now");
-    assert_eq!(harvested(), [0; 0]);
+    assert_eq!(synced(), [5, 70, 127, 200], "63, 64 and 69 will be read as they are now");
+    assert_eq!(synced(), [0; 0]);
     [63, 70].into_iter().for_each(write);
-    assert_eq!(harvested(), [63, 70], "they are protected again");
+    assert_eq!(synced(), [63, 70], "they are protected again");
     log.rearm(0, 0, PAGES, &about_to_be_read).unwrap();
     log.stop().unwrap();
 }

@@ -300,12 +300,12 @@ fn userfaultfd_tracks_every_kind_that_the_kernel_can() {
         }
         let mut dirty = sterna_ram::DirtyBitmaps::new(&ram);
         ram.block(0).write(5 * PAGE, &[1]).unwrap();
-        log.harvest(&mut dirty).unwrap();
+        log.sync(&mut dirty).unwrap();
         assert!(dirty.block(0).get(5) && !dirty.block(0).get(7), "{name}");
         assert!(!absent(ram.block(0)).get(5) && !absent(ram.block(0)).get(7), "{name}");
         ram.block(0).write(7 * PAGE, &[2]).unwrap();
         dirty.clear_all();
-        log.harvest(&mut dirty).unwrap();
+        log.sync(&mut dirty).unwrap();
         assert!(dirty.block(0).get(7) && !dirty.block(0).get(5), "{name}");
         log.stop().unwrap();
     }

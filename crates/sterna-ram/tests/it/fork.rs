@@ -54,10 +54,10 @@ fn track_own(_: &GuestRam) -> i32 {
         skipped("the log of a child", error);
         return NO_LOG;
     }
-    log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap();
+    log.sync(&mut DirtyBitmaps::new(&ram)).unwrap();
     write_all(&ram);
     let mut found = DirtyBitmaps::new(&ram);
-    log.harvest(&mut found).unwrap();
+    log.sync(&mut found).unwrap();
     assert_eq!(found.count(), PAGES, "pages that were written are not reported");
     RIGHT
 }

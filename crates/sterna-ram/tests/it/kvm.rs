@@ -99,9 +99,9 @@ impl Machine {
         }
     }
 
-    fn harvest(&self, log: &KvmDirtyLog) -> [Vec<u64>; 2] {
+    fn sync(&self, log: &KvmDirtyLog) -> [Vec<u64>; 2] {
         let mut found = DirtyBitmaps::new(&self.ram);
-        assert_eq!(log.harvest(&mut found).unwrap().newly_dirty, found.count());
+        assert_eq!(log.sync(&mut found).unwrap().newly_dirty, found.count());
         [set(found.block(0)), set(found.block(1))]
     }
 
@@ -132,16 +132,16 @@ fn started(machine: &Machine, mode: KvmLogMode, test: &str) -> Option<KvmDirtyLo
     }
     assert_eq!(log.initially_set(), mode == KvmLogMode::InitiallySet);
     if log.initially_set() {
-        assert_eq!(machine.harvest(&log), [pages(5..225), pages(0..100)], "all is reported at first");
+        assert_eq!(machine.sync(&log), [pages(5..225), pages(0..100)], "all is reported at first");
         machine.rearm_all(&log);
     }
-    assert_eq!(machine.harvest(&log), [NONE, NONE]);
+    assert_eq!(machine.sync(&log), [NONE, NONE]);
     Some(log)
 }
 
 #[test]
-fn kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots() {
-    let test = "kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots";
+fn kvm_log_pages_written_by_the_guest_are_synced_over_crooked_slots() {
+    let test = "kvm_log_pages_written_by_the_guest_are_synced_over_crooked_slots";
     for mode in [KvmLogMode::InitiallySet, KvmLogMode::Manual, KvmLogMode::Automatic] {
         let Some(mut machine) = machine(test) else { return };
         let Some(log) = started(&machine, mode, test) else { continue };
@@ -150,42 +150,42 @@ fn kvm_log_pages_written_by_the_guest_are_harvested_over_crooked_slots() {
         machine.write(140, 90);
 
         let expected = [pages(145..225), pages(0..10)];
-        assert_eq!(machine.harvest(&log), expected, "{mode:?}");
+        assert_eq!(machine.sync(&log), expected, "{mode:?}");
         machine.ram.block(0).read_u64(145 * PAGE).unwrap();
         assert_eq!(machine.ram.block(0).read_u64(145 * PAGE).unwrap() & 0xffff, 90, "the guest did write");
         if mode == KvmLogMode::Automatic {
-            assert_eq!(machine.harvest(&log), [NONE, NONE], "harvesting re-armed");
+            assert_eq!(machine.sync(&log), [NONE, NONE], "syncing re-armed");
         } else {
-            assert_eq!(machine.harvest(&log), expected, "reported until re-armed");
+            assert_eq!(machine.sync(&log), expected, "reported until re-armed");
             machine.rearm_all(&log);
-            assert_eq!(machine.harvest(&log), [NONE, NONE], "re-armed");
+            assert_eq!(machine.sync(&log), [NONE, NONE], "re-armed");
         }
         machine.write(150, 1);
-        assert_eq!(machine.harvest(&log), [vec![155], vec![]], "the next write is seen again");
+        assert_eq!(machine.sync(&log), [vec![155], vec![]], "the next write is seen again");
     }
 }
 
 #[test]
-fn kvm_log_rearms_what_was_harvested_in_the_range_and_nothing_else() {
-    let test = "kvm_log_rearms_what_was_harvested_in_the_range_and_nothing_else";
+fn kvm_log_rearms_what_was_synced_in_the_range_and_nothing_else() {
+    let test = "kvm_log_rearms_what_was_synced_in_the_range_and_nothing_else";
     for mode in [KvmLogMode::InitiallySet, KvmLogMode::Manual] {
         let Some(mut machine) = machine(test) else { return };
         let Some(log) = started(&machine, mode, test) else { continue };
         machine.write(20, 200); // block 0's pages 25 to 224
-        let harvested = PageBitmap::new(230);
-        harvested.set_range(0, 230);
-        harvested.clear_range(100, 10); // as if these had been written after the harvest
+        let synced = PageBitmap::new(230);
+        synced.set_range(0, 230);
+        synced.clear_range(100, 10); // as if these had been written after the sync
         // Block pages 64..128: neither border lies at a word of the slot's bitmap.
-        log.rearm(0, 64, 64, &harvested).unwrap();
+        log.rearm(0, 64, 64, &synced).unwrap();
 
-        let left = machine.harvest(&log);
+        let left = machine.sync(&log);
 
         let expected: Vec<u64> =
             (25..225).filter(|page| !(64..128).contains(page) || (100..110).contains(page)).collect();
         assert_eq!(left, [expected, vec![]], "{mode:?}");
         // The last range, which ends with the block, and the border of two slots.
-        log.rearm(0, 128, 102, &harvested).unwrap();
-        assert!(machine.harvest(&log)[0].iter().all(|page| *page < 110));
+        log.rearm(0, 128, 102, &synced).unwrap();
+        assert!(machine.sync(&log)[0].iter().all(|page| *page < 110));
     }
 }
 
@@ -197,7 +197,7 @@ fn kvm_log_stopped_leaves_the_vm_as_it_was() {
     machine.write(10, 5);
     log.stop().unwrap();
     log.stop().unwrap();
-    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "the slot logs no more");
     machine.write(10, 5);
 
@@ -205,14 +205,14 @@ fn kvm_log_stopped_leaves_the_vm_as_it_was() {
     let plain = machine.log(KvmLogMode::Automatic);
     plain.start().unwrap();
     machine.write(30, 2);
-    assert_eq!(machine.harvest(&plain), [vec![35, 36], vec![]]);
-    assert_eq!(machine.harvest(&plain), [NONE, NONE], "manual protection is off again");
+    assert_eq!(machine.sync(&plain), [vec![35, 36], vec![]]);
+    assert_eq!(machine.sync(&plain), [NONE, NONE], "manual protection is off again");
     drop(plain);
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "dropping stops it");
 
     log.start().unwrap();
     machine.write(40, 1);
-    assert_eq!(machine.harvest(&log), [vec![45], vec![]], "it can start again");
+    assert_eq!(machine.sync(&log), [vec![45], vec![]], "it can start again");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn kvm_log_failing_start_leaves_no_slot_logging() {
         other => panic!("{other:?}"),
     }
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err());
-    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut DirtyBitmaps::new(&machine.ram)), Err(DirtyError::NotStarted { .. })));
 }
 
 #[test]
@@ -265,17 +265,17 @@ fn page_written_through_an_alias_is_dirty_in_every_mode() {
             skipped(test, format!("the kernel has only {:?}", log.mode()));
             continue;
         }
-        machine.harvest(&log);
+        machine.sync(&log);
         machine.rearm_all(&log);
 
         machine.write(205, 2);
         machine.write(100 + 26, 2);
 
-        assert_eq!(machine.harvest(&log), [NONE, pages(25..28)], "{mode:?}: by the alias and by the slot");
+        assert_eq!(machine.sync(&log), [NONE, pages(25..28)], "{mode:?}: by the alias and by the slot");
         machine.rearm_all(&log);
-        assert_eq!(machine.harvest(&log), [NONE, NONE], "{mode:?}");
+        assert_eq!(machine.sync(&log), [NONE, NONE], "{mode:?}");
         machine.write(100 + 25, 1);
-        assert_eq!(machine.harvest(&log), [NONE, pages(25..26)], "{mode:?}: re-arming armed both");
+        assert_eq!(machine.sync(&log), [NONE, pages(25..26)], "{mode:?}: re-arming armed both");
         log.stop().unwrap();
     }
 }
@@ -301,7 +301,7 @@ fn slots_are_replaced_between_migrations_alone() {
     machine.write(213, 2);
 
     let mut found = DirtyBitmaps::new(&ram);
-    log.harvest(&mut found).unwrap();
+    log.sync(&mut found).unwrap();
     assert_eq!(set(found.block(2)), [3, 4]);
     let outside = slot(12, 240, 3, 0, 1);
     log.stop().unwrap();

@@ -30,7 +30,7 @@ struct Machine {
     ring: KvmDirtyRing,
     vcpus: Vec<VcpuFd>,
     entries: u32,
-    /// As of the last harvest: those before it make no later one inexact.
+    /// As of the last sync: those before it make no later one inexact.
     overruns: Cell<u64>,
     _vm: VmFd,
     ram: GuestRam,
@@ -136,10 +136,10 @@ impl Machine {
         write(&self.ring, vcpu, &mut self.vcpus[vcpu], first, count, 1);
     }
 
-    /// A harvest that reports at least this, and exactly this if the kernel kept to the ring's limits.
-    fn assert_harvest(&self, expected: [Vec<u64>; 2]) {
+    /// A sync that reports at least this, and exactly this if the kernel kept to the ring's limits.
+    fn assert_sync(&self, expected: [Vec<u64>; 2]) {
         let before = self.overruns.get();
-        let found = self.harvest();
+        let found = self.sync();
         let overruns = self.overruns.get() - before;
         if overruns == 0 {
             assert_eq!(found, expected);
@@ -149,9 +149,9 @@ impl Machine {
         }
     }
 
-    fn harvest(&self) -> [Vec<u64>; 2] {
+    fn sync(&self) -> [Vec<u64>; 2] {
         let mut found = DirtyBitmaps::new(&self.ram);
-        let newly = self.ring.harvest(&mut found).unwrap().newly_dirty;
+        let newly = self.ring.sync(&mut found).unwrap().newly_dirty;
         assert_eq!(newly, found.count());
         self.overruns.set(self.ring.overruns());
         [0, 1].map(|block| {
@@ -175,22 +175,22 @@ fn pages(range: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn ring_pages_written_by_the_guest_are_harvested_once_over_crooked_slots() {
-    let test = "ring_pages_written_by_the_guest_are_harvested_once_over_crooked_slots";
+fn ring_pages_written_by_the_guest_are_synced_once_over_crooked_slots() {
+    let test = "ring_pages_written_by_the_guest_are_synced_once_over_crooked_slots";
     let Some(mut machine) = machine(test, 150, 1) else { return };
     machine.write(0, 10, 20);
     machine.ring.start().unwrap();
     assert!(!machine.ring.initially_set());
-    assert_eq!(machine.harvest(), [NONE, NONE], "what was written before is nobody's business");
+    assert_eq!(machine.sync(), [NONE, NONE], "what was written before is nobody's business");
 
     // Over the borders of all three slots: guest pages 140 to 229.
     machine.write(0, 140, 90);
 
-    assert_eq!(machine.harvest(), [pages(145..225), pages(0..10)]);
-    assert_eq!(machine.harvest(), [NONE, NONE], "harvesting re-armed");
+    assert_eq!(machine.sync(), [pages(145..225), pages(0..10)]);
+    assert_eq!(machine.sync(), [NONE, NONE], "syncing re-armed");
     machine.write(0, 150, 1);
     machine.write(0, 150, 1);
-    assert_eq!(machine.harvest(), [vec![155], vec![]], "the next write is seen again");
+    assert_eq!(machine.sync(), [vec![155], vec![]], "the next write is seen again");
     assert_eq!(machine.ring.reported(), [91]);
     assert_eq!(machine.ring.full_exits(), 0);
 }
@@ -209,7 +209,7 @@ fn ring_that_runs_full_loses_nothing() {
             full >= round * (7900 / u64::from(machine.entries)) / 4,
             "{full} times full in {round} rounds"
         );
-        machine.assert_harvest([pages(7..7907), vec![]]);
+        machine.assert_sync([pages(7..7907), vec![]]);
     }
     note(test, &machine.ring);
 }
@@ -223,20 +223,20 @@ fn ring_counts_what_each_vcpu_wrote_without_taking_it() {
     machine.write(1, 35, 10); // five of them are the other's already
     assert_eq!(machine.ring.reported(), [0, 0], "nobody has looked");
 
-    machine.ring.look().unwrap();
-    machine.ring.look().unwrap();
+    machine.ring.poll().unwrap();
+    machine.ring.poll().unwrap();
 
     assert_eq!(machine.ring.reported(), [30, 5]);
-    assert_eq!(machine.harvest(), [pages(15..50), vec![]]);
+    assert_eq!(machine.sync(), [pages(15..50), vec![]]);
     machine.write(1, 10, 3);
-    machine.harvest();
+    machine.sync();
     assert_eq!(machine.ring.reported(), [30, 8]);
 }
 
 /// Rounds over the ring while two vCPUs write, one of them over the other's pages too: the copy is the RAM.
 #[test]
-fn ring_harvested_while_vcpus_write_leaves_an_exact_copy() {
-    let test = "ring_harvested_while_vcpus_write_leaves_an_exact_copy";
+fn ring_synced_while_vcpus_write_leaves_an_exact_copy() {
+    let test = "ring_synced_while_vcpus_write_leaves_an_exact_copy";
     let Some(mut machine) = machine(test, 1000, 2) else { return };
     let mut random = sterna_testing::random(test);
     let Machine { ring, vcpus, ram, .. } = &mut machine;
@@ -277,14 +277,14 @@ fn ring_harvested_while_vcpus_write_leaves_an_exact_copy() {
             })
             .collect();
         while !done.load(Ordering::Acquire) {
-            ring.look().unwrap();
-            ring.harvest(&mut dirty).unwrap();
+            ring.poll().unwrap();
+            ring.sync(&mut dirty).unwrap();
             send(&dirty);
             rounds += 1;
         }
         writers.into_iter().for_each(|writer| writer.join().unwrap());
     });
-    ring.harvest(&mut dirty).unwrap();
+    ring.sync(&mut dirty).unwrap();
     send(&dirty);
 
     assert!(rounds > 3 && ring.full_exits() > 3, "{rounds} rounds, {} times full", ring.full_exits());
@@ -301,7 +301,7 @@ fn ring_stopped_reports_nothing_and_can_start_again() {
     let test = "ring_stopped_reports_nothing_and_can_start_again";
     let Some(mut machine) = machine(test, 150, 1) else { return };
     let mut found = DirtyBitmaps::new(&machine.ram);
-    assert!(matches!(machine.ring.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(machine.ring.sync(&mut found), Err(DirtyError::NotStarted { .. })));
     machine.ring.start().unwrap();
     machine.ring.start().unwrap();
     machine.write(0, 10, 5);
@@ -309,14 +309,14 @@ fn ring_stopped_reports_nothing_and_can_start_again() {
     machine.ring.stop().unwrap();
     machine.ring.stop().unwrap();
 
-    assert!(matches!(machine.ring.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(machine.ring.sync(&mut found), Err(DirtyError::NotStarted { .. })));
     let reported = machine.ring.reported();
     machine.write(0, 10, 100);
-    machine.ring.look().unwrap();
+    machine.ring.poll().unwrap();
     assert_eq!(machine.ring.reported(), reported, "the slots log no more");
     machine.ring.start().unwrap();
     machine.write(0, 40, 1);
-    assert_eq!(machine.harvest(), [vec![45], vec![]]);
+    assert_eq!(machine.sync(), [vec![45], vec![]]);
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use sterna_ram::RamBlock;
 use sterna_ram::dirty::{Combined, LoggedRange, SoftwareLog, VhostLog};
-use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap};
+use sterna_ram::{
+    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, SyncReport,
+};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -64,10 +66,10 @@ fn set(bitmap: &PageBitmap) -> Vec<u64> {
     (0..bitmap.pages()).filter(|page| bitmap.get(*page)).collect()
 }
 
-fn harvest(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
+fn sync(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
     let mut found = DirtyBitmaps::new(ram);
-    let harvest = source.harvest(&mut found).unwrap();
-    assert_eq!(harvest.newly_dirty, found.count());
+    let report = source.sync(&mut found).unwrap();
+    assert_eq!(report.newly_dirty, found.count());
     found
 }
 
@@ -88,7 +90,7 @@ fn random_ranges(random: &mut fastrand::Rng, pages: &[u64]) -> Vec<LoggedRange> 
 }
 
 #[test]
-fn vhost_log_over_crooked_ranges_is_harvested_as_the_model() {
+fn vhost_log_over_crooked_ranges_is_synced_as_the_model() {
     let mut random = sterna_testing::random("vhost_log_over_crooked_ranges");
     for _ in 0..300 {
         let pages: Vec<u64> = (0..3).map(|_| 71 + random.u64(..2000)).collect();
@@ -110,20 +112,20 @@ fn vhost_log_over_crooked_ranges_is_harvested_as_the_model() {
             }
         }
 
-        let found = harvest(&log, &ram);
+        let found = sync(&log, &ram);
 
         for block in 0..3 {
             assert_eq!(set(found.block(block)), set(expected.block(block)), "{ranges:?}");
         }
-        assert_eq!(harvest(&log, &ram).count(), 0, "harvesting clears");
+        assert_eq!(sync(&log, &ram).count(), 0, "syncing clears");
         back_end.log(ranges[0].guest_address / PAGE);
-        assert_eq!(set(harvest(&log, &ram).block(ranges[0].block)), [ranges[0].first_page]);
+        assert_eq!(set(sync(&log, &ram).block(ranges[0].block)), [ranges[0].first_page]);
     }
 }
 
 /// Large enough for threads, crooked in every way.
 #[test]
-fn vhost_log_of_a_large_guest_is_harvested_as_the_model() {
+fn vhost_log_of_a_large_guest_is_synced_as_the_model() {
     let mut random = sterna_testing::random("vhost_log_of_a_large_guest");
     for (guest_page, first_page) in [(0, 0), (64, 13), (13, 64), (77, 12), (12, 0), (5, 4)] {
         let pages = (1 << 27) + 333;
@@ -144,12 +146,12 @@ fn vhost_log_of_a_large_guest_is_harvested_as_the_model() {
         }
 
         let mut found = DirtyBitmaps::new(&ram);
-        let first = log.harvest(&mut found).unwrap();
+        let first = log.sync(&mut found).unwrap();
 
         assert_eq!(first.newly_dirty, expected.len() as u64);
         assert!(expected.iter().all(|page| found.block(0).get(*page)));
         assert_eq!(found.count(), first.newly_dirty);
-        assert_eq!(log.harvest(&mut found).unwrap().newly_dirty, 0);
+        assert_eq!(log.sync(&mut found).unwrap().newly_dirty, 0);
         let times = first.times;
         assert!(times.vhost > std::time::Duration::ZERO && times.kernel == std::time::Duration::ZERO);
         let crooked = guest_page % 64 != first_page % 64;
@@ -165,7 +167,7 @@ fn vhost_log_counts_only_what_is_new() {
     let mut found = DirtyBitmaps::new(&ram);
     found.block(0).set_range(7, 2);
     (100..104).for_each(|page| mapped(&log).log(page));
-    assert_eq!(log.harvest(&mut found).unwrap().newly_dirty, 2);
+    assert_eq!(log.sync(&mut found).unwrap().newly_dirty, 2);
     assert_eq!(set(found.block(0)), [7, 8, 9, 10]);
 }
 
@@ -175,23 +177,23 @@ fn vhost_log_started_and_stopped_forgets_what_was_before() {
     let log = VhostLog::new(&ram, vec![range(0, 0, 0, 1000)]).unwrap();
     let back_end = mapped(&log);
     let mut found = DirtyBitmaps::new(&ram);
-    assert!(matches!(log.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut found), Err(DirtyError::NotStarted { .. })));
     back_end.log(1);
     log.start().unwrap();
     assert!(log.is_active());
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), 0);
     back_end.log(2);
     log.start().unwrap();
-    assert_eq!(set(harvest(&log, &ram).block(0)), [2], "starting twice clears once");
+    assert_eq!(set(sync(&log, &ram).block(0)), [2], "starting twice clears once");
     back_end.log(3);
     log.stop().unwrap();
     log.stop().unwrap();
     assert!(!log.is_active());
-    assert!(matches!(log.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut found), Err(DirtyError::NotStarted { .. })));
     log.start().unwrap();
-    assert_eq!(harvest(&log, &ram).count(), 0);
+    assert_eq!(sync(&log, &ram).count(), 0);
     let foreign = shape(&[999]);
-    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&foreign)), Err(DirtyError::Range { .. })));
+    assert!(matches!(log.sync(&mut DirtyBitmaps::new(&foreign)), Err(DirtyError::Range { .. })));
     assert!(matches!(log.rearm(0, 1, 64, found.block(0)), Err(DirtyError::Range { .. })));
     log.rearm(0, 0, 64, found.block(0)).unwrap();
 }
@@ -230,7 +232,7 @@ fn combined_reports_what_either_source_saw() {
     let cpu = Arc::new(SoftwareLog::new(&ram));
     let devices = Arc::new(VhostLog::new(&ram, vec![range(3, 0, 0, 500)]).unwrap());
     let both = Combined::new(vec![cpu.clone(), devices.clone()]);
-    assert!(matches!(both.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(both.sync(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
     both.start().unwrap();
     both.start().unwrap();
     cpu.mark_range(0, 5, 2);
@@ -238,16 +240,16 @@ fn combined_reports_what_either_source_saw() {
     mapped(&devices).log(3 + 7);
 
     let mut found = DirtyBitmaps::new(&ram);
-    assert_eq!(both.harvest(&mut found).unwrap().newly_dirty, 3, "a page that both saw counts once");
+    assert_eq!(both.sync(&mut found).unwrap().newly_dirty, 3, "a page that both saw counts once");
 
     assert_eq!(set(found.block(0)), [5, 6, 7]);
-    assert_eq!(set(harvest(&both, &ram).block(0)), [5, 6], "the CPUs' are reported until re-armed");
+    assert_eq!(set(sync(&both, &ram).block(0)), [5, 6], "the CPUs' are reported until re-armed");
     both.rearm(0, 0, 500, found.block(0)).unwrap();
-    assert_eq!(harvest(&both, &ram).count(), 0);
+    assert_eq!(sync(&both, &ram).count(), 0);
     assert!(!both.initially_set());
     both.stop().unwrap();
     assert!(!devices.is_active());
-    assert!(matches!(cpu.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(cpu.sync(&mut found), Err(DirtyError::NotStarted { .. })));
 }
 
 /// A source whose start or stop fails, and which may report all at first.
@@ -269,8 +271,8 @@ impl DirtySource for Fickle {
         self.stops.fetch_add(1, Ordering::Relaxed);
         if self.fails_to_stop { Err(DirtyError::NotStarted { origin: "stop" }) } else { Ok(()) }
     }
-    fn harvest(&self, _: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        Ok(Harvest::default())
+    fn sync(&self, _: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        Ok(SyncReport::default())
     }
     fn rearm(&self, _: usize, _: u64, _: u64, _: &PageBitmap) -> Result<(), DirtyError> {
         Ok(())
@@ -294,10 +296,10 @@ fn combined_starts_all_or_none() {
     assert!(matches!(all.start(), Err(DirtyError::NotStarted { origin: "start" })));
 
     let mut bits = DirtyBitmaps::new(&ram);
-    assert!(matches!(first.harvest(&mut bits), Err(DirtyError::NotStarted { origin: "software-log" })));
+    assert!(matches!(first.sync(&mut bits), Err(DirtyError::NotStarted { origin: "software-log" })));
     assert_eq!(second.stops.load(Ordering::Relaxed), 1);
     assert_eq!(last.starts.load(Ordering::Relaxed) + last.stops.load(Ordering::Relaxed), 0);
-    assert!(matches!(all.harvest(&mut bits), Err(DirtyError::NotStarted { origin: "combined" })));
+    assert!(matches!(all.sync(&mut bits), Err(DirtyError::NotStarted { origin: "combined" })));
 }
 
 #[test]
@@ -311,7 +313,7 @@ fn combined_stops_all_even_after_an_error() {
     assert!(matches!(all.stop(), Err(DirtyError::NotStarted { origin: "stop" })));
 
     let mut bits = DirtyBitmaps::new(&ram);
-    assert!(matches!(second.harvest(&mut bits), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(second.sync(&mut bits), Err(DirtyError::NotStarted { .. })));
 }
 
 #[test]
@@ -330,7 +332,7 @@ const LOG_VARIABLE: &str = "STERNA_TEST_VHOST_LOG";
 const RAM_VARIABLE: &str = "STERNA_TEST_VHOST_RAM";
 
 /// A device in another process: writes a number into a page, then logs the page, over and over. What the
-/// pages hold at the end has been read after a harvest, or a bit was lost.
+/// pages hold at the end has been read after a sync, or a bit was lost.
 #[test]
 fn vhost_log_filled_by_another_process_loses_no_write() {
     let blocks = vec![RamBlock::new("ram", (SHARED_PAGES + 20) * PAGE, Backing::Memfd).unwrap()];
@@ -348,19 +350,19 @@ fn vhost_log_filled_by_another_process_loses_no_write() {
         .spawn()
         .unwrap();
     let mut copy = vec![0; SHARED_PAGES as usize];
-    let mut harvests = 0;
+    let mut syncs = 0;
     let mut reported = 0;
     loop {
         let ended = device.try_wait().unwrap();
-        let found = harvest(&log, &ram);
+        let found = sync(&log, &ram);
         for page in set(found.block(0)) {
             let value = ram.block(0).read_u64(page * PAGE).unwrap();
             copy[(page - SHARED_FIRST) as usize] = value;
             reported += 1;
         }
-        harvests += 1;
-        // However slow this process is: the device writes until some harvests have met its writes.
-        if reported > 2 * SHARED_PAGES && harvests > 2 {
+        syncs += 1;
+        // However slow this process is: the device writes until some syncs have met its writes.
+        if reported > 2 * SHARED_PAGES && syncs > 2 {
             drop(device.stdin.take());
         }
         if let Some(status) = ended {
@@ -393,13 +395,12 @@ fn vhost_device_of_another_process() {
         let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new());
         told.store(true, Ordering::Relaxed);
     });
-    let mut state = 1u64;
+    let mut dice = fastrand::Rng::with_seed(1);
     for value in 1u64.. {
         if value > 1_000_000 && is_enough.load(Ordering::Relaxed) {
             break;
         }
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let page = (state >> 33) % SHARED_PAGES;
+        let page = dice.u64(..SHARED_PAGES);
         ram.word((SHARED_FIRST + page) * PAGE).store(value, Ordering::Relaxed);
         log.log(SHARED_GUEST_PAGE + page);
     }

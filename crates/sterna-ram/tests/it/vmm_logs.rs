@@ -21,8 +21,8 @@ const PAGE: u64 = 4096;
 
 fn found(ram: &GuestRam, source: &dyn DirtySource) -> Vec<(usize, u64)> {
     let mut dirty = DirtyBitmaps::new(ram);
-    let harvest = source.harvest(&mut dirty).unwrap();
-    assert_eq!(harvest.newly_dirty, dirty.count());
+    let report = source.sync(&mut dirty).unwrap();
+    assert_eq!(report.newly_dirty, dirty.count());
     let of = |(block, bits): (usize, &sterna_ram::PageBitmap)| {
         (0..bits.pages()).filter(|page| bits.get(*page)).map(move |page| (block, page)).collect::<Vec<_>>()
     };
@@ -90,7 +90,7 @@ fn writes_through_vm_memory_are_reported_once() {
     let ram = GuestRam::from_guest_memory(&memory, |index, _| format!("ram{index}")).unwrap();
     let log = AtomicBitmapLog::new(&ram, &memory).unwrap();
     memory.write_obj(1_u8, GuestAddress(0)).unwrap();
-    assert!(matches!(log.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(log.sync(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
     log.start().unwrap();
 
     memory.write_slice(&[1; 5000], GuestAddress(7 * PAGE + 4000)).unwrap();
@@ -154,7 +154,7 @@ fn two_blocks() -> GuestRam {
 fn vmm_that_reads_its_log_itself_feeds_the_engine() {
     let ram = two_blocks();
     let source = ExternalLog::new(&ram, Fed::default());
-    assert!(matches!(source.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
+    assert!(matches!(source.sync(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::NotStarted { .. })));
     source.start().unwrap();
     assert!(source.log().logs.load(Ordering::SeqCst));
 
@@ -184,13 +184,13 @@ fn page_that_the_ram_does_not_have_is_an_error_and_not_lost() {
     for feed in feeds {
         source.log().feed(feed);
         let mut dirty = DirtyBitmaps::new(&ram);
-        assert!(matches!(source.harvest(&mut dirty), Err(DirtyError::Range { .. })));
+        assert!(matches!(source.sync(&mut dirty), Err(DirtyError::Range { .. })));
     }
     // Clear bits after the end are what KVM's words have there.
     source.log().feed(|found| found.words(0, 99, &[1, 0]));
     assert_eq!(found(&ram, &source), [(0, 99)]);
     source.log().fails.store(true, Ordering::SeqCst);
-    assert!(matches!(source.harvest(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::System { .. })));
+    assert!(matches!(source.sync(&mut DirtyBitmaps::new(&ram)), Err(DirtyError::System { .. })));
 }
 
 #[test]
@@ -207,5 +207,5 @@ fn source_is_replaced_between_migrations_alone() {
     source.start().unwrap();
     log.mark(2, 4);
     assert_eq!(found(&now, &source), [(2, 4)]);
-    assert!(source.harvest(&mut DirtyBitmaps::new(&before)).is_err(), "the old memory is no more");
+    assert!(source.sync(&mut DirtyBitmaps::new(&before)).is_err(), "the old memory is no more");
 }

@@ -1,13 +1,13 @@
 //! Files for pages: complete or absent, sparse, past the page cache where that can be had.
 //!
 //! # The model
-//! A [`PageFile`] that is being created lies *aside*: in the directory of its place, under a hidden name that
+//! A [`PageFile`] that is being created is a *staging file*: in the directory of its place, under a hidden name that
 //! ends in `.partial`. [`PageFile::complete`] puts its bytes on the disk, renames it into its place and puts
 //! the directory on the disk; dropped before that, it is gone, unless it is to be [kept](PageFile::keep). A file that is
 //! replaced changes places with the new one and is removed when the directory is on the disk; if that fails, the two
 //! change back. So the place holds a complete file or what it held before, whatever happens: a full disk, a failing
-//! one, a cancel, `kill -9` (which leaves the `.partial`; [`PageFile::left_behind`] finds those that nobody writes any
-//! more). File systems without exchange link the old file aside meanwhile; only where there are no links either, the
+//! one, a cancel, `kill -9` (which leaves the `.partial`; [`PageFile::stale_staging_files`] finds those that nobody writes any
+//! more). File systems without exchange link the old file to another name meanwhile; only where there are no links either, the
 //! new file stays in the place although its directory could not be synced.
 //!
 //! Bytes go to any offset from any thread ([`PageFile::write_at`]). What is large goes through a
@@ -25,13 +25,13 @@
 //! With io_uring a queue keeps several pieces on their way; without it (old kernels, seccomp, `io_uring_disabled`)
 //! a queue writes and reads one piece at a time, and more threads make up for it.
 
-mod aside;
 mod buffers;
 mod page_file;
 mod queue;
 mod reader;
 mod ring;
 mod sparse;
+mod staging;
 mod system;
 
 pub use page_file::{CreateOptions, Direct, OpenOptions, PageFile};

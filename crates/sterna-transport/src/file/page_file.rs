@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use sterna_ram::RamSlice;
 
-use super::aside::{self, Aside, left_behind};
+use super::staging::{self, StagingFile, stale_staging_files};
 use super::system::{Links, open_regular, read_parts, system, write_parts};
 use super::{DIRECT_ALIGN, sparse};
 use crate::parts::Part;
@@ -56,19 +56,19 @@ pub struct PageFile {
     direct: Option<File>,
     path: PathBuf,
     /// None once it is in its place, or if it was opened to be read.
-    aside: Mutex<Option<Aside>>,
+    staging: Mutex<Option<StagingFile>>,
 }
 
 impl PageFile {
-    /// Begins a new file for `path`, aside of it.
+    /// Begins a new file for `path`, as a staging file.
     ///
     /// # Errors
     /// [`TransportError::FileExists`], [`TransportError::NotAFile`], [`TransportError::NoDirect`],
     /// [`TransportError::DiskFull`], [`TransportError::System`]. Nothing is left behind.
     pub fn create(path: impl AsRef<Path>, options: CreateOptions) -> Result<PageFile, TransportError> {
-        let (aside, file) = Aside::create(path.as_ref(), options.replace)?;
-        let direct = open_direct(&file, aside.path(), options.direct, true)?;
-        let path = aside.place().to_owned();
+        let (staging, file) = StagingFile::create(path.as_ref(), options.replace)?;
+        let direct = open_direct(&file, staging.path(), options.direct, true)?;
+        let path = staging.place().to_owned();
         if options.keep_bytes > 0 {
             match open_regular(&path, Links::Follow) {
                 Ok(old) => sparse::copy(&file, &path, 0, &old, 0, options.keep_bytes).map(drop)?,
@@ -76,7 +76,7 @@ impl PageFile {
                 Err(error) => return Err(error),
             }
         }
-        Ok(PageFile { file, direct, path, aside: Mutex::new(Some(aside)) })
+        Ok(PageFile { file, direct, path, staging: Mutex::new(Some(staging)) })
     }
 
     /// A file without a name in `directory`, which is gone when the last descriptor is closed, whatever happens.
@@ -85,10 +85,10 @@ impl PageFile {
     /// # Errors
     /// [`TransportError::NoDirect`], [`TransportError::DiskFull`], [`TransportError::System`].
     pub fn temporary(directory: impl AsRef<Path>, direct: Direct) -> Result<PageFile, TransportError> {
-        let file = aside::temporary(directory.as_ref())?;
+        let file = staging::temporary(directory.as_ref())?;
         let path = PathBuf::from(format!("a temporary file in {}", directory.as_ref().display()));
         let direct = open_direct(&file, &path, direct, true)?;
-        Ok(PageFile { file, direct, path, aside: Mutex::new(None) })
+        Ok(PageFile { file, direct, path, staging: Mutex::new(None) })
     }
 
     /// Opens a complete file to read it.
@@ -99,19 +99,19 @@ impl PageFile {
         let path = path.as_ref().to_owned();
         let file = open_regular(&path, Links::Follow)?;
         let direct = open_direct(&file, &path, options.direct, false)?;
-        Ok(PageFile { file, direct, path, aside: Mutex::new(None) })
+        Ok(PageFile { file, direct, path, staging: Mutex::new(None) })
     }
 
-    /// Files for `path` that another run left aside when it was killed.
-    pub fn left_behind(path: impl AsRef<Path>) -> Vec<PathBuf> {
-        left_behind(path.as_ref())
+    /// Staging files for `path` that another run left when it was killed.
+    pub fn stale_staging_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
+        stale_staging_files(path.as_ref())
     }
 
-    /// Removes what lies aside in this process and is not to be [kept](PageFile::keep): for a process that is about
+    /// Removes the staging files of this process that are not to be [kept](PageFile::keep): for a process that is about
     /// to end without dropping anything, such as one that was told to by a signal. Files that are being made can
     /// not be published afterwards.
-    pub fn remove_all_aside() {
-        aside::remove_all();
+    pub fn remove_staging_files() {
+        staging::remove_all();
     }
 
     /// The file once more, through the page cache and wherever it lies: one that outlives this.
@@ -129,8 +129,8 @@ impl PageFile {
 
     /// Where it lies until it is complete; none then. Another program may write it there, if it keeps the file
     /// (opens it without replacing it).
-    pub fn aside_path(&self) -> Option<PathBuf> {
-        self.aside.lock().as_ref().map(|aside| aside.path().to_owned())
+    pub fn staging_path(&self) -> Option<PathBuf> {
+        self.staging.lock().as_ref().map(|staging| staging.path().to_owned())
     }
 
     /// Whether whole pages go past the page cache.
@@ -264,27 +264,27 @@ impl PageFile {
     /// [`PageFile::sync`].
     ///
     /// # Errors
-    /// As [`PageFile::complete`], also if only the directory could not be put on the disk: the file lies aside
+    /// As [`PageFile::complete`], also if only the directory could not be put on the disk: the file is a staging file
     /// again and may be published once more, or [kept](PageFile::keep). Only where a file system knows neither
     /// `RENAME_EXCHANGE` nor links, a file that was replaced then is gone, and this one stays in its place.
     pub fn publish(&self) -> Result<(), TransportError> {
-        let mut aside = self.aside.lock();
-        let Some(aside_now) = &mut *aside else { return Ok(()) };
-        let published = aside_now.publish(&self.file);
-        if aside_now.is_published() {
-            *aside = None;
+        let mut staging = self.staging.lock();
+        let Some(staging_now) = &mut *staging else { return Ok(()) };
+        let published = staging_now.publish(&self.file);
+        if staging_now.is_published() {
+            *staging = None;
         }
         published
     }
 
     /// The file stays where it lies, also if it never comes into its place: it may be the only copy of what is
-    /// in it. Gives its path: aside of its place, or the place if it is there. Whoever asks for it must have called
+    /// in it. Gives its path: the staging file's, or the place if it is there. Whoever asks for it must have called
     /// [`PageFile::sync`], and should tell its user where the file is. It can still be published.
     pub fn keep(&self) -> PathBuf {
-        match &mut *self.aside.lock() {
-            Some(aside) => {
-                aside.keep();
-                aside.path().to_owned()
+        match &mut *self.staging.lock() {
+            Some(staging) => {
+                staging.keep();
+                staging.path().to_owned()
             }
             None => self.path.clone(),
         }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::aside::kind_name;
+use super::staging::kind_name;
 use crate::TransportError;
 use crate::parts::{Part, Remaining};
 

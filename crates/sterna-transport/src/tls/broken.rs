@@ -4,7 +4,7 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 
 use super::credentials::Config;
-use super::session::{Side, State};
+use super::session::{SessionState, Side};
 use super::{TlsCredentials, TlsEndpoint, certificates};
 
 /// A record with a fatal alert: handshake_failure (RFC 8446 §5.1, §6.2).
@@ -17,7 +17,7 @@ fn alert_that_one_thread_has_met_is_met_by_the_next_too() {
     let Config::Client(config) = credentials.expect("credentials").config else { panic!("a client") };
     let name = ServerName::try_from("localhost").expect("a name");
     let client = UnbufferedClientConnection::new(config, name).expect("a client");
-    let mut state = State::new(Side::Client(Box::new(client)));
+    let mut state = SessionState::new(Side::Client(Box::new(client)));
     state.hoard().expect("its hello");
     state.put(&ALERT);
 

@@ -14,7 +14,7 @@ use rustls::server::UnbufferedServerConnection;
 use super::credentials::Config;
 use super::exporter::Exporter;
 use super::name::subject;
-use super::session::{Session, Side, State, Step};
+use super::session::{Session, SessionState, Side, Step};
 use super::{Tls, TlsEndpoint, TlsProblem};
 use crate::cancel::{Waited, wait};
 use crate::group::Wait;
@@ -41,7 +41,7 @@ pub(crate) fn handshake(
         cancel,
         limit,
         deadline: Instant::now().checked_add(limit),
-        state: State::new(side),
+        state: SessionState::new(side),
     };
     let met = hands.shake().and_then(|()| hands.meet(tls));
     match met {
@@ -94,7 +94,7 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
         None if !tls.credentials.verifies_peer() => "localhost",
         None => {
             return Err(TlsProblem::Name(
-                "the address contains no host name to check the certificate against: set tls-hostname to the name in \
+                "the address contains no host name to check the certificate against: set the expected host name to that in \
                  the other side's certificate"
                     .to_owned(),
             ));
@@ -102,7 +102,7 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
     };
     ServerName::try_from(name.to_owned()).map_err(|_| {
         TlsProblem::Name(format!(
-            "{name:?} is not a host name or number that a certificate can contain: set tls-hostname to one"
+            "{name:?} is not a host name or number that a certificate can contain: set the expected host name to one"
         ))
     })
 }
@@ -112,7 +112,7 @@ struct Hands<'a> {
     cancel: &'a CancelFlag,
     limit: Duration,
     deadline: Option<Instant>,
-    state: State,
+    state: SessionState,
 }
 
 impl Hands<'_> {

@@ -22,20 +22,20 @@ pub enum TlsFault {
 pub enum TlsProblem {
     /// The peer began without TLS.
     #[error(
-        "the peer does not use TLS and this side requires it: set tls-creds on the other side too, or on \
-         neither"
+        "the peer does not use TLS and this side requires it: set TLS credentials on the other side too, \
+         or on neither"
     )]
     PlainPeer,
     /// The peer closed before the handshake was done.
     #[error(
-        "the peer closed during the TLS handshake: it has no tls-creds, or refused this side; its own log \
+        "the peer closed during the TLS handshake: it has no TLS credentials, or refused this side; its own log \
          says which"
     )]
     Closed,
-    /// The peer broke the connection behind the handshake, before its first byte.
+    /// The peer broke the connection after the handshake, before its first byte.
     #[error(
         "the peer broke the connection after the TLS handshake without an alert: it refused this side's certificate \
-         (a QEMU looks at it only then), or had no use for the connection; its own log says which"
+         (a QEMU checks it only then), or had no use for the connection; its own log says which"
     )]
     Dismissed,
     /// The peer's certificate does not hold.
@@ -52,7 +52,7 @@ pub enum TlsProblem {
     OurCertificate(String),
     /// The client is known, and not allowed.
     #[error(
-        "the peer {name:?} is not allowed by tls-authz here: allow that name, or migrate from a host whose \
+        "the peer {name:?} is not on the list of allowed names here: allow it, or migrate from a host whose \
          certificate is allowed"
     )]
     NotAuthorised {
@@ -64,7 +64,7 @@ pub enum TlsProblem {
     Name(String),
     /// The credentials are for the other end.
     #[error(
-        "these tls-creds are for the endpoint {theirs:?}, but this side is the {wanted}: use the other credentials"
+        "these TLS credentials are for the endpoint {theirs:?}, but this side is the {wanted}: use the other credentials"
     )]
     Endpoint {
         /// What they are for.
@@ -127,7 +127,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
     let because = match alert {
         Alert::CertificateRequired | Alert::NoCertificate => {
             "it requires one and this side has none: put client-cert.pem and client-key.pem into the directory of \
-             tls-creds"
+             its TLS credentials"
         }
         Alert::UnknownCA => {
             "its issuer is not among the authorities that the peer trusts: both sides need the same ca-cert.pem"
@@ -139,7 +139,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
         Alert::DecryptError => {
             "a signature does not match: most likely the peer's ca-cert.pem has another authority of the same name"
         }
-        Alert::AccessDenied => "it is known and not allowed (tls-authz)",
+        Alert::AccessDenied => "it is known, but not on the peer's list of allowed names",
         Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
             "the peer's log says why (the name, the purpose, or the signature)"
         }
@@ -176,7 +176,7 @@ pub(super) fn certificate(error: &CertificateError) -> String {
         }
         Wrong::NotValidForNameContext { expected, presented } => wrong_name(expected, presented),
         Wrong::NotValidForName => {
-            "it is for another name; set tls-hostname to one of its subjectAltNames".to_owned()
+            "it is for another name; set the expected host name to one of its subjectAltNames".to_owned()
         }
         Wrong::InvalidPurpose | Wrong::InvalidPurposeContext { .. } => {
             "it is not for this use: a server's needs the purpose tls_www_server, a client's tls_www_client"
@@ -196,7 +196,7 @@ fn wrong_name(expected: &ServerName<'_>, presented: &[String]) -> String {
     }
     let names: Vec<&str> = presented.iter().map(|name| plain_name(name)).collect();
     format!(
-        "it is for {}, not for {expected:?}: set tls-hostname to its name, or connect by that name",
+        "it is for {}, not for {expected:?}: set the expected host name to that, or connect by that name",
         names.join(", ")
     )
 }

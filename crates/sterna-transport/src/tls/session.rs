@@ -35,7 +35,7 @@ const INBOX: usize = 256 * 1024;
 const EXPLANATION: Duration = Duration::from_millis(200);
 
 pub(crate) struct Session {
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     sending: Mutex<Outbox>,
     /// Why it broke, once it has.
     problem: OnceLock<TlsProblem>,
@@ -63,7 +63,7 @@ struct Sealed {
 }
 
 impl Session {
-    pub(super) fn new(state: State, peer_name: Option<String>, binding: Option<[u8; 32]>) -> Self {
+    pub(super) fn new(state: SessionState, peer_name: Option<String>, binding: Option<[u8; 32]>) -> Self {
         let sealed = Sealed { bytes: zeros(RECORDS * (RECORD + OVERHEAD) + SPARE), len: 0 };
         Session {
             state: Mutex::new(state),
@@ -265,7 +265,7 @@ impl Sealed {
 }
 
 /// One end's TLS machine, with what came and is not opened, and what is opened and not asked for.
-pub(super) struct State {
+pub(super) struct SessionState {
     side: Side,
     inbox: Box<[u8]>,
     start: usize,
@@ -300,9 +300,9 @@ enum Wish<'a> {
     Goodbye(&'a mut Sealed),
 }
 
-impl State {
+impl SessionState {
     pub(super) fn new(side: Side) -> Self {
-        State {
+        SessionState {
             side,
             inbox: zeros(INBOX),
             start: 0,

@@ -1,6 +1,6 @@
 //! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
 //! `cargo test -p sterna-transport --test it SUBJECT::` runs those of one subject.
-//! `aside_removed` removes the files of the whole process, so it is a program of its own.
+//! `staging_removed` removes the files of the whole process, so it is a program of its own.
 
 #[path = "../support/certificates.rs"]
 mod certificates;

@@ -236,7 +236,7 @@ fn create_over_what_is_no_file_is_refused_always() {
 }
 
 #[test]
-fn left_behind_names_those_that_nobody_writes() {
+fn stale_staging_files_names_those_that_nobody_writes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     let alive = PageFile::create(&path, CreateOptions::default()).unwrap();
@@ -245,7 +245,7 @@ fn left_behind_names_those_that_nobody_writes() {
     std::fs::write(&dead, "left").unwrap();
     std::fs::write(directory.path().join(".image.other.1-0.partial"), "another's").unwrap();
 
-    assert_eq!(PageFile::left_behind(&path), [dead]);
+    assert_eq!(PageFile::stale_staging_files(&path), [dead]);
     drop(alive);
 }
 
@@ -265,7 +265,7 @@ fn keep_gives_the_file_a_name_that_is_no_rubbish() {
 
     assert_eq!(std::fs::read(&kept).unwrap(), b"the only copy");
     assert!(kept.to_string_lossy().ends_with(".kept"), "{kept:?}");
-    assert!(PageFile::left_behind(&path).is_empty());
+    assert!(PageFile::stale_staging_files(&path).is_empty());
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn temporary_file_has_no_name_and_is_read_again() {
 }
 
 #[test]
-fn create_with_the_longest_name_finds_room_aside() {
+fn create_with_the_longest_name_finds_room_for_the_staging_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ä".repeat(127));
     let file = PageFile::create(&path, CreateOptions::default()).unwrap();

@@ -62,7 +62,7 @@ impl Device for Cpu {
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
         super::load(&self.shared, self, body, |fields| {
-            let state = State::parse(&self.shared, fields)?;
+            let state = VcpuState::parse(&self.shared, fields)?;
             fields.finish()?;
             state.apply(&self.shared, self.index)
         })
@@ -108,7 +108,7 @@ fn save(shared: &Shared, index: usize) -> Result<Vec<u8>, StateError> {
 }
 
 /// A body that was read and checked, not yet the vCPU's.
-struct State<'a> {
+struct VcpuState<'a> {
     mp_state: kvm_mp_state,
     regs: kvm_regs,
     sregs2: Option<kvm_sregs2>,
@@ -124,7 +124,7 @@ struct State<'a> {
     debugregs: Option<kvm_debugregs>,
 }
 
-impl<'a> State<'a> {
+impl<'a> VcpuState<'a> {
     fn parse(shared: &Shared, fields: &mut Fields<'a>) -> Result<Self, StateError> {
         let caps = &shared.caps;
         let mp_state = fields.u64(*b"mpst")?;

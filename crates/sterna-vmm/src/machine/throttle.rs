@@ -1,7 +1,7 @@
 //! Slows the guest down, and knows how fast each vCPU dirties memory.
 //!
 //! # The model
-//! Each vCPU has a [`Brake`], which says when it must sleep and for how long; it sleeps on its own thread, at the
+//! Each vCPU has a [`ThrottleClock`], which says when it must sleep and for how long; it sleeps on its own thread, at the
 //! gate, so that stopping the machine ends the sleep at once. A vCPU that is in the guest does not look at its
 //! brake: the throttle's thread looks every [`TICK`] while anything is limited, and calls out those whose brake
 //! is due. While dirty rings are in use it looks into them as often, so that they seldom run full, and works out the
@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use sterna::{Brake, BrakeLimits, DirtyLimitTimes, VcpuDirtyRate, VmError};
+use sterna::{DirtyLimitTimes, ThrottleClock, ThrottleLimits, VcpuDirtyRate, VmError};
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::dirty::KvmDirtyRing;
 
@@ -26,7 +26,7 @@ use watch::Watch;
 mod watch;
 
 /// From one look at the brakes to the next.
-const TICK: Duration = Brake::SLICE;
+const TICK: Duration = ThrottleClock::SLICE;
 /// From one look to the next whether a migration has begun to use the rings.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 /// The time over which dirty rates are measured: QEMU's `vcpu-dirty-limit-period`.
@@ -48,7 +48,7 @@ pub(crate) struct Throttling {
 
 #[derive(Debug, Default)]
 struct VcpuThrottle {
-    brake: Mutex<Brake>,
+    brake: Mutex<ThrottleClock>,
     /// Bytes per second; 0: none.
     dirty_limit: AtomicU64,
     /// Since the limit was set, nanoseconds: in sleeps that are over; when the one that is not began, 0: none.
@@ -100,9 +100,9 @@ impl Throttling {
         self.begin.elapsed()
     }
 
-    fn limits(&self, vcpu: usize) -> BrakeLimits {
+    fn limits(&self, vcpu: usize) -> ThrottleLimits {
         let bytes = self.vcpus[vcpu].dirty_limit.load(Ordering::Relaxed);
-        BrakeLimits {
+        ThrottleLimits {
             percent: self.percent.load(Ordering::Relaxed),
             dirty_bytes_per_second: (bytes > 0).then_some(bytes),
         }
@@ -112,7 +112,7 @@ impl Throttling {
         (0..self.vcpus.len()).any(|vcpu| !self.limits(vcpu).is_none())
     }
 
-    fn brake(&self, vcpu: usize) -> MutexGuard<'_, Brake> {
+    fn brake(&self, vcpu: usize) -> MutexGuard<'_, ThrottleClock> {
         self.vcpus[vcpu].brake.lock()
     }
 
@@ -185,7 +185,7 @@ pub(crate) fn spawn(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
         let mut watch = Watch::default();
         while shared.throttling.wait(ring) {
             if let Some(ring) = ring {
-                watch.looked(ring, &ring.look());
+                watch.looked(ring, &ring.poll());
                 shared.throttling.measure_rates(ring);
             }
             if shared.throttling.is_active() {
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     pub(crate) fn set_cpu_throttle(&self, percent: u8) {
-        self.throttling.percent.store(percent.min(Brake::PERCENT_MAX), Ordering::Relaxed);
+        self.throttling.percent.store(percent.min(ThrottleClock::PERCENT_MAX), Ordering::Relaxed);
         self.limits_changed();
     }
 

@@ -190,17 +190,17 @@ fn writes_of_the_guest_are_all_in_the_dirty_log() {
     let log = SourceVm::dirty_source(&*source);
     let mut dirty = DirtyBitmaps::new(source.ram());
     log.start().unwrap();
-    log.harvest(&mut dirty).unwrap();
+    log.sync(&mut dirty).unwrap();
     let all = source.ram().block(0).pages();
-    let harvested = sterna_ram::PageBitmap::new(all);
-    harvested.set_all();
-    log.rearm(0, 0, all, &harvested).unwrap();
+    let synced = sterna_ram::PageBitmap::new(all);
+    synced.set_all();
+    log.rearm(0, 0, all, &synced).unwrap();
     dirty.clear_all();
     let before = [count(&source, 0), count(&source, 1)];
     wait_for("counting under the log", || count(&source, 0) > before[0] && count(&source, 1) > before[1]);
 
     source.stop();
-    log.harvest(&mut dirty).unwrap();
+    log.sync(&mut dirty).unwrap();
     log.stop().unwrap();
 
     let page = guests::COUNTERS / 4096;

@@ -154,8 +154,8 @@ fn dirty_limit_of_one_vcpu_slows_that_one_down() {
     let mut advance = |vcpu: usize, by: u64| {
         let before = steps(&tide, &machine);
         wait_for("steps", || {
-            // Harvesting protects again, so that pages written again count again.
-            source.harvest(&mut dirty).unwrap();
+            // Syncing protects again, so that pages written again count again.
+            source.sync(&mut dirty).unwrap();
             steps(&tide, &machine)[vcpu] > before[vcpu] + by
         });
         let now = steps(&tide, &machine);

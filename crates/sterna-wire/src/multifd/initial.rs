@@ -69,7 +69,7 @@ impl InitialPacket {
         }
         if usize::from(self.id) >= channels {
             let rule = format!(
-                "channel {} of {channels}: set multifd-channels to the same number on both sides",
+                "channel {} of {channels}: use the same number of multifd channels on both sides",
                 self.id
             );
             return Err(WireError::incompatible(MESSAGE, 24, SPEC, rule));

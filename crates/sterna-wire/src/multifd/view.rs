@@ -252,7 +252,7 @@ fn check_method(stated: Method, expected: Method, normal: usize) -> Result<(), W
         return Ok(());
     }
     let rule = format!(
-        "compressed with {}, not {}: set multifd-compression alike on both sides",
+        "compressed with {}, not {}: use the same multifd compression on both sides",
         stated.name(),
         expected.name()
     );

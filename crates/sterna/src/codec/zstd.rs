@@ -84,7 +84,7 @@ impl ZstdDecoder {
     }
 }
 
-/// Lets `step` write behind what `out` holds.
+/// Lets `step` write after what `out` holds.
 fn with_room(
     out: &mut Vec<u8>,
     room: usize,

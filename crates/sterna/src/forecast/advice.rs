@@ -8,14 +8,14 @@ use super::inputs::Inputs;
 use super::seconds;
 use super::simulate::{self, Luck, Run};
 
-/// One change that makes a migration end, also if the figures are wrong by the forecast's uncertainty.
+/// One change that makes a migration end, even if the inputs are wrong by the forecast's uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "what")]
 #[non_exhaustive]
 pub enum Advice {
-    /// Allow the guest a longer pause.
+    /// Allow the guest a longer downtime.
     RaiseDowntimeLimit {
-        /// The new `downtime-limit`.
+        /// The new downtime limit.
         milliseconds: u64,
     },
     /// Send faster.
@@ -32,7 +32,7 @@ pub enum Advice {
     },
     /// Let Sterna find that part itself.
     AutoConverge {
-        /// What `max-cpu-throttle` must allow.
+        /// The highest throttle that must be allowed.
         percent: u8,
     },
     /// Start the guest at the destination before all of its RAM is there.
@@ -43,20 +43,19 @@ impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RaiseDowntimeLimit { milliseconds } => {
-                write!(f, "raise downtime-limit to {milliseconds} ms")
+                write!(f, "raise the downtime limit to {milliseconds} ms")
             }
             Self::RaiseBandwidth { bytes_per_second } => {
                 let gigabytes = *bytes_per_second as f64 / 1e9;
-                write!(f, "send at {gigabytes:.2} GB/s or more: raise max-bandwidth, or use a faster link")
+                write!(f, "send at {gigabytes:.2} GB/s or more: raise the bandwidth limit, or use a faster link")
             }
             Self::MoreChannels => {
-                f.write_str("if the link is not full, switch multifd on and raise multifd-channels")
+                f.write_str("if the link is not full, use more multifd channels")
             }
             Self::Throttle { percent } => write!(f, "slow the guest's vCPUs down by {percent} %"),
             Self::AutoConverge { percent } => write!(
                 f,
-                "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as \
-                 far as it must"
+                "switch automatic throttling on, up to {percent} % or more: it slows the guest down as far as it must"
             ),
             Self::PostcopyLater => f.write_str(
                 "no other setting makes it converge for certain: only postcopy does, whatever the guest writes, and Sterna \
@@ -66,14 +65,14 @@ impl fmt::Display for Advice {
     }
 }
 
-/// The longest pause that is worth proposing, as QEMU's own bound has it.
+/// The longest downtime limit that is proposed: QEMU's own bound.
 const LONGEST_MS: u64 = 2_000_000;
 /// A link that is faster than this many times the present one is no advice.
 const FASTEST: f64 = 64.0;
 
-/// What would make it end. `expected` is the run with the figures as given.
+/// What would make it end. `expected` is the run with the inputs as given.
 pub(super) fn advise(inputs: &Inputs, expected: &Run) -> Vec<Advice> {
-    // With the worse figures, so that who follows the advice is on the safe side.
+    // With the worse inputs, so that whoever follows the advice is on the safe side.
     let worse = Luck::worse(inputs.sane_uncertainty());
     let ends = |bandwidth: f64, dirtying: f64| {
         let luck =

@@ -47,7 +47,7 @@ impl Class {
         sane(self.writes_per_second) * seconds.max(0.0)
     }
 
-    /// Pages that are dirty after `seconds` without a look.
+    /// Pages that are dirty `seconds` after a sync.
     pub fn distinct(&self, seconds: f64) -> f64 {
         let (pages, rate) = (sane(self.pages), sane(self.writes_per_second));
         if pages == 0.0 || seconds <= 0.0 {
@@ -60,7 +60,7 @@ impl Class {
     }
 
     /// The mean of [`Class::distinct`] over intervals between two lengths, evenly spread: what is found of pages
-    /// that were looked at one after the other.
+    /// that were synced one after the other.
     pub fn mean_distinct(&self, shortest: f64, longest: f64) -> f64 {
         let (shortest, longest) = (shortest.max(0.0), longest.max(0.0));
         let spread = longest - shortest;
@@ -72,17 +72,17 @@ impl Class {
         mean.clamp(self.distinct(shortest), self.distinct(longest))
     }
 
-    /// Pages found dirty of this class, when a pass over `sent` of its pages is sent up to `part`. Those count only what was
+    /// Pages found dirty of this class, when a round over `sent` of its pages is sent up to `part`. Those count only what was
     /// written after they were sent; those that are still to be sent do not count at all, since they are read later. The
     /// times, in seconds: since the sync before, since the last page that was sent, since the first.
-    pub(super) fn after_pass(&self, sent: f64, part: f64, (synced, newest, oldest): (f64, f64, f64)) -> f64 {
+    pub(super) fn after_round(&self, sent: f64, part: f64, (synced, newest, oldest): (f64, f64, f64)) -> f64 {
         let all = self.distinct(synced);
         match self.order {
             Order::Random if self.pages > 0.0 => {
-                let in_pass = (sent / self.pages).clamp(0.0, 1.0);
-                in_pass * part * self.mean_distinct(newest, oldest) + (1.0 - in_pass) * all
+                let in_round = (sent / self.pages).clamp(0.0, 1.0);
+                in_round * part * self.mean_distinct(newest, oldest) + (1.0 - in_round) * all
             }
-            // The writer is elsewhere than where it was during the pass before.
+            // The writer is elsewhere than where it was during the round before.
             Order::Random | Order::Sequential => all,
         }
     }

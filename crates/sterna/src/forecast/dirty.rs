@@ -1,9 +1,9 @@
 //! How a guest writes: how many distinct bytes it dirties in an interval.
 //!
-//! Three ways to say it, from coarse to fine. A *rate* is what QEMU reckons with: a guest that never writes the
+//! Three ways to say it, from coarse to fine. A *rate* is what QEMU estimates with: a guest that never writes the
 //! same page twice until it has been through all of RAM. A *curve* is what can be measured: distinct bytes over
 //! intervals of several lengths; it bends, since a page that is written again counts once. A *working set* is
-//! what stands behind the bend: classes of pages, each written at its own rate, in random order (a page is hit
+//! what causes the bend: classes of pages, each written at its own rate, in random order (a page is hit
 //! by chance, so n·(1 − e^(−r·T/n)) of n are dirty after T) or one after the other (min(r·T, n)).
 
 use std::time::Duration;

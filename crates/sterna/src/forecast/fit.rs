@@ -73,7 +73,7 @@ fn steady(samples: &[(f64, f64)], ram_pages: f64) -> Fit {
 /// A walk through as many pages as were ever seen dirty.
 fn walk(samples: &[(f64, f64)], ram_pages: f64) -> Option<Fit> {
     let pages = samples.iter().map(|it| it.1).reduce(f64::max)?.min(ram_pages);
-    // Points at the ceiling say nothing of the rate.
+    // Points at the maximum say nothing of the rate.
     let rising: Vec<_> = samples.iter().copied().filter(|it| it.1 < pages * (1.0 - CLEARLY)).collect();
     if rising.is_empty() {
         return None;

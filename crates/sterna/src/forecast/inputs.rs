@@ -12,25 +12,26 @@ use super::seconds;
 pub struct Inputs {
     /// RAM of the guest, bytes.
     pub ram_bytes: u64,
-    /// What the first pass has to send, bytes: RAM without the pages that are zero or were never touched, which
+    /// What the first round has to send, bytes: RAM without the pages that are zero or were never touched, which
     /// cost next to nothing.
-    pub first_pass_bytes: u64,
+    #[serde(rename = "first_pass_bytes")]
+    pub first_round_bytes: u64,
     /// Bytes per second while bytes move and the guest runs, over all channels: what the link and `max-bandwidth`
     /// leave.
     pub bandwidth_bytes: u64,
-    /// The same while the guest stands still, when `max-bandwidth` holds nobody back; none: no more than before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pause_bandwidth_bytes: Option<u64>,
-    /// `avail-switchover-bandwidth`: with what the engine reckons the pause before it stops the guest; none: with what
-    /// it measures while the guest runs.
+    /// The same during the switchover, which `max-bandwidth` does not limit; none: no more than before.
+    #[serde(default, rename = "pause_bandwidth_bytes", skip_serializing_if = "Option::is_none")]
+    pub switchover_bandwidth_bytes: Option<u64>,
+    /// `avail-switchover-bandwidth`: the bandwidth with which the engine estimates the downtime before it stops the guest;
+    /// none: what it measures while the guest runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub avail_switchover_bandwidth_bytes: Option<u64>,
     /// How the guest writes.
     pub dirty: DirtyModel,
-    /// How long one look for dirty pages takes, seconds in JSON.
+    /// How long one sync takes, seconds in JSON.
     #[serde(with = "seconds")]
     pub sync: Duration,
-    /// The pause that the guest may suffer, seconds in JSON.
+    /// The parameter `downtime-limit`, seconds in JSON.
     #[serde(with = "seconds")]
     pub downtime_limit: Duration,
     /// What each migration costs, whatever the guest writes.
@@ -48,7 +49,7 @@ impl Inputs {
     }
 }
 
-/// The uncertainty to take where nobody knows better.
+/// The uncertainty to assume if nothing better is known.
 pub const UNCERTAINTY: f64 = 0.1;
 
 fn default_uncertainty() -> f64 {
@@ -74,8 +75,8 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// The part of it for which the guest stands still.
-    pub fn paused(&self) -> Duration {
+    /// The part of it that is downtime.
+    pub fn downtime(&self) -> Duration {
         self.stop.saturating_add(self.devices).saturating_add(self.start)
     }
 }

@@ -1,7 +1,7 @@
 //! How a migration will go, computed before it begins. Pure: no I/O, no clock, no live VM.
 //!
 //! # The model
-//! A guest dirties pages while a pass over its RAM is sent; what it dirtied is the next pass. Passes shrink as
+//! A guest dirties pages while a round over its RAM is sent; what it dirtied is the next round. Rounds shrink as
 //! long as the channels carry more than the guest dirties *anew* in the same time, which for most guests grows
 //! more slowly than time: a page written twice counts once. So the guest is described by how many distinct
 //! bytes it dirties in an interval ([`DirtyModel`]), not by one rate.
@@ -9,13 +9,13 @@
 //! - [`rules`]: closed formulas for a constant rate: which downtime limit is needed, which dirty rate still
 //!   converges, by QEMU's way of estimating, by Sterna's, and by physics.
 //! - [`dirty`], [`fit`]: the guest, described or measured.
-//! - [`Pause`]: whether the rest fits the pause, as the engine decides it.
-//! - [`simulate`]: pass by pass until the rest fits the limit, or until passes no longer shrink.
-//! - [`Forecast`]: that for the expected figures, and for figures that are off by [`Inputs::uncertainty`] in
-//!   both directions; with [`Advice`] where it would not end.
+//! - [`DowntimeEstimate`]: whether the remaining pages fit the downtime limit, as the engine decides it.
+//! - [`simulate`]: round by round until the remaining pages fit the limit, or until rounds no longer shrink.
+//! - [`Forecast`]: that for the expected inputs, and for inputs that are off by [`Inputs::uncertainty`] in
+//!   both directions; with [`Advice`] if it would not end.
 //!
-//! Bandwidth is that of moving bytes, as everywhere in Sterna: time that goes into looking for dirty pages
-//! ([`Inputs::sync`]) is counted apart, and happens while the channels carry on.
+//! Bandwidth is that of moving bytes, as everywhere in Sterna: time for syncs
+//! ([`Inputs::sync`]) is counted apart, and passes while the channels go on.
 
 mod advice;
 mod class;
@@ -27,7 +27,7 @@ pub mod rules;
 mod seconds;
 pub mod simulate;
 
-pub use crate::precopy::{FIXED_PAUSE, MARGIN, Pause};
+pub use crate::precopy::{DowntimeEstimate, FIXED_DOWNTIME, MARGIN};
 pub use advice::Advice;
 pub use class::{Class, Order, Point};
 pub use dirty::DirtyModel;

@@ -6,12 +6,12 @@ use super::advice::{self, Advice};
 use super::inputs::Inputs;
 use super::simulate::{self, Luck, PlannedRound, Run};
 
-/// A figure and how far it may be off. Nothing stands for a migration that does not end.
+/// An expected value and its range. `None`: the migration does not end.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Range {
     /// If bandwidth and dirty rate are better than expected.
     pub low: Option<f64>,
-    /// With the figures as they were given.
+    /// With bandwidth and dirty rate as given.
     pub expected: Option<f64>,
     /// If they are worse.
     pub high: Option<f64>,
@@ -21,21 +21,21 @@ pub struct Range {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// Whether it ends by itself, with the figures as they were given.
+    /// Whether it ends by itself, with bandwidth and dirty rate as given.
     pub convergent: bool,
-    /// Whether it also ends if the figures are wrong by [`Inputs::uncertainty`].
+    /// Whether it also ends if these are wrong by [`Inputs::uncertainty`].
     pub certain: bool,
-    /// Passes until the guest stops.
+    /// Rounds until the guest stops.
     pub rounds: Range,
     /// Seconds from the start until the guest runs at the destination.
     pub total_time: Range,
-    /// Seconds for which the guest stands still.
+    /// Seconds in which the guest runs on neither side.
     pub downtime: Range,
     /// Bytes sent in all.
     pub bytes: Range,
-    /// The shortest pause that can be reached at all, seconds: what `downtime-limit` must allow at least.
+    /// The shortest downtime that can be reached at all, seconds: what `downtime-limit` must allow at least.
     pub least_downtime: f64,
-    /// The passes that are expected; the first few hundred.
+    /// The rounds that are expected; the first few hundred.
     pub curve: Vec<PlannedRound>,
     /// What to change, the mildest first. Empty if nothing has to change.
     pub advice: Vec<Advice>,
@@ -48,8 +48,8 @@ impl Forecast {
         let expected = simulate::run(inputs, Luck::EXPECTED);
         let low = simulate::run(inputs, Luck::better(off));
         let high = simulate::run(inputs, Luck::worse(off));
-        let range = |figure: &dyn Fn(&Run) -> f64| {
-            let of = |run: &Run| run.convergent.then(|| figure(run));
+        let range = |value: &dyn Fn(&Run) -> f64| {
+            let of = |run: &Run| run.convergent.then(|| value(run));
             // Fewer and longer rounds can end sooner than many short ones, by a little: a range is in order.
             let (low, expected, high) = (of(&low), of(&expected), of(&high));
             let least = [low, expected, high].into_iter().flatten().reduce(f64::min);

@@ -1,4 +1,4 @@
-//! Durations as seconds: in JSON, and from figures that may be anything.
+//! Durations as seconds: in JSON, and from numbers that may be anything.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! A migration in virtual time: the engine's own precopy policy ([`crate::precopy`]), against a modelled guest.
 //!
-//! The model answers what the policy asks for. Lanes send a pass at a constant bandwidth. A sync takes its time while
-//! they go on, and finds pages that the pass had sent and the guest wrote again afterwards, and pages that the pass had not
+//! The model answers what the policy asks for. Lanes send a round at a constant bandwidth. A sync takes its time while
+//! they go on, and finds pages that the round had sent and the guest wrote again afterwards, and pages that the round had not
 //! to send and the guest wrote since the sync before. When the policy requests the switchover, the migration ends; when
-//! passes no longer shrink, it never will.
+//! rounds no longer shrink, it never will.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::class::{Class, Order, PAGE_BYTES};
 use super::inputs::Inputs;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{
-    Backlog, Begun, Counts, Input, Look, MARGIN, Output, PassLook, Pause, Policy, Settings, StreamsLeft,
-    Synced,
+    Backlog, Begun, Counts, DowntimeEstimate, Input, MARGIN, Output, Policy, RoundProgress, Settings,
+    Snapshot, StreamsRemaining, SyncResult,
 };
 use crate::stats::LaneTimes;
 
-/// One pass as it is expected.
+/// One round as it is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PlannedRound {
     /// From 1.
@@ -41,41 +41,41 @@ pub struct PlannedRound {
 pub struct Run {
     /// Whether the guest got to stop.
     pub convergent: bool,
-    /// Passes while the guest ran.
+    /// Rounds while the guest ran.
     pub rounds: u64,
     /// Seconds in all; up to the recognition that it does not end, if it does not.
     pub total_time: f64,
-    /// Seconds of the pause; of the shortest that was reached, if it does not end.
+    /// Seconds of downtime; of the shortest that was reached, if it does not end.
     pub downtime: f64,
     /// Bytes sent in all.
     pub bytes: f64,
-    /// The shortest pause that was possible after any pass, with the engine's margin, seconds.
+    /// The shortest downtime that was possible after any round, with the engine's margin, seconds.
     pub least_downtime: f64,
-    /// The first [`CURVE`] passes, and the last.
+    /// The first [`CURVE`] rounds, and the last.
     pub curve: Vec<PlannedRound>,
 }
 
 /// What lies in sockets and goes out before the last pages: about a packet of each channel, and what is on its way.
 pub(crate) const QUEUED_BYTES: f64 = (2 << 20) as f64;
-/// Passes kept in a curve.
+/// Rounds kept in a curve.
 pub const CURVE: usize = 300;
-/// No migration of sense has more passes, or asks the policy more often.
+/// No migration of sense has more rounds, or asks the policy more often.
 const CAP: u64 = 20_000;
 const STEPS: u32 = 200_000;
-/// No pass of sense takes longer, seconds: thirty years.
-const LONGEST_PASS: f64 = 1e9;
-/// The least part of what is left of a pass that goes by from one look to the next.
+/// No round of sense takes longer, seconds: thirty years.
+const LONGEST_ROUND: f64 = 1e9;
+/// The least part of what remains of a round that goes by from one input to the next.
 const LEAST_STEP: f64 = 0.02;
-/// A pass that shrinks by less than this part does not shrink.
+/// A round that shrinks by less than this part does not shrink.
 const STANDSTILL: f64 = 1e-6;
 /// So many of them in a row are a standstill.
 const PATIENCE: u32 = 3;
 
-/// Where a guest that walks through its memory is when the first pass begins. One that is just ahead of the pass
+/// Where a guest that walks through its memory is when the first round begins. One that is just ahead of the round
 /// dirties nothing that has been sent; one just behind it dirties everything again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
-    /// Ahead of the pass.
+    /// Ahead of the round.
     Ahead,
     /// Anywhere, on average.
     Anywhere,
@@ -83,7 +83,7 @@ pub enum Walk {
     Behind,
 }
 
-/// How the figures differ from those that were given.
+/// How the truth differs from the inputs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Luck {
     /// Times the bandwidth.
@@ -95,7 +95,7 @@ pub struct Luck {
 }
 
 impl Luck {
-    /// The figures are right.
+    /// The inputs are right.
     pub const EXPECTED: Self = Self { bandwidth: 1.0, dirtying: 1.0, walk: Walk::Anywhere };
 
     /// All better than expected, by the part `off`.
@@ -109,17 +109,17 @@ impl Luck {
     }
 }
 
-/// Goes through a migration. With [`Inputs::pause_bandwidth_bytes`] above what the engine reckons with, the pause is
-/// shorter than it was reckoned.
+/// Simulates a migration. If [`Inputs::switchover_bandwidth_bytes`] exceeds the bandwidth that the engine estimates with,
+/// the downtime is shorter than estimated.
 pub fn run(inputs: &Inputs, luck: Luck) -> Run {
     let mut model = Model::new(inputs, luck);
     let begun = Begun {
         settings: settings(inputs),
         channels: 1,
         round_trip: Duration::ZERO,
-        fixed_pause: inputs.fixed.paused(),
+        fixed_downtime: inputs.fixed.downtime(),
     };
-    let mut policy = Policy::new(begun, model.look());
+    let mut policy = Policy::new(begun, model.snapshot());
     let mut outputs = VecDeque::new();
     for _ in 0..STEPS {
         if model.run.rounds >= CAP || model.standing >= PATIENCE {
@@ -127,20 +127,20 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
         }
         let input = match outputs.pop_front() {
             None => {
-                model.pass_until(policy.wake_at().as_secs_f64());
-                Input::Looked(model.look())
+                model.advance_until(policy.wake_at().as_secs_f64());
+                Input::Observed(model.snapshot())
             }
-            Some(Output::Sync) => Input::Synced(model.sync(), model.look()),
+            Some(Output::Sync) => Input::Synced(model.sync(), model.snapshot()),
             Some(Output::RunDry { number }) => {
-                model.pass_until(model.end_of(number));
-                Input::Flushed(model.look())
+                model.advance_until(model.end_of(number));
+                Input::Flushed(model.snapshot())
             }
             Some(Output::Publish { .. }) => {
                 model.publish();
                 continue;
             }
             Some(Output::RequestSwitchover) => return model.stop(),
-            // The guest is as it was described, however slow it should be.
+            // The model's guest is never throttled.
             Some(Output::Throttle(_) | Output::LimitDirtyRate(_) | Output::Warn(_) | Output::GiveUp(_)) => {
                 continue;
             }
@@ -151,7 +151,7 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
     model.run
 }
 
-/// What the engine would go by: the bandwidth is what `max-bandwidth` leaves already, and nothing slows the guest down.
+/// The engine's settings: `max-bandwidth` is already part of the modelled bandwidth, and nothing throttles the guest.
 fn settings(inputs: &Inputs) -> Settings {
     let params = Parameters {
         max_bandwidth_bytes: 0,
@@ -168,25 +168,25 @@ struct Model<'a> {
     walk: Walk,
     classes: Vec<Class>,
     rate: f64,
-    pause_rate: f64,
-    reckoned: f64,
+    switchover_rate: f64,
+    estimated_rate: f64,
     now: f64,
-    /// Bytes of all passes before the last that was published.
+    /// Bytes of all rounds before the last that was published.
     sent_before: f64,
-    pass: SentPass,
-    /// When the pass before was through.
+    round: SentRound,
+    /// When the round before was through.
     before_ended: f64,
-    /// Pages of each class that are dirty and in no pass yet, as of the last sync.
+    /// Pages of each class that are dirty and in no round yet, as of the last sync.
     next: Vec<f64>,
-    /// Passes in a row that did not shrink.
+    /// Rounds in a row that did not shrink.
     standing: u32,
     run: Run,
 }
 
-/// A pass that is sent.
-struct SentPass {
+/// A round that is sent.
+struct SentRound {
     bytes: f64,
-    /// Pages of each class; the first pass has all of RAM, wherever a class lies in it.
+    /// Pages of each class; the first round has all of RAM, wherever a class lies in it.
     sent: Option<Vec<f64>>,
     /// When the sync read that found it, and when its first and last pages go out.
     synced: f64,
@@ -200,11 +200,11 @@ impl<'a> Model<'a> {
     fn new(inputs: &'a Inputs, luck: Luck) -> Self {
         let Luck { bandwidth, dirtying, walk } = luck;
         let rate = (inputs.bandwidth_bytes as f64 * bandwidth).max(1.0);
-        let pause_rate =
-            inputs.pause_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64 * bandwidth).max(1.0));
+        let switchover_rate =
+            inputs.switchover_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64 * bandwidth).max(1.0));
         let classes: Vec<Class> =
             inputs.dirty.classes(inputs.ram_bytes).iter().map(|class| class.scaled(dirtying)).collect();
-        let bytes = inputs.first_pass_bytes.min(inputs.ram_bytes) as f64;
+        let bytes = inputs.first_round_bytes.min(inputs.ram_bytes) as f64;
         let run = Run {
             convergent: false,
             rounds: 0,
@@ -217,12 +217,14 @@ impl<'a> Model<'a> {
         Self {
             walk,
             rate,
-            pause_rate,
+            switchover_rate,
             // What an operator states is not measured, and so no luck changes it.
-            reckoned: inputs.avail_switchover_bandwidth_bytes.map_or(rate, |bytes| (bytes as f64).max(1.0)),
+            estimated_rate: inputs
+                .avail_switchover_bandwidth_bytes
+                .map_or(rate, |bytes| (bytes as f64).max(1.0)),
             now: 0.0,
             sent_before: 0.0,
-            pass: SentPass {
+            round: SentRound {
                 bytes,
                 sent: None,
                 synced: 0.0,
@@ -239,13 +241,13 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn look(&self) -> Look {
-        let is_through = self.now >= self.pass.ends;
-        let bytes = self.sent_before + self.pass.bytes * self.part_sent();
+    fn snapshot(&self) -> Snapshot {
+        let is_through = self.now >= self.round.ends;
+        let bytes = self.sent_before + self.round.bytes * self.part_sent();
         let pages = (bytes / PAGE_BYTES) as u64;
         let moving = duration(pages as f64 * PAGE_BYTES / self.rate);
-        let left = if is_through { 0.0 } else { self.pass.bytes * (1.0 - self.part_sent()) };
-        Look {
+        let remaining = if is_through { 0.0 } else { self.round.bytes * (1.0 - self.part_sent()) };
+        Snapshot {
             now: duration(self.now),
             late: None,
             counts: Counts {
@@ -254,57 +256,57 @@ impl<'a> Model<'a> {
                 times: LaneTimes { moving, ..LaneTimes::default() },
                 ..Counts::default()
             },
-            pass: PassLook {
-                pages: (self.pass.bytes / PAGE_BYTES) as u64,
-                left: (left / PAGE_BYTES) as u64,
+            round: RoundProgress {
+                pages: (self.round.bytes / PAGE_BYTES) as u64,
+                remaining: (remaining / PAGE_BYTES) as u64,
                 is_rearmed: is_through,
-                // The first pass looks for pages that were never populated.
-                is_searched: is_through || self.pass.sent.is_some(),
+                // The first round looks for pages that were never populated.
+                is_searched: is_through || self.round.sent.is_some(),
             },
         }
     }
 
-    /// Which part of the pass is sent.
+    /// Which part of the round is sent.
     fn part_sent(&self) -> f64 {
-        let SentPass { began, ends, .. } = self.pass;
+        let SentRound { began, ends, .. } = self.round;
         if self.now >= ends { 1.0 } else { ((self.now - began) / (ends - began)).clamp(0.0, 1.0) }
     }
 
     /// Time passes until then, or until lanes are through and the policy is woken for that.
-    fn pass_until(&mut self, until: f64) {
-        // Where lanes are so slow that nothing is measured for long, not every look is gone through.
-        let until = until.max(self.now + (self.pass.ends - self.now) * LEAST_STEP);
-        let woken = if self.now < self.pass.ends { until.min(self.pass.ends) } else { until };
+    fn advance_until(&mut self, until: f64) {
+        // Where lanes are so slow that nothing is measured for long, inputs are skipped.
+        let until = until.max(self.now + (self.round.ends - self.now) * LEAST_STEP);
+        let woken = if self.now < self.round.ends { until.min(self.round.ends) } else { until };
         self.now = self.now.max(woken);
     }
 
-    /// When lanes are through with a pass.
+    /// When lanes are through with a round.
     fn end_of(&self, number: u64) -> f64 {
-        if number > self.run.rounds { self.pass.ends } else { self.before_ended }
+        if number > self.run.rounds { self.round.ends } else { self.before_ended }
     }
 
-    fn sync(&mut self) -> Synced {
+    fn sync(&mut self) -> SyncResult {
         self.now += self.inputs.sync.as_secs_f64();
         let next = self.dirty_now();
         let dirtied = next.iter().sum::<f64>() - self.next.iter().sum::<f64>();
         self.next = next;
-        let pause = self.pause();
-        self.run.least_downtime = self.run.least_downtime.min(pause.longest());
-        Synced {
+        let estimate = self.downtime();
+        self.run.least_downtime = self.run.least_downtime.min(estimate.longest());
+        SyncResult {
             took: self.inputs.sync,
             dirtied_pages: dirtied.max(0.0) as u64,
             next_pages: (self.next_bytes() / PAGE_BYTES) as u64,
             backlog: Backlog {
                 unsent_bytes: QUEUED_BYTES as u64,
-                streams: Some(StreamsLeft::default()),
+                streams: Some(StreamsRemaining::default()),
                 guest_runs: true,
             },
         }
     }
 
-    /// Pages of each class that a sync reports now, less those that the pass still reads.
+    /// Pages of each class that a sync reports now, less those that the round still reads.
     fn dirty_now(&self) -> Vec<f64> {
-        let SentPass { sent, synced, began, ends, .. } = &self.pass;
+        let SentRound { sent, synced, began, ends, .. } = &self.round;
         let part = self.part_sent();
         // Since the first page was sent, and since the last one that is sent by now.
         let (oldest, newest) = (self.now - began, self.now - ends.min(self.now));
@@ -312,45 +314,45 @@ impl<'a> Model<'a> {
             None => self
                 .classes
                 .iter()
-                .map(|class| part * first_pass(class, self.walk, oldest - newest, oldest))
+                .map(|class| part * first_round(class, self.walk, oldest - newest, oldest))
                 .collect(),
             Some(sent) => {
                 let times = (self.now - synced, newest.max(0.0), oldest.max(0.0));
                 let classes = self.classes.iter().zip(sent);
-                classes.map(|(class, sent)| class.after_pass(*sent, part, times)).collect()
+                classes.map(|(class, sent)| class.after_round(*sent, part, times)).collect()
             }
         }
     }
 
-    /// Bytes that are dirty and in no pass, as of the last sync.
+    /// Bytes that are dirty and in no round, as of the last sync.
     fn next_bytes(&self) -> f64 {
         let ram_pages = self.inputs.ram_bytes as f64 / PAGE_BYTES;
         self.next.iter().sum::<f64>().min(ram_pages) * PAGE_BYTES
     }
 
-    /// The pause, if the guest were stopped now.
-    fn pause(&self) -> Pause {
-        let left = self.pass.bytes * (1.0 - self.part_sent());
-        Pause {
-            fixed: self.inputs.fixed.paused().as_secs_f64(),
-            look: self.inputs.sync.as_secs_f64(),
-            rest: (self.next_bytes() + left + QUEUED_BYTES) / self.reckoned,
+    /// The downtime, if the guest were stopped now.
+    fn downtime(&self) -> DowntimeEstimate {
+        let unsent = self.round.bytes * (1.0 - self.part_sent());
+        DowntimeEstimate {
+            fixed: self.inputs.fixed.downtime().as_secs_f64(),
+            sync: self.inputs.sync.as_secs_f64(),
+            remaining: (self.next_bytes() + unsent + QUEUED_BYTES) / self.estimated_rate,
             margin: MARGIN,
         }
     }
 
-    /// The next pass is published: lanes begin it when they are through with this one.
+    /// The next round is published: lanes begin it when they are through with this one.
     fn publish(&mut self) {
         let bytes = self.next_bytes();
-        // The first pass is of another kind: only from the second one on do they have to shrink.
-        let stands = self.pass.sent.is_some() && bytes >= self.pass.bytes * (1.0 - STANDSTILL);
+        // The first round is of another kind: only from the second one on do they have to shrink.
+        let stands = self.round.sent.is_some() && bytes >= self.round.bytes * (1.0 - STANDSTILL);
         self.standing = if stands { self.standing + 1 } else { 0 };
         self.close_round(bytes);
-        let began = self.now.max(self.pass.ends);
+        let began = self.now.max(self.round.ends);
         let sent = std::mem::replace(&mut self.next, vec![0.0; self.classes.len()]);
-        self.before_ended = self.pass.ends;
-        self.sent_before += self.pass.bytes;
-        self.pass = SentPass {
+        self.before_ended = self.round.ends;
+        self.sent_before += self.round.bytes;
+        self.round = SentRound {
             bytes,
             sent: Some(sent),
             synced: self.now,
@@ -364,27 +366,29 @@ impl<'a> Model<'a> {
         let setup = self.inputs.fixed.setup.as_secs_f64();
         self.run.push(PlannedRound {
             number: self.run.rounds + 1,
-            began: setup + self.pass.published,
-            took: self.now - self.pass.published,
-            bytes: self.pass.bytes,
+            began: setup + self.round.published,
+            took: self.now - self.round.published,
+            bytes: self.round.bytes,
             dirtied_bytes,
             stopped: false,
         });
     }
 
-    /// The guest stops, and what is left goes out.
+    /// The guest stops, and what remains is sent.
     fn stop(mut self) -> Run {
         let bytes = self.next_bytes();
         self.close_round(bytes);
-        let downtime = Pause { rest: (bytes + QUEUED_BYTES) / self.pause_rate, ..self.pause() }.expected();
+        let downtime =
+            DowntimeEstimate { remaining: (bytes + QUEUED_BYTES) / self.switchover_rate, ..self.downtime() }
+                .expected();
         self.run.stop(downtime, bytes);
         self.run
     }
 }
 
-/// How long lanes send a pass.
+/// How long lanes send a round.
 fn sending(bytes: f64, rate: f64) -> f64 {
-    (bytes / rate).min(LONGEST_PASS)
+    (bytes / rate).min(LONGEST_ROUND)
 }
 
 /// Any time that a forecast comes to, however long.
@@ -392,11 +396,11 @@ fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.clamp(0.0, 1e15)).unwrap_or_default()
 }
 
-/// Pages of `class` that are dirty after a first pass that lasted `round` seconds, `sending` of them spent on
+/// Pages of `class` that are dirty after a first round that lasted `round` seconds, `sending` of them spent on
 /// sending.
-fn first_pass(class: &Class, walk: Walk, sending: f64, round: f64) -> f64 {
+fn first_round(class: &Class, walk: Walk, sending: f64, round: f64) -> f64 {
     match (class.order, walk) {
-        // It stays ahead of the pass, as long as it does not come round to what was sent before.
+        // It stays ahead of the round, as long as it does not come round to what was sent before.
         (Order::Sequential, Walk::Ahead) => (class.written(sending) - class.pages).clamp(0.0, class.pages),
         (Order::Sequential, Walk::Behind) => class.distinct(round),
         _ => class.mean_distinct(round - sending, round),

@@ -1,12 +1,12 @@
 //! Accepting connections and telling them apart by their first bytes (specs/stream.md §3.1).
 //!
 //! Every connection has a greeter thread of its own, so that one that sends nothing delays nobody. A connection
-//! that is turned away costs a warning and never the migration: anyone who reaches the port can open one. So a
+//! that is refused costs a warning and never the migration: anyone who reaches the port can open one. So a
 //! connection has a place only when it has said what fits ([`super::places`]), and waits for the others no longer
-//! than the limit for setting up. What does not fit is told here, where an operator reads it; the source finds its
+//! than the limit for setting up. What does not fit is reported here, where an operator reads it; the source finds its
 //! connection closed.
 //!
-//! Where a source opens more multifd channels than this side expects, those that are turned away carry pages. That
+//! Where a source opens more multifd channels than this side expects, those that are refused carry pages. That
 //! they are missing is found when RAM has ended ([`Shared::check_that_all_came`]).
 
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use super::questions;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
+use crate::interruption::Break;
 use crate::threads::{self, tried};
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
@@ -79,18 +80,18 @@ fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
     let greeter = {
         let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || {
-            let sorted = tried("the greeting of a connection", || sort(&shared, &channel));
-            turn_away(&shared, channel, sorted.err());
+            let sorted = tried("the greeting of a connection", || Break::failure(sort(&shared, &channel)));
+            end_greeting(&shared, channel, sorted.err());
         }
     };
     // What may panic in it is caught there.
     if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
-        turn_away(shared, channel, Some(error));
+        end_greeting(shared, channel, Some(error));
     }
 }
 
 /// A connection's greeting is over, well or with an error.
-fn turn_away(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationError>) {
+fn end_greeting(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationError>) {
     shared.greetings.leave(&channel);
     drop(channel);
     if let Some(error) = &error {
@@ -99,9 +100,9 @@ fn turn_away(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationErro
     give_up_if_alone(shared, error);
 }
 
-/// Where no further connection can come, the last one that is turned away was the migration's.
+/// Where no further connection can come, the last one that is refused was the migration's.
 fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
-    let mut last = shared.last_turned_away.lock();
+    let mut last = shared.last_refusal.lock();
     if error.is_some() {
         *last = error;
     }
@@ -117,8 +118,8 @@ fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
     }
 }
 
-/// Finds out what a connection is for. An error turns it away and leaves the migration alone.
-fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+/// Finds out what a connection is for. An error refuses it and leaves the migration alone.
+fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     let setup = shared.params.limits.setup;
     if let Some(tls) = &shared.params.tls {
         let limit = Greeting::limit_of(setup);
@@ -130,7 +131,7 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     let greeting = Greeting::new(channel, setup);
     let magic = greeting.peek(0, 4)?;
     if magic == StatusQuestion::MAGIC {
-        return questions::answer(shared, &greeting);
+        return Ok(questions::answer(shared, &greeting)?);
     }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);
@@ -140,36 +141,32 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), MigrationErr
     }
     if magic.starts_with(&TLS_MAGIC) {
         let what = format!(
-            "{}: the peer uses TLS and this side has no tls-creds: set them here too",
+            "{}: the peer uses TLS and this side has no TLS credentials: set them here too",
             channel.peer()
         );
-        return Err(MigrationError::PeerIncompatible { what });
+        return Err(MigrationError::PeerIncompatible { what }.into());
     }
-    Err(MigrationError::PeerMisbehaved {
-        what: format!("{}: its first bytes {magic:02x?} do not begin a migration channel", channel.peer()),
-    })
+    let what = format!("{}: its first bytes {magic:02x?} do not begin a migration channel", channel.peer());
+    Err(MigrationError::PeerMisbehaved { what }.into())
 }
 
-fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
     shared.greetings.place(channel);
     let others = || shared.greetings.has_others();
-    if !offered(shared, shared.places.offer_main(channel, &others), channel, "the main channel")? {
-        return Ok(());
-    }
+    follow(shared, shared.places.offer_main(channel, &others), channel, "the main channel")?;
     let setup = shared.params.limits.setup;
     match shared.places.wait_main(channel, setup, &others) {
-        Fate::Completes => offered(shared, Offer::Completes, channel, "the main channel").map(drop),
+        Fate::Completes => follow(shared, Offer::Completes, channel, "the main channel"),
         Fate::Taken | Fate::Over => Ok(()),
-        Fate::Displaced => Err(MigrationError::PeerMisbehaved {
-            what: format!(
-                "{}: another main channel was used when all channels had connected",
-                channel.peer()
-            ),
-        }),
-        Fate::Alone(missing) => Err(too_late(channel, &missing, setup)),
+        Fate::Displaced => {
+            let what =
+                format!("{}: another main channel was used when all channels had connected", channel.peer());
+            Err(MigrationError::PeerMisbehaved { what }.into())
+        }
+        Fate::Alone(missing) => Err(too_late(channel, &missing, setup).into()),
     }
 }
 
@@ -194,7 +191,7 @@ fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mi
     decoder.next(&bytes[position..]).map(drop).map_err(MigrationError::wire(super::loader::CHANNEL))
 }
 
-fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     let mut bytes = [0; InitialPacket::BYTES];
     greeting.read_exact(&mut bytes)?;
@@ -202,41 +199,39 @@ fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationErro
     let decoded = InitialPacket::decode(&bytes).map_err(MigrationError::wire(&name))?;
     let Some((hello, _)) = decoded else {
         let what = "an initial packet of full length is incomplete";
-        return Err(MigrationError::Internal(what.to_owned()));
+        return Err(MigrationError::Internal(what.to_owned()).into());
     };
     let uuid = shared.target.uuid().unwrap_or(hello.uuid);
     let expected = shared.places.lanes();
     if expected == 0 && hello.uuid == uuid {
         let what = "the source opens multifd channels and multifd is off here: switch it on, or off there";
         shared.note_unplaced(what.to_owned());
-        return Err(MigrationError::PeerIncompatible { what: format!("{}: {what}", channel.peer()) });
+        return Err(MigrationError::PeerIncompatible { what: format!("{}: {what}", channel.peer()) }.into());
     }
     if let Err(error) = hello.check(&uuid, expected) {
         if hello.uuid == uuid {
             shared.note_unplaced(error.to_string());
         }
-        return Err(MigrationError::wire(&name)(error));
+        return Err(MigrationError::wire(&name)(error).into());
     }
     let id = usize::from(hello.id);
     let place = format!("multifd channel {id}");
     shared.greetings.place(channel);
     let offer = shared.places.offer_lane(id, hello.uuid, channel, &|| shared.greetings.has_others());
-    if !offered(shared, offer, channel, &place)? {
-        return Ok(());
-    }
+    follow(shared, offer, channel, &place)?;
     if let Err(error) = wait_for_packet(shared, channel, &place) {
         shared.places.drop_lane(id, channel, &error);
         return match () {
             () if shared.places.is_over() => Ok(()),
-            () if shared.places.is_taken(id) => Err(taken(channel, &place)),
-            () => Err(error),
+            () if shared.places.is_taken(id) => Err(taken(channel, &place).into()),
+            () => Err(error.into()),
         };
     }
     shared.begin_waiting_for(channel);
     if shared.places.take_lane(id, channel) || shared.places.is_over() {
         Ok(())
     } else {
-        Err(taken(channel, &place))
+        Err(taken(channel, &place).into())
     }
 }
 
@@ -264,8 +259,8 @@ fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<()
     Err(too_late(channel, &shared.places.missing(), setup))
 }
 
-/// What an offer leads to; with the last channel the migration begins. False: it is over.
-fn offered(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Result<bool, MigrationError> {
+/// Does what follows from an offer: with the last channel the migration begins. Interrupted if the migration is over.
+fn follow(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Result<(), Break> {
     match offer {
         Offer::Waits => {}
         Offer::Completes => match shared.begin() {
@@ -273,10 +268,10 @@ fn offered(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Res
             // Given up meanwhile.
             None => shared.places.end(),
         },
-        Offer::TooLate if shared.places.is_over() => return Ok(false),
-        Offer::TooLate => return Err(taken(channel, place)),
+        Offer::TooLate if shared.places.is_over() => return Err(Break::Interrupted),
+        Offer::TooLate => return Err(taken(channel, place).into()),
     }
-    Ok(true)
+    Ok(())
 }
 
 fn taken(channel: &Channel, place: &str) -> MigrationError {
@@ -289,7 +284,8 @@ fn taken(channel: &Channel, place: &str) -> MigrationError {
 
 fn too_late(channel: &Channel, missing: &str, after: Duration) -> MigrationError {
     let what = format!(
-        "all channels; only {} connected, {missing} did not connect: set multifd and multifd-channels to the same",
+        "all channels; only {} connected, {missing} did not connect: use multifd on both sides or on neither, \
+         with the same number of channels",
         channel.peer()
     );
     MigrationError::Limit { what, after }

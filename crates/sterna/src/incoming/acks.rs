@@ -39,7 +39,7 @@ impl Acks {
     /// How many acknowledgements are due now that the return path is open.
     pub fn at_opening(&mut self, streams: &Inboxes) -> usize {
         match self.form {
-            // Nobody has said yet whether devices' streams have initial bytes: RAM's first section comes behind that.
+            // Nobody has said yet whether devices' streams have initial bytes: RAM's first section comes after that.
             Form::Old if self.waiting.iter().any(|device| device.stream().is_some()) => 0,
             Form::Old => self.at_section(streams),
             // The source counts its devices before it sends its first section of RAM.

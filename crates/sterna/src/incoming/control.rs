@@ -17,6 +17,7 @@ use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
+use crate::interruption::Break;
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 
@@ -49,7 +50,7 @@ struct Control {
     threads: Vec<JoinHandle<()>>,
     /// Hooks that are held, in the order of acquisition.
     acquired: Vec<Arc<dyn Hook>>,
-    /// One that may be held all the same could not be given back.
+    /// One that may be held anyway could not be given back.
     left_held: bool,
     /// The VM was told to take the guest over without starting it.
     taken_over: bool,
@@ -86,7 +87,7 @@ impl Control {
         self.start_loading(driver);
         let Some(action) = driver.next_action(PATIENCE) else {
             let is_left =
-                self.shared.closing.is_cancelled() && driver.look(Destination::state) == State::Held;
+                self.shared.closing.is_cancelled() && driver.inspect(Destination::state) == State::Held;
             if is_left {
                 // It stays loaded, for the VMM to start.
                 self.shared.guest_is(Custody::Arrived);
@@ -130,7 +131,7 @@ impl Control {
 
     /// Loader and lanes start when the last channel has come.
     fn start_loading(&mut self, driver: &Driver<Destination>) {
-        if !self.threads.is_empty() || driver.look(Destination::state) != State::Active {
+        if !self.threads.is_empty() || driver.inspect(Destination::state) != State::Active {
             return;
         }
         for inbox in self.shared.streams.all() {
@@ -192,24 +193,27 @@ impl Control {
     }
 
     fn finish_loading(&mut self, driver: &Driver<Destination>) {
-        match self.wait_for_streams(driver) {
-            Ok(true) => {}
-            // The machine wants something else done.
-            Ok(false) => return,
-            Err(error) => return self.shared.fail(error),
-        }
-        let finished = self.shared.rounds.complete().and_then(|()| self.shared.target.finish_loading());
-        match finished.and_then(|wants_to_run| self.check_memory().map(|()| wants_to_run)) {
+        match self.await_completion(driver) {
             Ok(wants_to_run) => {
                 let run = wants_to_run && self.shared.autostart.read();
                 self.shared.report(Fed::LoadComplete { run });
             }
-            Err(error) => self.shared.fail(error),
+            Err(Break::Interrupted) => {}
+            Err(Break::Failed(error)) => self.shared.fail(error),
         }
     }
 
+    /// Waits until all is loaded, and checks it. Whether the guest ran at the source.
+    fn await_completion(&self, driver: &Driver<Destination>) -> Result<bool, Break> {
+        self.wait_for_streams(driver)?;
+        self.shared.rounds.complete()?;
+        let wants_to_run = self.shared.target.finish_loading()?;
+        self.check_memory()?;
+        Ok(wants_to_run)
+    }
+
     /// Waits until every device's stream is loaded, as long as anything moves.
-    fn wait_for_streams(&self, driver: &Driver<Destination>) -> Result<bool, MigrationError> {
+    fn wait_for_streams(&self, driver: &Driver<Destination>) -> Result<(), Break> {
         let streams = &self.shared.streams;
         let stall = self.shared.params.limits.stall;
         let is_alone = !self.shared.capabilities.multifd || self.shared.file.is_some();
@@ -217,19 +221,19 @@ impl Control {
             // All of the main channel was read.
             streams.all_came()?;
         }
-        let mut seen = (streams.figures(), Instant::now());
+        let mut seen = (streams.progress(), Instant::now());
         loop {
             match driver.wait(PATIENCE, || streams.are_loaded().then_some(())) {
-                Waited::Got(()) => return Ok(true),
-                Waited::Interrupted => return Ok(false),
+                Waited::Got(()) => return Ok(()),
+                Waited::Interrupted => return Err(Break::Interrupted),
                 Waited::TimedOut => {}
             }
-            let figures = streams.figures();
-            if figures != seen.0 {
-                seen = (figures, Instant::now());
+            let progress = streams.progress();
+            if progress != seen.0 {
+                seen = (progress, Instant::now());
             } else if seen.1.elapsed() >= stall {
                 streams.all_came()?;
-                return Err(MigrationError::Limit { what: streams.unloaded(), after: stall });
+                return Err(MigrationError::Limit { what: streams.unloaded(), after: stall }.into());
             }
         }
     }
@@ -240,7 +244,7 @@ impl Control {
             let acquired = tried(&format!("Hook::acquire of {name}"), || hook.acquire());
             if let Err(error) = acquired {
                 if matches!(error, MigrationError::Panicked { .. }) {
-                    // Perhaps it holds something all the same, which the source is about to take back.
+                    // Perhaps it holds something anyway, which the source is about to take back.
                     self.give_back(hook.as_ref());
                 }
                 self.shared.note_error(error);
@@ -315,9 +319,9 @@ impl Control {
         }
     }
 
-    /// Once, and before anybody is told that it is done; without a return path nobody is.
+    /// Once, and before the peer is told; without a return path there is nobody to tell.
     fn take_over_if_paused(&mut self, driver: &Driver<Destination>) {
-        if self.taken_over || driver.look(Destination::state) != State::Paused {
+        if self.taken_over || driver.inspect(Destination::state) != State::Paused {
             return;
         }
         self.taken_over = true;
@@ -385,7 +389,7 @@ impl Control {
         }
     }
 
-    /// Lets the source finish: it may still be writing the description behind EOF, and closing on bytes that
+    /// Lets the source finish: it may still be writing the description after EOF, and closing on bytes that
     /// nobody has read would break its connection before it has read SHUT.
     fn hear_the_source_out(&mut self) {
         if let Some(main) = self.shared.places.main() {
@@ -423,7 +427,7 @@ impl Control {
     }
 
     fn reset(&mut self) {
-        // The source knows that it failed. Behind this the pages are gone.
+        // The source knows that it failed. After this the pages are gone.
         self.shared.find_failed_pages();
         if let Err(error) = self.shared.streams.end_load() {
             self.shared.tell(&Event::Warning(error.to_string()));

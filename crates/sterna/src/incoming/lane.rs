@@ -15,26 +15,25 @@ use super::shared::Shared;
 use super::target::Layout;
 use crate::codec::{self, Decoder};
 use crate::error::MigrationError;
+use crate::interruption::Break;
 use crate::order::PageRun;
 use crate::pages::PageSink;
 
 /// Receives as lane number `index`, on the channel that takes that place, until it ends or all stops.
 pub(super) fn receive(shared: &Shared, index: usize) {
-    // Shorter than any wait for a packet of this lane, so that what is told is why there is none.
-    let patience = shared.params.limits.setup.min(shared.params.limits.stall) / 2;
-    let channel = match shared.places.lane(index, patience) {
-        Ok(Some(channel)) => channel,
-        Ok(None) => return,
-        Err(error) => return shared.fail(error),
-    };
-    if !shared.rounds.wait_for_blocks() {
-        return;
-    }
-    let result = Lane::new(shared, index, &channel).and_then(|mut lane| lane.run());
-    match result {
+    match run(shared, index) {
         Ok(()) => shared.rounds.ended(index),
-        Err(error) => shared.fail(error),
+        Err(Break::Interrupted) => {}
+        Err(Break::Failed(error)) => shared.fail(error),
     }
+}
+
+fn run(shared: &Shared, index: usize) -> Result<(), Break> {
+    // Shorter than any wait for a packet of this lane, so that the error says why there is none.
+    let patience = shared.params.limits.setup.min(shared.params.limits.stall) / 2;
+    let channel = shared.places.lane(index, patience)?;
+    shared.rounds.wait_for_blocks()?;
+    Lane::new(shared, index, &channel)?.run()
 }
 
 struct Lane<'a> {
@@ -80,7 +79,7 @@ impl<'a> Lane<'a> {
         })
     }
 
-    fn run(&mut self) -> Result<(), MigrationError> {
+    fn run(&mut self) -> Result<(), Break> {
         let mut header = Box::new([0; RAM_PACKET_BYTES]);
         let mut next = Ahead::default();
         while let Some(kind) = self.read_header(&mut header, &next)? {
@@ -100,9 +99,7 @@ impl<'a> Lane<'a> {
             self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
             if view.is_sync() {
                 self.sink.settle()?;
-                if !self.shared.rounds.sync(self.index) {
-                    return Ok(());
-                }
+                self.shared.rounds.sync(self.index)?;
             }
         }
         Ok(())
@@ -167,7 +164,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads a payload in place and, in the same call, the start of the packet that must follow (none behind a SYNC): at
+    /// Reads a payload in place and, in the same call, the start of the packet that must follow (none after a SYNC): at
     /// least the round's SYNC does. If it does not come yet, or never, that is for [`Lane::read_header`] to judge.
     fn read_raw(&self, places: &[RamSlice<'_>], next: Option<&mut Ahead>) -> Result<(), MigrationError> {
         let Some(next) = next else { return Ok(self.channel.read_into_ram(places)?) };
@@ -236,11 +233,11 @@ impl<'a> Lane<'a> {
         self.channel.read_exact(&mut self.payload)?;
         self.pages.resize(count * PAGE_SIZE, 0);
         codec.decode(&self.payload, &mut self.pages)?;
-        let mut rest = &self.pages[..];
+        let mut decoded = &self.pages[..];
         for place in places {
-            let (pages, behind) = rest.split_at(place.len());
+            let (pages, others) = decoded.split_at(place.len());
             place.copy_from(pages)?;
-            rest = behind;
+            decoded = others;
         }
         Ok(())
     }

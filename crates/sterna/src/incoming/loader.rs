@@ -146,7 +146,7 @@ impl<'a> Loader<'a> {
         self.shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// The source has closed. Behind EOF that is allowed (specs/stream.md §9).
+    /// The source has closed. After EOF that is allowed (specs/stream.md §9).
     fn end_of_file(&mut self) -> Result<(), MigrationError> {
         if self.shared.stopping.load(Ordering::Acquire) {
             return Ok(());
@@ -194,7 +194,7 @@ impl<'a> Loader<'a> {
             }
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);
-                // A source with credit has written a barrier behind the last chunk.
+                // A source with credit has written a barrier after the last chunk.
                 if kind == SectionKind::End && self.has_stream_credit {
                     self.shared.streams.all_came()?;
                 }
@@ -237,7 +237,7 @@ impl<'a> Loader<'a> {
             }
             Command::Ping(extension::DEVICE_STREAMS_PING) => {
                 self.has_stream_credit = true;
-                // Behind the grants: whoever got none by then has no counterpart here.
+                // After the grants: whoever got none by then has no counterpart here.
                 self.shared.streams.begin_credit(|message| self.shared.say(message))?;
                 self.pong(extension::DEVICE_STREAMS_PING)
             }

@@ -12,7 +12,6 @@ mod arrival;
 mod control;
 mod file;
 mod greeting;
-mod known;
 mod lane;
 mod load_file;
 mod loader;
@@ -25,6 +24,7 @@ mod shared;
 mod streams;
 mod tail;
 pub(crate) mod target;
+mod vm_target;
 
 use std::sync::Arc;
 use std::thread::{JoinHandle, current};
@@ -42,12 +42,12 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::TargetVm;
-use known::KnownVm;
 use load_file::LoadFile;
 use shared::Shared;
 use target::Target;
+use vm_target::VmTarget;
 
-/// An incoming migration. Connections that do not fit this side are turned away with a warning
+/// An incoming migration. Connections that do not fit this side are refused with a warning
 /// ([`crate::Event::Warning`]); it fails only once all channels of a migration have come (specs/stream.md §3.1), and
 /// waits for the next source until then.
 ///
@@ -69,7 +69,7 @@ impl Incoming {
     /// # Errors
     /// [`StartError`] when the address cannot be bound or the settings make no sense, and [`StartError::Guest`] while
     /// another migration has to do with the VM's guest, or where one has brought a guest that is still here
-    /// ([`Custody::Arrived`]). A guest that the VMM has put there itself is the VMM's to look after.
+    /// ([`Custody::Arrived`]). A guest that the VMM has put there itself is the VMM's responsibility.
     pub fn listen(
         vm: Arc<dyn TargetVm>,
         at: &Address,
@@ -77,7 +77,7 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        let target = KnownVm::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        let target = VmTarget::new(vm).map_err(|error| StartError::System(error.to_string()))?;
         Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
@@ -141,7 +141,7 @@ impl Incoming {
     }
 
     /// As [`Incoming::listen`], but takes pages that come twice in a round: for showing that memory is
-    /// corrupt if a source violates the page order and nobody looks.
+    /// corrupt if a source violates the page order and this is off.
     ///
     /// # Errors
     /// As [`Incoming::listen`].
@@ -168,7 +168,7 @@ impl Incoming {
         self.guard.shared.status()
     }
 
-    /// Its figures now.
+    /// Its statistics now.
     pub fn statistics(&self) -> IncomingStatistics {
         self.guard.shared.statistics()
     }

@@ -1,6 +1,6 @@
 //! Which connection is which channel of the migration (specs/stream.md §3.1).
 //!
-//! Until all channels are there nobody can tell a stranger's connection from the source's by its first bytes. So a
+//! Until all channels are there, a stranger's connection cannot be told from the source's by its first bytes. So a
 //! place has candidates, and no candidate keeps another out. A main channel becomes a candidate by a header and a
 //! configuration that fit, a multifd channel by an initial packet that fits. A multifd place goes to the candidate
 //! from which the first packet comes.
@@ -17,24 +17,25 @@ use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 
 use crate::error::MigrationError;
+use crate::interruption::Break;
 
 /// How long other connections are waited for once every place has a candidate, and after each main channel that comes
 /// then.
 const GRACE: Duration = Duration::from_millis(200);
-/// How often a candidate looks whether its waiting is over; other connections come and go without a word.
+/// How often a candidate checks whether its waiting is over; other connections come and go unannounced.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub(super) type Uuid = [u8; 16];
 
 pub(super) struct Places {
-    state: Mutex<State>,
+    state: Mutex<PlacesState>,
     changed: Condvar,
     lanes: usize,
     grace: Duration,
 }
 
 #[derive(Default)]
-struct State {
+struct PlacesState {
     /// Main channels that may be the one, oldest first.
     mains: Vec<Arc<Channel>>,
     /// By id.
@@ -85,7 +86,8 @@ pub(super) enum Fate {
 
 impl Places {
     pub fn new(lanes: usize) -> Self {
-        let state = State { lanes: (0..lanes).map(|_| Lane::default()).collect(), ..State::default() };
+        let state =
+            PlacesState { lanes: (0..lanes).map(|_| Lane::default()).collect(), ..PlacesState::default() };
         Self { state: Mutex::new(state), changed: Condvar::new(), lanes, grace: GRACE }
     }
 
@@ -103,7 +105,7 @@ impl Places {
         state.mains.push(Arc::clone(channel));
         // Initial packets alone prove nothing: they may be a stranger's, and the source's may still be on their way.
         state.ready_since = None;
-        self.look(&mut state, &|| self.lanes > 0 && others())
+        self.check(&mut state, &|| self.lanes > 0 && others())
     }
 
     pub fn offer_lane(
@@ -123,11 +125,11 @@ impl Places {
             _ => return Offer::TooLate,
         }
         self.changed.notify_all();
-        if state.complete.is_some() { Offer::Waits } else { self.look(&mut state, others) }
+        if state.complete.is_some() { Offer::Waits } else { self.check(&mut state, others) }
     }
 
-    /// Looks whether all are there.
-    fn look(&self, state: &mut State, others: &dyn Fn() -> bool) -> Offer {
+    /// Checks whether all are there.
+    fn check(&self, state: &mut PlacesState, others: &dyn Fn() -> bool) -> Offer {
         let has = |lane: &Lane, uuid: &Uuid| lane.candidates.iter().any(|(stated, _)| stated == uuid);
         let stated: Vec<Uuid> = match state.lanes.first() {
             Some(lane) => lane.candidates.iter().rev().map(|(uuid, _)| *uuid).collect(),
@@ -178,8 +180,9 @@ impl Places {
                 return Fate::Displaced;
             }
             let is_newest = state.mains.last().is_some_and(|newest| Arc::ptr_eq(newest, channel));
-            // Looked at by one for all, which may not be the one that is taken.
-            if is_newest && state.ready_since.is_some() && self.look(&mut state, others) == Offer::Completes {
+            // One checks for all, and it may not be the one that is taken.
+            if is_newest && state.ready_since.is_some() && self.check(&mut state, others) == Offer::Completes
+            {
                 state.mains.retain(|other| !Arc::ptr_eq(other, channel));
                 return Fate::Completes;
             }
@@ -195,7 +198,7 @@ impl Places {
     /// Waits until every place has a candidate; no longer than `limit`. False: not in time, or all is over.
     pub fn wait_for_all(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
-        let waits = |state: &mut State| state.complete.is_none() && !state.lanes_over;
+        let waits = |state: &mut PlacesState| state.complete.is_none() && !state.lanes_over;
         self.changed.wait_while_for(&mut state, waits, limit);
         state.complete.is_some()
     }
@@ -232,26 +235,26 @@ impl Places {
         self.changed.notify_all();
     }
 
-    /// Waits until a multifd place is taken. `None`: all stops.
+    /// Waits until a multifd place is taken.
     ///
     /// # Errors
     /// All candidates have gone, and no other has come for `patience`: why the last one went.
-    pub fn lane(&self, id: usize, patience: Duration) -> Result<Option<Arc<Channel>>, MigrationError> {
+    pub fn lane(&self, id: usize, patience: Duration) -> Result<Arc<Channel>, Break> {
         let mut state = self.state.lock();
         loop {
             let over = state.lanes_over;
-            let Some(lane) = state.lanes.get_mut(id) else { return Ok(None) };
+            let Some(lane) = state.lanes.get_mut(id) else { return Err(Break::Interrupted) };
             if let Some(taken) = &lane.taken {
-                return Ok(Some(Arc::clone(taken)));
+                return Ok(Arc::clone(taken));
             }
             if over {
-                return Ok(None);
+                return Err(Break::Interrupted);
             }
             let gone = lane.dropped.as_ref().filter(|_| lane.candidates.is_empty());
             if let Some((why, since)) = gone {
                 let left = patience.saturating_sub(since.elapsed());
                 if left.is_zero() {
-                    return Err(why.clone());
+                    return Err(why.clone().into());
                 }
                 self.changed.wait_for(&mut state, left);
             } else {
@@ -322,7 +325,7 @@ impl Places {
     }
 }
 
-impl State {
+impl PlacesState {
     fn missing(&self) -> String {
         let main = (self.mains.is_empty() && self.main.is_none()).then(|| "the main channel".to_owned());
         let lanes = self.lanes.iter().enumerate();

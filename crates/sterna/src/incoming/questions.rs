@@ -28,7 +28,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     };
     if shared.params.status_questions == StatusQuestions::Operator {
         return Err(refuse(
-            "gets no answer, since x-sterna-status-question is operator: decide at the source",
+            "gets no answer, since this side leaves the answer to an operator: decide at the source",
         ));
     }
     let binding = greeting.channel.tls_binding();

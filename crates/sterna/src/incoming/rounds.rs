@@ -13,10 +13,11 @@ use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
 
 use crate::error::MigrationError;
+use crate::interruption::Break;
 use crate::order::PageRun;
 
 pub(super) struct Rounds {
-    state: Mutex<State>,
+    state: Mutex<FlushState>,
     changed: Condvar,
     /// Pages that came in this round; once RAM's blocks are known.
     seen: OnceLock<DirtyBitmaps>,
@@ -24,7 +25,7 @@ pub(super) struct Rounds {
     trusting: AtomicBool,
 }
 
-struct State {
+struct FlushState {
     /// Per lane: SYNCs read.
     syncs: Vec<u64>,
     /// Per lane: it ended.
@@ -41,7 +42,7 @@ struct State {
 
 impl Rounds {
     pub fn new(lanes: usize) -> Self {
-        let state = State {
+        let state = FlushState {
             syncs: vec![0; lanes],
             ended: vec![false; lanes],
             flushes: 0,
@@ -66,15 +67,15 @@ impl Rounds {
         self.changed.notify_all();
     }
 
-    /// Waits until RAM's blocks are known. False: all stops.
-    pub fn wait_for_blocks(&self) -> bool {
+    /// Waits until RAM's blocks are known.
+    pub fn wait_for_blocks(&self) -> Result<(), Break> {
         let mut state = self.state.lock();
         loop {
             if state.stopped {
-                return false;
+                return Err(Break::Interrupted);
             }
             if self.seen.get().is_some() {
-                return true;
+                return Ok(());
             }
             self.changed.wait(&mut state);
         }
@@ -128,17 +129,17 @@ impl Rounds {
         state.flushed_packets += 1;
     }
 
-    /// A lane has read SYNC: waits for the main channel's flush. False: all stops.
-    pub fn sync(&self, lane: usize) -> bool {
+    /// A lane has read SYNC: waits for the main channel's flush.
+    pub fn sync(&self, lane: usize) -> Result<(), Break> {
         let mut state = self.state.lock();
         state.syncs[lane] += 1;
         self.changed.notify_all();
         loop {
             if state.stopped {
-                return false;
+                return Err(Break::Interrupted);
             }
             if state.flushes >= state.syncs[lane] {
-                return true;
+                return Ok(());
             }
             self.changed.wait(&mut state);
         }
@@ -173,7 +174,7 @@ impl Rounds {
                 });
             }
         }
-        // Every lane stands at its SYNC and waits for us: nobody looks at the bits meanwhile.
+        // Every lane is at its SYNC and waits for us: no thread reads the bits meanwhile.
         if let Some(seen) = self.seen.get() {
             seen.clear_all();
         }
@@ -183,7 +184,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// The stream has ended: nothing may have come behind the last flush, since nobody waited for it.
+    /// The stream has ended: nothing may have come after the last flush, since nobody waited for it.
     pub fn complete(&self) -> Result<(), MigrationError> {
         let state = self.state.lock();
         if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {

@@ -56,8 +56,8 @@ pub(super) struct Shared {
     pub greetings: Greetings,
     /// No further connection can come.
     pub no_more_come: AtomicBool,
-    /// Why the last connection was turned away.
-    pub last_turned_away: Mutex<Option<MigrationError>>,
+    /// Why the last connection was refused.
+    pub last_refusal: Mutex<Option<MigrationError>>,
     /// All channels that have come: what is silent, and for how long, is judged by them together.
     pub group: Arc<ChannelGroup>,
     /// Channels that came so far.
@@ -128,7 +128,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             greetings: Greetings::beside(1 + lanes),
             no_more_come: AtomicBool::new(false),
-            last_turned_away: Mutex::default(),
+            last_refusal: Mutex::default(),
             places: Places::new(lanes),
             unplaced: Mutex::default(),
             secret: Mutex::default(),
@@ -165,7 +165,7 @@ impl Shared {
         self.rounds.begin(&layout.ram);
     }
 
-    /// The sink of lane `lane`; that behind the last lane's is the main channel's.
+    /// The sink of lane `lane`; that after the last lane's is the main channel's.
     pub fn sink(&self, lane: usize) -> Result<&Arc<dyn PageSink>, MigrationError> {
         let missing = || MigrationError::Internal(format!("there is no sink for lane {lane}"));
         self.layout()?.sinks.get(lane).ok_or_else(missing)
@@ -283,7 +283,7 @@ impl Shared {
         };
         let error = self.explained(error);
         tracing::debug!(%error, "incoming migration");
-        if !self.driver().is_some_and(|driver| driver.look(|machine| machine.state().is_final())) {
+        if !self.driver().is_some_and(|driver| driver.inspect(|machine| machine.state().is_final())) {
             self.note_error(error);
         }
         self.report(event);
@@ -308,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// RAM has ended: if a multifd channel was turned away that may have been the source's, it must not have
+    /// RAM has ended: if a multifd channel was refused that may have been the source's, it must not have
     /// carried pages. Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be
     /// missing; and a source that has multifd channels sends no page on the main channel.
     pub fn check_that_all_came(&self) -> Result<(), MigrationError> {
@@ -387,7 +387,7 @@ impl Shared {
 
     pub fn answer(&self, id: MigrationId) -> sterna_proto::Status {
         match self.driver() {
-            Some(driver) => driver.look(|machine| machine.status(id)),
+            Some(driver) => driver.inspect(|machine| machine.status(id)),
             None => sterna_proto::Status::Unknown,
         }
     }
@@ -417,8 +417,8 @@ impl Shared {
 
     pub fn status(&self) -> Status {
         match (self.driver(), &*self.arrival.lock()) {
-            (Some(driver), Some(_)) => status_of(driver.look(Destination::state)),
-            (Some(driver), None) => unfinished(driver.look(Destination::state)),
+            (Some(driver), Some(_)) => status_of(driver.inspect(Destination::state)),
+            (Some(driver), None) => unfinished(driver.inspect(Destination::state)),
             (None, Some(_)) => Status::Failed,
             (None, None) => Status::Setup,
         }
@@ -428,7 +428,7 @@ impl Shared {
         let status = self.status();
         IncomingStatistics {
             status,
-            // A connection that broke behind the commit is no failure.
+            // A connection that broke after the commit is no failure.
             error: self.error().filter(|_| status != Status::Completed).map(|error| error.to_string()),
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             normal_pages: self.normal_pages.load(Ordering::Relaxed),
@@ -453,7 +453,7 @@ impl Shared {
         self.closing.cancel();
         // A held guest may be the only copy: it stays loaded, for the VMM to start. Refused when all is over,
         // and that is well.
-        let is_held = |driver: &Driver<Destination>| driver.look(Destination::state) == State::Held;
+        let is_held = |driver: &Driver<Destination>| driver.inspect(Destination::state) == State::Held;
         if !self.end_before_it_began(MigrationError::Cancelled) && !self.driver().is_some_and(is_held) {
             let _ = self.feed(Fed::Abandon);
         }
@@ -481,7 +481,7 @@ impl Shared {
     }
 }
 
-/// What is told of a state as long as its actions are not all performed: a failed destination still has to
+/// What is shown of a state as long as its actions are not all performed: a failed destination still has to
 /// be undone, and until then must not look free.
 fn unfinished(state: State) -> Status {
     match state {

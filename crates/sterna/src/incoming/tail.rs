@@ -1,12 +1,12 @@
-//! Reads what comes behind RAM where nobody here knows the devices: kept as it comes, up to where [`Tail`]
+//! Reads what comes after RAM of an opaque machine: kept as it comes, up to where [`Tail`]
 //! sees the end (specs/stream.md §1.6).
 //!
 //! | source | what tells the end | answered by |
 //! | --- | --- | --- |
 //! | QEMU, return path | the description ends here, and the source waits | SHUT |
 //! | QEMU, no return path | the description, or the source closes | nobody |
-//! | QEMU with `suppress-vmdesc` | EOF behind the last footer, and the source waits or closes | SHUT |
-//! | Sterna | PING *prepare* behind the last footer; EOF and description follow the answer | PONG, SHUT |
+//! | QEMU with `suppress-vmdesc` | EOF after the last footer, and the source waits or closes | SHUT |
+//! | Sterna | PING *prepare* after the last footer; EOF and description follow the answer | PONG, SHUT |
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,18 +20,18 @@ use super::reader::More;
 use crate::error::MigrationError;
 use crate::events::Event;
 
-/// How long a source must have been silent behind an EOF before it counts as one that sends no description. Such a
+/// How long a source must have been silent after an EOF before it counts as one that sends no description. Such a
 /// source waits for SHUT with its guest stopped, so this is downtime: kept short. The price is in
 /// [`sterna_wire::main::Tail`]'s documentation.
 const SILENCE: Duration = Duration::from_secs(2);
-/// For so long nothing more must come behind a description, or *prepare*, before it counts as the end: device bytes may
+/// For so long nothing more must come after a description, or *prepare*, before it counts as the end: device bytes may
 /// look like one where a read happens to end. What was sent together is here by then. It is downtime, too.
 const ONCE_MORE: Duration = Duration::from_millis(2);
 /// `06` and a length.
 const DESCRIPTION_HEAD: usize = 5;
 
 impl Loader<'_> {
-    /// Takes everything behind RAM.
+    /// Takes everything after RAM.
     pub(super) fn tail(&mut self) -> Result<(), MigrationError> {
         let shared = self.shared;
         let Some(mut tail) = shared.target.tail() else {
@@ -121,7 +121,7 @@ impl Loader<'_> {
         loop {
             let over = |state: State| state >= State::Committed;
             if self.shared.stopping.load(Ordering::Acquire)
-                || self.shared.driver().is_none_or(|driver| over(driver.look(|machine| machine.state())))
+                || self.shared.driver().is_none_or(|driver| over(driver.inspect(|machine| machine.state())))
             {
                 return Ok(());
             }

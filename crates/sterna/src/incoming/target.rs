@@ -1,5 +1,5 @@
 //! What a guest arrives in: a VM whose machine and devices are known ([`super::known`]), or something that
-//! keeps what it cannot know ([`crate::foreign`]).
+//! keeps what it cannot know ([`crate::opaque`]).
 //!
 //! Loader, lanes, rounds and control are the same for both. What differs: who says how the stream must be
 //! made up, when RAM's blocks are known (before, or only when the block list has come), where pages go, and
@@ -54,12 +54,12 @@ pub(crate) trait Target: Send + Sync {
     fn tail(&self) -> Option<Tail> {
         None
     }
-    /// Device state has come, up to `end`, before the source asks to prepare or behind its EOF.
+    /// Device state has come, up to `end`, before the source asks to prepare or after its EOF.
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
         let (_, _) = (tail, end);
         Ok(())
     }
-    /// Behind the answer to *prepare*: EOF has come, and the description if the source sent one.
+    /// After the answer to *prepare*: EOF has come, and the description if the source sent one.
     fn end_came(&self, description: Option<Vec<u8>>) {
         let _ = description;
     }
@@ -73,7 +73,7 @@ pub(crate) trait Target: Send + Sync {
     fn start(&self) -> Result<(), MigrationError>;
     /// Whether [`Target::start`] lets the guest run.
     fn runs_guests(&self) -> bool;
-    /// Takes the guest over as it is, paused. An error is told and undoes nothing.
+    /// Takes the guest over as it is, paused. An error is reported and undoes nothing.
     fn take_over_paused(&self) -> Result<(), MigrationError>;
     /// The source believes that it has completed, and the guest could not be taken over: sees to it that
     /// [`Target::reset`] leaves what came, and says where it is. None where nothing can be kept.

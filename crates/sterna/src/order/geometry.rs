@@ -4,7 +4,7 @@ use sterna_ram::GuestRam;
 
 use super::SliceSize;
 
-/// Pages that a lane claims together: 2 MiB. Small, so that lanes finish a short last pass together.
+/// Pages that a lane claims together: 2 MiB. Small, so that lanes finish a short last round together.
 pub(super) const CHUNK_PAGES: u64 = 512;
 
 /// A range of pages of one block.

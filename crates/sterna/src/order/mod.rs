@@ -1,31 +1,31 @@
-//! Which page next, and when a round ends: the page order.
+//! Which page is sent next, and when a round ends: the page order.
 //!
-//! A *pass* is a set of dirty pages that lanes send between two flushes of the wire
-//! (specs/stream.md §3.5). Its clauses, each held by tests of the pass here, and by one that violates it around the engine
-//! and has the guests' checker notice (`tests/it/page_order`):
+//! A *round* is a set of dirty pages that lanes send between two flushes of the wire
+//! (specs/stream.md §3.5). These clauses hold within a round. Tests here hold each of them; for each, a test violates it
+//! around the engine, and the guests' checker must detect that (`tests/it/page_order`):
 //!
-//! 1. A page goes out at most once in a pass, over all lanes. Bits harvested meanwhile belong to the next.
-//! 2. Per page: take the bit, re-arm the tracking, then read. Never the other way round.
-//! 3. Re-arm only bits that were harvested: clearing any other loses a write.
-//! 4. Re-arming covers a whole slice, and no lane reads from a slice before it is re-armed.
-//! 5. A lane writes SYNC only after its last page of the pass; the flush is written after all SYNCs.
-//! 6. A harvest may begin while the pass is still being sent. Of what it reports, pages that are unsent *after* it and
-//!    will be read are dropped, for they are read later than they were reported; no others are. A page that was
-//!    found absent is sent as zero without being read.
+//! 1. A page is sent at most once per round, over all lanes. Bits that a sync finds meanwhile belong to the next round.
+//! 2. Per page: take the bit, re-arm, then read.
+//! 3. Re-arm only bits that a sync found. Re-arming another one loses a write.
+//! 4. Re-arm a whole slice before any lane reads from it.
+//! 5. A lane writes SYNC after its last page of the round. The flush follows when all SYNCs are written.
+//! 6. A sync may begin while the round is still being sent. Of the pages that it reports, those are dropped that are unsent
+//!    *after* it and will be read, because they are read later. No others are dropped. A page that was found absent is
+//!    sent as zero without being read.
 //!
-//! There is no feeder thread: lanes claim chunks from the pass's shared cursor.
+//! No thread feeds the lanes: they claim chunks from the round's shared cursor.
 
 mod geometry;
-mod pass;
 mod queue;
+mod round_pages;
 mod slice_size;
 #[cfg(test)]
 mod tests;
 
+pub use queue::{Next, RoundQueue};
 #[cfg(test)]
-pub(crate) use pass::Taken;
-pub use pass::{LaneCursor, Pass, RearmError};
-pub use queue::{Next, PassQueue};
+pub(crate) use round_pages::Taken;
+pub use round_pages::{LaneCursor, RearmError, RoundPages};
 pub use slice_size::SliceSize;
 
 /// A run of neighbouring pages of one block.
@@ -45,7 +45,7 @@ impl PageRun {
         self.first + self.count
     }
 
-    /// The first `count` pages and the rest, if any.
+    /// The first `count` pages, and the others, if any.
     pub fn split(self, count: u64) -> (Self, Option<Self>) {
         if count >= self.count {
             return (self, None);

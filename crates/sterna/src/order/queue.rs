@@ -1,49 +1,49 @@
-//! Hands passes from the control thread to the lanes, in order.
+//! Hands rounds from the control thread to the lanes, in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Pass;
+use super::RoundPages;
 use parking_lot::{Condvar, Mutex};
 
-/// The passes that lanes work on: at most the one that some still send and the next.
-pub struct PassQueue {
-    state: Mutex<State>,
+/// The rounds that lanes work on: at most the one that some still send and the next.
+pub struct RoundQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 /// What a lane does next.
 pub enum Next<T> {
-    /// A pass.
-    Pass(Arc<Pass>),
+    /// A round.
+    Round(Arc<RoundPages>),
     /// Something that is no page.
     Other(T),
 }
 
 #[derive(Default)]
-struct State {
-    passes: VecDeque<Arc<Pass>>,
-    /// The last pass whose flush stands in the main channel.
+struct QueueState {
+    rounds: VecDeque<Arc<RoundPages>>,
+    /// The last round whose flush is written.
     flushed: u64,
     ended: bool,
 }
 
-impl Default for PassQueue {
+impl Default for RoundQueue {
     fn default() -> Self {
-        Self { state: Mutex::new(State::default()), changed: Condvar::new() }
+        Self { state: Mutex::new(QueueState::default()), changed: Condvar::new() }
     }
 }
 
-impl PassQueue {
-    /// Lets lanes begin `pass`.
-    pub fn publish(&self, pass: Arc<Pass>) {
-        self.state.lock().passes.push_back(pass);
+impl RoundQueue {
+    /// Lets lanes begin `round`.
+    pub fn publish(&self, round: Arc<RoundPages>) {
+        self.state.lock().rounds.push_back(round);
         self.changed.notify_all();
     }
 
-    /// Waits for the pass after pass number `after`, or for what `other` finds; `None` when there will be no pass.
-    /// With `after_flush` it also waits until the flush of pass `after` is written. Whoever gives `other` something
-    /// to find calls [`PassQueue::wake`].
+    /// Waits for the round after number `after`, or for what `other` finds; `None` when there will be no round.
+    /// With `after_flush` it also waits until the flush of round `after` is written. Who gives `other` something
+    /// to find calls [`RoundQueue::wake`].
     pub fn next<T>(
         &self,
         after: u64,
@@ -56,10 +56,10 @@ impl PassQueue {
                 return None;
             }
             let ready = !after_flush || state.flushed >= after;
-            if let Some(pass) = state.passes.iter().find(|p| p.number() > after).filter(|_| ready) {
-                return Some(Next::Pass(Arc::clone(pass)));
+            if let Some(round) = state.rounds.iter().find(|p| p.number() > after).filter(|_| ready) {
+                return Some(Next::Round(Arc::clone(round)));
             }
-            // Behind the pass: lanes look for it while they send pages, too.
+            // Pages come first: lanes ask for this while they send pages, too.
             if let Some(found) = other() {
                 return Some(Next::Other(found));
             }
@@ -67,18 +67,18 @@ impl PassQueue {
         }
     }
 
-    /// All lanes are through with pass `number` and its flush is written.
+    /// All lanes are through with round `number` and its flush is written.
     pub fn flushed(&self, number: u64) {
         let mut state = self.state.lock();
         state.flushed = number;
-        state.passes.retain(|pass| pass.number() > number);
+        state.rounds.retain(|round| round.number() > number);
         drop(state);
         self.changed.notify_all();
     }
 
     /// There is something else for lanes to find: for any of them, or for a certain one.
     pub fn wake(&self, any: bool) {
-        // Taken, so that it cannot fall between a look and its sleep.
+        // Locked, so that the wake cannot fall between a lane's check and its sleep.
         drop(self.state.lock());
         if any {
             self.changed.notify_one();
@@ -87,7 +87,7 @@ impl PassQueue {
         }
     }
 
-    /// No further pass: lanes that wait go home.
+    /// No further round: lanes that wait end.
     pub fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();

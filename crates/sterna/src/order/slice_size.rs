@@ -36,7 +36,7 @@ impl SliceSize {
     /// 1 GiB.
     pub const MOST: Self = Self(256 * 1024);
 
-    /// The size for a first pass over so many pages, of which nothing is known: not more than 64 MiB, and no more
+    /// The size for a first round over so many pages, of which nothing is known: not more than 64 MiB, and no more
     /// than a part of [`PARTS`] of RAM.
     pub fn for_ram(pages: u64) -> Self {
         Self::default().at_most(pages)
@@ -53,7 +53,7 @@ impl SliceSize {
         self.0
     }
 
-    /// The size for the next pass, after one in which `slices` of this size took `time` in all.
+    /// The size for the next round, after one in which `slices` of this size took `time` in all.
     pub fn after(self, slices: u64, time: Duration) -> Self {
         let Some(each) = u32::try_from(slices).ok().and_then(|slices| time.checked_div(slices)) else {
             return self;
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_pass_without_slices_or_with_good_ones_it_stays() {
+    fn after_a_round_without_slices_or_with_good_ones_it_stays() {
         assert_eq!(SliceSize::default().after(0, Duration::ZERO), SliceSize::default());
         assert_eq!(SliceSize::default().after(10, US * 2000), SliceSize::default());
     }

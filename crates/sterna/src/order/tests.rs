@@ -1,4 +1,4 @@
-//! Passes by themselves: who takes which page when, and what is re-armed before.
+//! Rounds by themselves: who takes which page when, and what is re-armed before.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use sterna_ram::dirty::SoftwareLog;
 use sterna_ram::{
-    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
+    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, SyncReport,
 };
 
-use super::{LaneCursor, Next, PageRun, Pass, PassQueue, SliceSize, Taken};
+use super::{LaneCursor, Next, PageRun, RoundPages, RoundQueue, SliceSize, Taken};
 
 /// Pages of a slice that is re-armed at once (`order::geometry`).
 const SLICE_PAGES: u64 = 16 * 1024;
@@ -39,8 +39,8 @@ impl DirtySource for Recorder {
     fn stop(&self) -> Result<(), DirtyError> {
         Ok(())
     }
-    fn harvest(&self, _: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        Ok(Harvest::default())
+    fn sync(&self, _: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        Ok(SyncReport::default())
     }
     fn rearm(&self, block: usize, first: u64, count: u64, _: &PageBitmap) -> Result<(), DirtyError> {
         self.calls.lock().unwrap().push((block, first, count));
@@ -67,9 +67,9 @@ impl Recorder {
     }
 }
 
-fn take_all(pass: &Pass, ram: &GuestRam, dirty: &dyn DirtySource, most: u64) -> Vec<Taken> {
+fn take_all(round: &RoundPages, ram: &GuestRam, dirty: &dyn DirtySource, most: u64) -> Vec<Taken> {
     let mut at = LaneCursor::default();
-    std::iter::from_fn(|| pass.take(&mut at, most, ram, dirty).expect("taking")).collect()
+    std::iter::from_fn(|| round.take(&mut at, most, ram, dirty).expect("taking")).collect()
 }
 
 /// Every `step`th page of every block.
@@ -84,18 +84,18 @@ fn some(ram: &GuestRam, step: usize) -> DirtyBitmaps {
 }
 
 #[test]
-fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
+fn round_over_many_lanes_gives_each_page_to_exactly_one() {
     let ram = ram();
     for step in [1, 2, 5, 511] {
         let pages = some(&ram, step).count();
-        let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, step), false);
+        let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, step), false);
         let mut taken = DirtyBitmaps::new(&ram);
         let total = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for lane in 0..8 {
-                let (pass, ram, taken, total) = (&pass, &ram, &taken, &total);
+                let (round, ram, taken, total) = (&round, &ram, &taken, &total);
                 scope.spawn(move || {
-                    for Taken { run, absent } in take_all(pass, ram, &Recorder::default(), 1 + lane * 40) {
+                    for Taken { run, absent } in take_all(round, ram, &Recorder::default(), 1 + lane * 40) {
                         assert!(run.count > 0 && !absent);
                         let new = taken.block(run.block).set_range(run.first, run.count);
                         assert_eq!(new, run.count, "pages of {run:?} were taken twice");
@@ -107,16 +107,16 @@ fn pass_over_many_lanes_gives_each_page_to_exactly_one() {
         let wanted = some(&ram, step);
         assert_eq!(total.into_inner(), pages);
         assert_eq!(taken.or_from(&wanted), 0, "pages were left out");
-        assert_eq!(pass.left(), 0);
-        assert!(pass.is_rearmed());
+        assert_eq!(round.remaining_pages(), 0);
+        assert!(round.is_rearmed());
     }
 }
 
 #[test]
 fn lane_takes_no_more_than_it_asked_for() {
     let ram = ram();
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
-    for Taken { run, .. } in take_all(&pass, &ram, &Recorder::default(), 128) {
+    let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
+    for Taken { run, .. } in take_all(&round, &ram, &Recorder::default(), 128) {
         assert!(run.count <= 128, "{run:?}");
     }
 }
@@ -125,12 +125,12 @@ fn lane_takes_no_more_than_it_asked_for() {
 fn slice_is_rearmed_once_and_whole_before_any_lane_reads_from_it() {
     let ram = ram();
     let dirty = Recorder { slow: true, ..Recorder::default() };
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 3), false);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 3), false);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let mut at = LaneCursor::default();
-                while let Some(taken) = pass.take(&mut at, 128, &ram, &dirty).expect("taking") {
+                while let Some(taken) = round.take(&mut at, 128, &ram, &dirty).expect("taking") {
                     assert!(dirty.covers(taken.run), "{taken:?} was given out before it was re-armed");
                 }
             });
@@ -151,33 +151,33 @@ fn slice_is_rearmed_once_and_whole_before_any_lane_reads_from_it() {
 }
 
 #[test]
-fn slice_without_a_page_of_the_pass_is_not_rearmed() {
+fn slice_without_a_page_of_the_round_is_not_rearmed() {
     let ram = ram();
     let bits = DirtyBitmaps::new(&ram);
     bits.block(0).set(SLICE_PAGES + 5);
     let dirty = Recorder::default();
-    let pass = Pass::new(1, &ram, SliceSize::default(), bits, false);
-    let taken = take_all(&pass, &ram, &dirty, 128);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), bits, false);
+    let taken = take_all(&round, &ram, &dirty, 128);
     assert_eq!(taken.len(), 1);
     assert_eq!(*dirty.calls.lock().unwrap(), [(0, SLICE_PAGES, SLICE_PAGES)]);
-    assert!(pass.is_rearmed());
+    assert!(round.is_rearmed());
 }
 
 #[test]
-fn write_between_harvest_and_rearming_is_kept_for_the_next_pass() {
+fn write_between_sync_and_rearming_is_kept_for_the_next_round() {
     let ram = ram();
     let log = SoftwareLog::new(&ram);
     log.start().unwrap();
     log.mark(2, 10);
-    let mut harvested = DirtyBitmaps::new(&ram);
-    log.harvest(&mut harvested).unwrap();
-    // Not harvested, and in the same slice: must not be cleared when the pass re-arms.
+    let mut synced = DirtyBitmaps::new(&ram);
+    log.sync(&mut synced).unwrap();
+    // Not synced, and in the same slice: must not be cleared when the round re-arms.
     log.mark(2, 11);
-    let pass = Pass::new(1, &ram, SliceSize::default(), harvested, false);
-    let taken = take_all(&pass, &ram, &log, 128);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), synced, false);
+    let taken = take_all(&round, &ram, &log, 128);
     assert_eq!(taken, [Taken { run: PageRun { block: 2, first: 10, count: 1 }, absent: false }]);
     let mut next = DirtyBitmaps::new(&ram);
-    log.harvest(&mut next).unwrap();
+    log.sync(&mut next).unwrap();
     assert_eq!(next.count(), 1);
     assert!(next.block(2).get(11));
 }
@@ -191,19 +191,19 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
     ram.block(0).write(9 * PAGE_SIZE as u64, &[1]).unwrap();
     let all = DirtyBitmaps::new(&ram);
     all.set_all();
-    let pass = Pass::new(1, &ram, SliceSize::default(), all, true);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), all, true);
     let mut reported = DirtyBitmaps::new(&ram);
     [3, 7, 9].into_iter().for_each(|page| {
         reported.block(0).set(page);
     });
     // What is absent is not known yet.
-    assert_eq!(pass.drop_unsent(&mut reported), 0);
+    assert_eq!(round.drop_unsent(&mut reported), 0);
     let mut at = LaneCursor::default();
     let dirty = Recorder::default();
-    let first = pass.take(&mut at, 5, &ram, &dirty).unwrap().unwrap();
+    let first = round.take(&mut at, 5, &ram, &dirty).unwrap().unwrap();
     assert_eq!((first.run.first, first.run.count, first.absent), (0, 5, true));
 
-    let dropped = pass.drop_unsent(&mut reported);
+    let dropped = round.drop_unsent(&mut reported);
 
     assert_eq!(dropped, 1);
     let left: Vec<u64> = (0..12).filter(|page| reported.block(0).get(*page)).collect();
@@ -214,9 +214,9 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
 fn failed_rearming_gives_out_no_page_to_any_lane() {
     let ram = ram();
     let dirty = Recorder { fails: true, ..Recorder::default() };
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 1), false);
     for _ in 0..2 {
-        let error = pass.take(&mut LaneCursor::default(), 128, &ram, &dirty).unwrap_err();
+        let error = round.take(&mut LaneCursor::default(), 128, &ram, &dirty).unwrap_err();
         assert!(error.to_string().contains("recorder"), "{error}");
     }
 }
@@ -228,8 +228,8 @@ fn absent_pages_are_given_out_apart_from_populated_ones() {
     for (block, page) in populated {
         ram.block(block).write(page * PAGE_SIZE as u64, &[1]).unwrap();
     }
-    let pass = Pass::new(1, &ram, SliceSize::default(), some(&ram, 1), true);
-    let taken = take_all(&pass, &ram, &Recorder::default(), 128);
+    let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 1), true);
+    let taken = take_all(&round, &ram, &Recorder::default(), 128);
     let mut present = Vec::new();
     let mut absent = 0;
     for Taken { run, absent: is_absent } in taken {
@@ -243,28 +243,29 @@ fn absent_pages_are_given_out_apart_from_populated_ones() {
     assert!(populated.iter().all(|place| present.contains(place)), "{present:?}");
     assert_eq!(absent + present.len() as u64, ram.total_bytes() / PAGE_SIZE as u64);
     assert!(present.len() < 5000, "{} pages count as populated", present.len());
-    assert_eq!(pass.left(), 0);
+    assert_eq!(round.remaining_pages(), 0);
 }
 
 #[test]
-fn queue_gives_passes_in_order_and_ends() {
+fn queue_gives_rounds_in_order_and_ends() {
     let ram = ram();
-    let queue = PassQueue::default();
-    let pass =
-        |number| std::sync::Arc::new(Pass::new(number, &ram, SliceSize::default(), some(&ram, 99), false));
-    queue.publish(pass(1));
-    queue.publish(pass(2));
+    let queue = RoundQueue::default();
+    let round = |number| {
+        std::sync::Arc::new(RoundPages::new(number, &ram, SliceSize::default(), some(&ram, 99), false))
+    };
+    queue.publish(round(1));
+    queue.publish(round(2));
     let nothing = || None::<()>;
     let next = |after, after_flush| match queue.next(after, after_flush, nothing) {
-        Some(Next::Pass(pass)) => Some(pass.number()),
+        Some(Next::Round(round)) => Some(round.number()),
         Some(Next::Other(())) | None => None,
     };
     assert_eq!(next(0, false), Some(1));
     assert_eq!(next(1, false), Some(2));
     std::thread::scope(|scope| {
-        let behind = scope.spawn(|| next(1, true));
+        let after_flush = scope.spawn(|| next(1, true));
         queue.flushed(1);
-        assert_eq!(behind.join().unwrap(), Some(2));
+        assert_eq!(after_flush.join().unwrap(), Some(2));
         let waiting = scope.spawn(|| next(2, false));
         queue.end();
         assert_eq!(waiting.join().unwrap(), None);
@@ -272,12 +273,12 @@ fn queue_gives_passes_in_order_and_ends() {
 }
 
 #[test]
-fn queue_gives_something_else_only_when_no_pass_waits() {
+fn queue_gives_something_else_only_when_no_round_waits() {
     let ram = ram();
-    let queue = PassQueue::default();
-    queue.publish(std::sync::Arc::new(Pass::new(1, &ram, SliceSize::default(), some(&ram, 99), false)));
+    let queue = RoundQueue::default();
+    queue.publish(std::sync::Arc::new(RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 99), false)));
 
-    assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Pass(_))));
+    assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Round(_))));
     assert!(matches!(queue.next(1, false, || Some("chunk")), Some(Next::Other("chunk"))));
     // One that comes while a lane waits.
     let found = std::sync::atomic::AtomicBool::new(false);

@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::asking::Asking;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::identity;
@@ -28,18 +28,19 @@ pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
     if shared.params().status_questions == StatusQuestions::Operator {
-        let why = "x-sterna-status-question is operator: check whether the guest runs at the destination, and decide";
+        let why = "this side leaves the question to an operator: check whether the guest runs at the destination, and \
+                   decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
     // Not the migration's own flag: that one is cancelled, since its channels are given up.
     let question = Asking::default();
-    *lock(&shared.asking) = Some(question.clone());
+    *shared.asking.lock() = Some(question.clone());
     // Decided before it could be ended: then it need not begin.
-    if shared.driver.look(Source::state) != State::Undecided {
+    if shared.driver.inspect(Source::state) != State::Undecided {
         return Err(MigrationError::Cancelled);
     }
     let answer = ask(shared, &question);
-    *lock(&shared.asking) = None;
+    *shared.asking.lock() = None;
     answer
 }
 
@@ -50,7 +51,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     let channel = Channel::connect_with(&shared.to, tls, limit, &asking.connecting, |channel| {
         let channel = Arc::new(channel);
         channel.set_stall_limit(Some(limit));
-        *lock(&asking.channel) = Some(Arc::clone(&channel));
+        *asking.channel.lock() = Some(Arc::clone(&channel));
         if asking.connecting.is_cancelled() {
             channel.shutdown();
         }

@@ -1,7 +1,8 @@
 //! A status question that is on its way.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_transport::{CancelFlag, Channel};
 
 /// A question that is being asked.
@@ -15,7 +16,7 @@ impl Asking {
     /// Ends it, from any thread.
     pub fn stop(&self) {
         self.connecting.cancel();
-        if let Some(channel) = &*self.channel.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(channel) = &*self.channel.lock() {
             channel.shutdown();
         }
     }

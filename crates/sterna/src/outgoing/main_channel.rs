@@ -1,7 +1,8 @@
 //! The main channel of a migration, once it is up.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_transport::Channel;
 use sterna_wire::main::Command;
 
@@ -26,7 +27,7 @@ impl MainChannel {
         &self,
         act: impl FnOnce(&mut MainStream) -> Result<T, MigrationError>,
     ) -> Result<T, MigrationError> {
-        act(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.stream.lock())
     }
 
     /// Writes commands, in one go.

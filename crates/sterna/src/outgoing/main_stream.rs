@@ -19,7 +19,7 @@ const CHANNEL: &str = "main channel";
 
 /// Where the bytes of a main channel go.
 pub(crate) trait Sink: Send + Sync {
-    /// Writes all parts, one behind the other.
+    /// Writes all parts, one after the other.
     fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError>;
 }
 

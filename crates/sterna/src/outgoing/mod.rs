@@ -9,13 +9,12 @@ mod asking;
 mod check;
 mod control;
 mod file;
-mod interruption;
+pub(crate) mod guest_source;
 mod lanes;
 mod limits;
 mod main_channel;
 pub(crate) mod main_stream;
 mod measure;
-pub(crate) mod origin;
 mod outcome;
 mod return_path;
 mod running_streams;
@@ -44,9 +43,9 @@ use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
 use check::{check, check_throttle};
+use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
-use origin::{LiveVm, Origin};
-use shared::{Shared, lock};
+use shared::Shared;
 
 /// An outgoing migration. Cloning gives another handle to the same one; dropping all handles does not end it.
 #[derive(Clone)]
@@ -76,26 +75,26 @@ impl Migration {
 
     /// Where it stands.
     pub fn status(&self) -> Status {
-        lock(&self.shared.figures).status()
+        self.shared.statistics.lock().status()
     }
 
-    /// Its figures now.
+    /// Its statistics now.
     pub fn statistics(&self) -> Statistics {
         let error = self.shared.error().map(|error| error.to_string());
-        let figures = lock(&self.shared.figures);
+        let statistics = self.shared.statistics.lock();
         // What went wrong on the way (a lost acknowledgement) is over when it has completed.
-        let error = error.filter(|_| figures.status() != Status::Completed);
-        let streams = lock(&self.shared.streams).as_ref().map(|streams| streams.statistics());
+        let error = error.filter(|_| statistics.status() != Status::Completed);
+        let streams = self.shared.streams.lock().as_ref().map(|streams| streams.statistics());
         Statistics {
             streams: streams.unwrap_or_default(),
-            ..figures.snapshot(self.shared.counters.now(), error)
+            ..statistics.snapshot(self.shared.counters.now(), error)
         }
     }
 
     /// What its precopy policy was told, and what it decided; `None` before pages move. Complete once the migration has
     /// ended.
     pub fn recording(&self) -> Option<Recording> {
-        lock(&self.shared.policy).as_ref().map(|policy| policy.recording().clone())
+        self.shared.policy.lock().as_ref().map(|policy| policy.recording().clone())
     }
 
     /// Ends it; the guest stays here and runs on. From any thread, at any moment.
@@ -119,7 +118,7 @@ impl Migration {
     /// # Errors
     /// [`SettingsError::NotLive`] if another was to change. Nothing was changed then.
     pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) -> Result<(), SettingsError> {
-        let mut params = lock(&self.shared.params);
+        let mut params = self.shared.params.lock();
         let mut wanted = params.clone();
         change(&mut wanted);
         *params = wanted.for_running(&params)?;
@@ -133,7 +132,7 @@ impl Migration {
     /// [`Refusal`] unless the status is [`Status::Undecided`].
     pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
         self.shared.feed(Fed::OperatorDecides(decision))?;
-        if let Some(asking) = &*lock(&self.shared.asking) {
+        if let Some(asking) = &*self.shared.asking.lock() {
             asking.stop();
         }
         Ok(())
@@ -200,7 +199,7 @@ impl Migration {
 
     /// Starts to migrate what `origin` has.
     pub(crate) fn begin(
-        origin: Arc<dyn Origin>,
+        guest_source: Arc<dyn GuestSource>,
         to: &Address,
         params: Parameters,
         capabilities: Capabilities,
@@ -209,13 +208,13 @@ impl Migration {
         check(to, &params, &capabilities)?;
         let mut capabilities = capabilities;
         if matches!(to, Address::File { .. }) {
-            if !origin.is_in_memory() {
+            if !guest_source.is_in_memory() {
                 return Err(SettingsError::ImageIntoFile.into());
             }
             // A file does not answer.
             capabilities.return_path = false;
         }
-        let (vm, ram) = (origin.vm(), origin.ram());
+        let (vm, ram) = (guest_source.vm(), guest_source.ram());
         check_throttle(vm.as_ref(), &capabilities)?;
         let pages = ram.poisoned();
         if !pages.is_empty() {
@@ -236,7 +235,7 @@ impl Migration {
         };
         let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
-        let shared = Shared::new(origin, to.clone(), params, capabilities, observer, source);
+        let shared = Shared::new(guest_source, to.clone(), params, capabilities, observer, source);
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })

@@ -7,7 +7,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::return_path::ReturnMessage;
 
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 
@@ -43,7 +43,7 @@ impl Reader<'_> {
                     (0, true) => {
                         ": if its log says that it refused this side's certificate, fix the certificate"
                     }
-                    (0, false) => ": see its log; if it expects TLS, set tls-creds here too",
+                    (0, false) => ": see its log; if it expects TLS, set TLS credentials here too",
                     _ => "",
                 };
                 let what = format!("the destination closed the return path after {position} bytes{why}");
@@ -71,7 +71,7 @@ impl Reader<'_> {
                 if code != 0 {
                     self.shared.note_error(MigrationError::DestinationFailed(code));
                 }
-                lock(&self.shared.figures).acknowledged.get_or_insert_with(std::time::Instant::now);
+                self.shared.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
                 self.shared.report(Fed::Shut(code));
                 Ok(())
             }
@@ -79,7 +79,7 @@ impl Reader<'_> {
             ReturnMessage::RequestPages { .. } => Err(untimely("a request for pages", "postcopy")),
             ReturnMessage::ReceivedBitmap { .. } => Err(untimely("a received bitmap", "recovery")),
             ReturnMessage::ResumeAck(_) => Ok(()),
-            ReturnMessage::Grant { device, instance, bytes } => match &*lock(&self.shared.streams) {
+            ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.streams.lock() {
                 Some(streams) => streams.grant(&device, instance, bytes),
                 None => Err(untimely("a grant", "devices' streams")),
             },
@@ -87,7 +87,7 @@ impl Reader<'_> {
     }
 
     fn pong(&mut self, value: u32) -> Result<(), MigrationError> {
-        let state = self.shared.driver.look(sterna_proto::source::Source::state);
+        let state = self.shared.driver.inspect(sterna_proto::source::Source::state);
         match value {
             extension::FENCE_PING if state == State::Identifying => {
                 let features = self.features.unwrap_or_default();
@@ -115,11 +115,11 @@ impl Reader<'_> {
                 });
             }
             extension::KEEPALIVE_PING => {
-                lock(&self.shared.probes).answered();
+                self.shared.probes.lock().answered();
                 self.shared.driver.nudge();
             }
             extension::DEVICE_STREAMS_PING => {
-                if let Some(streams) = &*lock(&self.shared.streams) {
+                if let Some(streams) = &*self.shared.streams.lock() {
                     streams.all_granted()?;
                 }
             }

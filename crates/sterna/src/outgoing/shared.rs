@@ -1,19 +1,20 @@
 //! What the threads of one outgoing migration share.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
 use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::asking::Asking;
+use super::guest_source::GuestSource;
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
 use super::limits::status_of;
-use super::measure::{Counters, Figures, Probes};
-use super::origin::Origin;
+use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
 use super::running_streams::RunningStreams;
 use crate::driver::Driver;
@@ -27,7 +28,7 @@ use crate::threads;
 use crate::vm::SourceVm;
 
 pub(super) struct Shared {
-    pub origin: Arc<dyn Origin>,
+    pub guest_source: Arc<dyn GuestSource>,
     pub vm: Arc<dyn SourceVm>,
     /// The guest's RAM as it was when the migration began.
     pub ram: GuestRam,
@@ -39,7 +40,7 @@ pub(super) struct Shared {
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
     pub lanes: Lanes,
-    pub figures: Mutex<Figures>,
+    pub statistics: Mutex<LiveStatistics>,
     /// Names this migration, and proves it, to a destination that is asked what became of it.
     pub identity: Identity,
     /// An operator was told that somebody answered who is not the destination.
@@ -60,21 +61,21 @@ pub(super) struct Shared {
     /// Devices' streams, once they are begun.
     pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
     channels: Mutex<Vec<Arc<Channel>>>,
-    error: parking_lot::Mutex<Option<MigrationError>>,
+    error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
     ended: Condvar,
 }
 
 impl Shared {
     pub fn new(
-        origin: Arc<dyn Origin>,
+        guest_source: Arc<dyn GuestSource>,
         to: Address,
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
         (source, identity, custody, tracking): (Source, Identity, CustodyClaim, TrackingClaim),
     ) -> Self {
-        let (vm, ram) = (Arc::clone(origin.vm()), origin.ram().clone());
+        let (vm, ram) = (Arc::clone(guest_source.vm()), guest_source.ram().clone());
         let (custody, tracking) = (Arc::new(custody), Arc::new(Mutex::new(Some(tracking))));
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
@@ -83,7 +84,7 @@ impl Shared {
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
                     // All is undone: whoever hears of it may begin another migration at once.
-                    *lock(&tracking) = None;
+                    *tracking.lock() = None;
                 }
                 // An event that changes nothing must not take back what others have said since.
                 let now = custody_of(machine, is_file, custody.before());
@@ -94,7 +95,7 @@ impl Shared {
         };
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
         Self {
-            figures: Mutex::new(Figures::new(ram.total_bytes(), lanes as u32)),
+            statistics: Mutex::new(LiveStatistics::new(ram.total_bytes(), lanes as u32)),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
@@ -111,10 +112,10 @@ impl Shared {
             probes: Mutex::default(),
             streams: Mutex::default(),
             channels: Mutex::default(),
-            error: parking_lot::Mutex::default(),
+            error: Mutex::default(),
             outcome: Mutex::default(),
             ended: Condvar::new(),
-            origin,
+            guest_source,
             vm,
             ram,
             to,
@@ -124,10 +125,10 @@ impl Shared {
     }
 
     pub fn params(&self) -> Parameters {
-        lock(&self.params).clone()
+        self.params.lock().clone()
     }
 
-    /// Tells the machine what happened. Once it undoes, nobody may be left waiting for the peer.
+    /// Tells the machine what happened. Once it undoes, no thread may go on waiting for the peer.
     pub fn feed(&self, event: Fed) -> Result<(), Refusal> {
         let state = self.driver.feed(event)?;
         if matches!(state, State::Cancelling | State::Failing) {
@@ -148,7 +149,7 @@ impl Shared {
     ///
     /// While the migration is being undone, or is over, a closed channel is no news.
     pub fn fail(&self, error: MigrationError) {
-        let state = self.driver.look(Source::state);
+        let state = self.driver.inspect(Source::state);
         if state.is_final() || matches!(state, State::Cancelling | State::Failing | State::Held) {
             return;
         }
@@ -179,7 +180,7 @@ impl Shared {
     /// Registers a channel, so that it can be shut down. One that comes too late is shut down at once.
     pub fn adopt(&self, channel: Channel) -> Arc<Channel> {
         let channel = Arc::new(channel);
-        lock(&self.channels).push(Arc::clone(&channel));
+        self.channels.lock().push(Arc::clone(&channel));
         if self.connecting.is_cancelled() {
             channel.shutdown();
         }
@@ -188,16 +189,16 @@ impl Shared {
 
     /// Bytes that were written and are still on this host.
     pub fn unsent_bytes(&self) -> u64 {
-        lock(&self.channels).iter().map(|channel| channel.unsent_bytes()).sum()
+        self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.
     pub fn interrupt(&self) {
         self.connecting.cancel();
-        for channel in lock(&self.channels).iter() {
+        for channel in self.channels.lock().iter() {
             channel.shutdown();
         }
-        if let Some(streams) = &*lock(&self.streams) {
+        if let Some(streams) = &*self.streams.lock() {
             streams.close();
         }
         self.lanes.queue.end();
@@ -206,7 +207,7 @@ impl Shared {
 
     /// Lets go of the channels: their descriptors close when the last thread is done with them.
     pub fn drop_channels(&self) {
-        lock(&self.channels).clear();
+        self.channels.lock().clear();
     }
 
     pub fn tell(&self, event: &Event) {
@@ -221,34 +222,34 @@ impl Shared {
                 self.tell(&Event::Committed);
             }
             let status = status_of(state);
-            if lock(&self.figures).set_status(status, self.counters.now()) {
+            if self.statistics.lock().set_status(status, self.counters.now()) {
                 self.tell(&Event::Status(status));
             }
         }
     }
 
     pub fn end(&self, outcome: Outcome) {
-        *lock(&self.outcome) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.ended.notify_all();
     }
 
     /// A held guest is to be freed: who waits from now on waits for the end of that. Gives how it ended before; `None`
     /// if no guest is held, or somebody else frees it.
     pub fn begin_again(&self) -> Option<Outcome> {
-        lock(&self.outcome).take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
+        self.outcome.lock().take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
     }
 
     pub fn outcome(&self) -> Option<Outcome> {
-        lock(&self.outcome).clone()
+        self.outcome.lock().clone()
     }
 
     pub fn wait(&self) -> Outcome {
-        let mut outcome = lock(&self.outcome);
+        let mut outcome = self.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            outcome = self.ended.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut outcome);
         }
     }
 }
@@ -263,8 +264,4 @@ fn custody_of(machine: &Source, is_file: bool, before: Custody) -> Custody {
         State::Cancelled | State::Failed => before,
         _ => Custody::Leaving { is_free: machine.may_guest_run() },
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

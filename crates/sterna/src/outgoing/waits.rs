@@ -1,4 +1,4 @@
-//! How the control thread waits: it keeps figures and keepalives up meanwhile, and gives way to the machine.
+//! How the control thread waits: it keeps statistics and keepalives up meanwhile, and gives way to the machine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
-use super::interruption::Break;
 use super::main_channel::MainChannel;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::driver::Waited;
 use crate::error::MigrationError;
+use crate::interruption::Break;
 
-/// How often a thread that waits looks up.
+/// How often a thread that waits wakes.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What is due while the control thread waits.
@@ -71,7 +71,7 @@ impl Waits {
     /// What is due while nothing is to be done.
     pub fn idle(&mut self) {
         let counts = self.shared.counters.now();
-        lock(&self.shared.figures).observe(counts);
+        self.shared.statistics.lock().observe(counts);
         if let Err(error) = self.send_keepalive() {
             self.shared.fail(error);
         }
@@ -80,12 +80,12 @@ impl Waits {
     /// Lets a Sterna peer know that this side lives, when the main channel was silent for long.
     fn send_keepalive(&mut self) -> Result<(), MigrationError> {
         let every = self.shared.params().limits.stall / 4;
-        let (peer, state) = self.shared.driver.look(|machine| (machine.peer(), machine.state()));
+        let (peer, state) = self.shared.driver.inspect(|machine| (machine.peer(), machine.state()));
         let is_wanted = peer.sterna && !state.is_committed() && !state.is_final();
         match &self.main {
             Some(main) if is_wanted && self.keepalive.elapsed() >= every => {
                 self.keepalive = Instant::now();
-                lock(&self.shared.probes).send_keepalive();
+                self.shared.probes.lock().send_keepalive();
                 main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])
             }
             _ => Ok(()),

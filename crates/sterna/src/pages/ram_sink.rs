@@ -66,7 +66,7 @@ impl RamSink {
         &self.ram
     }
 
-    /// Zero pages that had to be looked at, and cleared where they were not zero.
+    /// Zero pages that had to be read, and cleared where they were not zero.
     pub fn cleared_pages(&self) -> u64 {
         self.cleared.load(Ordering::Relaxed)
     }
@@ -125,7 +125,7 @@ impl RamSink {
                 held.set_all();
                 let absent = PageBitmap::new(block.pages());
                 if let Err(error) = block.mark_absent(0, block.pages(), &absent) {
-                    // All of them are looked at then.
+                    // All of them are read then.
                     tracing::warn!("cannot find out which pages are populated: {error}");
                     continue;
                 }

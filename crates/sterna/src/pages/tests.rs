@@ -11,7 +11,7 @@ use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, holds_page};
 
 use super::{FileWriter, MappedFile, PageWriter};
 use crate::error::{Fault, MigrationError};
-use crate::order::{LaneCursor, PageRun, Pass, SliceSize, Taken};
+use crate::order::{LaneCursor, PageRun, RoundPages, SliceSize, Taken};
 
 const LANES: usize = 3;
 
@@ -50,14 +50,14 @@ where
     vm.log.start().unwrap();
     let all = DirtyBitmaps::new(&vm.ram);
     all.set_all();
-    let pass = Pass::new(1, &vm.ram, SliceSize::default(), all, true);
+    let round = RoundPages::new(1, &vm.ram, SliceSize::default(), all, true);
     std::thread::scope(|scope| {
         for index in 0..LANES {
-            let (pass, lane) = (&pass, &lane);
+            let (round, lane) = (&round, &lane);
             scope.spawn(move || {
                 let mut act = lane(index);
                 let mut at = LaneCursor::default();
-                while let Some(taken) = pass.take(&mut at, 128, &vm.ram, &vm.log).unwrap() {
+                while let Some(taken) = round.take(&mut at, 128, &vm.ram, &vm.log).unwrap() {
                     act(taken).unwrap();
                 }
             });

@@ -1,33 +1,33 @@
-//! Whether the end comes nearer, and what to do if it does not.
+//! Whether the migration converges, and what to do if it does not.
 //!
-//! Pure: rounds tell what was dirtied and sent, and are told what to do. Throttling follows QEMU's rule: when in two
-//! looks more was dirtied than [`Settings::throttle_trigger_threshold`] percent of what was sent, the guest is slowed
-//! down, or slowed down more. So it is when [`STUCK`] looks in a row brought the expected pause no nearer to the limit;
-//! and when nothing is left to slow it down with then, it does not converge.
+//! Pure: it takes what was dirtied and sent, and answers what to do. It judges at intervals ([`JUDGE_INTERVAL`]). Throttling
+//! follows QEMU's rule: if more than [`Settings::throttle_trigger_threshold`] percent of what was sent was dirtied in two
+//! intervals, the guest is throttled, or throttled more. The same happens if [`STUCK`] intervals in a row did not shorten
+//! the expected downtime. If no throttling is left then, the migration does not converge.
 
 use std::time::Duration;
 
 use super::settings::Settings;
 
-/// Looks closer together than this are one.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Looks without progress until a guest is said not to converge.
+/// The least time between two judgements.
+pub(crate) const JUDGE_INTERVAL: Duration = Duration::from_millis(250);
+/// Judgements without progress until the guest counts as one that does not converge.
 const STUCK: u32 = 6;
-/// Progress is a pause shorter by a tenth than the shortest so far.
+/// Progress is an expected downtime shorter by a tenth than the shortest so far.
 const PROGRESS: f64 = 0.9;
-/// Looks over the threshold until the guest is slowed down.
+/// Judgements over the threshold until the guest is throttled.
 const TRIGGER: u32 = 2;
 
-/// What happened since the last look.
+/// What happened since the last judgement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trend {
-    /// Bytes that were dirtied since the last look.
+    /// Bytes that were dirtied since.
     pub dirtied_bytes: u64,
     /// Bytes that were sent since.
     pub sent_bytes: u64,
-    /// The pause if the switchover came now.
+    /// The downtime if the switchover began now.
     pub expected: Duration,
-    /// Whether the rest fits the limit, with all that is kept free: it is over but for acknowledgements.
+    /// Whether the remaining pages fit the limit, with the margin: only acknowledgements are missing.
     pub fits: bool,
 }
 
@@ -38,9 +38,9 @@ pub(crate) enum Step {
     GoOn,
     /// Let vCPUs sleep this share of the time, percent.
     Throttle(u8),
-    /// Hold each vCPU's dirty rate down.
+    /// Limit each vCPU's dirty rate.
     LimitDirtyRate,
-    /// It does not converge: said at every look for as long as that is so.
+    /// It does not converge. Repeated at every judgement for as long as that is so.
     NotConverging,
 }
 
@@ -59,7 +59,7 @@ impl Convergence {
         self.throttle
     }
 
-    /// Whether dirty rates are held down now.
+    /// Whether dirty rates are limited now.
     pub fn is_limited(&self) -> bool {
         self.is_limited
     }
@@ -73,8 +73,8 @@ impl Convergence {
         })
     }
 
-    /// A look, at least [`LOOK_EVERY`] after the last.
-    pub fn look(&mut self, trend: Trend, settings: &Settings) -> Step {
+    /// Judges what happened since the last judgement, at least [`JUDGE_INTERVAL`] ago.
+    pub fn judge(&mut self, trend: Trend, settings: &Settings) -> Step {
         if trend.fits {
             self.without_progress = 0;
             return Step::GoOn;
@@ -153,11 +153,11 @@ mod tests {
 
     fn steps(trend: Trend, settings: &Settings, count: usize) -> Vec<Step> {
         let mut convergence = Convergence::default();
-        (0..count).map(|_| convergence.look(trend, settings)).collect()
+        (0..count).map(|_| convergence.judge(trend, settings)).collect()
     }
 
     #[test]
-    fn auto_converge_steps_up_at_every_second_look_over_the_threshold() {
+    fn auto_converge_steps_up_at_every_second_judgement_over_the_threshold() {
         let settings = Settings { max_cpu_throttle: 35, ..settings(true, false) };
 
         let steps = steps(BUSY, &settings, 6);
@@ -174,7 +174,7 @@ mod tests {
 
         for _ in 0..40 {
             calm.expected = calm.expected.mul_f64(0.88);
-            let step = convergence.look(calm, &settings(true, false));
+            let step = convergence.judge(calm, &settings(true, false));
             assert_eq!(step, Step::GoOn);
         }
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_whose_rest_fits_is_left_alone_whatever_it_writes() {
+    fn guest_whose_remaining_pages_fit_is_left_alone_whatever_it_writes() {
         let waiting = Trend { fits: true, ..BUSY };
 
         let steps = steps(waiting, &settings(true, false), 40);
@@ -228,27 +228,27 @@ mod tests {
     }
 
     #[test]
-    fn guest_whose_pause_does_not_shrink_is_said_not_to_converge_for_as_long_as_that_is_so() {
+    fn guest_whose_downtime_does_not_shrink_is_said_not_to_converge_for_as_long_as_that_is_so() {
         let mut convergence = Convergence::default();
-        let mut look = |look| convergence.look(look, &settings(false, false));
+        let mut judge = |trend| convergence.judge(trend, &settings(false, false));
 
         for _ in 0..STUCK {
-            assert_eq!(look(BUSY), Step::GoOn);
+            assert_eq!(judge(BUSY), Step::GoOn);
         }
         for _ in 0..20 {
-            assert_eq!(look(BUSY), Step::NotConverging);
+            assert_eq!(judge(BUSY), Step::NotConverging);
         }
-        assert_eq!(look(Trend { expected: BUSY.expected / 2, ..BUSY }), Step::GoOn);
+        assert_eq!(judge(Trend { expected: BUSY.expected / 2, ..BUSY }), Step::GoOn);
     }
 
     #[test]
-    fn guest_whose_pause_shrinks_is_never_said_not_to_converge() {
+    fn guest_whose_downtime_shrinks_is_never_said_not_to_converge() {
         let mut convergence = Convergence::default();
-        let mut look = BUSY;
+        let mut trend = BUSY;
 
         for _ in 0..40 {
-            look.expected = look.expected.mul_f64(0.88);
-            let step = convergence.look(look, &settings(false, false));
+            trend.expected = trend.expected.mul_f64(0.88);
+            let step = convergence.judge(trend, &settings(false, false));
             assert_eq!(step, Step::GoOn);
         }
     }

@@ -1,23 +1,23 @@
-//! What a pause costs besides moving what is left, as this migration has shown it.
+//! What a switchover costs besides sending the remaining pages, as this migration has shown it.
 //!
 //! On a busy machine a thread wakes late, and a destination lags: it has pages in its sockets that it has not taken in
-//! yet. Both make a pause longer than the bytes that are left say. So both are measured while the guest runs: how late
-//! the policy's own thread wakes, and how long the destination needs to answer a probe that follows a pass.
+//! yet. Both make the downtime longer than the remaining bytes suggest. So both are measured while the guest runs: how late
+//! the policy's own thread wakes, and how long the destination needs to answer a probe that follows a round.
 
 use std::time::Duration;
 
 use super::input::Answer;
 
-/// Threads that wake one after the other in a pause: the one that stops vCPUs, the vCPUs, the lanes.
+/// Threads that wake one after the other in a switchover: the one that stops vCPUs, the vCPUs, the lanes.
 const WAKES: f64 = 3.0;
 
-/// What pauses cost here.
+/// What switchovers cost here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     fixed: Duration,
     round_trip: Duration,
     lateness: Usual,
-    /// Of the last two answers: passes shrink, and what the destination still has to take in shrinks with them.
+    /// Of the last two answers: rounds shrink, and what the destination still has to take in shrinks with them.
     lags: [f64; 2],
 }
 
@@ -40,8 +40,8 @@ impl Costs {
         self.lags = [(answer.took.as_secs_f64() - answering).max(0.0), self.lags[0]];
     }
 
-    /// What a pause costs besides look and rest, seconds.
-    pub fn of_a_pause(&self) -> f64 {
+    /// What the downtime has besides the last sync and the remaining pages, seconds.
+    pub fn of_downtime(&self) -> f64 {
         self.fixed.as_secs_f64() + WAKES * self.lateness.likely() + self.lags[0].max(self.lags[1])
     }
 }
@@ -85,18 +85,18 @@ mod tests {
             costs.answered(Answer { took: MS, unsent_bytes: 0 }, 1 << 30);
         }
 
-        assert_eq!(costs.of_a_pause(), 0.004);
+        assert_eq!(costs.of_downtime(), 0.004);
     }
 
     #[test]
-    fn late_threads_and_a_destination_that_lags_make_a_pause_dearer_until_they_no_longer_do() {
+    fn late_threads_and_a_destination_that_lags_make_the_downtime_longer_until_they_no_longer_do() {
         let mut costs = Costs::new(4 * MS, MS);
         for _ in 0..20 {
             costs.woke(8 * MS);
             costs.answered(Answer { took: 101 * MS, unsent_bytes: 0 }, 0);
         }
 
-        let busy = costs.of_a_pause();
+        let busy = costs.of_downtime();
         for _ in 0..60 {
             costs.woke(Duration::ZERO);
             costs.answered(Answer { took: MS, unsent_bytes: 0 }, 0);
@@ -104,7 +104,7 @@ mod tests {
 
         // Three wakes of 8 ms and a lag of 100 ms.
         assert!((0.12..0.2).contains(&busy), "{busy}");
-        assert!(costs.of_a_pause() < 0.008, "{costs:?}");
+        assert!(costs.of_downtime() < 0.008, "{costs:?}");
     }
 
     #[test]
@@ -113,6 +113,6 @@ mod tests {
 
         costs.answered(Answer { took: 100 * MS, unsent_bytes: 100 << 20 }, 1 << 30);
 
-        assert!(costs.of_a_pause() < 0.01, "{costs:?}");
+        assert!(costs.of_downtime() < 0.01, "{costs:?}");
     }
 }

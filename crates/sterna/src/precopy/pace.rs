@@ -5,9 +5,9 @@
 //! shown fades more slowly ([`SHOWN_HALF_LIFE`]): where lanes share processors with the guest one second differs from
 //! the next by a third, and a steady load shall give steady readings.
 //!
-//! While `max-bandwidth` holds lanes back they write in bursts, which sockets take in as fast as memory is copied: what
-//! the network would carry without the limit nobody knows then. So nothing is reckoned to go faster than the limit,
-//! unless an operator states what there is (`avail-switchover-bandwidth`). Zero pages, of which hardly a byte goes out,
+//! While `max-bandwidth` slows lanes down they write in bursts, which sockets accept as fast as memory is copied. So it is
+//! unknown what the network would carry without the limit, and every estimate uses the limit, unless an operator states
+//! the bandwidth (`avail-switchover-bandwidth`). Zero pages, of which hardly a byte goes out,
 //! say nothing of pages with content: until one was sent, lanes are taken to do [`UNTRIED`].
 
 use std::time::Duration;
@@ -15,14 +15,14 @@ use std::time::Duration;
 use sterna_ram::PAGE_SIZE;
 
 use super::counts::Counts;
-use super::pause::MARGIN;
+use super::downtime::MARGIN;
 
 pub(crate) const HALF_LIFE: Duration = Duration::from_millis(400);
 pub(crate) const SHOWN_HALF_LIFE: Duration = Duration::from_secs(2);
-/// How much longer than usual the rest may take, at least and at most, relative to it.
+/// How much longer than usual the remaining pages may take, at least and at most, relative to it.
 const LEAST_MARGIN: f64 = MARGIN;
 const MOST_MARGIN: f64 = 1.0;
-/// Bytes per second that a network is taken to carry which nobody has tried: those of 1 Gbit/s.
+/// Bytes per second that are assumed for a network before anything was sent: those of 1 Gbit/s.
 const UNTRIED: f64 = 125e6;
 /// A year, in seconds: longer makes no difference.
 pub(crate) const LONGEST: f64 = 3.2e7;
@@ -90,7 +90,7 @@ impl Pace {
         sum
     }
 
-    /// Whether anything was sent by which the rest can be reckoned.
+    /// Whether anything was sent from which an estimate can be made.
     pub fn is_tried(&self) -> bool {
         self.content > 0.0
     }
@@ -121,7 +121,7 @@ impl Pace {
         if held > each { (each * (1.0 + own) / held - 1.0).max(LEAST_MARGIN) } else { own }
     }
 
-    /// Of a page with content. Zero pages, which cost little, say nothing of it but what looking at one costs.
+    /// Of a page with content. Zero pages, which cost little, say nothing of it but what a scan costs.
     fn seconds_per_page(&self) -> f64 {
         // Zero pages take time as well, and hardly any bytes.
         let by_bytes = self.moving / self.bytes * PAGE_SIZE as f64;

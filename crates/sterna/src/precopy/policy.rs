@@ -4,47 +4,49 @@ use std::time::Duration;
 
 use sterna_ram::PAGE_SIZE;
 
-use super::convergence::{Convergence, LOOK_EVERY, Step, Trend};
+use super::convergence::{Convergence, JUDGE_INTERVAL, Step, Trend};
 use super::costs::Costs;
 use super::counts::Counts;
-use super::input::{Backlog, Begun, Input, Look, Output, PassLook, Standstill, StreamsLeft, Synced};
+use super::downtime::DowntimeEstimate;
+use super::input::{
+    Backlog, Begun, Input, Output, RoundProgress, Snapshot, Standstill, StreamsRemaining, SyncResult,
+};
 use super::meter::{Meter, WINDOW};
 use super::pace::{HALF_LIFE, LONGEST, Pace};
-use super::pause::Pause;
 use super::settings::Settings;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// How long to wait for lanes of which nothing was measured yet.
 const UNMEASURED: Duration = Duration::from_millis(20);
-/// A sync begins so much earlier than it would have to by its own time: a thread must wake, a pass be made.
+/// A sync begins so much earlier than it would have to by its own time: a thread must wake, a round be made.
 const HEAD_START: Duration = Duration::from_micros(500);
-/// How long a round waits for devices, when nothing but their state keeps the rest from fitting.
+/// How long a round waits for devices, when only their state exceeds the limit.
 const STREAM_PATIENCE: Duration = Duration::from_millis(20);
-/// How long to wait for acknowledgements before the next look at the dirty bits (specs/stream.md §8).
+/// How long to wait for acknowledgements before the next sync (specs/stream.md §8).
 const ACK_PATIENCE: Duration = Duration::from_millis(100);
 /// Syncs closer together than this say nothing about the rate.
 const RATE_WINDOW: Duration = Duration::from_millis(5);
 
-/// Decides how precopy goes on: does nothing itself, and answers every [`Input`] with what is to be done.
+/// Decides how precopy goes on: does nothing itself, and answers every [`Input`] with what to do.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
     settings: Settings,
     costs: Costs,
     meter: Meter,
     convergence: Convergence,
-    state: State,
+    state: PolicyState,
     outputs: Vec<Output>,
-    look: Look,
-    /// The pass that was published last.
-    pass_number: u64,
+    snapshot: Snapshot,
+    /// The round that was published last.
+    round_number: u64,
     last_sync: Duration,
     /// What the last sync found, and when it ended.
-    last_synced: Option<(Duration, Synced)>,
+    last_synced: Option<(Duration, SyncResult)>,
     rate: DirtyRate,
     verdict: Verdict,
     expected: Duration,
     streams_need: Duration,
-    /// The last look at whether the end comes nearer: when, and what had been done.
+    /// The last judgement of convergence: when, and what had been done.
     judged: (Duration, Counts),
     /// Pages found dirty since.
     dirtied_pages: u64,
@@ -55,16 +57,16 @@ pub(crate) struct Policy {
 
 /// What it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// A pass was published, and nobody has looked at it yet.
+enum PolicyState {
+    /// A round was published, and no snapshot of it has come yet.
     Entering,
-    /// Lanes are to come near the end of the pass.
+    /// Lanes are to come near the end of the round.
     Sending,
     /// A sync; `dry`: nothing is being sent.
     Syncing { dry: bool },
     /// Devices are to come nearer.
     Streams { until: Duration, dry: bool },
-    /// Lanes are to run dry; `fits`: the rest fitted.
+    /// Lanes are to run dry; `fits`: the remaining pages fitted.
     Drying { fits: bool },
     /// The switchover was requested.
     Requested,
@@ -74,11 +76,11 @@ enum State {
     Ended,
 }
 
-/// Whether the rest fits the downtime limit.
+/// Whether the remaining pages fit the downtime limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Fits,
-    /// It would, but for what devices have left to be read.
+    /// They would, but for the state that devices still have to be read.
     WaitsForStreams,
     TooLong,
 }
@@ -92,26 +94,26 @@ struct DirtyRate {
 }
 
 impl Policy {
-    /// For a migration whose first pass is published.
-    pub fn new(begun: Begun, look: Look) -> Self {
+    /// For a migration whose first round is published.
+    pub fn new(begun: Begun, snapshot: Snapshot) -> Self {
         let mut meter = Meter::new(HALF_LIFE, begun.channels);
-        meter.restart(look.now, look.counts);
+        meter.restart(snapshot.now, snapshot.counts);
         Self {
             settings: begun.settings,
-            costs: Costs::new(begun.fixed_pause, begun.round_trip),
+            costs: Costs::new(begun.fixed_downtime, begun.round_trip),
             meter,
             convergence: Convergence::default(),
-            state: State::Sending,
+            state: PolicyState::Sending,
             outputs: Vec::new(),
-            look,
-            pass_number: 1,
+            snapshot,
+            round_number: 1,
             last_sync: Duration::ZERO,
             last_synced: None,
-            rate: DirtyRate { since: look.now, ..DirtyRate::default() },
+            rate: DirtyRate { since: snapshot.now, ..DirtyRate::default() },
             verdict: Verdict::TooLong,
             expected: Duration::ZERO,
             streams_need: Duration::ZERO,
-            judged: (look.now, look.counts),
+            judged: (snapshot.now, snapshot.counts),
             dirtied_pages: 0,
             dirty_limit: None,
             is_warned: false,
@@ -122,14 +124,14 @@ impl Policy {
     /// one. An input that does not belong to the moment changes no decision.
     pub fn handle(&mut self, input: Input) -> Vec<Output> {
         match input {
-            Input::Began(begun, look) => *self = Self::new(begun, look),
-            Input::Looked(look) => self.looked(look),
-            Input::Synced(synced, look) => self.synced(synced, look),
-            Input::Flushed(look) => self.flushed(look),
-            Input::NotAcknowledged(look) => {
-                self.observe(look);
-                if self.state == State::Requested {
-                    self.state = State::Acknowledgements { until: look.now + ACK_PATIENCE };
+            Input::Began(begun, snapshot) => *self = Self::new(begun, snapshot),
+            Input::Observed(snapshot) => self.observed(snapshot),
+            Input::Synced(synced, snapshot) => self.synced(synced, snapshot),
+            Input::Flushed(snapshot) => self.flushed(snapshot),
+            Input::NotAcknowledged(snapshot) => {
+                self.observe(snapshot);
+                if self.state == PolicyState::Requested {
+                    self.state = PolicyState::Acknowledgements { until: snapshot.now + ACK_PATIENCE };
                 }
             }
             Input::Answered(answer) => {
@@ -142,7 +144,7 @@ impl Policy {
         std::mem::take(&mut self.outputs)
     }
 
-    /// The pause if the switchover came now.
+    /// The downtime if the switchover began now.
     pub fn expected_downtime(&self) -> Duration {
         self.expected
     }
@@ -157,124 +159,125 @@ impl Policy {
         self.convergence.throttle_percent()
     }
 
-    /// Whether dirty rates are held down.
+    /// Whether dirty rates are limited.
     pub fn is_dirty_limited(&self) -> bool {
         self.dirty_limit.is_some()
     }
 
-    fn looked(&mut self, look: Look) {
-        if let Some(late) = look.late {
+    fn observed(&mut self, snapshot: Snapshot) {
+        if let Some(late) = snapshot.late {
             self.costs.woke(late);
         }
-        self.observe(look);
-        if self.state == State::Entering {
-            self.state = State::Sending;
+        self.observe(snapshot);
+        if self.state == PolicyState::Entering {
+            self.state = PolicyState::Sending;
         }
         match self.state {
-            State::Sending if self.is_nearly_sent() => {
+            PolicyState::Sending if self.is_nearly_sent() => {
                 self.outputs.push(Output::Sync);
-                self.state = State::Syncing { dry: false };
+                self.state = PolicyState::Syncing { dry: false };
             }
-            State::Streams { until, dry } if look.now >= until => self.publish(dry),
-            State::Acknowledgements { until } if look.now >= until => self.publish(true),
+            PolicyState::Streams { until, dry } if snapshot.now >= until => self.publish(dry),
+            PolicyState::Acknowledgements { until } if snapshot.now >= until => self.publish(true),
             _ => {}
         }
     }
 
-    fn synced(&mut self, synced: Synced, look: Look) {
-        self.observe(look);
+    fn synced(&mut self, synced: SyncResult, snapshot: Snapshot) {
+        self.observe(snapshot);
         self.last_sync = synced.took;
-        self.last_synced = Some((look.now, synced));
+        self.last_synced = Some((snapshot.now, synced));
         self.rate.pages = self.rate.pages.saturating_add(synced.dirtied_pages);
         // Of a second sync shortly after the first its own rate would say little.
-        let since = look.now.saturating_sub(self.rate.since);
+        let since = snapshot.now.saturating_sub(self.rate.since);
         if since >= RATE_WINDOW {
             self.dirtied_pages = self.dirtied_pages.saturating_add(self.rate.pages);
             let per_second = (self.rate.pages as f64 / since.as_secs_f64()) as u64;
-            self.rate = DirtyRate { since: look.now, pages: 0, per_second };
+            self.rate = DirtyRate { since: snapshot.now, pages: 0, per_second };
         }
-        let State::Syncing { dry } = self.state else { return };
-        let left = if dry { 0 } else { look.pass.left };
-        self.verdict = self.judge_rest(synced.next_pages.saturating_add(left), synced.backlog);
+        let PolicyState::Syncing { dry } = self.state else { return };
+        let remaining = if dry { 0 } else { snapshot.round.remaining };
+        self.verdict = self.judge_remaining(synced.next_pages.saturating_add(remaining), synced.backlog);
         match (dry, self.verdict) {
-            (false, Verdict::Fits) => self.run_dry(self.pass_number, true),
+            (false, Verdict::Fits) => self.run_dry(self.round_number, true),
             (true, Verdict::Fits) => self.request_switchover(),
             (_, Verdict::WaitsForStreams) => {
-                self.state = State::Streams { until: look.now + STREAM_PATIENCE, dry };
+                self.state = PolicyState::Streams { until: snapshot.now + STREAM_PATIENCE, dry };
             }
             (_, Verdict::TooLong) => self.publish(dry),
         }
     }
 
-    fn flushed(&mut self, look: Look) {
-        self.observe(look);
+    fn flushed(&mut self, snapshot: Snapshot) {
+        self.observe(snapshot);
         match self.state {
-            State::Drying { fits: true } => self.confirm(),
-            State::Drying { fits: false } => self.enter_pass(),
+            PolicyState::Drying { fits: true } => self.confirm(),
+            PolicyState::Drying { fits: false } => self.enter_round(),
             _ => {}
         }
     }
 
-    /// The rest fitted at the last sync, and lanes have run dry since. Another sync would only give the guest more time to
-    /// write: it is asked for where what the guest is expected to have written meanwhile no longer fits.
+    /// The remaining pages fitted at the last sync, and lanes have run dry since. Another sync would only give the guest more
+    /// time to write. It is asked for only if the guest is expected to have written more meanwhile than fits.
     fn confirm(&mut self) {
         let Some((at, synced)) = self.last_synced else { return };
-        let meanwhile = self.look.now.saturating_sub(at).as_secs_f64();
+        let meanwhile = self.snapshot.now.saturating_sub(at).as_secs_f64();
         let written = self.rate.per_second as f64 * meanwhile;
-        if self.judge_rest(synced.next_pages.saturating_add(written as u64), synced.backlog) == Verdict::Fits
+        if self.judge_remaining(synced.next_pages.saturating_add(written as u64), synced.backlog)
+            == Verdict::Fits
         {
             self.request_switchover();
         } else {
             self.outputs.push(Output::Sync);
-            self.state = State::Syncing { dry: true };
+            self.state = PolicyState::Syncing { dry: true };
         }
     }
 
     fn request_switchover(&mut self) {
         self.outputs.push(Output::RequestSwitchover);
-        self.state = State::Requested;
+        self.state = PolicyState::Requested;
     }
 
-    /// The next pass begins. Unless lanes are dry, the one before must be flushed first.
+    /// The next round begins. Unless lanes are dry, the one before must be flushed first.
     fn publish(&mut self, dry: bool) {
         let tries_network = self.verdict == Verdict::WaitsForStreams && !self.pace().is_tried();
         self.outputs.push(Output::Publish { tries_network });
-        self.pass_number += 1;
-        if dry { self.enter_pass() } else { self.run_dry(self.pass_number - 1, false) }
+        self.round_number += 1;
+        if dry { self.enter_round() } else { self.run_dry(self.round_number - 1, false) }
     }
 
     fn run_dry(&mut self, number: u64, fits: bool) {
         self.outputs.push(Output::RunDry { number });
-        self.state = State::Drying { fits };
+        self.state = PolicyState::Drying { fits };
     }
 
-    fn enter_pass(&mut self) {
+    fn enter_round(&mut self) {
         self.converge();
-        self.state = State::Entering;
+        self.state = PolicyState::Entering;
     }
 
-    fn observe(&mut self, look: Look) {
-        self.look = look;
-        self.meter.observe(look.now, look.counts);
+    fn observe(&mut self, snapshot: Snapshot) {
+        self.snapshot = snapshot;
+        self.meter.observe(snapshot.now, snapshot.counts);
     }
 
     fn pace(&self) -> Pace {
-        self.meter.pace(self.look.now, self.look.counts)
+        self.meter.pace(self.snapshot.now, self.snapshot.counts)
     }
 
-    /// When to say [`Input::Looked`], if nothing happens before. Sooner is as well: where it knows better how fast lanes
+    /// When to say [`Input::Observed`], if nothing happens before. Sooner is as well: where it knows better how fast lanes
     /// are, it decides better ([`WINDOW`](super::WINDOW)).
     pub fn wake_at(&self) -> Duration {
-        let now = self.look.now;
+        let now = self.snapshot.now;
         match self.state {
-            State::Entering => now,
-            State::Sending => {
+            PolicyState::Entering => now,
+            PolicyState::Sending => {
                 let wait = self
-                    .lanes_need(self.look.pass.left)
+                    .lanes_need(self.snapshot.round.remaining)
                     .map_or(UNMEASURED, |left| left.saturating_sub(self.head()).max(HEAD_START));
                 now + wait
             }
-            State::Streams { until, .. } | State::Acknowledgements { until } => until,
+            PolicyState::Streams { until, .. } | PolicyState::Acknowledgements { until } => until,
             // Whoever performs an output answers it.
             _ => now + WINDOW,
         }
@@ -285,46 +288,48 @@ impl Policy {
         self.last_sync * 2 + HEAD_START
     }
 
-    /// Whether half of the pass is sent and lanes need no longer for its rest than twice a sync, and a little. A sync
+    /// Whether half of the round is sent and lanes need, for what remains, no longer than twice a sync, and a little. A sync
     /// sooner than in the second half would find little: what is unsent is dropped from it.
     fn is_nearly_sent(&self) -> bool {
-        let PassLook { pages, left, is_rearmed, is_searched } = self.look.pass;
-        let is_near = || self.lanes_need(left).is_some_and(|left| left <= self.head());
-        is_rearmed || (is_searched && left.saturating_mul(2) <= pages && is_near())
+        let RoundProgress { pages, remaining, is_rearmed, is_searched } = self.snapshot.round;
+        let is_near = || self.lanes_need(remaining).is_some_and(|left| left <= self.head());
+        is_rearmed || (is_searched && remaining.saturating_mul(2) <= pages && is_near())
     }
 
-    /// Whether what is dirty can be moved within the downtime limit.
-    fn judge_rest(&mut self, pages: u64, backlog: Backlog) -> Verdict {
+    /// Whether the remaining pages can be moved within the downtime limit.
+    fn judge_remaining(&mut self, pages: u64, backlog: Backlog) -> Verdict {
         if !backlog.guest_runs {
             return Verdict::Fits;
         }
-        let Some(StreamsLeft { bytes, slowest }) = backlog.streams else { return Verdict::WaitsForStreams };
+        let Some(StreamsRemaining { bytes, slowest }) = backlog.streams else {
+            return Verdict::WaitsForStreams;
+        };
         if pages == 0 && bytes == 0 {
             return Verdict::Fits;
         }
-        // What sockets hold goes out before the last pages do.
+        // What sockets hold is sent before the last pages.
         let pages = pages.saturating_add(backlog.unsent_bytes.div_ceil(PAGE_BYTES));
         let stream_pages = bytes.div_ceil(PAGE_BYTES);
         let (Some(sending), Some(all)) =
-            (self.pause_needs(pages), self.pause_needs(pages.saturating_add(stream_pages)))
+            (self.switchover_needs(pages), self.switchover_needs(pages.saturating_add(stream_pages)))
         else {
             return Verdict::TooLong;
         };
-        self.streams_need = self.pause_needs(stream_pages).unwrap_or_default().max(slowest);
+        self.streams_need = self.switchover_needs(stream_pages).unwrap_or_default().max(slowest);
         // Devices are read and loaded beside each other, and beside the pages.
-        let rest = all.max(slowest);
-        let pause = Pause {
-            fixed: self.costs.of_a_pause(),
-            look: self.last_sync.as_secs_f64(),
-            rest: rest.as_secs_f64(),
+        let remaining = all.max(slowest);
+        let estimate = DowntimeEstimate {
+            fixed: self.costs.of_downtime(),
+            sync: self.last_sync.as_secs_f64(),
+            remaining: remaining.as_secs_f64(),
             margin: self.pace().margin(self.settings.max_bandwidth_bytes),
         };
-        self.expected = Duration::try_from_secs_f64(pause.expected()).unwrap_or(Duration::MAX);
+        self.expected = Duration::try_from_secs_f64(estimate.expected()).unwrap_or(Duration::MAX);
         let limit = self.settings.downtime_limit.as_secs_f64();
-        tracing::debug!(pages, ?pause, limit, "the rest");
-        if pause.fits(limit) {
+        tracing::debug!(pages, ?estimate, limit, "the remaining pages");
+        if estimate.fits(limit) {
             Verdict::Fits
-        } else if (Pause { rest: sending.as_secs_f64(), ..pause }).fits(limit) {
+        } else if (DowntimeEstimate { remaining: sending.as_secs_f64(), ..estimate }).fits(limit) {
             Verdict::WaitsForStreams
         } else {
             Verdict::TooLong
@@ -332,9 +337,9 @@ impl Policy {
     }
 
     /// How long `pages` pages will take with the guest stopped; `None` before anything was measured.
-    fn pause_needs(&self, pages: u64) -> Option<Duration> {
+    fn switchover_needs(&self, pages: u64) -> Option<Duration> {
         match self.settings.avail_switchover_bandwidth_bytes {
-            // `max-bandwidth` does not limit the switchover, but nobody has seen what the network carries without it.
+            // `max-bandwidth` does not limit the switchover, but it is unknown what the network carries without it.
             0 => self.lanes_need(pages),
             stated => {
                 let seconds = pages as f64 * PAGE_BYTES as f64 / stated as f64;
@@ -348,11 +353,11 @@ impl Policy {
         self.pace().time_for(pages, self.settings.max_bandwidth_bytes)
     }
 
-    /// After a round: whether the end comes nearer.
+    /// After a round: whether the migration converges.
     fn converge(&mut self) {
-        let (now, counts) = (self.look.now, self.look.counts);
+        let (now, counts) = (self.snapshot.now, self.snapshot.counts);
         let (since, before) = self.judged;
-        if now.saturating_sub(since) < LOOK_EVERY {
+        if now.saturating_sub(since) < JUDGE_INTERVAL {
             return;
         }
         // The operator may have changed either.
@@ -369,7 +374,7 @@ impl Policy {
             fits: self.verdict == Verdict::Fits,
         };
         (self.judged, self.dirtied_pages) = ((now, counts), 0);
-        match self.convergence.look(trend, &self.settings) {
+        match self.convergence.judge(trend, &self.settings) {
             Step::GoOn => {}
             Step::Throttle(percent) => self.outputs.push(Output::Throttle(percent)),
             Step::LimitDirtyRate => self.limit_dirty_rate(),
@@ -401,7 +406,7 @@ impl Policy {
         }
     }
 
-    /// Lets the guest run as fast as it did.
+    /// Removes every throttle.
     fn end(&mut self) {
         if self.convergence.throttle_percent() > 0 {
             self.outputs.push(Output::Throttle(0));
@@ -410,6 +415,6 @@ impl Policy {
             self.outputs.push(Output::LimitDirtyRate(None));
         }
         self.convergence = Convergence::default();
-        self.state = State::Ended;
+        self.state = PolicyState::Ended;
     }
 }

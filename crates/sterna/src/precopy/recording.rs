@@ -1,8 +1,8 @@
-//! What a migration's policy was told, so that its decisions can be had again.
+//! The inputs of a migration's policy, so that its decisions can be replayed.
 
 use serde::{Deserialize, Serialize};
 
-use super::input::{Begun, Input, Look, Output};
+use super::input::{Begun, Input, Output, Snapshot};
 use super::policy::Policy;
 
 /// Inputs that are kept: some minutes of a migration with rounds of a few milliseconds.
@@ -35,7 +35,7 @@ impl Recording {
         let mut policy: Option<Policy> = None;
         for input in &self.inputs {
             let policy = match (&mut policy, input) {
-                (empty, Input::Began(begun, look)) => empty.insert(Policy::new(*begun, *look)),
+                (empty, Input::Began(begun, snapshot)) => empty.insert(Policy::new(*begun, *snapshot)),
                 (Some(policy), _) => policy,
                 (None, _) => continue,
             };
@@ -75,10 +75,10 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// As [`Policy::new`].
-    pub fn new(begun: Begun, look: Look) -> Self {
+    pub fn new(begun: Begun, snapshot: Snapshot) -> Self {
         let mut recording = Recording::default();
-        recording.push(Input::Began(begun, look), &[]);
-        Self { policy: Policy::new(begun, look), recording }
+        recording.push(Input::Began(begun, snapshot), &[]);
+        Self { policy: Policy::new(begun, snapshot), recording }
     }
 
     /// As [`Policy::handle`].

@@ -1,4 +1,4 @@
-//! What an operator has set, as far as the policy goes by it.
+//! What an operator has set, as far as the policy uses it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     pub max_bandwidth_bytes: u64,
     /// Bytes per second that the switchover is estimated at; 0: as measured.
     pub avail_switchover_bandwidth_bytes: u64,
-    /// The longest pause.
+    /// The longest downtime.
     pub downtime_limit: Duration,
     /// Percent.
     pub cpu_throttle_initial: u8,

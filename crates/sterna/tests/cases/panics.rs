@@ -134,7 +134,7 @@ fn callback_of_the_source_that_panics_fails_the_migration() {
             "source Vm::hooks",
             "Device::save",
             "DirtySource::start",
-            "DirtySource::harvest",
+            "DirtySource::sync",
             "DirtySource::rearm",
             "DirtySource::mark_absent",
             "Hook::release",
@@ -382,7 +382,7 @@ fn throttle_that_panics_fails_the_migration_and_is_let_go_of() {
 fn cancel_ends_a_migration_whose_callback_panicked() {
     case("cancel", || {
         let bench = Bench::new(common::multifd(2).1);
-        let bomb = Bomb::new(Some("DirtySource::harvest"));
+        let bomb = Bomb::new(Some("DirtySource::sync"));
         let (migration, outcome, _) = bench.migrate(&bomb, &common::multifd(2), Watched::No);
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         migration.cancel().expect_err("it is over");

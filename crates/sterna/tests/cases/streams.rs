@@ -218,7 +218,7 @@ fn stalled_loader_on_the_main_channel_alone_holds_no_more_than_the_ceiling() {
 fn call_that_fails_leaves_the_guest_and_its_devices_running_at_the_source() {
     for lanes in [0, 2] {
         for call in
-            ["begin_save", "pending", "read running", "quiesce", "stop", "read stopped", "configuration"]
+            ["begin_save", "remaining", "read running", "quiesce", "stop", "read stopped", "configuration"]
         {
             let never_made = lanes == 0 && call == "read running";
             if never_made {

@@ -485,7 +485,7 @@ fn source_that_leaves_it_to_its_operator_does_not_ask() {
         std::thread::sleep(params.limits.ask_interval * 4);
         assert_eq!((peer.questions(), migration.status()), (0, Status::Undecided));
         let told = support::warnings(&log.events());
-        assert!(told.iter().any(|text| text.contains("x-sterna-status-question is operator")), "{told:?}");
+        assert!(told.iter().any(|text| text.contains("leaves the question to an operator")), "{told:?}");
         migration.decide(Decision::SourceRuns).expect("undecided");
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");

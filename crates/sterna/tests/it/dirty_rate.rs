@@ -7,7 +7,7 @@ use std::time::Duration;
 use sterna::dirty_rate::DirtyRateMeasurement;
 use sterna::ram::dirty::SoftwareLog;
 use sterna::ram::{
-    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PAGE_SIZE, PageBitmap, RamBlock,
+    Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, SyncReport,
 };
 use sterna::{
     Address, Capabilities, Device, Migration, MigrationError, Parameters, RunState, SourceVm, StartError, Vm,
@@ -53,7 +53,7 @@ impl DirtySource for Scripted {
         self.is_started.store(false, Ordering::SeqCst);
         self.log.stop()
     }
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         if self.fails.load(Ordering::SeqCst) {
             return Err(DirtyError::NotStarted { origin: "scripted" });
         }
@@ -63,10 +63,10 @@ impl DirtySource for Scripted {
             self.log.mark(0, 5);
             self.log.mark(1, 69);
         }
-        self.log.harvest(into)
+        self.log.sync(into)
     }
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
-        self.log.rearm(block, first, count, harvested)
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
+        self.log.rearm(block, first, count, synced)
     }
     fn initially_set(&self) -> bool {
         self.initially_set

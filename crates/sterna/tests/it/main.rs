@@ -15,8 +15,8 @@ mod delay;
 
 mod dirty_rate;
 mod external_memory;
-mod foreign;
 mod migrate;
+mod opaque;
 mod page_order;
 mod poisoned;
 mod save;

@@ -114,7 +114,7 @@ fn wrong_name_is_refused_with_the_names_that_would_do() {
         Some(tls(directory.path(), TlsEndpoint::Client)),
         Some(tls(directory.path(), TlsEndpoint::Server)),
         Some(Fault::PeerIncompatible),
-        &["it is for other.example", "127.0.0.1", "tls-hostname"],
+        &["it is for other.example", "127.0.0.1", "expected host name"],
         "the peer refused this side's certificate",
     );
 }
@@ -231,8 +231,8 @@ fn tls_source_to_a_plain_destination_is_told_apart() {
         Some(tls(directory.path(), TlsEndpoint::Client)),
         None,
         None,
-        &["closed during the TLS handshake", "no tls-creds"],
-        "the peer uses TLS and this side has no tls-creds",
+        &["closed during the TLS handshake", "no TLS credentials"],
+        "the peer uses TLS and this side has no TLS credentials",
     );
 }
 

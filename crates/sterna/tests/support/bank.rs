@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sterna::{Device, DeviceStream, PendingState, VmError};
+use sterna::{Device, DeviceStream, RemainingState, VmError};
 
 /// Every call of all banks of one VM, in order: which bank, which call.
 pub type Calls = Arc<Mutex<Vec<(u32, &'static str)>>>;
@@ -135,13 +135,13 @@ impl DeviceStream for Bank {
         })
     }
 
-    fn pending(&self) -> Result<PendingState, VmError> {
-        self.call("pending", || {
+    fn remaining(&self) -> Result<RemainingState, VmError> {
+        self.call("remaining", || {
             let at = self.at.load(Ordering::SeqCst);
             let initial_bytes = self.running_bytes.saturating_sub(at);
             let stopped_bytes = self.bytes - self.running_bytes.max(at);
             let stopped_bytes = self.claims.lock().unwrap().unwrap_or(stopped_bytes);
-            Ok(PendingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
+            Ok(RemainingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
         })
     }
 

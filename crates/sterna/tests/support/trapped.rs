@@ -3,9 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 
-use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap, RamError};
+use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, RamError, SyncReport};
 use sterna::{
-    Device, DeviceStream, Event, Hook, Observer, PendingState, RunState, SourceVm, TargetVm, Throttle, Vm,
+    Device, DeviceStream, Event, Hook, Observer, RemainingState, RunState, SourceVm, TargetVm, Throttle, Vm,
     VmError,
 };
 
@@ -170,13 +170,13 @@ impl DirtySource for Trapped {
     fn stop(&self) -> Result<(), DirtyError> {
         self.bomb.around("DirtySource::stop", || self.vm.guest.dirty_source().stop())
     }
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
-        self.bomb.at("DirtySource::harvest");
-        self.vm.guest.dirty_source().harvest(into)
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        self.bomb.at("DirtySource::sync");
+        self.vm.guest.dirty_source().sync(into)
     }
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.bomb.at("DirtySource::rearm");
-        self.vm.guest.dirty_source().rearm(block, first, count, harvested)
+        self.vm.guest.dirty_source().rearm(block, first, count, synced)
     }
     fn initially_set(&self) -> bool {
         self.vm.guest.dirty_source().initially_set()
@@ -248,8 +248,8 @@ impl DeviceStream for TrappedStream {
     fn begin_save(&self) -> Result<(), VmError> {
         self.bomb.around("begin to save", || self.stream.begin_save())
     }
-    fn pending(&self) -> Result<PendingState, VmError> {
-        self.bomb.around("ask what is remaining", || self.stream.pending())
+    fn remaining(&self) -> Result<RemainingState, VmError> {
+        self.bomb.around("ask what is remaining", || self.stream.remaining())
     }
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
         self.bomb.around("read", || self.stream.read(to))

@@ -2,7 +2,7 @@
 
 mod toy;
 
-use sterna::PendingState;
+use sterna::RemainingState;
 
 use super::VfioDevice;
 use crate::vfio::{MigState, MigrationPort};
@@ -29,18 +29,18 @@ fn read_all(device: &VfioDevice<Toy>) -> u64 {
 #[test]
 fn pending_of_a_device_that_tells_no_parts_counts_what_comes_after_a_pause_as_readable() {
     let device = saving(1000, 600);
-    let first = device.pending().unwrap();
+    let first = device.remaining().unwrap();
 
     assert_eq!(read_all(&device), 600);
-    let idle = device.pending().unwrap();
+    let idle = device.remaining().unwrap();
     device.port().set_sizes(450, 50);
-    let more = device.pending().unwrap();
+    let more = device.remaining().unwrap();
     assert_eq!(read_all(&device), 50);
-    let idle_again = device.pending().unwrap();
+    let idle_again = device.remaining().unwrap();
 
-    assert_eq!(first, PendingState { dirty_bytes: 1000, ..PendingState::default() });
-    assert_eq!(idle, PendingState { stopped_bytes: 400, ..PendingState::default() });
-    assert_eq!(more, PendingState { dirty_bytes: 50, stopped_bytes: 400, ..PendingState::default() });
+    assert_eq!(first, RemainingState { dirty_bytes: 1000, ..RemainingState::default() });
+    assert_eq!(idle, RemainingState { stopped_bytes: 400, ..RemainingState::default() });
+    assert_eq!(more, RemainingState { dirty_bytes: 50, stopped_bytes: 400, ..RemainingState::default() });
     assert_eq!(idle_again, idle);
 }
 
@@ -48,15 +48,15 @@ fn pending_of_a_device_that_tells_no_parts_counts_what_comes_after_a_pause_as_re
 fn pending_after_a_pause_counts_from_the_least_size_since() {
     let device = saving(1000, 600);
     read_all(&device);
-    device.pending().unwrap();
+    device.remaining().unwrap();
 
     device.port().set_sizes(300, 0);
-    let less = device.pending().unwrap();
+    let less = device.remaining().unwrap();
     device.port().set_sizes(320, 20);
-    let more = device.pending().unwrap();
+    let more = device.remaining().unwrap();
 
-    assert_eq!(less, PendingState { stopped_bytes: 300, ..PendingState::default() });
-    assert_eq!(more, PendingState { dirty_bytes: 20, stopped_bytes: 300, ..PendingState::default() });
+    assert_eq!(less, RemainingState { stopped_bytes: 300, ..RemainingState::default() });
+    assert_eq!(more, RemainingState { dirty_bytes: 20, stopped_bytes: 300, ..RemainingState::default() });
 }
 
 /// A device in the middle of a load, which cannot be reset.

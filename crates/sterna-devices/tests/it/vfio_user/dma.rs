@@ -66,7 +66,7 @@ fn copy(from: &GuestRam, to: &GuestRam, pages: &DirtyBitmaps) {
 }
 
 #[test]
-fn harvest_after_the_stop_has_every_page_that_was_written() {
+fn sync_after_the_stop_has_every_page_that_was_written() {
     let (ram, ranges) = guest();
     let served = serve(writer(1));
     let log = DmaLog::new(Arc::clone(&served.client), ram.clone(), ranges.clone()).unwrap();
@@ -79,7 +79,7 @@ fn harvest_after_the_stop_has_every_page_that_was_written() {
     served.device.stop().unwrap();
     let at_stop = served.bank().status().dma_writes;
     let mut found = DirtyBitmaps::new(&ram);
-    let harvest = log.harvest(&mut found).unwrap();
+    let report = log.sync(&mut found).unwrap();
 
     let pages = written(&ram);
     assert!(pages.len() > 200, "{}", pages.len());
@@ -87,19 +87,19 @@ fn harvest_after_the_stop_has_every_page_that_was_written() {
         assert!(found.block(*block).get(*page), "page {page} of block {block} was written and not reported");
     }
     assert_eq!(found.count(), pages.len() as u64, "pages were reported that were not written");
-    assert_eq!(harvest.newly_dirty, found.count());
+    assert_eq!(report.newly_dirty, found.count());
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(served.bank().status().dma_writes, at_stop, "it writes on");
     found.clear_all();
-    log.harvest(&mut found).unwrap();
+    log.sync(&mut found).unwrap();
     assert_eq!(found.count(), 0, "a report takes the bits out of the log");
     log.stop().unwrap();
     log.stop().unwrap();
-    assert!(log.harvest(&mut found).is_err());
+    assert!(log.sync(&mut found).is_err());
 }
 
 #[test]
-fn harvest_while_it_writes_loses_nothing_that_a_later_one_does_not_bring() {
+fn sync_while_it_writes_loses_nothing_that_a_later_one_does_not_bring() {
     let (ram, ranges) = guest();
     let served = serve(writer(2));
     let log = DmaLog::new(Arc::clone(&served.client), ram.clone(), ranges.clone()).unwrap();
@@ -109,10 +109,10 @@ fn harvest_while_it_writes_loses_nothing_that_a_later_one_does_not_bring() {
     let mut found = DirtyBitmaps::new(&ram);
     for _ in 0..30 {
         waits_for_writes(&served, 50);
-        log.harvest(&mut found).unwrap();
+        log.sync(&mut found).unwrap();
     }
     served.device.stop().unwrap();
-    log.harvest(&mut found).unwrap();
+    log.sync(&mut found).unwrap();
 
     let pages = written(&ram);
     assert_eq!(found.count(), pages.len() as u64);
@@ -120,7 +120,7 @@ fn harvest_while_it_writes_loses_nothing_that_a_later_one_does_not_bring() {
 }
 
 #[test]
-fn migrate_with_ram_whose_last_harvest_follows_the_stop_satisfies_the_device() {
+fn migrate_with_ram_whose_last_sync_follows_the_stop_satisfies_the_device() {
     let ((from, ranges), (to, _)) = (guest(), guest());
     let (source, target) =
         (serve(writer(3)), serve(StateBankConfig { seed: 4, ..StateBankConfig::default() }));
@@ -129,14 +129,14 @@ fn migrate_with_ram_whose_last_harvest_follows_the_stop_satisfies_the_device() {
     source.client.map_ram(&from, &ranges).unwrap();
     target.client.map_ram(&to, &ranges).unwrap();
     waits_for_writes(&source, 500);
-    let harvest = || {
+    let sync = || {
         let mut pages = DirtyBitmaps::new(&from);
-        log.harvest(&mut pages).unwrap();
+        log.sync(&mut pages).unwrap();
         copy(&from, &to, &pages);
     };
-    harvest();
+    sync();
 
-    migrate(&source.device, &target.device, Plan { stopped: &harvest, ..Plan::plain() }).unwrap();
+    migrate(&source.device, &target.device, Plan { stopped: &sync, ..Plan::plain() }).unwrap();
 
     assert_eq!(target.bank().status().ram, Verdict::Good);
     // And it writes on where its source's guest did.
@@ -144,7 +144,7 @@ fn migrate_with_ram_whose_last_harvest_follows_the_stop_satisfies_the_device() {
 }
 
 #[test]
-fn migrate_with_ram_whose_last_harvest_is_missing_is_noticed_by_the_device() {
+fn migrate_with_ram_whose_last_sync_is_missing_is_noticed_by_the_device() {
     let ((from, ranges), (to, _)) = (guest(), guest());
     let (source, target) = (serve(writer(5)), serve(StateBankConfig::default()));
     let log = DmaLog::new(Arc::clone(&source.client), from.clone(), ranges.clone()).unwrap();
@@ -153,7 +153,7 @@ fn migrate_with_ram_whose_last_harvest_is_missing_is_noticed_by_the_device() {
     target.client.map_ram(&to, &ranges).unwrap();
     waits_for_writes(&source, 500);
     let mut pages = DirtyBitmaps::new(&from);
-    log.harvest(&mut pages).unwrap();
+    log.sync(&mut pages).unwrap();
     copy(&from, &to, &pages);
     waits_for_writes(&source, 50);
 

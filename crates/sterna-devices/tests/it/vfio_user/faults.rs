@@ -258,7 +258,7 @@ fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_device_runs_on() {
         source.device.run().unwrap();
 
         let errors = [
-            source.device.pending().map(drop).unwrap_err(),
+            source.device.remaining().map(drop).unwrap_err(),
             source.device.read(&mut [0; 5000]).map(drop).unwrap_err(),
         ];
         for error in errors {
@@ -285,7 +285,7 @@ fn logging_whose_start_was_not_answered_can_be_started_later() {
 
     assert!(error.to_string().contains("no answer within"), "{error}");
     log.start().unwrap();
-    log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap();
+    log.sync(&mut DirtyBitmaps::new(&ram)).unwrap();
     log.stop().unwrap();
 }
 

@@ -73,7 +73,7 @@ fn read_while_running_gives_only_the_share() {
     let (source, _) = alone(StateBankConfig { precopy_percent: 50, ..config() });
     let mut buffer = vec![0; 1 << 20];
     source.begin_save().unwrap();
-    let before = source.pending().unwrap();
+    let before = source.remaining().unwrap();
 
     let mut read = 0;
     loop {
@@ -82,7 +82,7 @@ fn read_while_running_gives_only_the_share() {
             more => read += more as u64,
         }
     }
-    let after = source.pending().unwrap();
+    let after = source.remaining().unwrap();
 
     // The stream's head, 32 bytes, is not counted.
     assert_eq!(read, before.initial_bytes + 32);
@@ -91,7 +91,7 @@ fn read_while_running_gives_only_the_share() {
     assert_eq!(before.total_bytes(), after.stopped_bytes + read);
     source.quiesce().unwrap();
     source.stop().unwrap();
-    let stopped = source.pending().unwrap().stopped_bytes;
+    let stopped = source.remaining().unwrap().stopped_bytes;
     let mut rest = 0;
     loop {
         match source.read(&mut buffer).unwrap() {
@@ -100,7 +100,7 @@ fn read_while_running_gives_only_the_share() {
         }
     }
     assert_eq!(rest, stopped);
-    assert_eq!(source.pending().unwrap().total_bytes(), 0);
+    assert_eq!(source.remaining().unwrap().total_bytes(), 0);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn read_without_precopy_gives_nothing_until_it_has_stopped() {
     source.device.begin_save().unwrap();
 
     assert_eq!(source.device.read(&mut buffer).unwrap(), 0);
-    assert!(source.device.pending().unwrap().stopped_bytes > config().state_bytes);
+    assert!(source.device.remaining().unwrap().stopped_bytes > config().state_bytes);
     source.device.stop().unwrap();
     assert_eq!(source.device.read(&mut buffer).unwrap(), 4096);
 }

@@ -1,6 +1,6 @@
 //! State that goes from one back end to another, or stays where it was.
 
-use sterna::{Device, DeviceStream, PendingState};
+use sterna::{Device, DeviceStream, RemainingState};
 use sterna_devices::vhost_user::VhostUserSection;
 use tempfile::TempDir;
 
@@ -62,10 +62,10 @@ fn state_of_a_running_device_cannot_be_read_and_is_expected_to_be_as_large_as_wa
     machine.device.begin_save().expect("a good beginning");
 
     let read = machine.device.read(&mut [0; 4096]).expect("nothing");
-    let pending = machine.device.pending().expect("an estimate");
+    let remaining = machine.device.remaining().expect("an estimate");
 
     assert_eq!(read, 0);
-    assert_eq!(pending, PendingState::default());
+    assert_eq!(remaining, RemainingState::default());
     machine.serve(0..5);
 }
 

@@ -66,12 +66,15 @@ fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_source_runs_on() {
     // Only announced: nothing is lost.
     machine.device.begin_save().expect("a good beginning");
     machine.device.run().expect("it runs");
-    machine.device.pending().expect("an amount");
+    machine.device.remaining().expect("an amount");
     machine.device.stop().expect("a good stop");
     machine.read_state().expect("all of it");
     machine.device.run().expect("a good start");
 
-    names(&told(machine.device.pending().map(drop).expect_err("another's state")), &["interrupted the save"]);
+    names(
+        &told(machine.device.remaining().map(drop).expect_err("another's state")),
+        &["interrupted the save"],
+    );
     names(&told(machine.read_state().map(drop).expect_err("another's state")), &["interrupted the save"]);
     machine.serve(5..10);
     machine.device.end_save().expect("the end");

@@ -1,4 +1,4 @@
-//! The back end's log of what it writes: nothing is missing from the last harvest.
+//! The back end's log of what it writes: nothing is missing from the last sync.
 
 use std::sync::Arc;
 
@@ -28,10 +28,10 @@ impl Copy {
         Self(bytes)
     }
 
-    /// Harvests and copies what is dirty; gives the number of pages.
+    /// Syncs and copies what is dirty; gives the number of pages.
     fn keep_up(&mut self, ram: &GuestRam, log: &VhostUserLog) -> u64 {
         let mut dirty = DirtyBitmaps::new(ram);
-        log.harvest(&mut dirty).expect("a harvest");
+        log.sync(&mut dirty).expect("a sync");
         for page in 0..ram.block(0).pages() {
             if dirty.block(0).get(page) {
                 let at = page as usize * PAGE_SIZE;
@@ -56,7 +56,7 @@ impl Copy {
 }
 
 #[test]
-fn pages_written_until_the_stop_are_all_in_the_last_harvest() {
+fn pages_written_until_the_stop_are_all_in_the_last_sync() {
     let mut random = sterna_testing::random("pages_written_until_the_stop");
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", 4096, Fault::None);
@@ -83,7 +83,7 @@ fn pages_written_until_the_stop_are_all_in_the_last_harvest() {
             copy.keep_up(&machine.ram, &log);
             machine.wait_until_in_flight(SLOTS / 2);
         }
-        // One of these is answered after the harvest before, the others may be or not.
+        // One of these is answered after the sync before, the others may be or not.
         machine.wait_until_in_flight(0);
         copy.keep_up(&machine.ram, &log);
         fill(&mut machine);
@@ -91,7 +91,7 @@ fn pages_written_until_the_stop_are_all_in_the_last_harvest() {
         machine.stop().expect("a good stop");
         let last = copy.keep_up(&machine.ram, &log);
         // Assert
-        assert!(last > 0, "round {round}: the back end wrote nothing after the harvest before");
+        assert!(last > 0, "round {round}: the back end wrote nothing after the report before");
         assert_eq!(copy.stale(&machine.ram), None, "round {round}: a page was written and not reported");
         assert_eq!(copy.keep_up(&machine.ram, &log), 0, "round {round}: a stopped back end writes");
         // The migration is undone.
@@ -103,13 +103,13 @@ fn pages_written_until_the_stop_are_all_in_the_last_harvest() {
 }
 
 #[test]
-fn log_that_is_not_started_is_not_filled_and_not_harvested() {
+fn log_that_is_not_started_is_not_filled_and_not_synced() {
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", 4096, Fault::None);
     let log = log_of(&machine);
     let mut dirty = DirtyBitmaps::new(&machine.ram);
 
-    assert!(log.harvest(&mut dirty).is_err());
+    assert!(log.sync(&mut dirty).is_err());
     log.start().expect("a good start");
     log.start().expect("a good start, twice");
     machine.serve(0..5);
@@ -118,15 +118,15 @@ fn log_that_is_not_started_is_not_filled_and_not_harvested() {
     machine.serve(5..10);
     log.start().expect("a good start");
 
-    log.harvest(&mut dirty).expect("a harvest");
+    log.sync(&mut dirty).expect("a sync");
     assert_eq!(dirty.block(0).count_range(ANSWERS / PAGE_SIZE as u64, 64), 0, "what was before came again");
     machine.serve(10..11);
-    log.harvest(&mut dirty).expect("a harvest");
+    log.sync(&mut dirty).expect("a sync");
     assert!(dirty.block(0).get((ANSWERS + 10 * 8192) / PAGE_SIZE as u64));
 }
 
 #[test]
-fn used_rings_are_harvested_from_a_back_end_that_does_not_log_them_and_no_ring_is_stopped_for_it() {
+fn used_rings_are_synced_from_a_back_end_that_does_not_log_them_and_no_ring_is_stopped_for_it() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("silent");
     let asked = half::listen(&path, None);
@@ -137,26 +137,22 @@ fn used_rings_are_harvested_from_a_back_end_that_does_not_log_them_and_no_ring_i
     let log = VhostUserLog::new(log, vec![Arc::clone(&device)]);
     let ring = Virtqueue::new(RING, SLOTS).ring();
     device.start(VERSION_1, &[ring]).expect("a good start");
-    let harvest = || {
+    let sync = || {
         let mut dirty = DirtyBitmaps::new(&ram);
-        let harvest = log.harvest(&mut dirty).expect("a harvest");
-        assert_eq!(harvest.newly_dirty, dirty.count());
+        let report = log.sync(&mut dirty).expect("a sync");
+        assert_eq!(report.newly_dirty, dirty.count());
         (dirty.count(), dirty.block(0).get(ring.used / PAGE_SIZE as u64))
     };
 
     log.start().expect("a good start");
-    assert_eq!(harvest(), (0, false), "a ring that runs would be dirty for ever");
+    assert_eq!(sync(), (0, false), "a ring that runs would be dirty for ever");
     log.stop().expect("a good end");
     let stops = asked.try_iter().filter(|asked| asked.0 == half::GET_VRING_BASE).count();
     assert_eq!(stops, 0, "the guest waits for its device");
     log.start().expect("a good start");
     device.begin_save().expect("it listens");
     device.stop().expect("a good stop");
-    assert_eq!(
-        [harvest(), harvest()],
-        [(1, true), (0, false)],
-        "it was written before the stop, and no more"
-    );
+    assert_eq!([sync(), sync()], [(1, true), (0, false)], "it was written before the stop, and no more");
 }
 
 #[test]
@@ -169,7 +165,7 @@ fn log_of_a_back_end_that_died_does_not_start_and_names_the_device() {
     let error = log.start().expect_err("nobody answers").to_string();
 
     assert!(error.contains("fs0") && error.contains("SET_LOG_BASE"), "{error}");
-    assert!(log.harvest(&mut DirtyBitmaps::new(&machine.ram)).is_err(), "it is started");
+    assert!(log.sync(&mut DirtyBitmaps::new(&machine.ram)).is_err(), "it is started");
 }
 
 #[test]

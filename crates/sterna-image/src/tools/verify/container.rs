@@ -7,7 +7,7 @@ use sterna_wire::main::FileHeader;
 use super::window::Window;
 use super::{Finding, Place, Report};
 use crate::ImageError;
-use crate::model::{Form, Packing};
+use crate::model::{Compression, Form};
 
 /// How a file starts.
 pub(super) struct Front {
@@ -16,19 +16,19 @@ pub(super) struct Front {
     pub(super) is_complete: bool,
     /// The format word, if libvirt looks at it.
     format: Option<u32>,
-    pub(super) packing: Packing,
+    pub(super) compression: Compression,
     pub(super) stream_offset: u64,
 }
 
 /// Bytes of XML or cookie that are looked at: as many as the reader takes.
 const TEXT_BYTES: usize = 64 << 20;
 
-const PACKERS: [(Packing, &[u8]); 5] = [
-    (Packing::Gzip, b"\x1f\x8b"),
-    (Packing::Bzip2, b"BZh"),
-    (Packing::Xz, b"\xfd7zXZ\0"),
-    (Packing::Lzop, b"\x89LZO"),
-    (Packing::Zstd, b"\x28\xb5\x2f\xfd"),
+const PACKERS: [(Compression, &[u8]); 5] = [
+    (Compression::Gzip, b"\x1f\x8b"),
+    (Compression::Bzip2, b"BZh"),
+    (Compression::Xz, b"\xfd7zXZ\0"),
+    (Compression::Lzop, b"\x89LZO"),
+    (Compression::Zstd, b"\x28\xb5\x2f\xfd"),
 ];
 
 /// Reads the container, if there is one.
@@ -37,21 +37,26 @@ pub(super) fn examine(window: &Window<'_>, report: &mut Report) -> Result<Front,
     if start.starts_with(&MAGIC_COMPLETE) || start.starts_with(&MAGIC_PARTIAL) {
         return libvirt(window, &start, report);
     }
-    let bare =
-        |packing| Front { is_libvirt: false, is_complete: true, format: None, packing, stream_offset: 0 };
+    let bare = |compression| Front {
+        is_libvirt: false,
+        is_complete: true,
+        format: None,
+        compression,
+        stream_offset: 0,
+    };
     if start.is_empty() {
         report.add(
             Finding::error("empty", "specs/mapped-ram.md §1.1", Place::byte(0), "the file is empty")
                 .effect("A save that is cancelled at once leaves such a file")
                 .remedy("Save again"),
         );
-        return Ok(bare(Packing::None));
+        return Ok(bare(Compression::None));
     }
     if FileHeader::MAGIC.starts_with(&start[..start.len().min(4)]) {
-        return Ok(bare(Packing::None));
+        return Ok(bare(Compression::None));
     }
     match PACKERS.iter().find(|(_, magic)| start.starts_with(magic)) {
-        Some((packing, _)) => Ok(bare(*packing)),
+        Some((compression, _)) => Ok(bare(*compression)),
         None => {
             let magic = format!("{:?}", String::from_utf8_lossy(&start[..start.len().min(16)]));
             Err(ImageError::Unknown { file: window.name.to_owned(), magic })
@@ -77,7 +82,7 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
         is_libvirt: true,
         is_complete,
         format: None,
-        packing: Packing::None,
+        compression: Compression::None,
         stream_offset: window.length,
     };
     report.verdict.kind = "libvirt".into();
@@ -107,13 +112,13 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
         }
     };
     front.format = (header.version == 2).then_some(header.format);
-    front.packing = match front.format {
-        Some(1) => Packing::Gzip,
-        Some(2) => Packing::Bzip2,
-        Some(3) => Packing::Xz,
-        Some(4) => Packing::Lzop,
-        Some(5) => Packing::Zstd,
-        _ => Packing::None,
+    front.compression = match front.format {
+        Some(1) => Compression::Gzip,
+        Some(2) => Compression::Bzip2,
+        Some(3) => Compression::Xz,
+        Some(4) => Compression::Lzop,
+        Some(5) => Compression::Zstd,
+        _ => Compression::None,
     };
     if header.stream_offset() > window.length {
         let length = header.data_length;
@@ -208,7 +213,7 @@ fn endless(code: &'static str, at: u64, what: &str) -> Finding {
 pub(super) fn check_format(front: &Front, form: Form, report: &mut Report) {
     let Some(format) = front.format else { return };
     let says = format == FORMAT_SPARSE;
-    if says != (form == Form::Mapped) && front.packing == Packing::None {
+    if says != (form == Form::Mapped) && front.compression == Compression::None {
         let (says, is) = if says { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
         let what = format!("the format word says {says}, the stream is {is}");
         report.add(

@@ -1,4 +1,4 @@
-//! A stream without places: it is read to its end, unpacked if need be, and each page accounted for.
+//! A stream without places: it is read to its end, decompressed if need be, and each page accounted for.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::tail::end_unknown;
 use super::window::Window;
 use super::{Finding, Place, Report, VerifyOptions};
 use crate::ImageError;
-use crate::model::{IGNORE_SHARED, Packing, Shape};
+use crate::model::{Compression, IGNORE_SHARED, Shape};
 use crate::read::body::End;
 use crate::read::{Image, ReadAt};
 use crate::tools::coverage::Coverage;
@@ -29,8 +29,11 @@ pub(super) fn examine(
     options: &VerifyOptions,
     report: &mut Report,
 ) -> Result<(), ImageError> {
-    let form =
-        if front.packing == Packing::None { String::new() } else { format!("-{}", front.packing.name()) };
+    let form = if front.compression == Compression::None {
+        String::new()
+    } else {
+        format!("-{}", front.compression.name())
+    };
     report.verdict.kind = match (front.is_libvirt, form.as_str()) {
         (true, "") => "libvirt-raw".into(),
         (true, form) => format!("libvirt{form}"),
@@ -62,7 +65,7 @@ pub(super) fn examine(
     report.verdict.machine_type = image.shape().configuration.machine_type.clone();
     report.verdict.ram_bytes = image.shape().ram_bytes();
     report.verdict.read_bytes = window.length;
-    tail(&Stream { shape: image.shape(), end: image.end(), packing: front.packing }, report);
+    tail(&Stream { shape: image.shape(), end: image.end(), compression: front.compression }, report);
     pages(&image, front, report)?;
     if options.digest && report.is_sound() {
         report.verdict.digest = Some(digest(&image, options)?);
@@ -136,14 +139,17 @@ fn is_virtio_mem(shape: &Shape, block: &str) -> bool {
 pub(super) struct Stream<'a> {
     pub(super) shape: &'a Shape,
     pub(super) end: End,
-    pub(super) packing: Packing,
+    pub(super) compression: Compression,
 }
 
 /// The end of the stream: devices, EOF, description.
 pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
-    let Stream { shape, end: told, packing } = stream;
-    let place =
-        |byte: u64| Place { byte: Some(byte), is_unpacked: *packing != Packing::None, ..Place::default() };
+    let Stream { shape, end: told, compression } = stream;
+    let place = |byte: u64| Place {
+        byte: Some(byte),
+        is_decompressed: *compression != Compression::None,
+        ..Place::default()
+    };
     let parsed = shape.description.as_deref().map(Description::parse);
     let unusable = parsed.as_ref().and_then(|parsed| parsed.as_ref().err()).map(|error| error.rule.clone());
     let description = parsed.and_then(Result::ok);
@@ -221,8 +227,8 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
 
 /// What the reader says about the image becomes a finding; what is not the image's fault stays an error.
 fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<(), ImageError> {
-    let is_unpacked = front.packing != Packing::None;
-    let place = |byte: u64| Place { byte: Some(byte), is_unpacked, ..Place::default() };
+    let is_decompressed = front.compression != Compression::None;
+    let place = |byte: u64| Place { byte: Some(byte), is_decompressed, ..Place::default() };
     let finding = match error {
         ImageError::Broken { offset, rule, paragraph, .. } => {
             Finding::error("broken", paragraph, place(offset), rule).effect("QEMU stops when it loads this")
@@ -232,12 +238,12 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
                 .effect("QEMU stops when it loads this")
                 .remedy("Use a complete copy of the file, or save again")
         }
-        ImageError::Packing { packing, reason, unpacked, packed, .. } => {
+        ImageError::Compression { compression, reason, decompressed, compressed, .. } => {
             let what = format!(
-                "{packing} cannot decompress it: {reason}; the damage is in the block that holds this byte or ends there; \
-                 {unpacked} bytes were unpacked by then"
+                "{compression} cannot decompress it: {reason}; the damage is in the block that holds this byte or ends there; \
+                 {decompressed} bytes were decompressed by then"
             );
-            Finding::error("packing", "specs/libvirt-save.md §2", Place::byte(packed), what)
+            Finding::error("packing", "specs/libvirt-save.md §2", Place::byte(compressed), what)
                 .effect("libvirt's restore fails during the load")
                 .remedy("Use a good copy of the file, or save again")
         }

@@ -36,7 +36,7 @@ use serde::Serialize;
 
 use super::finding::{Finding, Place, Severity};
 use crate::ImageError;
-use crate::model::{Form, Packing};
+use crate::model::{Compression, Form};
 use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock, ReadAt};
@@ -137,8 +137,8 @@ pub fn verify_source(
         );
     }
     let front = container::examine(&window, &mut report)?;
-    let form = match front.packing {
-        Packing::None => head::form(&window, front.stream_offset),
+    let form = match front.compression {
+        Compression::None => head::form(&window, front.stream_offset),
         _ => Form::Legacy,
     };
     let examined = match form {

@@ -71,6 +71,6 @@ pub(crate) fn structure_of_stream(
         let front = container::examine(&window, &mut report)?;
         container::check_format(&front, Form::Legacy, &mut report);
     }
-    legacy::tail(&Stream { shape, end, packing: kind.packing }, &mut report);
+    legacy::tail(&Stream { shape, end, compression: kind.compression }, &mut report);
     Ok(report.finish().findings)
 }

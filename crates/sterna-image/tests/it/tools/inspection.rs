@@ -13,7 +13,7 @@ fn inspect_sample_tells_blocks_devices_and_state() {
 
     let it = inspect(&image, &Coverage::of(&image).unwrap()).unwrap();
 
-    assert_eq!((it.kind.as_str(), it.form, it.packing), ("mapped-ram", "mapped-ram", "none"));
+    assert_eq!((it.kind.as_str(), it.form, it.compression), ("mapped-ram", "mapped-ram", "none"));
     assert_eq!(it.uuid.as_deref(), Some("11111111-1111-1111-1111-111111111111"));
     assert_eq!(it.run_state.as_deref(), Some("running"));
     assert_eq!(it.commands, [11]);

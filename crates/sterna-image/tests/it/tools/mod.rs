@@ -13,6 +13,6 @@ mod inspection;
 mod mutants;
 mod repairs;
 mod verdicts;
+mod verdicts_of_compressed;
 mod verdicts_of_containers;
 mod verdicts_of_content;
-mod verdicts_of_packed;

@@ -112,13 +112,13 @@ fn verify_versions_and_formats_that_nobody_knows_are_refused() {
 }
 
 #[test]
-fn verify_damaged_packing_is_named() {
-    let packed = gzip(&vector("file-legacy"));
-    let cut = packed[..packed.len() - 9].to_vec();
-    let mut flipped = packed.clone();
+fn verify_damaged_compression_is_named() {
+    let compressed = gzip(&vector("file-legacy"));
+    let cut = compressed[..compressed.len() - 9].to_vec();
+    let mut flipped = compressed.clone();
     let middle = flipped.len() / 2;
     flipped[middle] ^= 0x10;
-    let mut sum = packed.clone();
+    let mut sum = compressed.clone();
     let last = sum.len() - 6;
     sum[last] ^= 1;
 

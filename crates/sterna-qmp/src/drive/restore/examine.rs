@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sterna_image::tools::finding::{Finding, Severity};
 use sterna_image::tools::verify::structure;
-use sterna_image::{Container, Form, Image, ImageError, ImageKind, Packing, Preview, Shape};
+use sterna_image::{Compression, Container, Form, Image, ImageError, ImageKind, Preview, Shape};
 
 use crate::drive::save::check_stream;
 use crate::drive::{DriveError, MachineBlock, Vm};
@@ -15,13 +15,13 @@ pub struct Subject {
     preview: Preview,
     /// What is damaged, as far as it was seen.
     damage: Vec<Finding>,
-    /// Whether its last byte was seen; packed streams end where they end.
+    /// Whether its last byte was seen; compressed streams end where they end.
     is_whole: bool,
 }
 
 impl Subject {
     /// Looks at the image at `path`: all of a mapped-ram image but its pages; head and end of a stream; the head of a
-    /// packed one.
+    /// compressed one.
     ///
     /// # Errors
     /// [`DriveError::Unreadable`]: what is wrong with it, and what helps.
@@ -29,7 +29,7 @@ impl Subject {
         let mut preview = Preview::open(path).map_err(unreadable)?;
         let mut is_whole = true;
         let mut damage = Vec::new();
-        match (preview.kind.form, preview.kind.packing) {
+        match (preview.kind.form, preview.kind.compression) {
             (Form::Mapped, _) => {
                 let image = Image::open(path).map_err(unreadable)?;
                 check_bitmaps(path, &image)?;
@@ -40,7 +40,7 @@ impl Subject {
                 damage.retain(|finding| finding.severity == Severity::Error);
                 preview.shape = image.shape().clone();
             }
-            (Form::Legacy, Packing::None) => {
+            (Form::Legacy, Compression::None) => {
                 let has_end = check_stream(path, preview.stream_offset).map_err(|error| {
                     DriveError::Unreadable(format!("cannot read {}: {error}", path.display()))
                 })?;

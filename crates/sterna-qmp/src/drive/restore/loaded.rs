@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
-use sterna_image::{Form, ImageError, Packing};
+use sterna_image::{Compression, Form, ImageError};
 use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOptions, RangeReader};
 
 use super::cached::is_cached;
@@ -58,7 +58,7 @@ impl Feed {
         request: &RestoreRequest,
     ) -> Result<Self, DriveError> {
         let (is_mapped, is_plain) =
-            (subject.kind().form == Form::Mapped, subject.kind().packing == Packing::None);
+            (subject.kind().form == Form::Mapped, subject.kind().compression == Compression::None);
         let mut direct = request.direct;
         if direct == Direct::Wanted {
             let file = PageFile::open(&request.path, PageOptions::default())?.reopened()?;
@@ -186,12 +186,12 @@ impl Feed {
         let out = Counted { pipe: File::from(ours), count: fed.clone() };
         let is_direct = file.is_direct();
         let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
-        let is_packed = subject.kind().packing != Packing::None;
+        let is_compressed = subject.kind().compression != Compression::None;
         let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
             // Leaving with an error closes the pipe in the middle, and the VM's load fails.
-            let fed = match is_packed {
-                true => unpack(path, direct, out),
+            let fed = match is_compressed {
+                true => decompress(path, direct, out),
                 false => pass(&file, offset, out).map(|()| Vec::new()),
             };
             if let Err(error) = &fed {
@@ -205,9 +205,9 @@ impl Feed {
     }
 }
 
-/// The stream of a packed image, checked as it goes by.
-fn unpack(path: PathBuf, direct: Direct, out: Counted) -> Result<Vec<String>, ImageError> {
-    let target = Some(Target::bare(Form::Legacy, Packing::None));
+/// The stream of a compressed image, checked as it goes by.
+fn decompress(path: PathBuf, direct: Direct, out: Counted) -> Result<Vec<String>, ImageError> {
+    let target = Some(Target::bare(Form::Legacy, Compression::None));
     let options = ConvertOptions { target, direct, force_damaged: true, ..ConvertOptions::default() };
     let passed = convert(Input::File(path), Output::Pipe(Box::new(out)), &options)?;
     Ok(passed.damage.iter().map(ToString::to_string).collect())

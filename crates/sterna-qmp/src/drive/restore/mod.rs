@@ -4,7 +4,7 @@
 //! The image is examined before the VM sees it ([`Subject`]): QEMU 11.1 crashes on a truncated mapped-ram image
 //! when it loads with multifd, and loads others into the wrong machine without a word (specs/mapped-ram.md §6).
 //! Machine type, block names and sizes are compared with the machine's. Then QEMU loads mapped-ram itself, from
-//! descriptors that are passed to it; streams, packed or not, are fed to it through a pipe, checked on the way.
+//! descriptors that are passed to it; streams, compressed or not, are fed to it through a pipe, checked on the way.
 //!
 //! # What becomes of the guest
 //! It starts if it ran when it was saved, unless the operator says otherwise. After a failure a QEMU ends, as it
@@ -108,7 +108,7 @@ pub fn restore(
         Start::Paused => Some(false),
         Start::Running => Some(true),
     };
-    // Of a packed image the last byte has not been seen: its guest starts when it has, by our word. Only what a bare
+    // Of a compressed image the last byte has not been seen: its guest starts when it has, by our word. Only what a bare
     // stream says of itself is not known here, and the VM goes by it.
     let is_held = wants_to_run == Some(false) || wants_to_run == Some(true) && !subject.is_whole();
     if let Err(error) = begin(vm, &feed, is_held) {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-use sterna_image::{Form, Packing};
+use sterna_image::{Compression, Form};
 
 use crate::drive::Settings;
 
@@ -21,25 +21,29 @@ pub struct Format {
     /// Where the pages are.
     pub form: Form,
     /// How the stream is compressed; mapped-ram never is.
-    pub packing: Packing,
+    pub compression: Compression,
 }
 
 impl Format {
     /// QEMU's own image with pages at fixed places.
-    pub const MAPPED: Format = Format { is_libvirt: false, form: Form::Mapped, packing: Packing::None };
+    pub const MAPPED: Format =
+        Format { is_libvirt: false, form: Form::Mapped, compression: Compression::None };
     /// QEMU's stream in a file.
-    pub const LEGACY: Format = Format { is_libvirt: false, form: Form::Legacy, packing: Packing::None };
+    pub const LEGACY: Format =
+        Format { is_libvirt: false, form: Form::Legacy, compression: Compression::None };
     /// libvirt's *sparse*: mapped-ram in its container.
     pub const LIBVIRT_SPARSE: Format =
-        Format { is_libvirt: true, form: Form::Mapped, packing: Packing::None };
+        Format { is_libvirt: true, form: Form::Mapped, compression: Compression::None };
     /// libvirt's *raw*: QEMU's stream in its container.
-    pub const LIBVIRT_RAW: Format = Format { is_libvirt: true, form: Form::Legacy, packing: Packing::None };
+    pub const LIBVIRT_RAW: Format =
+        Format { is_libvirt: true, form: Form::Legacy, compression: Compression::None };
 
-    const PACKINGS: [Packing; 5] = [Packing::Gzip, Packing::Bzip2, Packing::Xz, Packing::Lzop, Packing::Zstd];
+    const COMPRESSIONS: [Compression; 5] =
+        [Compression::Gzip, Compression::Bzip2, Compression::Xz, Compression::Lzop, Compression::Zstd];
 
     /// Whether the stream is compressed.
-    pub fn is_packed(self) -> bool {
-        self.packing != Packing::None
+    pub fn is_compressed(self) -> bool {
+        self.compression != Compression::None
     }
 
     /// The newest form that this VM can write and load again.
@@ -95,19 +99,20 @@ impl FromStr for Format {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let packed = |text: &str| Self::PACKINGS.into_iter().find(|packing| packing.name() == text);
+        let compressed =
+            |text: &str| Self::COMPRESSIONS.into_iter().find(|compression| compression.name() == text);
         let found = match name {
             "mapped-ram" => Some(Self::MAPPED),
             "legacy" => Some(Self::LEGACY),
             "libvirt-sparse" => Some(Self::LIBVIRT_SPARSE),
             "libvirt-raw" => Some(Self::LIBVIRT_RAW),
-            _ => name.split_once('-').and_then(|(container, packing)| {
+            _ => name.split_once('-').and_then(|(container, compression)| {
                 let is_libvirt = match container {
                     "libvirt" => true,
                     "legacy" => false,
                     _ => return None,
                 };
-                Some(Format { is_libvirt, form: Form::Legacy, packing: packed(packing)? })
+                Some(Format { is_libvirt, form: Form::Legacy, compression: compressed(compression)? })
             }),
         };
         found.ok_or_else(|| {
@@ -121,12 +126,12 @@ impl FromStr for Format {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.is_libvirt, self.form, self.packing) {
+        match (self.is_libvirt, self.form, self.compression) {
             (false, Form::Mapped, _) => f.write_str("mapped-ram"),
-            (false, Form::Legacy, Packing::None) => f.write_str("legacy"),
-            (false, Form::Legacy, packing) => write!(f, "legacy-{}", packing.name()),
+            (false, Form::Legacy, Compression::None) => f.write_str("legacy"),
+            (false, Form::Legacy, compression) => write!(f, "legacy-{}", compression.name()),
             (true, Form::Mapped, _) => f.write_str("libvirt-sparse"),
-            (true, Form::Legacy, packing) => write!(f, "libvirt-{}", packing.name()),
+            (true, Form::Legacy, compression) => write!(f, "libvirt-{}", compression.name()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What lies before the stream in libvirt's container (specs/libvirt-save.md §1).
 
-use sterna_image::{Form, Packing};
+use sterna_image::{Compression, Form};
 use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
 use super::{Domain, Format};
@@ -64,14 +64,14 @@ impl Head {
 
 /// The format word (§2).
 fn number(format: Format) -> u32 {
-    match (format.form, format.packing) {
+    match (format.form, format.compression) {
         (Form::Mapped, _) => FORMAT_SPARSE,
-        (_, Packing::None) => 0,
-        (_, Packing::Gzip) => 1,
-        (_, Packing::Bzip2) => 2,
-        (_, Packing::Xz) => 3,
-        (_, Packing::Lzop) => 4,
-        (_, Packing::Zstd) => 5,
+        (_, Compression::None) => 0,
+        (_, Compression::Gzip) => 1,
+        (_, Compression::Bzip2) => 2,
+        (_, Compression::Xz) => 3,
+        (_, Compression::Lzop) => 4,
+        (_, Compression::Zstd) => 5,
     }
 }
 

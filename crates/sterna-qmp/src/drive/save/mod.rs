@@ -3,7 +3,7 @@
 //! # The way of a save
 //! The guest is stopped, and written once, at full speed. QEMU writes what it can write itself ([`written`]):
 //! descriptors of a file that lies aside of its place are passed to it, so that neither its namespace nor its user
-//! matters. What it cannot write comes through a pipe and is packed here ([`piped`]). Then the image is checked, put
+//! matters. What it cannot write comes through a pipe and is compressed here ([`piped`]). Then the image is checked, put
 //! on the disk, and moved into its place.
 //!
 //! # What becomes of the guest
@@ -170,7 +170,7 @@ impl Road {
         request: &SaveRequest,
         state: &str,
     ) -> Result<Self, DriveError> {
-        if request.format.is_packed() {
+        if request.format.is_compressed() {
             return Ok(Self::Piped(piped::Piped::begin(vm, request, state)?));
         }
         Ok(Self::Written(written::Written::begin(vm, settings, request, state == RUNNING)?))

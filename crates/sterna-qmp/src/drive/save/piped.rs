@@ -1,4 +1,4 @@
-//! The stream that comes through a pipe and is packed here.
+//! The stream that comes through a pipe and is compressed here.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
 use sterna_image::ImageError;
-use sterna_image::pack::Packer;
+use sterna_image::compression::Compressor;
 use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
 
 use super::check::is_whole_tail;
@@ -24,11 +24,11 @@ use crate::drive::{DriveError, Vm};
 /// Of the stream's end, held back.
 const TAIL_BYTES: usize = 4 << 20;
 
-/// A pipe from the VM, and the thread that packs what comes out of it.
+/// A pipe from the VM, and the thread that compresses what comes out of it.
 pub(super) struct Piped {
     file: Arc<PageFile>,
     head: Option<Head>,
-    packing: Option<JoinHandle<Result<(), ImageError>>>,
+    compressing: Option<JoinHandle<Result<(), ImageError>>>,
     /// Nobody wants what still comes.
     is_ended: Arc<AtomicBool>,
     failure: Arc<Mutex<Option<String>>>,
@@ -58,12 +58,12 @@ impl Piped {
         }
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
-        let packer = Packer::new(sink, request.format.packing, threads);
+        let compressor = Compressor::new(sink, request.format.compression, threads);
         let (ours, theirs) = pipe()?;
         vm.send_fd(NAME, theirs.as_fd())?;
         let failure = Arc::new(Mutex::new(None));
         let (tell, path) = (failure.clone(), request.path.display().to_string());
-        let packing = std::thread::Builder::new().name("packing".into());
+        let compressing = std::thread::Builder::new().name("compression".into());
         let is_ended = Arc::new(AtomicBool::new(false));
         let mut stream = Stream {
             pipe: File::from(ours),
@@ -72,17 +72,17 @@ impl Piped {
             // libvirt's header says it.
             state: (head.is_none() && state == RUNNING).then(|| state.to_owned()),
         };
-        let packing = packing.spawn(move || {
+        let compressing = compressing.spawn(move || {
             // Leaving with an error closes the pipe, and the VM's migration fails.
-            let packed = stream.pack(packer);
+            let compressed = stream.compress(compressor);
             drop(stream);
-            if let Err(error) = &packed {
+            if let Err(error) = &compressed {
                 *tell.lock() = Some(error.to_string());
             }
-            packed
+            compressed
         });
         let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
-        Ok(Self { file, head, packing: Some(packing.map_err(thread_failed)?), is_ended, failure })
+        Ok(Self { file, head, compressing: Some(compressing.map_err(thread_failed)?), is_ended, failure })
     }
 
     /// The address for `migrate`.
@@ -97,8 +97,8 @@ impl Piped {
 
     /// Waits for the last byte, puts the file on the disk and into its place.
     pub(super) fn settle(&mut self) -> Result<Settled, DriveError> {
-        let packed = self.packing.take().map(JoinHandle::join);
-        packed
+        let compressed = self.compressing.take().map(JoinHandle::join);
+        compressed
             .unwrap_or(Ok(Ok(())))
             .map_err(|_| DriveError::Failed("the compressing thread has panicked".into()))??;
         self.file.sync()?;
@@ -118,9 +118,9 @@ impl Piped {
     /// Ends the thread, which holds the file: without it the file is gone.
     pub(super) fn give_up(&mut self) {
         self.is_ended.store(true, Ordering::Release);
-        if let Some(packing) = self.packing.take() {
+        if let Some(compressing) = self.compressing.take() {
             // Why it failed has been told.
-            let _ = packing.join();
+            let _ = compressing.join();
         }
     }
 
@@ -131,7 +131,7 @@ impl Piped {
     }
 }
 
-/// The packed stream on its way into the file.
+/// The compressed stream on its way into the file.
 struct Sink {
     queue: PageQueue,
     position: u64,
@@ -159,8 +159,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Packs all of it. The last bytes are held back until the end has come: there the run state stands.
-    fn pack(&mut self, mut packer: Packer<Sink>) -> Result<(), ImageError> {
+    /// Compresses all of it. The last bytes are held back until the end has come: there the run state stands.
+    fn compress(&mut self, mut compressor: Compressor<Sink>) -> Result<(), ImageError> {
         let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
         loop {
             let room = &mut now[filled..];
@@ -170,7 +170,7 @@ impl Stream {
             }
             filled += count;
             if filled == TAIL_BYTES {
-                packer.write_all(&before).map_err(|error| self.io("write", error))?;
+                compressor.write_all(&before).map_err(|error| self.io("write", error))?;
                 std::mem::swap(&mut before, &mut now);
                 now.resize(TAIL_BYTES, 0);
                 filled = 0;
@@ -185,8 +185,8 @@ impl Stream {
         {
             tail[place].copy_from_slice(&run_state::encode(state));
         }
-        packer.write_all(&tail).map_err(|error| self.io("write", error))?;
-        let mut sink = packer.finish().map_err(|error| self.io("write", error))?;
+        compressor.write_all(&tail).map_err(|error| self.io("write", error))?;
+        let mut sink = compressor.finish().map_err(|error| self.io("write", error))?;
         sink.flush().map_err(|error| self.io("write", error))
     }
 

@@ -90,7 +90,7 @@ impl Written {
 
     /// The reason that QEMU has no words for: it says *Input/output error* of a full disk.
     pub(super) fn explain(&self) -> Option<String> {
-        let path = self.file.aside_path()?;
+        let path = self.file.staging_path()?;
         let room = rustix::fs::statvfs(&path).ok()?;
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         (free < 1 << 20).then(|| format!("there is no space left for {}", self.file.path().display()))
@@ -103,7 +103,7 @@ impl Written {
         request: &SaveRequest,
         state: &str,
     ) -> Result<Settled, DriveError> {
-        let path = self.file.aside_path().ok_or_else(|| {
+        let path = self.file.staging_path().ok_or_else(|| {
             DriveError::Failed(format!("{} was renamed before it was checked", request.path.display()))
         })?;
         if let Some(flusher) = &mut self.flusher {
@@ -151,7 +151,7 @@ impl Written {
     }
 
     fn pass(&mut self, vm: &mut Vm, settings: &Settings) -> Result<(), DriveError> {
-        let path = self.file.aside_path().unwrap_or_default();
+        let path = self.file.staging_path().unwrap_or_default();
         let offset = self.head.as_ref().map_or(0, Head::stream_offset);
         if vm.is_sterna() {
             let mut beside = std::path::absolute(&path)

@@ -60,7 +60,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
     let out = source.engine.outgoing();
     out.set(Status::Setup);
     out.set(Status::Active);
-    out.tell(&Event::Pass(1));
+    out.tell(&Event::Round(1));
     assert_eq!(src.event("MIGRATION"), json!({"status": "setup"}));
     assert_eq!(src.event("MIGRATION"), json!({"status": "active"}));
     assert_eq!(src.event("MIGRATION_PASS"), json!({"pass": 1}));
@@ -185,11 +185,11 @@ fn migration_events_come_only_with_the_capability() {
     client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
     let out = monitor.engine.outgoing();
     out.set(Status::Active);
-    out.tell(&Event::Pass(1));
+    out.tell(&Event::Round(1));
     out.tell(&Event::Stopped);
     client.event("STOP");
     client.capability("events", true).unwrap();
-    out.tell(&Event::Pass(2));
+    out.tell(&Event::Round(2));
     assert_eq!(client.event("MIGRATION_PASS"), json!({"pass": 2}));
 }
 

@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 /// Resets in a row that reset nothing. A signal may end one early; so many have another reason.
 const IDLE_RESETS: u32 = 16;
-/// How often a ring is taken and reset anew that does not come to rest.
+/// How often a ring that keeps filling is taken and reset anew.
 const ATTEMPTS: u32 = 64;
 
 /// The entries of one vCPU and how far we are in them. Positions grow for ever and wrap with the ring.
@@ -36,7 +36,7 @@ pub(super) struct RingMap {
     count: u32,
     /// The next entry to be taken out.
     next: u32,
-    /// The next entry to be looked at: at `next` or in front of it.
+    /// The next entry that [`RingMap::each_new`] has not read: at `next` or in front of it.
     unseen: u32,
     /// Entries in front of `next` that are marked and not reset yet.
     unreset: u32,
@@ -95,7 +95,7 @@ impl RingMap {
     }
 
     /// Gives slot and page in the slot of each entry that was not seen before, and leaves all where they are.
-    pub(super) fn look(&mut self, mut each: impl FnMut(u32, u64)) {
+    pub(super) fn each_new(&mut self, mut each: impl FnMut(u32, u64)) {
         while self.unseen.wrapping_sub(self.next) < self.count && self.is_dirty(self.unseen) {
             let entry = self.entry(self.unseen);
             each(entry.slot.load(Ordering::Relaxed), entry.offset.load(Ordering::Relaxed));
@@ -103,7 +103,7 @@ impl RingMap {
         }
     }
 
-    /// Whether at least half of the ring is waiting, as far as was looked.
+    /// Whether at least half of the ring is waiting, as far as it was read.
     pub(super) fn is_half_full(&self) -> bool {
         self.unseen.wrapping_sub(self.next) >= self.count / 2
     }
@@ -170,7 +170,7 @@ impl RingMap {
                 overrun = true;
                 break;
             }
-            // Looking through the whole ring is dear, unless half of it was just taken.
+            // Reading the whole ring is dear, unless half of it was just taken.
             if !(self.is_wary || was_heavy || taken >= self.count / 2) {
                 break;
             }
@@ -266,7 +266,7 @@ mod tests {
 
     const COUNT: u32 = 256;
 
-    /// Plays the kernel: a file whose bytes behind the offset are the ring, and the kernel's two positions.
+    /// Plays the kernel: a file whose bytes after the offset are the ring, and the kernel's two positions.
     struct Kernel {
         file: File,
         pushed: u32,
@@ -275,7 +275,7 @@ mod tests {
 
     impl Kernel {
         fn new() -> (Self, RingMap) {
-            // SAFETY: a new descriptor that nobody else knows.
+            // SAFETY: a new descriptor that no one else knows.
             let file = unsafe { File::from_raw_fd(libc::memfd_create(c"ring".as_ptr(), 0)) };
             file.set_len(RING_PAGE_OFFSET * PAGE_BYTES + u64::from(COUNT) * 16).unwrap();
             let map = RingMap::new(file.as_fd(), COUNT).unwrap();
@@ -286,7 +286,7 @@ mod tests {
             RING_PAGE_OFFSET * PAGE_BYTES + u64::from(position % COUNT) * 16
         }
 
-        /// As the kernel does it: without a look at what it writes over.
+        /// As the kernel does it: without a check of what it writes over.
         fn push(&mut self, offset: u64) {
             let mut bytes = [0; 16];
             bytes[0] = DIRTY as u8;
@@ -340,24 +340,24 @@ mod tests {
     }
 
     #[test]
-    fn ring_looked_at_is_left_alone_and_not_seen_twice() {
+    fn ring_whose_entries_are_read_is_left_alone_and_not_seen_twice() {
         let (mut kernel, mut map) = Kernel::new();
         (0..10).for_each(|offset| kernel.push(offset));
-        let look = |map: &mut RingMap| {
+        let new = |map: &mut RingMap| {
             let mut found = Vec::new();
-            map.look(|slot, offset| found.push((slot, offset)));
+            map.each_new(|slot, offset| found.push((slot, offset)));
             found
         };
 
-        assert_eq!(look(&mut map), (0..10).map(|offset| (7, offset)).collect::<Vec<_>>());
-        assert_eq!(look(&mut map), []);
+        assert_eq!(new(&mut map), (0..10).map(|offset| (7, offset)).collect::<Vec<_>>());
+        assert_eq!(new(&mut map), []);
         assert_eq!(kernel.flags(3), DIRTY as u8);
         assert!(!map.is_half_full());
         (10..COUNT.into()).for_each(|offset| kernel.push(offset));
-        assert_eq!(look(&mut map).len(), COUNT as usize - 10, "to the end of the ring, not round it");
+        assert_eq!(new(&mut map).len(), COUNT as usize - 10, "to the end of the ring, not round it");
         assert!(map.is_half_full());
         assert_eq!(reap(&mut kernel, &mut map).0.len(), COUNT as usize);
-        assert_eq!(look(&mut map), []);
+        assert_eq!(new(&mut map), []);
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
         assert!(refused.is_ok());
     }
 
-    /// A kernel that runs over the end of the ring between two looks at its limits, as some do that emulate the
+    /// A kernel that runs over the end of the ring between two checks of its limits, as some do that emulate the
     /// guest. Whatever is lost must be said, and the ring must go on.
     #[test]
     fn ring_run_over_is_noticed_and_goes_on() {

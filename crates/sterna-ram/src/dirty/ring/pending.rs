@@ -1,8 +1,8 @@
-//! Pages that the rings have named since the last harvest.
+//! Pages that the rings have named since the last sync.
 //!
-//! Which words of the bitmaps have bits is listed beside them, so that a harvest costs as much as the rings held and
+//! Which words of the bitmaps have bits is listed beside them, so that a sync costs as much as the rings held and
 //! not what the guest's size would. Once the list is so long that reading the bitmaps from end to end costs less, it
-//! is given up until the next harvest.
+//! is given up until the next sync.
 
 use crate::dirty::DirtyBitmaps;
 use crate::{GuestRam, merge};

@@ -7,7 +7,7 @@ use crate::merge::Method;
 /// A word of a log that others change at the same time. Bit 0 is the lowest bit of the word's first byte.
 pub(crate) trait LogWord {
     /// What it holds right now. Bits in it stay until they are taken.
-    fn look(&self) -> u64;
+    fn peek(&self) -> u64;
 
     /// Takes all its bits: each was set before this, and none that is set after this is lost. Who takes a
     /// bit sees what was written before it was set.
@@ -22,7 +22,7 @@ macro_rules! log_word {
     ($word:ty, $ordering:ty) => {
         impl LogWord for $word {
             #[inline]
-            fn look(&self) -> u64 {
+            fn peek(&self) -> u64 {
                 u64::from_le(self.load(<$ordering>::Relaxed))
             }
 
@@ -51,7 +51,7 @@ pub(crate) type Found = (usize, u64);
 #[inline]
 pub(crate) fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<Found>) {
     for (place, word) in (first..).zip(log) {
-        if word.look() != 0 {
+        if word.peek() != 0 {
             found.push((place, word.take()));
         }
     }
@@ -145,7 +145,7 @@ mod tests {
                 Method::Scalar => drain_words(&log.0, 100, &mut found),
             }
             assert_eq!(found, expected, "{method:?}");
-            assert!(log.0.iter().all(|word| word.look() == 0), "{method:?}");
+            assert!(log.0.iter().all(|word| word.peek() == 0), "{method:?}");
         }
     }
 }

@@ -6,12 +6,12 @@
 //! shared memory that we gave it: bit `n` of byte `k` is the page at guest-physical `(8k + n) * 4096`. All
 //! devices and queues may share one log.
 //!
-//! A harvest takes words that are not zero by one atomic swap each: a bit that is set meanwhile is in what
-//! was taken or stays for the next time. So harvesting re-arms, and [`DirtySource::rearm`] has nothing to
+//! A sync takes words that are not zero by one atomic swap each: a bit that is set meanwhile is in what
+//! was taken or stays for the next time. So syncing re-arms, and [`DirtySource::rearm`] has nothing to
 //! do. Guest-physical memory has holes, and its ranges need not begin with a word of the log: a word at
 //! the border of two ranges gives each of them its own bits.
 //!
-//! The harvest that must miss nothing is the last one: make it after every back end has said that its
+//! The sync that must miss nothing is the last one: make it after every back end has said that its
 //! rings have stopped (GET_VRING_BASE).
 
 mod drain;
@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 pub use drain::{LogWord, drain_words};
 pub use range::LoggedRange;
 
-use super::{DirtyBitmaps, DirtySource, Harvest, check_bitmaps, check_rearm};
+use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
 use crate::mapping::{Backing, Mapping};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 #[cfg(not(loom))]
@@ -37,7 +37,7 @@ use drain::LogWord;
 const NAME: &str = "vhost-log";
 
 /// A dirty log in shared memory, which vhost back ends fill. To share it among devices, share this; it is
-/// read once per harvest, however many fill it.
+/// read once per sync, however many fill it.
 #[derive(Debug)]
 pub struct VhostLog {
     ram: GuestRam,
@@ -129,7 +129,7 @@ impl DirtySource for VhostLog {
         if *active {
             return Ok(());
         }
-        // Or the first harvest would pay for it. Linux before 5.14 does not know the advice.
+        // Or the first sync would pay for it. Linux before 5.14 does not know the advice.
         match self.memory.advise(0, self.len_bytes(), libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
                 return Err(failed("madvise(MADV_POPULATE_WRITE)", error));
@@ -137,7 +137,7 @@ impl DirtySource for VhostLog {
             _ => {}
         }
         for word in self.words() {
-            if word.look() != 0 {
+            if word.peek() != 0 {
                 word.take();
             }
         }
@@ -150,22 +150,22 @@ impl DirtySource for VhostLog {
         Ok(())
     }
 
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         // Held to the end: two who take from one log would each miss what the other took.
         let active = self.active.lock();
         self.check_active(*active)?;
         check_bitmaps(NAME, &self.ram, into)?;
-        let mut harvest = Harvest::default();
+        let mut report = SyncReport::default();
         for range in &self.ranges {
-            harvest += range.harvest(self.words(), into.block_mut(range.block));
+            report += range.sync(self.words(), into.block_mut(range.block));
         }
-        Ok(harvest)
+        Ok(report)
     }
 
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active(self.is_active())?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
-        check_rearm(NAME, block, pages, first, count, harvested)
+        check_rearm(NAME, block, pages, first, count, synced)
     }
 
     fn name(&self) -> &'static str {

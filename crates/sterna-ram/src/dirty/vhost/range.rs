@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::drain::{Found, LogWord, drain};
-use crate::dirty::{Harvest, SyncTimes};
+use crate::dirty::{SyncReport, SyncTimes};
 use crate::merge;
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 
@@ -67,7 +67,7 @@ impl LoggedRange {
     }
 
     /// Takes the range's bits out of the guest's whole log, into its block's bitmap.
-    pub(super) fn harvest(&self, log: &[AtomicU64], bitmap: &mut PageBitmap) -> Harvest {
+    pub(super) fn sync(&self, log: &[AtomicU64], bitmap: &mut PageBitmap) -> SyncReport {
         let began = Instant::now();
         let (first, end) = (self.guest_page(), self.guest_page() + self.pages);
         // Where in the bitmap the first word of the log stands: in word `base`, moved up by `bits`. A range
@@ -86,7 +86,7 @@ impl LoggedRange {
         let share = done.drained.as_secs_f64() / worked.as_secs_f64().max(f64::MIN_POSITIVE);
         times.vhost = took.mul_f64(share.clamp(0.0, 1.0)).min(took);
         times.add_merge(bits, took - times.vhost);
-        Harvest { newly_dirty: done.newly, times }
+        SyncReport { newly_dirty: done.newly, times }
     }
 }
 
@@ -107,7 +107,7 @@ struct Done {
     newly: u64,
     drained: Duration,
     merged: Duration,
-    /// What belongs into the word behind those that were given.
+    /// What belongs into the word after those that were given.
     over: u64,
 }
 
@@ -185,7 +185,7 @@ impl Source<'_> {
     fn take(&self, part: Range<usize>, found: &mut Vec<Found>) {
         let Range { start: mut from, end: mut to } = part;
         let mut take_part = |index: usize| {
-            if self.log[index].look() & self.mask(index) != 0 {
+            if self.log[index].peek() & self.mask(index) != 0 {
                 found.push((index, self.log[index].take_part(self.mask(index))));
             }
         };

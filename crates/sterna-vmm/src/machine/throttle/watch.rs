@@ -35,7 +35,7 @@ impl Watch {
     /// After each look into the rings.
     pub(super) fn looked(&mut self, ring: &KvmDirtyRing, look: &Result<(), DirtyError>) {
         if let (Err(error), Some(News::Stuck)) = (look, self.stuck(look.is_err())) {
-            // Whoever harvests is told the same.
+            // Whoever syncs is told the same.
             tracing::error!(%error, "the dirty rings cannot be emptied: vCPUs with a full ring do not run");
         }
         let now = Counts { full_exits: ring.full_exits(), overruns: ring.overruns() };

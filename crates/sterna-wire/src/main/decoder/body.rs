@@ -1,6 +1,6 @@
 //! Bodies of sections other than RAM.
 
-use super::{MainDecoder, State, Taken, silent};
+use super::{DecoderState, MainDecoder, Taken, silent};
 use crate::main::element::FOOTER;
 use crate::main::footer::{Context, Judgement, judge};
 use crate::reader::{Reader, Stop};
@@ -21,13 +21,13 @@ impl MainDecoder {
         if is_held {
             self.claim(r, u64::from(length))?;
         }
-        self.state = State::BodyBytes { left: length as usize };
+        self.state = DecoderState::BodyBytes { left: length as usize };
         silent(r)
     }
 
     pub(super) fn body_bytes(&mut self, r: &mut Reader<'_>, left: usize) -> Result<Taken, Stop> {
         let left = self.take_over(r, left)?;
-        self.state = if left > 0 { State::BodyBytes { left } } else { State::Footer };
+        self.state = if left > 0 { DecoderState::BodyBytes { left } } else { DecoderState::Footer };
         silent(r)
     }
 
@@ -68,7 +68,7 @@ impl MainDecoder {
         self.claim(r, sure as u64)?;
         self.body.extend_from_slice(r.take(sure)?);
         if judgement == Judgement::Footer {
-            self.state = State::Footer;
+            self.state = DecoderState::Footer;
         }
         silent(r)
     }

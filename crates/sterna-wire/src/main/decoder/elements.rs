@@ -1,6 +1,6 @@
 //! Elements: what may come at top level, and in which order.
 
-use super::{MainDecoder, State, Taken, silent, taken};
+use super::{DecoderState, MainDecoder, Taken, silent, taken};
 use crate::limits::{DEVICE_STATE_BYTES, VM_DESCRIPTION_BYTES};
 use crate::main::command::Command;
 use crate::main::element::{self, FOOTER, SectionHeader, SectionKind, VM_DESCRIPTION};
@@ -21,7 +21,7 @@ impl MainDecoder {
             _ => false,
         };
         if self.expect.opaque_tail && is_behind_ram {
-            self.state = State::Tail;
+            self.state = DecoderState::Tail;
             return taken(&start, MainItem::Tail);
         }
         match (kind, SectionKind::from_byte(kind)) {
@@ -43,7 +43,7 @@ impl MainDecoder {
         if self.blocks.as_ref().is_some_and(|blocks| !blocks.is_empty()) && !self.sections.has_ram() {
             return Err(r.bad(spec, "EOF, and RAM has not come"));
         }
-        self.state = if self.expect.no_description { State::Done } else { State::Committed };
+        self.state = if self.expect.no_description { DecoderState::Done } else { DecoderState::Committed };
         taken(r, MainItem::Eof)
     }
 
@@ -109,15 +109,15 @@ impl MainDecoder {
         self.current.id = id;
         self.current.kind = Some(kind);
         self.state = match body {
-            BodyKind::Ram if kind == SectionKind::Start => State::RamTotal,
-            BodyKind::Ram => State::RamRecord,
-            BodyKind::LengthPrefixed { most } => State::BodyLength { most, is_held: true },
-            BodyKind::Passing { most } => State::BodyLength { most, is_held: false },
+            BodyKind::Ram if kind == SectionKind::Start => DecoderState::RamTotal,
+            BodyKind::Ram => DecoderState::RamRecord,
+            BodyKind::LengthPrefixed { most } => DecoderState::BodyLength { most, is_held: true },
+            BodyKind::Passing { most } => DecoderState::BodyLength { most, is_held: false },
             BodyKind::FixedLength(length) => {
                 self.claim(r, length as u64)?;
-                State::BodyBytes { left: length }
+                DecoderState::BodyBytes { left: length }
             }
-            BodyKind::OpaqueByFooter => State::BodyOpaque,
+            BodyKind::OpaqueByFooter => DecoderState::BodyOpaque,
             BodyKind::Refuse(rule) => return Err(r.unfit("specs/stream.md §1.4", rule)),
         };
         silent(r)
@@ -149,7 +149,7 @@ impl MainDecoder {
         let (Some(section), Some(kind)) = (self.sections.get(id), self.current.kind) else {
             return Err(r.bad(spec, format!("footer of section {id}, which has no header")));
         };
-        self.state = State::Element;
+        self.state = DecoderState::Element;
         if section.is_ram {
             return taken(r, MainItem::RamEnd { kind });
         }
@@ -170,18 +170,18 @@ impl MainDecoder {
                 r.bad(spec, format!("{length} bytes of description, more than {VM_DESCRIPTION_BYTES}"))
             );
         }
-        self.state = State::Description { left: length };
+        self.state = DecoderState::Description { left: length };
         silent(r)
     }
 
     pub(super) fn description_bytes(&mut self, r: &mut Reader<'_>, left: usize) -> Result<Taken, Stop> {
         let left = self.take_over(r, left)?;
         if left > 0 {
-            self.state = State::Description { left };
+            self.state = DecoderState::Description { left };
             return silent(r);
         }
         let text = std::mem::take(&mut self.body);
-        self.state = State::Done;
+        self.state = DecoderState::Done;
         taken(r, MainItem::VmDescription(text))
     }
 }

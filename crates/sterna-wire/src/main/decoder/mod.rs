@@ -3,7 +3,7 @@
 //! The decoder is a state machine over the caller's buffer. Every state reads one field group from the front of
 //! it; too few bytes leave the state as it was. What has no bound on the wire (device bodies, the description) is
 //! taken over piece by piece, so that the caller's buffer stays small, and grows here only by bytes that have
-//! arrived. The states: [`State`]; the ways between them: this file for elements, `body` for sections of devices,
+//! arrived. The states: [`DecoderState`]; the ways between them: this file for elements, `body` for sections of devices,
 //! `ram` for records.
 
 mod body;
@@ -30,7 +30,7 @@ pub struct MainDecoder {
     /// The expected blocks; from the block list on, those of the stream.
     blocks: Option<BlockTable>,
     position: u64,
-    state: State,
+    state: DecoderState,
     current: Current,
     sections: Sections,
     return_path_open: bool,
@@ -44,7 +44,7 @@ pub struct MainDecoder {
 
 /// What comes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
+enum DecoderState {
     Header,
     Configuration,
     Element,
@@ -101,9 +101,9 @@ struct Taken {
 impl MainDecoder {
     /// A decoder at the start of a channel.
     pub fn new(knowledge: Box<dyn SectionKnowledge + Send>, expect: Expectations) -> Self {
-        let mut state = State::Header;
+        let mut state = DecoderState::Header;
         let blocks = expect.blocks.clone().map(BlockTable::new).transpose().unwrap_or_else(|error| {
-            state = State::Failed(error);
+            state = DecoderState::Failed(error);
             None
         });
         Self {
@@ -138,7 +138,7 @@ impl MainDecoder {
     pub fn next(&mut self, buf: &[u8]) -> Result<Step, WireError> {
         let mut consumed = 0;
         loop {
-            if matches!(self.state, State::Done | State::Tail) {
+            if matches!(self.state, DecoderState::Done | DecoderState::Tail) {
                 return Ok(if consumed > 0 { Step::Partial { consumed } } else { Step::End });
             }
             let mut reader = Reader::new(&buf[consumed..], self.place());
@@ -158,10 +158,10 @@ impl MainDecoder {
                 Err(Stop::Short(needed)) => return Ok(Step::NeedMore(needed)),
                 Err(Stop::Bad(error)) => {
                     let error = match &self.state {
-                        State::Failed(_) => error,
+                        DecoderState::Failed(_) => error,
                         _ => error.at(self.position),
                     };
-                    self.state = State::Failed(error.clone());
+                    self.state = DecoderState::Failed(error.clone());
                     return Err(error);
                 }
             }
@@ -171,9 +171,9 @@ impl MainDecoder {
     /// Tells the decoder that the caller has taken the page after
     /// [`PagePayloadFollows`](MainItem::PagePayloadFollows). At any other time it does nothing.
     pub fn payload_consumed(&mut self) {
-        if self.state == State::RamPayload {
+        if self.state == DecoderState::RamPayload {
             self.position += PAGE_SIZE as u64;
-            self.state = State::RamRecord;
+            self.state = DecoderState::RamRecord;
         }
     }
 
@@ -199,10 +199,12 @@ impl MainDecoder {
     /// it goes on. Never before the first element: who connects says at once what it brings.
     pub fn may_rest(&self, left: usize) -> bool {
         match self.state {
-            State::Element | State::RamRecord => left == 0,
-            State::Footer => left == 0 && self.sections.get(self.current.id).is_some_and(|it| it.is_ram),
+            DecoderState::Element | DecoderState::RamRecord => left == 0,
+            DecoderState::Footer => {
+                left == 0 && self.sections.get(self.current.id).is_some_and(|it| it.is_ram)
+            }
             // What is left begins with a footer, and shows to be one only by what comes behind it.
-            State::BodyOpaque => left == FOOTER_BYTES,
+            DecoderState::BodyOpaque => left == FOOTER_BYTES,
             _ => false,
         }
     }
@@ -219,8 +221,11 @@ impl MainDecoder {
     /// The stream is torn; or the error that [`next`](Self::next) returned.
     pub fn end_of_file(&self, left: usize) -> Result<(), WireError> {
         match &self.state {
-            State::Committed | State::Description { .. } | State::Done | State::Tail => Ok(()),
-            State::Failed(error) => Err(error.clone()),
+            DecoderState::Committed
+            | DecoderState::Description { .. }
+            | DecoderState::Done
+            | DecoderState::Tail => Ok(()),
+            DecoderState::Failed(error) => Err(error.clone()),
             _ => {
                 let rule = "the connection or file ended before EOF (00)";
                 let end = self.position.saturating_add(left as u64);
@@ -231,47 +236,49 @@ impl MainDecoder {
 
     fn step(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         match self.state {
-            State::Header => {
+            DecoderState::Header => {
                 FileHeader::read(r)?;
-                self.state = State::Configuration;
+                self.state = DecoderState::Configuration;
                 taken(r, MainItem::Header)
             }
-            State::Configuration => {
+            DecoderState::Configuration => {
                 let configuration = Configuration::read(r)?;
                 configuration.check(&self.expect)?;
-                self.state = State::Element;
+                self.state = DecoderState::Element;
                 taken(r, MainItem::Configuration(configuration))
             }
-            State::Element => self.element(r),
-            State::RamTotal => self.ram_total(r),
-            State::RamBlocks { left } => self.ram_block(r, left),
-            State::RamSetup => self.ram_setup(r),
-            State::RamRecord => self.ram_record(r),
-            State::RamPayload => {
+            DecoderState::Element => self.element(r),
+            DecoderState::RamTotal => self.ram_total(r),
+            DecoderState::RamBlocks { left } => self.ram_block(r, left),
+            DecoderState::RamSetup => self.ram_setup(r),
+            DecoderState::RamRecord => self.ram_record(r),
+            DecoderState::RamPayload => {
                 let rule = "the page before has not been taken: call payload_consumed";
                 Err(WireError::local("RAM record", 0, "specs/stream.md §2.3", rule).into())
             }
-            State::BodyLength { most, is_held } => self.body_length(r, most, is_held),
-            State::BodyBytes { left } => self.body_bytes(r, left),
-            State::BodyOpaque => self.body_opaque(r),
-            State::Footer => self.footer(r),
-            State::Committed => self.description_head(r),
-            State::Description { left } => self.description_bytes(r, left),
-            State::Done | State::Tail => silent(r),
-            State::Failed(ref error) => Err(Stop::Bad(error.clone())),
+            DecoderState::BodyLength { most, is_held } => self.body_length(r, most, is_held),
+            DecoderState::BodyBytes { left } => self.body_bytes(r, left),
+            DecoderState::BodyOpaque => self.body_opaque(r),
+            DecoderState::Footer => self.footer(r),
+            DecoderState::Committed => self.description_head(r),
+            DecoderState::Description { left } => self.description_bytes(r, left),
+            DecoderState::Done | DecoderState::Tail => silent(r),
+            DecoderState::Failed(ref error) => Err(Stop::Bad(error.clone())),
         }
     }
 
     /// The element for error messages.
     fn place(&self) -> &'static str {
         match self.state {
-            State::Header => "file header",
-            State::Configuration => "configuration",
-            State::Element => "element",
-            State::RamTotal | State::RamBlocks { .. } => "RAM block list",
-            State::RamSetup | State::RamRecord | State::RamPayload => "RAM record",
-            State::BodyLength { .. } | State::BodyBytes { .. } | State::BodyOpaque => "section body",
-            State::Footer => "section footer",
+            DecoderState::Header => "file header",
+            DecoderState::Configuration => "configuration",
+            DecoderState::Element => "element",
+            DecoderState::RamTotal | DecoderState::RamBlocks { .. } => "RAM block list",
+            DecoderState::RamSetup | DecoderState::RamRecord | DecoderState::RamPayload => "RAM record",
+            DecoderState::BodyLength { .. } | DecoderState::BodyBytes { .. } | DecoderState::BodyOpaque => {
+                "section body"
+            }
+            DecoderState::Footer => "section footer",
             _ => "description",
         }
     }

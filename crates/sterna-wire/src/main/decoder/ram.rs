@@ -1,6 +1,6 @@
 //! RAM sections (`specs/stream.md §2`).
 
-use super::{MainDecoder, State, Taken, silent, taken};
+use super::{DecoderState, MainDecoder, Taken, silent, taken};
 use crate::PAGE_SIZE;
 use crate::limits::BLOCKS;
 use crate::main::item::MainItem;
@@ -44,7 +44,7 @@ impl MainDecoder {
         if left == 0 {
             return self.list_complete(r);
         }
-        self.state = State::RamBlocks { left };
+        self.state = DecoderState::RamBlocks { left };
         silent(r)
     }
 
@@ -81,7 +81,7 @@ impl MainDecoder {
         let left = left - length;
         self.ram.names.insert(name.clone());
         self.ram.listed.push(entry);
-        self.state = State::RamBlocks { left };
+        self.state = DecoderState::RamBlocks { left };
         match item {
             Some(item) => taken(r, item),
             None if left == 0 => self.list_complete(r),
@@ -127,7 +127,7 @@ impl MainDecoder {
                 self.blocks = Some(BlockTable::new(pairs)?);
             }
         }
-        self.state = State::RamSetup;
+        self.state = DecoderState::RamSetup;
         taken(r, MainItem::RamStart(BlockList { blocks }))
     }
 
@@ -178,7 +178,7 @@ impl MainDecoder {
             flags::PAGE if !self.expect.mapped_ram => {
                 let block = self.block(r, flag, offset)?;
                 self.ram.last_block = Some(block);
-                self.state = State::RamPayload;
+                self.state = DecoderState::RamPayload;
                 taken(r, MainItem::PagePayloadFollows { block, offset })
             }
             flags::ZERO if !self.expect.mapped_ram => {
@@ -267,7 +267,7 @@ impl MainDecoder {
             return Ok(Taken { used: 0, item: Some(MainItem::MultifdFlush) });
         }
         self.ram.eos_flushed = false;
-        self.state = State::Footer;
+        self.state = DecoderState::Footer;
         silent(r)
     }
 }

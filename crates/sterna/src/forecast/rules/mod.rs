@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::inputs::Inputs;
 
-/// B, D, x, y, and the fixed part of the pause.
+/// B, D, x, y, and the fixed costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// B, bytes per second.
@@ -30,7 +30,7 @@ pub struct Load {
     /// y.
     pub downtime_limit: Duration,
     /// Stop, devices and start together.
-    pub paused: Duration,
+    pub fixed: Duration,
 }
 
 impl Load {
@@ -43,7 +43,7 @@ impl Load {
             dirty_bytes: inputs.dirty.distinct_bytes(over, inputs.ram_bytes) / over.as_secs_f64(),
             sync: inputs.sync,
             downtime_limit: inputs.downtime_limit,
-            paused: inputs.fixed.paused(),
+            fixed: inputs.fixed.downtime(),
         }
     }
 }
@@ -89,24 +89,21 @@ pub struct Comparison {
 impl Comparison {
     /// Asks all.
     pub fn new(load: &Load) -> Self {
-        let Load { bandwidth_bytes: b, dirty_bytes: d, sync: x, downtime_limit: y, paused } = *load;
+        let Load { bandwidth_bytes: b, dirty_bytes: d, sync: x, downtime_limit: y, fixed } = *load;
         let verdict = |needed, largest| Verdict::new(load, needed, largest);
         Self {
             dirty_bytes: d,
             qemu: verdict(qemu::downtime_needed(b, d, x), qemu::largest_dirty_rate(b, x, y)),
             qemu_regimes: qemu::Regimes::of(b, d, x, y),
             sterna: verdict(
-                sterna::downtime_needed(b, d, x, paused),
-                sterna::largest_dirty_rate(b, x, y, paused),
+                sterna::downtime_needed(b, d, x, fixed),
+                sterna::largest_dirty_rate(b, x, y, fixed),
             ),
             engine: verdict(
-                sterna::limit_that_fits(b, d, x, paused),
-                sterna::largest_that_fits(b, x, y, paused),
+                sterna::limit_that_fits(b, d, x, fixed),
+                sterna::largest_that_fits(b, x, y, fixed),
             ),
-            physics: verdict(
-                physics::downtime_needed(b, d, paused),
-                physics::largest_dirty_rate(b, y, paused),
-            ),
+            physics: verdict(physics::downtime_needed(b, d, fixed), physics::largest_dirty_rate(b, y, fixed)),
         }
     }
 }

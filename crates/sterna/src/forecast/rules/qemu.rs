@@ -1,7 +1,7 @@
 //! QEMU's rule.
 //!
 //! A round is a sync of x and then a transfer of t: what was dirtied during both is what is sent, so with a
-//! steady load t = D·x/(B−D) and a round lasts x + t = B·x/(B−D). At the decision D·(x+t) bytes are pending, and
+//! steady load t = D·x/(B−D) and a round lasts x + t = B·x/(B−D). At the decision D·(x+t) bytes remain, and
 //! QEMU divides them by the bandwidth that it measured, sync time included:
 //!
 //! - *Long rounds*, above QEMU's window of 100 ms: it measured B·t/(x+t) = D, so it needs y ≥ B·x/(B−D).
@@ -9,7 +9,7 @@
 //!   y ≥ D·x/(B−D) / (1 − x/100 ms).
 //!
 //! Each formula counts only where its rounds are. At 100 ms both give 100 ms, so the two make one rising line.
-//! QEMU leaves stop, devices and start out of its estimate: the pause that the guest sees is longer.
+//! QEMU leaves stop, devices and start out of its estimate: the downtime of the guest is longer.
 
 use std::time::Duration;
 

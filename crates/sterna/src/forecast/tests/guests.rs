@@ -36,14 +36,14 @@ impl Played {
         Point { interval: Duration::from_secs_f64(seconds), distinct_bytes: self.count() as u64 * 4096 }
     }
 
-    /// Migrates as the engine does: passes in address order, tracking re-armed page by page. Total time and pause.
+    /// Migrates as the engine does: rounds in address order, tracking re-armed page by page. Total time and downtime.
     fn migrate(&mut self, pages_per_second: f64, sync: f64, limit: f64) -> Option<(f64, f64)> {
-        let mut pass = vec![true; self.dirty.len()];
+        let mut round = vec![true; self.dirty.len()];
         let mut total = 0.0;
         self.dirty.fill(false);
         for _ in 0..500 {
             let mut took = 0.0;
-            for page in (0..pass.len()).filter(|page| pass[*page]) {
+            for page in (0..round.len()).filter(|page| round[*page]) {
                 self.dirty[page] = false;
                 self.let_pass(1.0 / pages_per_second);
                 took += 1.0 / pages_per_second;
@@ -53,11 +53,11 @@ impl Played {
                 took = sync;
             }
             total += took;
-            pass.clone_from(&self.dirty);
-            let pause = sync + self.count() as f64 / pages_per_second;
+            round.clone_from(&self.dirty);
+            let downtime = sync + self.count() as f64 / pages_per_second;
             self.dirty.fill(false);
-            if pause <= limit {
-                return Some((total + pause, pause));
+            if downtime <= limit {
+                return Some((total + downtime, downtime));
             }
         }
         None
@@ -65,11 +65,8 @@ impl Played {
 }
 
 fn random(pages: usize, seed: u64) -> impl FnMut() -> usize {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) as usize) % pages
-    }
+    let mut dice = fastrand::Rng::with_seed(seed);
+    move || dice.usize(..pages)
 }
 
 const PAGES: usize = 60_000;
@@ -112,7 +109,7 @@ fn forecast_from_a_measured_curve_meets_what_happens() {
             let points = [0.03, 0.1, 0.3, 1.0].map(|seconds| played.measure(seconds)).to_vec();
             let inputs = Inputs {
                 ram_bytes: PAGES as u64 * 4096,
-                first_pass_bytes: PAGES as u64 * 4096,
+                first_round_bytes: PAGES as u64 * 4096,
                 bandwidth_bytes: (SPEED * 4096.0) as u64,
                 dirty: DirtyModel::Curve(points),
                 sync: ms(2),
@@ -128,8 +125,9 @@ fn forecast_from_a_measured_curve_meets_what_happens() {
             for _ in 0..PHASES {
                 // Somewhere else each time.
                 played.let_pass(0.137);
-                let (total, pause) = played.migrate(SPEED, 0.002, 0.03).expect("it ends below the bandwidth");
-                assert!(pause <= 0.03);
+                let (total, downtime) =
+                    played.migrate(SPEED, 0.002, 0.03).expect("it ends below the bandwidth");
+                assert!(downtime <= 0.03);
                 let inside = range.low.unwrap() * 0.9..=range.high.unwrap_or(f64::INFINITY) * 1.1;
                 assert!(inside.contains(&total), "{pattern} at {share}: {total} is not in {range:?}");
                 sum += total;

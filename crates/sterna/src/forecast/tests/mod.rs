@@ -1,4 +1,4 @@
-//! The forecast against published cases, against itself (monotone in every figure), and against guests that are
+//! The forecast against published cases, against itself (monotone in every input), and against guests that are
 //! played out page by page.
 #![allow(clippy::print_stderr, reason = "says its seed, and how far it was off")]
 
@@ -20,9 +20,9 @@ fn ms(milliseconds: u64) -> Duration {
 fn steady(rate: u64) -> Inputs {
     Inputs {
         ram_bytes: 64 << 30,
-        first_pass_bytes: 64 << 30,
+        first_round_bytes: 64 << 30,
         bandwidth_bytes: 10 * GB,
-        pause_bandwidth_bytes: None,
+        switchover_bandwidth_bytes: None,
         avail_switchover_bandwidth_bytes: None,
         dirty: DirtyModel::Rate(rate),
         sync: ms(10),
@@ -33,31 +33,31 @@ fn steady(rate: u64) -> Inputs {
 }
 
 #[test]
-fn forecast_of_an_idle_guest_is_one_pass_and_a_short_pause() {
-    let inputs = Inputs { first_pass_bytes: 20 * GB, ..steady(0) };
+fn forecast_of_an_idle_guest_is_one_round_and_a_short_downtime() {
+    let inputs = Inputs { first_round_bytes: 20 * GB, ..steady(0) };
 
     let forecast = Forecast::new(&inputs);
 
     assert!(forecast.convergent && forecast.certain && forecast.advice.is_empty());
     assert_eq!(forecast.rounds.expected, Some(1.0));
-    // The look for dirty pages, and what lies in sockets.
-    let pause = 0.01 + simulate::QUEUED_BYTES / 10e9;
-    assert!((forecast.downtime.expected.unwrap() - pause).abs() < 1e-9);
-    // The pass, the sync that finds nothing, and the pause.
+    // The sync, and what lies in sockets.
+    let downtime = 0.01 + simulate::QUEUED_BYTES / 10e9;
+    assert!((forecast.downtime.expected.unwrap() - downtime).abs() < 1e-9);
+    // The round, the sync that finds nothing, and the downtime.
     let total = forecast.total_time.expected.unwrap();
-    assert!((total - 2.0 - 0.01 - pause).abs() < 1e-6, "{total}");
+    assert!((total - 2.0 - 0.01 - downtime).abs() < 1e-6, "{total}");
     assert_eq!(forecast.bytes.expected, Some(20e9));
 }
 
 #[test]
-fn forecast_adds_the_fixed_parts_to_the_pause() {
+fn forecast_adds_the_fixed_parts_to_the_downtime() {
     let fixed = Fixed { setup: ms(40), stop: ms(1), devices: ms(5), start: ms(2) };
     let inputs = Inputs { fixed, ..steady(0) };
 
     let forecast = Forecast::new(&inputs);
 
-    let pause = 0.018 + simulate::QUEUED_BYTES / 10e9;
-    assert!((forecast.downtime.expected.unwrap() - pause).abs() < 1e-9);
+    let downtime = 0.018 + simulate::QUEUED_BYTES / 10e9;
+    assert!((forecast.downtime.expected.unwrap() - downtime).abs() < 1e-9);
     let plain = Forecast::new(&steady(0));
     let more = forecast.total_time.expected.unwrap() - plain.total_time.expected.unwrap();
     assert!((more - 0.048).abs() < 1e-9);
@@ -106,12 +106,12 @@ fn forecast_above_the_bandwidth_does_not_end_wherever_the_guest_stands_in_its_wa
 }
 
 #[test]
-fn forecast_under_a_limit_decides_by_the_limit_and_pauses_at_the_links_speed() {
+fn forecast_under_a_limit_decides_by_the_limit_and_switches_over_at_the_links_speed() {
     // A sync of 10 ms begins in the middle of a round, which so lasts 16.7 ms; 0.8 GB/s are written.
-    let rest = 13.3e6 + simulate::QUEUED_BYTES;
+    let remaining = 13.3e6 + simulate::QUEUED_BYTES;
     let limited = Inputs {
         bandwidth_bytes: GB,
-        pause_bandwidth_bytes: Some(10 * GB),
+        switchover_bandwidth_bytes: Some(10 * GB),
         dirty: DirtyModel::Rate(8 * GB / 10),
         downtime_limit: ms(35),
         ..steady(0)
@@ -120,17 +120,17 @@ fn forecast_under_a_limit_decides_by_the_limit_and_pauses_at_the_links_speed() {
     let forecast = Forecast::new(&limited);
 
     assert!(forecast.convergent);
-    let pause = forecast.downtime.expected.unwrap();
-    assert!(pause < 0.01 + 1.5 * rest / 10e9, "{pause}");
+    let downtime = forecast.downtime.expected.unwrap();
+    assert!(downtime < 0.01 + 1.5 * remaining / 10e9, "{downtime}");
     assert!(forecast.total_time.expected.unwrap() > 64.0, "{forecast:?}");
     let short = Inputs { downtime_limit: ms(15), ..limited };
-    assert!(!Forecast::new(&short).convergent, "it is not reckoned that fast");
+    assert!(!Forecast::new(&short).convergent, "it is not estimated that fast");
     let stated = Inputs { avail_switchover_bandwidth_bytes: Some(10 * GB), ..short };
     assert!(Forecast::new(&stated).convergent, "an operator says that it is");
 }
 
 #[test]
-fn forecast_whose_stated_bandwidth_is_not_there_says_what_pause_comes_of_it() {
+fn forecast_whose_stated_bandwidth_is_not_there_says_what_downtime_comes_of_it() {
     let stated = Inputs {
         bandwidth_bytes: GB,
         avail_switchover_bandwidth_bytes: Some(1000 * GB),
@@ -147,10 +147,10 @@ fn forecast_whose_stated_bandwidth_is_not_there_says_what_pause_comes_of_it() {
 #[test]
 fn forecast_of_a_rest_that_fits_until_lanes_run_dry_ends() {
     // A sync takes most of the limit. A second one before the stop would give the guest the time to write more than fits,
-    // after every pass again.
+    // after every round again.
     let inputs = Inputs {
         ram_bytes: 11_992_861_535,
-        first_pass_bytes: 786_564_394,
+        first_round_bytes: 786_564_394,
         bandwidth_bytes: 3_086_291_866,
         dirty: DirtyModel::Rate(595_168_468),
         sync: Duration::from_micros(88_010),
@@ -189,7 +189,7 @@ fn forecast_of_a_small_hot_set_converges_however_fast_it_is_written() {
 }
 
 #[test]
-fn forecast_takes_any_figures_without_panicking() {
+fn forecast_takes_any_inputs_without_panicking() {
     for bandwidth_bytes in [0, 1, u64::MAX] {
         for ram_bytes in [0, 4096, u64::MAX] {
             for dirty in [
@@ -205,7 +205,7 @@ fn forecast_takes_any_figures_without_panicking() {
                 let inputs = Inputs {
                     bandwidth_bytes,
                     ram_bytes,
-                    first_pass_bytes: u64::MAX,
+                    first_round_bytes: u64::MAX,
                     dirty,
                     uncertainty: f64::NAN,
                     ..steady(0)

@@ -1,27 +1,18 @@
-//! A better figure never makes a forecast worse.
+//! A better input never makes a forecast worse.
 
 use super::super::simulate;
 use super::*;
 
-/// A small generator; the seed is printed, and STERNA_SEED gives one.
-struct Dice(u64);
+/// Draws inputs.
+struct Dice(fastrand::Rng);
 
 impl Dice {
-    fn new() -> Self {
-        let given = std::env::var("STERNA_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| {
-            use std::hash::{BuildHasher, Hasher};
-            std::collections::hash_map::RandomState::new().build_hasher().finish()
-        });
-        eprintln!("STERNA_SEED={seed}");
-        Self(seed | 1)
+    fn new(test: &str) -> Self {
+        Self(sterna_testing::random(test))
     }
 
     fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        self.0.f64()
     }
 
     /// Evenly spread over the magnitudes between the two.
@@ -50,9 +41,9 @@ impl Dice {
         };
         Inputs {
             ram_bytes,
-            first_pass_bytes: (ram_bytes as f64 * self.next()) as u64,
+            first_round_bytes: (ram_bytes as f64 * self.next()) as u64,
             bandwidth_bytes: self.between(1e8, 2e10) as u64,
-            pause_bandwidth_bytes: None,
+            switchover_bandwidth_bytes: None,
             avail_switchover_bandwidth_bytes: None,
             dirty,
             sync: Duration::from_secs_f64(self.between(1e-6, 0.2)),
@@ -63,16 +54,16 @@ impl Dice {
     }
 }
 
-/// A page that a pass sends counts only what is written to it afterwards, one that it does not send counts all. So a pass
-/// after which less is left can be followed by one after which a little more is. And a sync begins at a look, half a
-/// millisecond after the last at the soonest: passes of a few milliseconds end a little sooner or later by that.
+/// A page that a round sends counts only what is written to it afterwards, one that it does not send counts all. So a round
+/// after which less remains can be followed by one after which a little more does. And a sync begins at an input, half a
+/// millisecond after the last at the soonest: rounds of a few milliseconds end a little sooner or later by that.
 const SLACK: f64 = 1.05;
 /// Rounding may turn the last digit.
 const HAIR: f64 = 1.0 + 1e-6;
 
 #[test]
 fn simulation_is_monotone_in_bandwidth_dirty_rate_and_limit() {
-    let mut dice = Dice::new();
+    let mut dice = Dice::new("simulation_is_monotone_in_bandwidth_dirty_rate_and_limit");
     for _ in 0..1500 {
         let inputs = dice.inputs();
         let better = 1.0 + dice.next() * 3.0;
@@ -102,14 +93,14 @@ fn simulation_is_monotone_in_bandwidth_dirty_rate_and_limit() {
 #[test]
 fn rules_are_monotone_in_bandwidth_dirty_rate_sync_and_limit() {
     use super::super::rules::{Comparison, Load};
-    let mut dice = Dice::new();
+    let mut dice = Dice::new("rules_are_monotone_in_bandwidth_dirty_rate_sync_and_limit");
     for _ in 0..20_000 {
         let load = Load {
             bandwidth_bytes: dice.between(1e8, 2e10),
             dirty_bytes: dice.between(1e6, 2e10),
             sync: Duration::from_secs_f64(dice.between(1e-6, 0.3)),
             downtime_limit: Duration::from_secs_f64(dice.between(1e-3, 3.0)),
-            paused: Duration::from_secs_f64(dice.between(1e-6, 0.05)),
+            fixed: Duration::from_secs_f64(dice.between(1e-6, 0.05)),
         };
         let better = 1.0 + dice.next() * 3.0;
         let plain = Comparison::new(&load);
@@ -140,7 +131,7 @@ fn rules_are_monotone_in_bandwidth_dirty_rate_sync_and_limit() {
 
 #[test]
 fn distinct_bytes_rise_with_time_ever_more_slowly() {
-    let mut dice = Dice::new();
+    let mut dice = Dice::new("distinct_bytes_rise_with_time_ever_more_slowly");
     for _ in 0..500 {
         let inputs = dice.inputs();
         let distinct = |tenth: u32| inputs.dirty.distinct_bytes(ms(u64::from(tenth) * 10), inputs.ram_bytes);
@@ -157,7 +148,7 @@ fn distinct_bytes_rise_with_time_ever_more_slowly() {
 
 #[test]
 fn forecast_written_and_read_again_is_equal() {
-    let mut dice = Dice::new();
+    let mut dice = Dice::new("forecast_written_and_read_again_is_equal");
     for _ in 0..200 {
         let inputs = dice.inputs();
         let text = serde_json::to_string(&inputs).unwrap();

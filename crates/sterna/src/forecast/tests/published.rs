@@ -13,7 +13,7 @@ fn near(value: f64, expected: f64) {
 }
 
 fn load(sync_ms: u64) -> Load {
-    Load { bandwidth_bytes: B, dirty_bytes: D, sync: ms(sync_ms), downtime_limit: ms(150), paused: ms(0) }
+    Load { bandwidth_bytes: B, dirty_bytes: D, sync: ms(sync_ms), downtime_limit: ms(150), fixed: ms(0) }
 }
 
 #[test]
@@ -77,8 +77,8 @@ fn sternas_rule_needs_one_sync_and_what_was_dirtied_in_it() {
 fn what_fits_is_the_rule_with_its_margin_and_both_of_its_questions_have_one_answer() {
     let needed = sterna::limit_that_fits(B, D, ms(12), ms(5)).unwrap();
     // A round is a sync and half of what it takes to send what was written in it.
-    let rest = D / B * 0.012 / (1.0 - D / B / 2.0) + super::super::simulate::QUEUED_BYTES / B;
-    near(needed, 0.005 + (0.012 + rest) * 1.15);
+    let remaining = D / B * 0.012 / (1.0 - D / B / 2.0) + super::super::simulate::QUEUED_BYTES / B;
+    near(needed, 0.005 + (0.012 + remaining) * 1.15);
     near(sterna::largest_that_fits(B, ms(12), std::time::Duration::from_secs_f64(needed), ms(5)), D);
     assert_eq!(sterna::limit_that_fits(B, B, ms(12), ms(5)), None);
     // What is left of the limit is not enough, and a quarter of it is.
@@ -97,7 +97,7 @@ fn sterna_is_never_behind_qemu_and_never_ahead_of_physics() {
                 assert!(all.physics.largest_dirty_bytes >= all.sterna.largest_dirty_bytes);
                 assert!(all.physics.downtime_needed <= all.sterna.downtime_needed);
                 assert!(all.sterna.largest_dirty_bytes >= all.engine.largest_dirty_bytes);
-                // QEMU's rule leaves the last sync out, so it can look better where it only says less: compare what
+                // QEMU's rule leaves the last sync out, so it can seem better where it only says less: compare what
                 // the guest sees.
                 let seen = all.qemu.downtime_needed.unwrap() + load.sync.as_secs_f64();
                 assert!(seen + 1e-9 >= all.sterna.downtime_needed.unwrap(), "{load:?}: {all:?}");

@@ -138,12 +138,12 @@ impl<'a> Lane<'a> {
     fn read(&mut self, block: &MappedBlock, run: PageRun) -> Result<(), MigrationError> {
         let mut rest = Some(run);
         while let Some(run) = rest {
-            let (piece, behind) = run.split(PIECE_PAGES);
+            let (piece, others) = run.split(PIECE_PAGES);
             self.sink.prepare(piece)?;
             let at = block.header.page_offset(piece.first);
             let (offset, length) = (piece.first * PAGE, piece.count as usize * PAGE_SIZE);
             self.queue.read_ram(at, piece.block, offset, length).map_err(MigrationError::storage)?;
-            rest = behind;
+            rest = others;
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ pub(super) fn read(
                 u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]])
             })
             .collect();
-        // Bits behind the last page mean nothing (specs/mapped-ram.md §4.5).
+        // Bits after the last page mean nothing (specs/mapped-ram.md §4.5).
         held.merge_words(0, &words);
         Ok(MappedBlock { name: name.clone(), length_bytes: *length_bytes, index, header: *header, held })
     };

@@ -1,8 +1,8 @@
 //! What has come of one device's stream and is not loaded yet.
 //!
-//! Chunks are put in order here. What is held has a ceiling. A Sterna source is granted room before it sends, so a
+//! Chunks are put in order here. What is held has a limit. A Sterna source is granted room before it sends, so a
 //! lane never waits here. Any other source sends as it likes: a chunk before which all have come waits for room, which
-//! comes as the device loads; one behind a gap that would have to be held beyond the ceiling is refused, and room for
+//! comes as the device loads; one after a gap that would have to be held beyond the limit is refused, and room for
 //! the chunk that fills the gap is kept.
 
 use std::collections::BTreeMap;
@@ -16,35 +16,35 @@ use crate::stats::StreamStatistics;
 use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
 /// The most bytes of payload in a chunk of a source with so much credit in all (specs/extension.md §8).
-fn largest_chunk(ceiling: u64) -> u64 {
-    (ceiling / 4).max(LEAST_CEILING)
+fn largest_chunk(limit: u64) -> u64 {
+    (limit / 4).max(LEAST_LIMIT)
 }
 
 /// Chunks held at once, at most, however small.
 const HELD_CHUNKS: usize = 65_536;
-/// Most bytes of a chunk from a source without credit: each lane may hold one before anybody can say whether there is
+/// Most bytes of a chunk from a source without credit: each lane may hold one before it is known whether there is
 /// room for it. QEMU's have 1 MiB.
 const UNASKED_BYTES: u64 = 16 << 20;
 /// Room for a configuration with its head, whatever was set.
-const LEAST_CEILING: u64 = (CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64;
+const LEAST_LIMIT: u64 = (CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// The largest chunk that is usual, with its head.
 const WHOLE_CHUNK_BYTES: u64 = (MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES) as u64;
 /// Below this the size of a buffer does not matter.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Buffers kept for use again, as long as they are no larger than a quarter of the ceiling together: fresh memory costs
+/// Buffers kept for use again, as long as they are no larger than a quarter of the limit together: fresh memory costs
 /// as much as a copy.
 const SPARE_BUFFERS: usize = 32;
 
 pub(in crate::incoming) struct Inbox {
     pub device: Streamed,
     /// Most bytes of payloads held at once.
-    ceiling: u64,
-    state: Mutex<State>,
+    limit: u64,
+    state: Mutex<InboxState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     /// Whether the source keeps to what it is granted.
     has_credit: bool,
     /// Index of the chunk that is loaded next.
@@ -80,7 +80,7 @@ pub(super) struct Chunk {
     data_at: usize,
 }
 
-impl State {
+impl InboxState {
     /// Whether every chunk before `index` has come.
     fn is_in_line(&self, index: u32) -> bool {
         let highest = self.held.keys().next_back();
@@ -88,7 +88,7 @@ impl State {
             || (self.chunks == u64::from(index) && highest.is_none_or(|highest| *highest < index))
     }
 
-    /// As [`State::is_in_line`], where lanes that wait for room have brought some of those before it.
+    /// As [`InboxState::is_in_line`], where lanes that wait for room have brought some of those before it.
     fn follows_waiting(&self, index: u32) -> bool {
         let before = self.waiting.iter().filter(|waiting| **waiting < index).count() as u64;
         let highest = self.held.keys().next_back();
@@ -96,11 +96,11 @@ impl State {
     }
 
     /// Whether a chunk of `bytes` cannot be held now.
-    fn lacks_room(&self, index: u32, bytes: u64, ceiling: u64) -> bool {
+    fn lacks_room(&self, index: u32, bytes: u64, limit: u64) -> bool {
         // The device waits for just this one.
         let is_wanted = index == self.next && !self.is_loading;
         let kept_free = if self.is_in_line(index) { 0 } else { bytes };
-        !is_wanted && self.held_bytes > 0 && self.held_bytes + bytes + kept_free > ceiling
+        !is_wanted && self.held_bytes > 0 && self.held_bytes + bytes + kept_free > limit
     }
 }
 
@@ -111,13 +111,13 @@ impl Chunk {
 }
 
 impl Inbox {
-    pub fn new(device: Streamed, ceiling: u64) -> Self {
+    pub fn new(device: Streamed, limit: u64) -> Self {
         let statistics = StreamStatistics::of(&device.name, device.instance);
-        let ceiling = ceiling.max(LEAST_CEILING);
+        let limit = limit.max(LEAST_LIMIT);
         Self {
             device,
-            ceiling,
-            state: Mutex::new(State { statistics, ..State::default() }),
+            limit,
+            state: Mutex::new(InboxState { statistics, ..InboxState::default() }),
             changed: Condvar::new(),
         }
     }
@@ -126,8 +126,8 @@ impl Inbox {
     pub fn begin_credit(&self) -> u64 {
         let mut state = self.state.lock();
         state.has_credit = true;
-        state.granted_bytes = self.ceiling;
-        self.ceiling
+        state.granted_bytes = self.limit;
+        self.limit
     }
 
     /// A buffer for a payload of `bytes` that is about to be read.
@@ -137,11 +137,11 @@ impl Inbox {
     pub fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
         let bytes = u64::from(bytes);
         let mut state = self.state.lock();
-        // A source that was told no ceiling cannot keep its chunks below it: one is held, alone.
-        let most = if state.has_credit { self.ceiling } else { self.ceiling.max(WHOLE_CHUNK_BYTES) };
+        // A source that was told no limit cannot keep its chunks below it: one is held, alone.
+        let most = if state.has_credit { self.limit } else { self.limit.max(WHOLE_CHUNK_BYTES) };
         if bytes > most {
             return Err(self.misbehaved(format!(
-                "a chunk of {bytes} bytes, and at most {most} are held (x-sterna-device-queue-size)"
+                "a chunk of {bytes} bytes, but this side holds at most {most} for each device"
             )));
         }
         let come = state.come_bytes.saturating_add(bytes);
@@ -165,7 +165,7 @@ impl Inbox {
     /// A payload has come, in a buffer of [`Inbox::buffer`].
     ///
     /// # Errors
-    /// It is no chunk, came before, does not belong into the stream, or would have to be held beyond the ceiling.
+    /// It is no chunk, came before, does not belong into the stream, or would have to be held beyond the limit.
     pub fn put(&self, payload: Vec<u8>) -> Result<(), MigrationError> {
         let (DeviceChunk { index, kind }, data_at) = DeviceChunk::decode(&payload)
             .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
@@ -175,15 +175,15 @@ impl Inbox {
             return Err(self.misbehaved(format!("chunk {index} comes twice")));
         }
         self.check(&state, index, kind, payload.len() - data_at)?;
-        while !state.has_credit && state.lacks_room(index, bytes, self.ceiling) {
+        while !state.has_credit && state.lacks_room(index, bytes, self.limit) {
             if state.is_stopped {
                 return Err(MigrationError::Cancelled);
             }
             if !state.is_in_line(index) && !state.follows_waiting(index) {
                 return Err(self.misbehaved(format!(
-                    "chunk {index} cannot be held: {} bytes wait for chunk {} already, more than {} are not held \
-                     (x-sterna-device-queue-size)",
-                    state.held_bytes, state.next, self.ceiling
+                    "chunk {index} cannot be held: {} bytes wait for chunk {} already, and this side holds at \
+                     most {} for each device",
+                    state.held_bytes, state.next, self.limit
                 )));
             }
             state.waiting.push(index);
@@ -249,14 +249,14 @@ impl Inbox {
             }
         }
         let spare = (state.spare.len() as u64 + 1).saturating_mul(chunk.payload.capacity() as u64);
-        if state.spare.len() < SPARE_BUFFERS && spare <= (self.ceiling / 4).max(bytes) {
+        if state.spare.len() < SPARE_BUFFERS && spare <= (self.limit / 4).max(bytes) {
             state.spare.push(chunk.payload);
         }
-        let due = state.loaded_bytes + self.ceiling;
-        // A message for every quarter of the ceiling, and no later than the largest chunk wants to come.
+        let due = state.loaded_bytes + self.limit;
+        // A message for every quarter of the limit, and no later than the largest chunk wants to come.
         let room = state.granted_bytes.saturating_sub(state.come_bytes);
-        let is_worth = due.saturating_sub(state.granted_bytes) >= self.ceiling / 4
-            || (state.held_bytes == 0 && room < largest_chunk(self.ceiling));
+        let is_worth = due.saturating_sub(state.granted_bytes) >= self.limit / 4
+            || (state.held_bytes == 0 && room < largest_chunk(self.limit));
         let grant =
             (state.has_credit && is_worth && !state.is_loaded && due > state.granted_bytes).then_some(due);
         if let Some(grant) = grant {
@@ -303,14 +303,14 @@ impl Inbox {
         self.state.lock().is_loaded
     }
 
-    /// Whether the switchover need not wait for it: its initial bytes are loaded, or it was never told of any.
+    /// Whether the switchover need not wait for it: its initial bytes are loaded, or it has none.
     pub fn is_ready_for_switchover(&self) -> bool {
         let state = self.state.lock();
         !state.has_credit || state.initial_is_loaded
     }
 
     /// Bytes that came and that were loaded.
-    pub fn figures(&self) -> (u64, u64) {
+    pub fn progress(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.come_bytes, state.loaded_bytes)
     }
@@ -327,7 +327,7 @@ impl Inbox {
 
     fn check(
         &self,
-        state: &State,
+        state: &InboxState,
         index: u32,
         kind: DeviceChunkKind,
         data_bytes: usize,

@@ -15,8 +15,8 @@ pub(in crate::incoming) struct Inboxes {
 }
 
 impl Inboxes {
-    pub fn new(devices: Vec<Streamed>, ceiling: u64) -> Self {
-        Self { boxes: devices.into_iter().map(|device| Arc::new(Inbox::new(device, ceiling))).collect() }
+    pub fn new(devices: Vec<Streamed>, limit: u64) -> Self {
+        Self { boxes: devices.into_iter().map(|device| Arc::new(Inbox::new(device, limit))).collect() }
     }
 
     /// Where chunks of a device go.
@@ -59,9 +59,9 @@ impl Inboxes {
     }
 
     /// Bytes that came and that were loaded: whether anything moves.
-    pub fn figures(&self) -> (u64, u64) {
-        let figures = self.boxes.iter().map(|inbox| inbox.figures());
-        figures.fold((0, 0), |(came, loaded), one| (came + one.0, loaded + one.1))
+    pub fn progress(&self) -> (u64, u64) {
+        let progress = self.boxes.iter().map(|inbox| inbox.progress());
+        progress.fold((0, 0), |(came, loaded), one| (came + one.0, loaded + one.1))
     }
 
     /// Names a device that is not loaded yet.

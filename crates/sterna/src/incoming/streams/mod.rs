@@ -1,6 +1,6 @@
 //! Devices' streams at the destination: lanes put chunks in, one load thread per device takes them out in order.
 //!
-//! Loading begins with the first chunk. What is held for a device that loads slowly has a ceiling ([`inbox`]).
+//! Loading begins with the first chunk. What is held for a device that loads slowly has a limit ([`inbox`]).
 
 pub(super) mod inbox;
 pub(super) mod inboxes;

@@ -19,25 +19,25 @@ use sterna_wire::main::Command;
 
 use super::ask;
 use super::file::SaveFile;
-use super::interruption::Break;
 use super::limits::limit_of;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
 use super::return_path;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::streams::DeviceStreams;
 use super::waits::Waits;
 use super::workers::Workers;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
+use crate::interruption::Break;
 use crate::params::{StatusQuestions, WaitLimits};
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 use rounds::Rounds;
 use slowdown::Slowdown;
 
-/// How often an idle control thread looks up.
+/// How often an idle control thread wakes.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 const NAME: &str = "migration";
@@ -50,14 +50,14 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 
 /// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
 pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
-    let state = || shared.driver.look(Source::state);
+    let state = || shared.driver.inspect(Source::state);
     // The custody says so as soon as the machine does: the control thread of the last attempt may still have to end.
     if state() == State::Held {
         shared.wait();
     }
     let mut control = Control::new(Arc::clone(shared));
     let (go, gone) = std::sync::mpsc::channel();
-    // Before the machine is told: what it asks for must find somebody who does it.
+    // Before the machine learns it: there must be a thread that performs what it asks for.
     let performs = move || {
         if gone.recv().is_ok() {
             control.perform_all();
@@ -74,7 +74,7 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
     Ok(())
 }
 
-/// What is left to do where a control thread died: nobody performs actions any more, but nobody shall wait for ever.
+/// What remains to be done if a control thread died: no thread performs actions any more, and no caller may wait for ever.
 fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
     let shared = Arc::clone(shared);
     move |error| {
@@ -94,7 +94,7 @@ pub(super) struct Control {
     workers: Workers,
     waits: Waits,
     rounds: Option<Rounds>,
-    /// The pass whose last slice the policy was woken for.
+    /// The round whose last slice the policy was woken for.
     rearmed_seen: u64,
     slowdown: Slowdown,
     limits_noted: Instant,
@@ -263,13 +263,13 @@ impl Control {
                     Some(streams) => streams.stop(&mut self.waits),
                     None => Ok(()),
                 };
-                let mut figures = lock(&self.shared.figures);
-                figures.stopped_at = Some(began);
-                figures.at_stop = Some(self.shared.counters.now());
-                drop(figures);
+                let mut statistics = self.shared.statistics.lock();
+                statistics.stopped_at = Some(began);
+                statistics.at_stop = Some(self.shared.counters.now());
+                drop(statistics);
                 self.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
-                // The guest is stopped all the same: the machine lets it run on, and its devices. It has to know
+                // The guest is stopped anyway: the machine lets it run on, and its devices. It has to know
                 // before, or it would release hooks while a device may still write.
                 if let Err(error) = devices {
                     self.shared.fail(error);
@@ -290,7 +290,7 @@ impl Control {
         self.step_began = Instant::now();
         for hook in self.shared.vm.hooks() {
             // Counted as released before it is tried: half a release is to be undone too.
-            lock(&self.shared.released).push(Arc::clone(&hook));
+            self.shared.released.lock().push(Arc::clone(&hook));
             if let Err(error) = call(format!("Hook::release of {}", hook.name()), || hook.release()) {
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::HookReleaseFailed);
@@ -311,15 +311,15 @@ impl Control {
     fn report_undecided(&mut self, cause: Cause) {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         let can_ask =
-            self.shared.driver.look(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
+            self.shared.driver.inspect(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
         let asked = match self.shared.params().status_questions {
-            StatusQuestions::Operator => "is not asked, since x-sterna-status-question is operator",
+            StatusQuestions::Operator => "is not asked, since this side leaves the question to an operator",
             StatusQuestions::Auto if can_ask => "is asked again",
             StatusQuestions::Auto => "cannot be asked",
         };
         let text = format!(
             "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here \
-             and the destination {asked}. If it does not answer, look whether the guest runs there and decide: \
+             and the destination {asked}. If it does not answer, check whether the guest runs there and decide: \
              source-runs only if it is gone for good, else destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
@@ -375,7 +375,7 @@ impl Control {
             }
         };
         if !held {
-            *lock(&self.shared.tracking) = None;
+            *self.shared.tracking.lock() = None;
         }
         self.shared.end(ended);
     }
@@ -385,11 +385,12 @@ impl Control {
         if self.ran_before { "running" } else { "paused" }
     }
 
-    /// The guest's pause ended when the destination acknowledged: it says so when the guest runs.
+    /// The downtime ended when the destination acknowledged: it does so when the guest runs.
     fn note_start(&mut self) {
-        let figures = lock(&self.shared.figures);
-        let end = figures.stopped_at.zip(figures.downtime).map(|(stopped, downtime)| stopped + downtime);
-        drop(figures);
+        let statistics = self.shared.statistics.lock();
+        let end =
+            statistics.stopped_at.zip(statistics.downtime).map(|(stopped, downtime)| stopped + downtime);
+        drop(statistics);
         if let Some(end) = end {
             self.step_until(SwitchoverStep::Start, end);
         }
@@ -403,7 +404,7 @@ impl Control {
     fn step_until(&mut self, step: SwitchoverStep, now: Instant) {
         let took = now.saturating_duration_since(self.step_began);
         self.step_began = now;
-        lock(&self.shared.figures).switchover.push((step, took));
+        self.shared.statistics.lock().switchover.push((step, took));
         self.shared.tell(&Event::SwitchoverStep { step, took });
     }
 }

@@ -13,19 +13,18 @@ use super::rounds::Rounds;
 use super::{Control, no_rounds, setup, slowdown};
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::order::Pass;
-use crate::outgoing::interruption::Break;
+use crate::interruption::Break;
+use crate::order::RoundPages;
 use crate::outgoing::limits::ack_form;
-use crate::outgoing::shared::lock;
 use crate::outgoing::streams::DeviceStreams;
 use crate::params::ZeroPageDetection;
-use crate::precopy::{Answer, Begun, FIXED_PAUSE, Input, Output, Recorded, Settings, Synced, WINDOW};
+use crate::precopy::{Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW};
 use crate::threads::call;
 use crate::vm::RunState;
 
 /// Probes of the destination are this far apart at least.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
-/// How often readers are told what dirty limits do.
+/// How often the effect of dirty limits is noted for readers.
 const LIMIT_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Control {
@@ -55,12 +54,12 @@ impl Control {
 
         let all = DirtyBitmaps::new(&shared.ram);
         all.set_all();
-        shared.origin.leave_out(&all);
-        let look_for_absent =
-            shared.origin.knows_absent() || shared.params().zero_page_detection != ZeroPageDetection::None;
+        shared.guest_source.leave_out(&all);
+        let look_for_absent = shared.guest_source.knows_absent()
+            || shared.params().zero_page_detection != ZeroPageDetection::None;
         let rounds = Rounds::begin(&shared, all, look_for_absent);
         if let Some(streams) = &self.streams {
-            streams.enter_round(rounds.pass().number());
+            streams.enter_round(rounds.round().number());
         }
         rounds.tell();
         let begun = Begun {
@@ -68,9 +67,9 @@ impl Control {
             channels: shared.lanes.count() as u32,
             round_trip: self.round_trip,
             // *Prepare* and the start cost a round trip each.
-            fixed_pause: self.round_trip * 2 + FIXED_PAUSE,
+            fixed_downtime: self.round_trip * 2 + FIXED_DOWNTIME,
         };
-        *lock(&shared.policy) = Some(Recorded::new(begun, rounds.look()));
+        *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
         self.follow_policy(begun.settings)
     }
@@ -78,12 +77,12 @@ impl Control {
     /// Writes what stands before RAM, and RAM's START section.
     fn start_ram(&mut self) -> Result<(), MigrationError> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
-        main.with(|stream| shared.origin.send_early(stream))?;
+        main.with(|stream| shared.guest_source.send_early(stream))?;
         match &mut self.file {
             Some(file) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
             _ => main.with(|stream| {
-                stream.ram_start(&shared.origin.blocks(), shared.capabilities.multifd)?;
-                shared.origin.send_setup(stream)
+                stream.ram_start(&shared.guest_source.blocks(), shared.capabilities.multifd)?;
+                shared.guest_source.send_setup(stream)
             }),
         }
     }
@@ -101,13 +100,13 @@ impl Control {
     /// Says what the peer turned out to be; without a return path nothing is known of it.
     fn introduce_peer(&self) {
         if self.shared.capabilities.return_path {
-            let peer = self.shared.driver.look(Source::peer);
-            lock(&self.shared.figures).peer_is_sterna = Some(peer.sterna);
+            let peer = self.shared.driver.inspect(Source::peer);
+            self.shared.statistics.lock().peer_is_sterna = Some(peer.sterna);
             self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
         }
     }
 
-    /// Does what the policy says, until the machine wants something else done.
+    /// Performs what the policy asks for, until the machine wants something else done.
     fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
@@ -136,16 +135,16 @@ impl Control {
         match output {
             Output::Sync => {
                 let synced = self.sync()?;
-                return Ok(Some(Input::Synced(synced, self.rounds()?.look())));
+                return Ok(Some(Input::Synced(synced, self.rounds()?.snapshot())));
             }
             Output::Publish { tries_network } => self.publish(tries_network)?,
             Output::RunDry { number } => {
-                let Some(pass) = self.rounds()?.pass_numbered(number) else {
-                    return Err(MigrationError::Internal(format!("pass {number} is not there")).into());
+                let Some(round) = self.rounds()?.round_numbered(number) else {
+                    return Err(MigrationError::Internal(format!("round {number} is not there")).into());
                 };
-                self.run_dry(&pass)?;
+                self.run_dry(&round)?;
                 self.probe()?;
-                return Ok(Some(Input::Flushed(self.rounds()?.look())));
+                return Ok(Some(Input::Flushed(self.rounds()?.snapshot())));
             }
             Output::Throttle(percent) => self.slowdown.throttle(percent),
             Output::LimitDirtyRate(Some(bytes)) => self.slowdown.limit_dirty_rates(bytes)?,
@@ -161,44 +160,44 @@ impl Control {
             }
             Output::RequestSwitchover => {
                 let is_taken = self.request_switchover();
-                let look = self.rounds()?.look();
-                return Ok(Some(if is_taken { Input::Ended } else { Input::NotAcknowledged(look) }));
+                let snapshot = self.rounds()?.snapshot();
+                return Ok(Some(if is_taken { Input::Ended } else { Input::NotAcknowledged(snapshot) }));
             }
         }
         Ok(None)
     }
 
-    /// Waits until the policy wants to look, or the pass comes to its end.
+    /// Waits until the policy is due, or the round comes to its end.
     fn wait_for_policy(&mut self) -> Result<Input, Break> {
         let shared = Arc::clone(&self.shared);
         let wake_at =
-            lock(&shared.policy).as_ref().map_or(Duration::ZERO, |policy| policy.policy().wake_at());
-        let pass = Arc::clone(self.rounds()?.pass());
-        let was_rearmed = self.rearmed_seen == pass.number();
+            shared.policy.lock().as_ref().map_or(Duration::ZERO, |policy| policy.policy().wake_at());
+        let round = Arc::clone(self.rounds()?.round());
+        let was_rearmed = self.rearmed_seen == round.number();
         let began = Instant::now();
-        let patience = wake_at.saturating_sub(lock(&shared.figures).clock()).min(WINDOW);
-        let came = self.waits.at_most(patience, || (!was_rearmed && pass.is_rearmed()).then_some(()))?;
-        let mut look = self.rounds()?.look();
+        let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(WINDOW);
+        let came = self.waits.at_most(patience, || (!was_rearmed && round.is_rearmed()).then_some(()))?;
+        let mut snapshot = self.rounds()?.snapshot();
         if came.is_some() {
-            self.rearmed_seen = pass.number();
+            self.rearmed_seen = round.number();
         } else if !patience.is_zero() {
-            look.late = Some(began.elapsed().saturating_sub(patience));
+            snapshot.late = Some(began.elapsed().saturating_sub(patience));
         }
-        Ok(Input::Looked(look))
+        Ok(Input::Observed(snapshot))
     }
 
     fn tell_policy(&mut self, input: Input) -> Vec<Output> {
-        let mut policy = lock(&self.shared.policy);
+        let mut policy = self.shared.policy.lock();
         let Some(policy) = policy.as_mut() else { return Vec::new() };
         let outputs = policy.handle(input);
         let policy = policy.policy();
-        let mut figures = lock(&self.shared.figures);
-        figures.expected_downtime = policy.expected_downtime();
-        figures.dirty_pages_per_second = policy.dirty_pages_per_second();
-        figures.cpu_throttle_percent = policy.throttle_percent();
-        figures.is_dirty_limited = policy.is_dirty_limited();
-        let is_limited = figures.is_dirty_limited;
-        drop(figures);
+        let mut statistics = self.shared.statistics.lock();
+        statistics.expected_downtime = policy.expected_downtime();
+        statistics.dirty_pages_per_second = policy.dirty_pages_per_second();
+        statistics.cpu_throttle_percent = policy.throttle_percent();
+        statistics.is_dirty_limited = policy.is_dirty_limited();
+        let is_limited = statistics.is_dirty_limited;
+        drop(statistics);
         if is_limited && self.limits_noted.elapsed() >= LIMIT_INTERVAL {
             self.limits_noted = Instant::now();
             self.slowdown.note_times();
@@ -210,10 +209,10 @@ impl Control {
         Settings::new(&self.shared.params(), &self.shared.capabilities)
     }
 
-    /// Asks a Sterna destination for an answer, which it gives when it has all pages of the pass that was just flushed.
+    /// Asks a Sterna destination for an answer, which it gives when it has all pages of the round that was just flushed.
     fn probe(&mut self) -> Result<(), MigrationError> {
-        let is_sterna = self.shared.driver.look(Source::peer).sterna;
-        let mut probes = lock(&self.shared.probes);
+        let is_sterna = self.shared.driver.inspect(Source::peer).sterna;
+        let mut probes = self.shared.probes.lock();
         if !is_sterna || !probes.is_due(PROBE_INTERVAL) {
             return Ok(());
         }
@@ -224,7 +223,7 @@ impl Control {
     }
 
     fn tell_answer(&mut self) -> Vec<Output> {
-        let answer = lock(&self.shared.probes).take_answer();
+        let answer = self.shared.probes.lock().take_answer();
         answer.map_or_else(Vec::new, |(took, unsent_bytes)| {
             self.tell_policy(Input::Answered(Answer { took, unsent_bytes }))
         })
@@ -244,19 +243,19 @@ impl Control {
         }
     }
 
-    /// Looks for pages that were written.
-    pub(super) fn sync(&mut self) -> Result<Synced, MigrationError> {
+    /// Syncs.
+    pub(super) fn sync(&mut self) -> Result<SyncResult, MigrationError> {
         match &mut self.rounds {
             Some(rounds) => rounds.sync(self.streams.as_ref()),
             None => Err(no_rounds()),
         }
     }
 
-    /// Publishes the next pass.
+    /// Publishes the next round.
     pub(super) fn publish(&mut self, tries_network: bool) -> Result<(), MigrationError> {
         let rounds = self.rounds()?;
         rounds.publish(tries_network);
-        let number = rounds.pass().number();
+        let number = rounds.round().number();
         if let Some(streams) = &self.streams {
             streams.enter_round(number);
         }
@@ -264,10 +263,10 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until every lane is through with `pass`, and writes its flush.
-    pub(super) fn run_dry(&mut self, pass: &Pass) -> Result<(), Break> {
+    /// Waits until every lane is through with `round`, and writes its flush.
+    pub(super) fn run_dry(&mut self, round: &RoundPages) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
-        let number = pass.number();
+        let number = round.number();
         self.waits.until(|| shared.lanes.are_through(number).then_some(()))?;
         let is_last = self.rounds()?.is_last();
         match &self.file {
@@ -280,14 +279,14 @@ impl Control {
             None => {}
         }
         shared.lanes.queue.flushed(number);
-        self.rounds()?.close(pass);
+        self.rounds()?.close(round);
         Ok(())
     }
 
-    /// Lets the guest run as fast as it did. However the migration ends; idempotent.
+    /// Removes every throttle, however the migration ends; idempotent.
     pub(super) fn unthrottle(&mut self) {
         let outputs = self.tell_policy(Input::Ended);
-        lock(&self.shared.figures).dirty_limit_times = None;
+        self.shared.statistics.lock().dirty_limit_times = None;
         self.slowdown.take_back(&outputs);
     }
 }

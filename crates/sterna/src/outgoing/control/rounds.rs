@@ -1,4 +1,4 @@
-//! The rounds of precopy: the pass that is sent, what syncs have found since, and their figures.
+//! The rounds of precopy: the round that is sent, what syncs have found since, and their statistics.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,30 +7,30 @@ use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::order::{Pass, SliceSize};
-use crate::outgoing::shared::{Shared, lock};
+use crate::order::{RoundPages, SliceSize};
+use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
-use crate::precopy::{Backlog, Counts, Look, PassLook, StreamsLeft, Synced};
+use crate::precopy::{Backlog, Counts, RoundProgress, Snapshot, StreamsRemaining, SyncResult};
 use crate::stats::{Round, SyncParts};
 use crate::threads::call;
 use crate::vm::RunState;
 
-/// With so many pages a network is tried that carried none with content so far: 4 MiB.
+/// How many pages are sent to measure a network that carried none with content so far: 4 MiB.
 const TRIED_PAGES: u64 = 1024;
 
-/// Where the rounds stand.
+/// The running round, and what the next one will send.
 pub(super) struct Rounds {
     shared: Arc<Shared>,
-    /// The pass that was published last, and the one before.
-    pass: Arc<Pass>,
-    before: Option<Arc<Pass>>,
-    /// Found dirty, and in no pass yet.
+    /// The round that was published last, and the one before.
+    round: Arc<RoundPages>,
+    before: Option<Arc<RoundPages>>,
+    /// Found dirty, and in no round yet.
     next: DirtyBitmaps,
-    round: Open,
+    open: OpenRound,
 }
 
-/// The round that runs.
-struct Open {
+/// Measures the round that runs.
+struct OpenRound {
     began: Duration,
     counts: Counts,
     sync: Duration,
@@ -38,121 +38,121 @@ struct Open {
     stopped: bool,
 }
 
-impl Open {
+impl OpenRound {
     fn new(began: Duration, counts: Counts, stopped: bool) -> Self {
         Self { began, counts, sync: Duration::ZERO, sync_parts: SyncParts::default(), stopped }
     }
 }
 
 impl Rounds {
-    /// Publishes the first pass, over all RAM, or over `pages` of it.
+    /// Publishes the first round, over all RAM, or over `pages` of it.
     pub fn begin(shared: &Arc<Shared>, pages: DirtyBitmaps, look_for_absent: bool) -> Self {
         let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(1, ram, slices, pages, look_for_absent);
-        let (counts, mut figures) = (shared.counters.now(), lock(&shared.figures));
-        figures.begin_pages(counts);
-        let round = Open::new(figures.clock(), counts, false);
-        drop(figures);
+        let round = RoundPages::new(1, ram, slices, pages, look_for_absent);
+        let (counts, mut statistics) = (shared.counters.now(), shared.statistics.lock());
+        statistics.begin_pages(counts);
+        let open = OpenRound::new(statistics.clock(), counts, false);
+        drop(statistics);
         let rounds = Self {
             shared: Arc::clone(shared),
-            pass: Arc::new(pass),
+            round: Arc::new(round),
             before: None,
             next: DirtyBitmaps::new(ram),
-            round,
+            open,
         };
-        rounds.enter_pass();
+        rounds.enter_round();
         rounds
     }
 
-    /// The pass that was published last.
-    pub fn pass(&self) -> &Arc<Pass> {
-        &self.pass
+    /// The round that was published last.
+    pub fn round(&self) -> &Arc<RoundPages> {
+        &self.round
     }
 
-    /// The pass of that number, if it is one of the last two.
-    pub fn pass_numbered(&self, number: u64) -> Option<Arc<Pass>> {
-        let passes = [Some(&self.pass), self.before.as_ref()];
-        passes.into_iter().flatten().find(|pass| pass.number() == number).cloned()
+    /// The round of that number, if it is one of the last two.
+    pub fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
+        let rounds = [Some(&self.round), self.before.as_ref()];
+        rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
     }
 
-    /// How things stand.
-    pub fn look(&self) -> Look {
-        Look {
-            now: lock(&self.shared.figures).clock(),
+    /// The state at this instant, for the policy.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            now: self.shared.statistics.lock().clock(),
             late: None,
             counts: self.shared.counters.now(),
-            pass: PassLook {
-                pages: self.pass.pages(),
-                left: self.pass.left(),
-                is_rearmed: self.pass.is_rearmed(),
-                is_searched: self.pass.is_searched(),
+            round: RoundProgress {
+                pages: self.round.pages(),
+                remaining: self.round.remaining_pages(),
+                is_rearmed: self.round.is_rearmed(),
+                is_searched: self.round.is_searched(),
             },
         }
     }
 
-    /// Looks for pages that were written; what it finds belongs to the next pass. Pages that the running pass still
-    /// has to send do not: it reads them later than now (clause 6).
-    pub fn sync(&mut self, streams: Option<&DeviceStreams>) -> Result<Synced, MigrationError> {
+    /// Syncs; what it finds belongs to the next round. Pages that the running round still has to send do not: it reads
+    /// them later than now (clause 6).
+    pub fn sync(&mut self, streams: Option<&DeviceStreams>) -> Result<SyncResult, MigrationError> {
         let shared = &self.shared;
         let began = Instant::now();
-        let found = call("DirtySource::harvest", || shared.vm.dirty_source().harvest(&mut self.next))?;
-        let dropped = self.pass.drop_unsent(&mut self.next);
+        let found = call("DirtySource::sync", || shared.vm.dirty_source().sync(&mut self.next))?;
+        let dropped = self.round.drop_unsent(&mut self.next);
         let took = began.elapsed();
-        self.round.sync += took;
-        self.round.sync_parts += found.times;
+        self.open.sync += took;
+        self.open.sync_parts += found.times;
         let next_pages = self.next.count();
-        lock(&shared.figures).pending_bytes = next_pages * PAGE_SIZE as u64;
+        shared.statistics.lock().next_round_bytes = next_pages * PAGE_SIZE as u64;
         let backlog = Backlog {
             unsent_bytes: shared.unsent_bytes(),
-            streams: streams.map_or(Some(StreamsLeft::default()), DeviceStreams::left),
+            streams: streams.map_or(Some(StreamsRemaining::default()), DeviceStreams::remaining),
             guest_runs: shared.vm.run_state() == RunState::Running,
         };
         let dirtied_pages = found.newly_dirty.saturating_sub(dropped);
-        Ok(Synced { took, dirtied_pages, next_pages, backlog })
+        Ok(SyncResult { took, dirtied_pages, next_pages, backlog })
     }
 
-    /// Makes the next pass of what syncs have found, and lets lanes begin it.
+    /// Makes the next round of what syncs have found, and lets lanes begin it.
     pub fn publish(&mut self, tries_network: bool) {
         let ram = &self.shared.ram;
         let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(ram));
         if tries_network {
-            // Devices' state may be large: what the network carries is tried with pages that nobody would send.
+            // Devices' state may be large: what the network carries is tried with pages that would not be sent otherwise.
             let block = bits.block(0);
             block.set_range(0, TRIED_PAGES.min(block.pages()));
-            self.shared.origin.leave_out(&bits);
+            self.shared.guest_source.leave_out(&bits);
         }
-        let number = self.pass.number() + 1;
-        let slices = self.pass.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
-        let pass = Pass::new(number, ram, slices, bits, false);
-        let pass = Arc::new(if tries_network { pass.sending_zeros() } else { pass });
-        self.before = Some(std::mem::replace(&mut self.pass, pass));
-        self.enter_pass();
+        let number = self.round.number() + 1;
+        let slices = self.round.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
+        let round = RoundPages::new(number, ram, slices, bits, false);
+        let round = Arc::new(if tries_network { round.sending_zeros() } else { round });
+        self.before = Some(std::mem::replace(&mut self.round, round));
+        self.enter_round();
     }
 
     /// Whether the guest is stopped.
     pub fn is_last(&self) -> bool {
-        self.round.stopped
+        self.open.stopped
     }
 
-    /// Every lane is through with `pass`, and its flush is written.
-    pub fn close(&mut self, pass: &Pass) {
+    /// Every lane is through with `round`, and its flush is written.
+    pub fn close(&mut self, round: &RoundPages) {
         let counts = self.shared.counters.now();
-        let mut figures = lock(&self.shared.figures);
-        figures.observe(counts);
-        let (now, open) = (figures.clock(), &self.round);
-        // What its sync found is the next pass already, or waits for more.
-        let is_followed = self.pass.number() > pass.number();
-        let found = if is_followed { self.pass.pages() } else { self.next.count() };
+        let mut statistics = self.shared.statistics.lock();
+        statistics.observe(counts);
+        let (now, open) = (statistics.clock(), &self.open);
+        // What its sync found is the next round already, or waits for more.
+        let is_followed = self.round.number() > round.number();
+        let found = if is_followed { self.round.pages() } else { self.next.count() };
         let took = now - open.began;
-        let mut lanes = figures.lanes_between(open.counts, counts);
+        let mut lanes = statistics.lanes_between(open.counts, counts);
         // A wait is counted when it is over: it may have begun before the round, as an operator's in pre-switchover.
         lanes.idle = lanes.idle.min(took.saturating_sub(lanes.busy() + lanes.throttled));
-        figures.push_round(Round {
-            number: pass.number(),
+        statistics.push_round(Round {
+            number: round.number(),
             began: open.began,
             took,
-            pages: pass.pages(),
+            pages: round.pages(),
             bytes: counts.bytes() - open.counts.bytes(),
             lanes,
             sync: open.sync,
@@ -160,28 +160,28 @@ impl Rounds {
             dirtied_pages: found,
             stopped: open.stopped,
         });
-        let stopped = figures.at_stop.is_some();
-        self.round = Open::new(now, counts, stopped);
+        let stopped = statistics.at_stop.is_some();
+        self.open = OpenRound::new(now, counts, stopped);
     }
 
     /// Marks the round that begins now as one with the guest stopped.
     pub fn open_last(&mut self) {
-        let (counts, began) = (self.shared.counters.now(), lock(&self.shared.figures).clock());
-        self.round = Open::new(began, counts, true);
+        let (counts, began) = (self.shared.counters.now(), self.shared.statistics.lock().clock());
+        self.open = OpenRound::new(began, counts, true);
     }
 
-    /// Lets the lanes begin the pass that was made last.
-    fn enter_pass(&self) {
-        let mut figures = lock(&self.shared.figures);
-        figures.rounds_begun = self.pass.number();
-        figures.pending_bytes = 0;
-        figures.pass = Some(Arc::clone(&self.pass));
-        drop(figures);
-        self.shared.lanes.queue.publish(Arc::clone(&self.pass));
+    /// Lets the lanes begin the round that was made last.
+    fn enter_round(&self) {
+        let mut statistics = self.shared.statistics.lock();
+        statistics.rounds_begun = self.round.number();
+        statistics.next_round_bytes = 0;
+        statistics.round = Some(Arc::clone(&self.round));
+        drop(statistics);
+        self.shared.lanes.queue.publish(Arc::clone(&self.round));
     }
 
-    /// Tells the observer of the pass that was published last.
+    /// Tells the observer of the round that was published last.
     pub fn tell(&self) {
-        self.shared.tell(&Event::Pass(self.pass.number()));
+        self.shared.tell(&Event::Round(self.round.number()));
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Connected {
 /// Opens every channel, and writes the first bytes of each.
 pub(super) fn connect(shared: &Shared) -> Result<Connected, MigrationError> {
     let connected = open(shared)?;
-    let mut configuration = shared.origin.configuration();
+    let mut configuration = shared.guest_source.configuration();
     if shared.capabilities.mapped_ram {
         configuration.capabilities.push("mapped-ram".to_owned());
     }
@@ -57,7 +57,7 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
     };
     let channel = open()?;
     let sink: Arc<dyn Sink> = channel.clone();
-    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
+    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
     let main = MainChannel::new(Some(channel), stream);
     let mut multifd = Vec::new();
     if shared.capabilities.multifd {
@@ -105,7 +105,7 @@ pub(super) fn writers(
     Ok(Writers { lanes, detection, after_flush: legacy || is_mapped })
 }
 
-/// Starts one thread per lane. Each writes its opening barrier and waits for passes.
+/// Starts one thread per lane. Each writes its opening barrier and waits for rounds.
 pub(super) fn start_lanes(
     shared: &Arc<Shared>,
     writers: Writers,
@@ -140,7 +140,7 @@ pub(super) fn start_lanes(
 
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {
     let channel = main.channel.clone();
-    let reader = shared.origin.reader()?;
+    let reader = shared.guest_source.reader()?;
     let lane = MainLane {
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
@@ -163,7 +163,7 @@ fn multifd_lanes(
 ) -> Result<Vec<LaneEnds>, MigrationError> {
     let params = shared.params();
     let lane = |(id, channel): (usize, &Arc<Channel>)| -> Result<LaneEnds, MigrationError> {
-        let reader = shared.origin.reader()?;
+        let reader = shared.guest_source.reader()?;
         let lane = MultifdLane {
             reader: Arc::clone(&reader),
             channel: Arc::clone(channel),

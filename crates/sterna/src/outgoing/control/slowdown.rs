@@ -6,7 +6,7 @@ use sterna_transport::Address;
 
 use crate::error::{MigrationError, VmError};
 use crate::events::Event;
-use crate::outgoing::shared::{Shared, lock};
+use crate::outgoing::shared::Shared;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{Output, Standstill};
 use crate::threads::{call, tried};
@@ -40,10 +40,10 @@ impl Slowdown {
     /// What dirty limits do to the guest, for readers.
     pub fn note_times(&self) {
         let times = self.shared.vm.throttle().and_then(Throttle::dirty_limit_times);
-        lock(&self.shared.figures).dirty_limit_times = times;
+        self.shared.statistics.lock().dirty_limit_times = times;
     }
 
-    /// Does what the policy says at the end. What fails keeps neither the rest from being tried, nor the guest from
+    /// Does what the policy says at the end. What fails keeps neither the others from being tried, nor the guest from
     /// running on.
     pub fn take_back(&mut self, outputs: &[Output]) {
         let limits = std::mem::take(&mut self.limits);
@@ -76,7 +76,7 @@ pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     let is_held = params.max_bandwidth_bytes > 0 && params.max_bandwidth_bytes < standstill.drained_bytes;
     let (sent, held) = match is_held {
-        true => (params.max_bandwidth_bytes, " under max-bandwidth"),
+        true => (params.max_bandwidth_bytes, " under the bandwidth limit"),
         false => (standstill.drained_bytes, ""),
     };
     let is_network = matches!(shared.to, Address::Tcp { .. } | Address::Unix { .. });
@@ -84,13 +84,13 @@ pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
     let devices = match standstill.streams {
         time if time.is_zero() => String::new(),
         time => format!(
-            "Devices' state takes {} ms of it, which further rounds do not shorten: raise downtime-limit above that. ",
+            "Devices' state takes {} ms of it, which further rounds do not shorten: raise the downtime limit above that. ",
             time.as_millis()
         ),
     };
     format!(
         "the guest dirties {:.0} MB/s, {:.0} MB/s can be sent{held}, and the downtime would be {:.0} ms where \
-         downtime-limit allows {} ms. {devices}{}",
+         the downtime limit is {} ms. {devices}{}",
         megabytes(standstill.dirtied_bytes),
         megabytes(sent),
         standstill.expected.as_secs_f64() * 1e3,
@@ -141,19 +141,19 @@ fn remedies(
     is_network: bool,
     can_throttle: bool,
 ) -> String {
-    let mut remedies = vec!["Raise downtime-limit"];
+    let mut remedies = vec!["Raise the downtime limit"];
     match (is_held, capabilities.multifd) {
-        (true, _) => remedies.push("raise max-bandwidth"),
-        (false, true) => remedies.push("raise multifd-channels if the link is not full"),
+        (true, _) => remedies.push("raise the bandwidth limit"),
+        (false, true) => remedies.push("use more multifd channels if the link is not full"),
         (false, false) if is_network => remedies.push("switch multifd on if the link is not full"),
         (false, false) => {}
     }
     if capabilities.dirty_limit {
-        remedies.push("lower vcpu-dirty-limit");
+        remedies.push("lower the dirty limit of the vCPUs");
     } else if !capabilities.auto_converge && can_throttle {
-        remedies.push("switch auto-converge on");
+        remedies.push("switch automatic throttling on");
     } else if capabilities.auto_converge && params.max_cpu_throttle < 99 {
-        remedies.push("raise max-cpu-throttle");
+        remedies.push("raise the highest throttle");
     }
     remedies.push("or let the guest write less");
     remedies.join(", ")
@@ -169,16 +169,16 @@ mod tests {
         let capabilities = Capabilities { multifd: true, auto_converge: true, ..Capabilities::default() };
 
         let held = remedies(&params, &capabilities, true, true, true);
-        assert_eq!(held, "Raise downtime-limit, raise max-bandwidth, or let the guest write less");
+        assert_eq!(held, "Raise the downtime limit, raise the bandwidth limit, or let the guest write less");
         let free = remedies(&params, &Capabilities::default(), false, true, true);
-        for part in ["switch multifd on", "switch auto-converge on"] {
+        for part in ["switch multifd on", "switch automatic throttling on"] {
             assert!(free.contains(part), "{free}");
         }
         let plain = remedies(&params, &Capabilities::default(), false, false, false);
-        assert_eq!(plain, "Raise downtime-limit, or let the guest write less");
+        assert_eq!(plain, "Raise the downtime limit, or let the guest write less");
         let lower = Capabilities { dirty_limit: true, ..Capabilities::default() };
-        assert!(remedies(&params, &lower, false, true, true).contains("lower vcpu-dirty-limit"));
+        assert!(remedies(&params, &lower, false, true, true).contains("lower the dirty limit of the vCPUs"));
         let more = Parameters { max_cpu_throttle: 50, ..params };
-        assert!(remedies(&more, &capabilities, true, true, true).contains("raise max-cpu-throttle"));
+        assert!(remedies(&more, &capabilities, true, true, true).contains("raise the highest throttle"));
     }
 }

@@ -7,14 +7,14 @@ use sterna_proto::source::Event as Fed;
 use super::Control;
 use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
-use crate::outgoing::interruption::Break;
+use crate::interruption::Break;
 use crate::threads::call;
 
 impl Control {
-    /// Performs `SendFinalState`: the last sync, the last pass, END of RAM, every device.
+    /// Performs `SendFinalState`: the last sync, the last round, END of RAM, every device.
     pub(super) fn send_final_state(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
-        // `max-bandwidth` protects other traffic from rounds without end; the pause should be short.
+        // `max-bandwidth` protects other traffic from rounds without end; the downtime should be short.
         shared.limiter.open();
         self.rounds()?.open_last();
         if let Some(streams) = &self.streams {
@@ -22,8 +22,8 @@ impl Control {
         }
         self.sync()?;
         self.step(SwitchoverStep::LastSync);
-        let has_end = main.with(|stream| shared.origin.send_switchover_start(stream))?;
-        self.send_last_pass()?;
+        let has_end = main.with(|stream| shared.guest_source.send_switchover_start(stream))?;
+        self.send_last_round()?;
         // Pages that were sent before they failed are old by now, or the guest was told and does without them: which of
         // the two is unknown, so the guest stays here.
         MigrationError::check_memory(&shared.ram)?;
@@ -42,7 +42,7 @@ impl Control {
             self.step(SwitchoverStep::Streams);
         }
         let run_state = self.run_state_before();
-        main.with(|stream| shared.origin.send_devices(stream, run_state))?;
+        main.with(|stream| shared.guest_source.send_devices(stream, run_state))?;
         self.step(SwitchoverStep::Devices);
         if let Some(file) = &self.file {
             file.finish(&shared, &main)?;
@@ -56,20 +56,20 @@ impl Control {
     }
 
     /// What the last sync found.
-    fn send_last_pass(&mut self) -> Result<(), Break> {
+    fn send_last_round(&mut self) -> Result<(), Break> {
         self.publish(false)?;
-        let pass = Arc::clone(self.rounds()?.pass());
-        self.run_dry(&pass)
+        let round = Arc::clone(self.rounds()?.round());
+        self.run_dry(&round)
     }
 
-    /// What is left of devices' streams, after RAM's last page.
+    /// What remains of devices' streams, after RAM's last page.
     fn send_rest_of_streams(&mut self) -> Result<(), Break> {
         if let Some(streams) = &self.streams {
             streams.await_lanes(&mut self.waits)?;
         }
         self.step(SwitchoverStep::Streams);
         // One more barrier on every lane: when the destination has seen its flush, every chunk has come.
-        self.send_last_pass()
+        self.send_last_round()
     }
 
     /// Performs `SendEof`. The machine has committed: whatever happens here, the guest stays stopped.
@@ -81,7 +81,7 @@ impl Control {
         if self.shared.capabilities.return_path {
             self.step(SwitchoverStep::Prepare);
         }
-        let sent = self.main().and_then(|main| main.with(|stream| self.shared.origin.send_end(stream)));
+        let sent = self.main().and_then(|main| main.with(|stream| self.shared.guest_source.send_end(stream)));
         // A QEMU demands it after the last packet (specs/stream.md §3.7). A lane whose end is lost has lost
         // nothing else: its last SYNC is out.
         for channel in &self.multifd {

@@ -5,7 +5,6 @@ use sterna_proto::source::{Action, Event as Fed};
 use super::Control;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::outgoing::shared::lock;
 use crate::threads::call;
 
 impl Control {
@@ -43,7 +42,7 @@ impl Control {
     pub(super) fn reacquire_hooks(&mut self) {
         loop {
             // It counts as released until it is certainly back.
-            let Some(hook) = lock(&self.shared.released).last().cloned() else { break };
+            let Some(hook) = self.shared.released.lock().last().cloned() else { break };
             let name = hook.name();
             if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
                 tracing::warn!(hook = name, %error, "cannot acquire a hook again");
@@ -51,7 +50,7 @@ impl Control {
                 self.shared.report(Fed::HooksReacquireFailed);
                 return;
             }
-            lock(&self.shared.released).pop();
+            self.shared.released.lock().pop();
         }
         self.shared.report(Fed::HooksReacquired);
     }

@@ -2,14 +2,14 @@
 //!
 //! Rounds, lanes and the order of pages are the same. What differs:
 //!
-//! - The file lies aside until it is complete ([`PageFile`]). A failure or a cancel drops it: the place is as it was,
+//! - The file is a staging file until it is complete ([`PageFile`]). A failure or a cancel drops it: the place is as it was,
 //!   and the guest runs on.
 //! - A file does not answer. So there is neither *prepare* nor an acknowledgement; instead, everything that can fail
 //!   is done **before** the commit: the last pages, the devices, EOF, the description, the bitmaps, and putting all
 //!   of it on the disk ([`SaveFile::finish`]). The commit itself is the rename ([`SaveFile::publish`]). Whether that has happened is no
 //!   question of belief: if the file is not in its place afterwards, the guest was not saved and runs on; nothing is
 //!   ever undecided.
-//! - A pass begins when the last one is with the disk: two pieces of I/O that write one page are never on their way
+//! - A round begins when the last one is with the disk: two pieces of I/O that write one page are never on their way
 //!   at once.
 //!
 //! After completion the guest stays stopped here, as QEMU leaves it. Unlike one that has moved it may be let run
@@ -32,7 +32,7 @@ use super::lanes::limiter::Limiter;
 use super::main_channel::MainChannel;
 use super::main_stream::{MainStream, Sink};
 use super::measure::Counters;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::order::PageRun;
@@ -52,13 +52,13 @@ pub(super) struct SaveFile {
 }
 
 impl SaveFile {
-    /// Makes the file, aside of its place, and the stream into it.
+    /// Makes the staging file, and the stream into it.
     pub fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
         let Address::File { path, offset } = &shared.to else {
             return Err(MigrationError::Internal(format!("{} is not a file", shared.to)));
         };
         let params = shared.params();
-        for left in PageFile::left_behind(path) {
+        for left in PageFile::stale_staging_files(path) {
             let text = format!("{} was left by a killed save: remove it", left.display());
             shared.tell(&Event::Warning(text));
         }
@@ -75,13 +75,13 @@ impl SaveFile {
         }
         let stream = Arc::new(FileStream::new(&file, *offset));
         let sink: Arc<dyn Sink> = stream.clone();
-        let main = MainStream::new(sink, Arc::clone(&shared.counters), shared.origin.section_ids());
+        let main = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
         Ok((Self { file, stream, mapped: None }, MainChannel::new(None, main)))
     }
 
     /// Writes the START section of RAM with a place for every page.
     pub fn start_ram(&mut self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
-        let blocks = shared.origin.blocks();
+        let blocks = shared.guest_source.blocks();
         let headers = main.with(|main| place_blocks(main, &self.stream, &blocks))?;
         self.mapped = Some(Arc::new(MappedFile::new(Arc::clone(&self.file), headers, &shared.ram)));
         Ok(())
@@ -102,13 +102,13 @@ impl SaveFile {
                 counters: Arc::clone(&shared.counters),
                 limiter: Arc::clone(&shared.limiter),
             };
-            Ok(LaneEnds { writer: Box::new(lane), reader: shared.origin.reader()? })
+            Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? })
         };
         (0..count).map(lane).collect()
     }
 
-    /// After a pass: what lies in the page cache goes to the disk while the guest runs, so that little is left for its
-    /// pause.
+    /// After a round: what lies in the page cache goes to the disk while the guest runs, so that little remains for its
+    /// downtime.
     pub fn settle(&self) -> Result<(), MigrationError> {
         self.stream.drain()?;
         self.file.sync().map_err(MigrationError::storage)
@@ -116,7 +116,7 @@ impl SaveFile {
 
     /// Everything that can fail before the commit: EOF, the description, the bitmaps, all on the disk.
     pub fn finish(&self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
-        main.with(|stream| shared.origin.send_end(stream))?;
+        main.with(|stream| shared.guest_source.send_end(stream))?;
         self.stream.drain()?;
         if let Some(mapped) = &self.mapped {
             mapped.write_bitmaps()?;
@@ -210,7 +210,7 @@ pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
 }
 
 fn take_back_and_run(shared: &Shared) -> Result<(), VmError> {
-    let mut released = lock(&shared.released);
+    let mut released = shared.released.lock();
     while let Some(hook) = released.last() {
         call(format!("Hook::take_back of {}", hook.name()), || hook.take_back())?;
         released.pop();

@@ -1,7 +1,8 @@
 //! The main channel of a migration into a file: bytes at a place that moves on.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_transport::{IoPart, PageFile, PageQueue, QueueOptions};
 
 use crate::error::MigrationError;
@@ -9,10 +10,10 @@ use crate::outgoing::main_stream::Sink;
 
 /// Bytes of a file, front to back, but for jumps over the places of pages.
 pub(super) struct FileStream {
-    state: Mutex<State>,
+    state: Mutex<FileStreamState>,
 }
 
-struct State {
+struct FileStreamState {
     queue: PageQueue,
     at: u64,
 }
@@ -20,17 +21,19 @@ struct State {
 impl FileStream {
     /// A stream from byte `at` of `file` on.
     pub fn new(file: &Arc<PageFile>, at: u64) -> Self {
-        Self { state: Mutex::new(State { queue: PageQueue::new(file, QueueOptions::default()), at }) }
+        Self {
+            state: Mutex::new(FileStreamState { queue: PageQueue::new(file, QueueOptions::default()), at }),
+        }
     }
 
     /// Where the next byte goes.
     pub fn position(&self) -> u64 {
-        self.lock().at
+        self.state.lock().at
     }
 
     /// The next byte goes to `at`; what lies between is others'.
     pub fn go_to(&self, at: u64) -> Result<(), MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.at = at;
         // What was gathered must be out before others write its neighbourhood.
         state.queue.drain().map_err(MigrationError::storage)
@@ -38,17 +41,13 @@ impl FileStream {
 
     /// Everything is with the kernel.
     pub fn drain(&self) -> Result<(), MigrationError> {
-        self.lock().queue.drain().map_err(MigrationError::storage)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().queue.drain().map_err(MigrationError::storage)
     }
 }
 
 impl Sink for FileStream {
     fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for part in parts {
             let length = match part {
                 IoPart::Bytes(bytes) => bytes.len(),

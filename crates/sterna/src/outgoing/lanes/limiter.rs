@@ -1,18 +1,19 @@
 //! `max-bandwidth`: holds lanes back, all together, in windows of 100 ms as QEMU does
 //! (specs/stream.md §8). Off while the guest is stopped.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// Shared by all lanes of one migration.
 pub(in crate::outgoing) struct Limiter {
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
     changed: Condvar,
 }
 
-struct State {
+struct LimiterState {
     /// Bytes for each window; `None`: no limit.
     budget: Option<u64>,
     window: Instant,
@@ -24,30 +25,35 @@ struct State {
 impl Limiter {
     /// A limit of `bytes_per_second`, 0 for none.
     pub fn new(bytes_per_second: u64) -> Self {
-        let state = State { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: false };
+        let state =
+            LimiterState { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Changes the limit, for lanes that wait too.
     pub fn set(&self, bytes_per_second: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // What went out under another limit, or under none, is no debt under this one.
-        *state =
-            State { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: state.open };
+        *state = LimiterState {
+            budget: budget(bytes_per_second),
+            window: Instant::now(),
+            spent: 0,
+            open: state.open,
+        };
         drop(state);
         self.changed.notify_all();
     }
 
     /// From now on nobody waits.
     pub fn open(&self) {
-        self.lock().open = true;
+        self.state.lock().open = true;
         self.changed.notify_all();
     }
 
     /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
     /// something left. One batch may overdraw a window; the next ones pay it back.
     pub fn take(&self, bytes: u64) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut began = None;
         while let Some(budget) = state.budget.filter(|_| !state.open) {
             let now = Instant::now();
@@ -62,15 +68,10 @@ impl Limiter {
             }
             began.get_or_insert(now);
             let left = WINDOW.saturating_sub(now.duration_since(state.window));
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         state.spent += bytes;
         began.map_or(Duration::ZERO, |began: Instant| began.elapsed())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

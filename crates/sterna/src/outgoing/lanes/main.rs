@@ -1,13 +1,14 @@
 //! The one lane of a migration without multifd: pages travel as records of the main channel
 //! (specs/stream.md §2.3).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_ram::{GuestRam, PAGE_SIZE};
 
+use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
-use super::super::origin::PageReader;
 use super::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -30,7 +31,7 @@ impl PageWriter for MainLane {
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
         let sent = self.counters.moving(|| {
-            self.lock().ram_pages(|records, part| {
+            self.main.lock().ram_pages(|records, part| {
                 for page in run.first..run.end() {
                     let offset = page * PAGE_SIZE as u64;
                     records
@@ -54,7 +55,7 @@ impl PageWriter for MainLane {
         self.counters.throttled(self.limiter.take(run.count * 9));
         let name = self.ram.block(run.block).name();
         self.counters.moving(|| {
-            self.lock().ram_records(|records, out| {
+            self.main.lock().ram_records(|records, out| {
                 (run.first..run.end())
                     .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
             })
@@ -73,8 +74,4 @@ impl PageWriter for MainLane {
     }
 }
 
-impl MainLane {
-    fn lock(&self) -> MutexGuard<'_, MainStream> {
-        self.main.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl MainLane {}

@@ -1,4 +1,4 @@
-//! A lane: takes runs of pages from the pass's shared cursor, looks for zero pages, hands them to its writer.
+//! A lane: takes runs of pages from the round's shared cursor, looks for zero pages, hands them to its writer.
 
 pub(super) mod limiter;
 mod main;
@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use sterna_ram::{DirtySource, GuestRam};
 
+use super::guest_source::PageReader;
 use super::measure::{Counters, ScanClock};
-use super::origin::PageReader;
 use super::streams::{Chunk, Streams};
 use crate::error::MigrationError;
-use crate::order::{LaneCursor, Next, PageRun, Pass};
+use crate::order::{LaneCursor, Next, PageRun, RoundPages};
 use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
 use state::Lanes;
@@ -38,7 +38,7 @@ pub(super) struct Lane<'a> {
     pub dirty: &'a dyn DirtySource,
     pub reader: &'a dyn PageReader,
     pub detection: ZeroPageDetection,
-    /// Zero pages travel on the main channel, so a pass must not begin before the flush of the last one.
+    /// Zero pages travel on the main channel, so a round must not begin before the flush of the last one.
     pub after_flush: bool,
     pub counters: &'a Counters,
     /// Devices' streams, where lanes carry them.
@@ -48,19 +48,19 @@ pub(super) struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// Works until there are no more passes.
+    /// Works until there are no more rounds.
     pub fn run(&self, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;
         let chunk = || self.streams?.outbox.take(self.index);
         let next = |last| self.lanes.queue.next(last, self.after_flush, chunk);
-        // No round runs before the first pass, so nobody idles in one.
+        // Before the first round begins, waiting is not idling.
         while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {
             match next {
-                Next::Pass(pass) => {
-                    self.send(&pass, writer)?;
-                    last = pass.number();
+                Next::Round(round) => {
+                    self.send(&round, writer)?;
+                    last = round.number();
                     self.finish(last);
                 }
                 Next::Other(chunk) => self.send_chunk(chunk, writer)?,
@@ -79,24 +79,24 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn send(&self, pass: &Arc<Pass>, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
+    fn send(&self, round: &Arc<RoundPages>, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         let mut cursor = LaneCursor::default();
         let mut told = false;
         let mut clock = ScanClock::new(self.counters);
-        while let Some(taken) = pass.take(&mut cursor, TAKE_PAGES, self.ram, self.dirty)? {
+        while let Some(taken) = round.take(&mut cursor, TAKE_PAGES, self.ram, self.dirty)? {
             self.counters.rearming(cursor.take_rearming());
             clock.pages(taken.run.count);
             if taken.absent {
                 self.counters.absent(taken.run.count);
                 writer.absent_run(taken.run)?;
             } else {
-                self.send_run(taken.run, !pass.sends_zeros(), writer)?;
+                self.send_run(taken.run, !round.sends_zeros(), writer)?;
             }
             // A chunk for every packet of pages: neither waits for the end of the other.
             if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {
                 self.send_chunk(chunk, writer)?;
             }
-            if !told && pass.is_rearmed() {
+            if !told && round.is_rearmed() {
                 told = true;
                 (self.nudge)();
             }
@@ -136,8 +136,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn finish(&self, pass: u64) {
-        self.lanes.finish(self.index, pass);
+    fn finish(&self, round: u64) {
+        self.lanes.finish(self.index, round);
         (self.nudge)();
     }
 }

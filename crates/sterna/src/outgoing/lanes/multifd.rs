@@ -1,16 +1,17 @@
 //! A lane that speaks multifd: packets of up to 128 pages, one vectored write each (specs/stream.md §3.4).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
 
+use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
-use super::super::origin::PageReader;
 use super::limiter::Limiter;
 use crate::codec::Encoder;
 use crate::error::MigrationError;
@@ -161,7 +162,7 @@ impl MultifdLane {
         self.shared.counters.throttled(self.shared.limiter.take(9 * run.count));
         let name = self.ram.block(run.block).name();
         self.shared.counters.moving(|| {
-            main.lock().unwrap_or_else(PoisonError::into_inner).ram_records(|records, out| {
+            main.lock().ram_records(|records, out| {
                 (run.first..run.end())
                     .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
             })

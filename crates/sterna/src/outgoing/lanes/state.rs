@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::order::PassQueue;
+use crate::order::RoundQueue;
 
 /// What all lanes of a migration share, and what the control thread sees of them.
 pub(in crate::outgoing) struct Lanes {
-    /// Hands passes to the lanes.
-    pub queue: PassQueue,
-    /// Per lane: 1 + the last pass whose barrier is written; 0: not even the opening one.
+    /// Hands rounds to the lanes.
+    pub queue: RoundQueue,
+    /// Per lane: 1 + the last round whose barrier is written; 0: not even the opening one.
     finished: Vec<AtomicU64>,
 }
 
 impl Lanes {
     pub fn new(count: usize) -> Self {
-        Self { queue: PassQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
+        Self { queue: RoundQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// How many there are.
@@ -22,12 +22,12 @@ impl Lanes {
         self.finished.len()
     }
 
-    /// Whether every lane has written its barrier after pass `number`; 0 is the opening one.
+    /// Whether every lane has written its barrier after round `number`; 0 is the opening one.
     pub fn are_through(&self, number: u64) -> bool {
         self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)
     }
 
-    /// Lane `index` has written its barrier after pass `number`.
+    /// Lane `index` has written its barrier after round `number`.
     pub fn finish(&self, index: usize, number: u64) {
         self.finished[index].store(number + 1, Ordering::Release);
     }

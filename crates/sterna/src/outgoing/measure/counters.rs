@@ -1,7 +1,7 @@
 //! What lanes count while they work; read by the control thread.
 //!
 //! Encoding, moving, waiting and re-arming are timed where they happen. The scan is what they leave of a lane's time
-//! ([`ScanClock`]): looking at a clock before and after each scan would cost as much as a scan.
+//! ([`ScanClock`]): reading a clock before and after each scan would cost as much as a scan.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl Counters {
         self.chunk_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A lane was held back for so long.
+    /// A lane was throttled for so long.
     pub fn throttled(&self, time: Duration) {
         part(&self.throttled_nanos, time);
     }

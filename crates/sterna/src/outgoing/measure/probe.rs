@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Keepalives on their way. One that follows a flush is a probe: the destination answers it when it has all pages of the
-/// pass.
+/// round.
 #[derive(Debug, Default)]
 pub(in crate::outgoing) struct Probes {
     /// In the order of sending. A probe: when it was written, and how many bytes were still on this host then.

@@ -1,8 +1,9 @@
 //! A stopped device's save thread writes its chunks itself, on any channel that is free: the chunk is still in its
 //! processor's cache, and nobody has to be woken. While the guest runs lanes write them, so that pages have their share.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 
 use super::super::shared::Shared;
@@ -48,19 +49,19 @@ impl Channels {
 
     fn take(&self, index: usize) -> usize {
         let count = self.all.len();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         loop {
             let mut from_own = (0..count).map(|at| (index + at) % count);
             if let Some(channel) = from_own.find(|channel| !taken[*channel]) {
                 taken[channel] = true;
                 return channel;
             }
-            taken = self.given_back.wait(taken).unwrap_or_else(PoisonError::into_inner);
+            self.given_back.wait(&mut taken);
         }
     }
 
     fn give_back(&self, channel: usize) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)[channel] = false;
+        self.taken.lock()[channel] = false;
         self.given_back.notify_one();
     }
 }

@@ -1,8 +1,8 @@
 //! Devices' streams at the source: one save thread per device reads chunks, lanes write them.
 //!
 //! Where a peer understands it, chunks move while the guest still runs: the initial bytes at once, what changes in
-//! them once a round. The rest is read when all devices have stopped, and save threads write it themselves. Without multifd channels (the main channel
-//! alone, a file) the streams follow each other on the main channel, behind RAM.
+//! them once a round. What remains is read when all devices have stopped, and save threads write it themselves. Without
+//! multifd channels (the main channel alone, a file) the streams follow each other on the main channel, after RAM.
 //!
 //! A save thread calls its device only as far as the order of the moment ([`Order`]) lets it. The control thread, which
 //! makes all other calls, waits until they have left their devices: so no call to a device meets another.
@@ -12,22 +12,23 @@ mod outbox;
 mod saver;
 mod serial;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
-use super::interruption::Break;
 use super::main_channel::MainChannel;
 use super::running_streams::RunningStreams;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::waits::Waits;
 use super::workers::Workers;
-use crate::device_stream::PendingState;
+use crate::device_stream::RemainingState;
 use crate::error::MigrationError;
-use crate::precopy::{LONGEST, StreamsLeft};
+use crate::interruption::Break;
+use crate::precopy::{LONGEST, StreamsRemaining};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 use crate::threads::caught;
@@ -35,8 +36,8 @@ use crate::threads::caught;
 use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
 
-/// How old the last look at what a device has left may be.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How old an answer to what a device has remaining may be.
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The streams of one migration.
 pub(super) struct Streams {
@@ -47,11 +48,11 @@ pub(super) struct Streams {
     while_running: bool,
     /// They follow each other on the main channel.
     is_serial: bool,
-    state: Mutex<State>,
+    state: Mutex<SaveThreads>,
     changed: Condvar,
 }
 
-struct State {
+struct SaveThreads {
     order: Order,
     savers: Vec<Progress>,
     /// When the order to finish was given.
@@ -65,7 +66,7 @@ enum Order {
     Run(u64),
     /// Make no call until told otherwise.
     Park,
-    /// The devices have stopped: read what is left.
+    /// The devices have stopped: read what remains.
     Finish,
     /// All is over.
     End,
@@ -77,8 +78,8 @@ struct Progress {
     /// Inside a call to its device.
     is_calling: bool,
     is_done: bool,
-    /// What is left, as of the last look; `None` before the first.
-    pending: Option<PendingState>,
+    /// What remains, as of the device's last answer; `None` before the first.
+    remaining: Option<RemainingState>,
     /// Bytes per second that the device was seen to be read and loaded at, or that it expects.
     bytes_per_second: Option<u64>,
     /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
@@ -91,7 +92,7 @@ struct Progress {
 enum Way {
     /// In packets of the multifd channels; with credit if the peer grants it.
     Packets { has_credit: bool },
-    /// Behind each other on the main channel.
+    /// One after the other on the main channel.
     Serial,
 }
 
@@ -103,7 +104,11 @@ impl Streams {
             ..Progress::default()
         });
         Self {
-            state: Mutex::new(State { order: Order::Run(0), savers: savers.collect(), finish_began: None }),
+            state: Mutex::new(SaveThreads {
+                order: Order::Run(0),
+                savers: savers.collect(),
+                finish_began: None,
+            }),
             changed: Condvar::new(),
             outbox: Outbox::new(devices.len(), channels.count(), has_credit),
             channels,
@@ -114,7 +119,7 @@ impl Streams {
     }
 
     fn give(&self, order: Order) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.order != Order::End {
             state.order = order;
         }
@@ -126,15 +131,18 @@ impl Streams {
     }
 
     /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
-    /// looked at.
-    fn left(&self) -> Option<StreamsLeft> {
-        let state = self.lock();
-        let pending: Option<Vec<u64>> =
-            state.savers.iter().map(|saver| saver.pending.map(|pending| pending.total_bytes())).collect();
-        let pending = pending?;
+    /// asked.
+    fn remaining(&self) -> Option<StreamsRemaining> {
+        let state = self.state.lock();
+        let remaining: Option<Vec<u64>> = state
+            .savers
+            .iter()
+            .map(|saver| saver.remaining.map(|remaining| remaining.total_bytes()))
+            .collect();
+        let remaining = remaining?;
         // What a device says of itself may be anything.
-        let bytes = pending.iter().copied().fold(0, u64::saturating_add);
-        let times = state.savers.iter().zip(pending).enumerate().map(|(index, (saver, bytes))| {
+        let bytes = remaining.iter().copied().fold(0, u64::saturating_add);
+        let times = state.savers.iter().zip(remaining).enumerate().map(|(index, (saver, bytes))| {
             let speed = saver.bytes_per_second.filter(|speed| *speed > 0);
             // What was sent and waits at the destination is loaded first.
             let bytes = bytes.saturating_add(self.outbox.unloaded(index));
@@ -142,22 +150,20 @@ impl Streams {
         });
         // In parallel the slowest counts, else all of them.
         let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
-        Some(StreamsLeft { bytes, slowest: Duration::from_secs_f64(time.min(LONGEST)) })
+        Some(StreamsRemaining { bytes, slowest: Duration::from_secs_f64(time.min(LONGEST)) })
     }
 
     /// Waits for an order that lets a save thread work: the end, or another round than `round`. `None`: it is time to
-    /// look how much is left.
+    /// ask how much remains.
     fn await_order(&self, round: Option<u64>) -> Option<Order> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let is_running = match state.order {
                 Order::Park => false,
                 Order::Run(number) if round == Some(number) => true,
                 order => return Some(order),
             };
-            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
-            let timeout;
-            (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            let timeout = self.changed.wait_for(&mut state, ASK_INTERVAL);
             if timeout.timed_out() && is_running && matches!(state.order, Order::Run(_)) {
                 return None;
             }
@@ -167,7 +173,7 @@ impl Streams {
     /// Whether save thread `index` may make a call to its device now, and if so, whether the device runs. It must say
     /// when the call has returned.
     fn begin_call(&self, index: usize) -> Option<bool> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let runs = match state.order {
             Order::Run(_) => Some(true),
             Order::Finish => Some(false),
@@ -179,31 +185,27 @@ impl Streams {
 
     /// Since the order to finish.
     fn finishing(&self) -> Duration {
-        self.lock().finish_began.map(|began| began.elapsed()).unwrap_or_default()
+        self.state.lock().finish_began.map(|began| began.elapsed()).unwrap_or_default()
     }
 
     fn is_read(&self, index: usize) -> bool {
-        self.lock().savers[index].is_done
+        self.state.lock().savers[index].is_done
     }
 
     /// The call has returned. Whether somebody waits for that.
     fn end_call(&self, index: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.savers[index].is_calling = false;
         state.order == Order::Park
     }
 
     fn are_parked(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.order == Order::Park && state.savers.iter().all(|saver| !saver.is_calling)
     }
 
     fn are_read(&self) -> bool {
-        self.lock().savers.iter().all(|saver| saver.is_done)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().savers.iter().all(|saver| saver.is_done)
     }
 }
 
@@ -240,7 +242,7 @@ impl RunningStreams for Streams {
     }
 
     fn statistics(&self) -> Vec<StreamStatistics> {
-        self.lock().savers.iter().map(|saver| saver.statistics.clone()).collect()
+        self.state.lock().savers.iter().map(|saver| saver.statistics.clone()).collect()
     }
 
     fn close(&self) {
@@ -264,14 +266,14 @@ impl DeviceStreams {
             return Ok(None);
         }
         let is_file = matches!(shared.to, Address::File { .. });
-        let peer = shared.driver.look(sterna_proto::source::Source::peer);
+        let peer = shared.driver.inspect(sterna_proto::source::Source::peer);
         let has_credit = Features(peer.features).contains(Features::DEVICE_STREAMS);
         let way = match shared.capabilities.multifd && !is_file {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
         let streams = Arc::new(Streams::new(devices, way, Channels::new(channels.to_vec())));
-        *lock(&shared.streams) = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
+        *shared.streams.lock() = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
         Ok(Some(Self { shared: Arc::clone(shared), streams, way }))
     }
 
@@ -297,7 +299,7 @@ impl DeviceStreams {
 
     /// A round has begun: what changed in the devices meanwhile goes out with it.
     pub fn enter_round(&self, number: u64) {
-        if matches!(self.streams.lock().order, Order::Run(_)) {
+        if matches!(self.streams.state.lock().order, Order::Run(_)) {
             // The last round finds other orders.
             self.streams.give(Order::Run(number));
         }
@@ -317,7 +319,7 @@ impl DeviceStreams {
         in_parallel(&self.streams.devices, "stop", |device| device.stop())
     }
 
-    /// Lets the save threads read what is left; it goes out beside the last pages.
+    /// Lets the save threads read what remains; it is sent beside the last pages.
     pub fn finish(&self) {
         self.streams.give(Order::Finish);
     }
@@ -332,9 +334,9 @@ impl DeviceStreams {
         serial::send(&self.streams, waits, main)
     }
 
-    /// What is left of the streams; `None` before every device was looked at.
-    pub fn left(&self) -> Option<StreamsLeft> {
-        self.streams.left()
+    /// What remains of the streams; `None` before every device was asked.
+    pub fn remaining(&self) -> Option<StreamsRemaining> {
+        self.streams.remaining()
     }
 
     /// Nothing is read any more; save threads have ended.

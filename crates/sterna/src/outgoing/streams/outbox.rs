@@ -6,7 +6,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::interruption::Break;
 
 /// Buffers per device: one is read into, one is sent, and one in between each.
 const BUFFERS: usize = 4;
@@ -18,17 +21,17 @@ pub(in crate::outgoing) struct Chunk {
 }
 
 pub(in crate::outgoing) struct Outbox {
-    state: Mutex<State>,
+    state: Mutex<OutboxState>,
     /// Each device's save thread waits here, for buffers and credit: one wakes, not all of them.
     changed: Vec<Condvar>,
-    /// Chunks that wait for a lane, for a look without the lock.
+    /// Chunks that wait for a lane, to be read without the lock.
     waiting: AtomicUsize,
     /// Whether the destination grants room.
     has_credit: bool,
     lanes: usize,
 }
 
-struct State {
+struct OutboxState {
     devices: Vec<Queue>,
     /// Whose turn it is.
     turn: usize,
@@ -42,11 +45,11 @@ struct Queue {
     sending: usize,
     /// Bytes of payloads, in all: granted; granted at first, which is as much as the destination holds; sent.
     granted: u64,
-    ceiling: u64,
+    limit: u64,
     sent: u64,
 }
 
-impl State {
+impl OutboxState {
     fn is_empty(&self) -> bool {
         self.devices.iter().all(|queue| queue.ready.is_empty() && queue.sending == 0)
     }
@@ -55,7 +58,7 @@ impl State {
 impl Queue {
     fn new(granted: u64) -> Self {
         let spare = (0..BUFFERS).map(|_| Vec::new()).collect();
-        Self { ready: VecDeque::new(), spare, sending: 0, granted, ceiling: granted, sent: 0 }
+        Self { ready: VecDeque::new(), spare, sending: 0, granted, limit: granted, sent: 0 }
     }
 }
 
@@ -65,7 +68,7 @@ impl Outbox {
         let changed = (0..devices).map(|_| Condvar::new()).collect();
         let devices = (0..devices).map(|_| Queue::new(granted)).collect();
         Self {
-            state: Mutex::new(State { devices, turn: 0, is_closed: false }),
+            state: Mutex::new(OutboxState { devices, turn: 0, is_closed: false }),
             changed,
             waiting: AtomicUsize::new(0),
             has_credit,
@@ -73,43 +76,42 @@ impl Outbox {
         }
     }
 
-    /// Waits for a buffer; `None` when all is over.
-    pub fn buffer(&self, device: usize) -> Option<Vec<u8>> {
+    /// Waits for a buffer.
+    pub fn buffer(&self, device: usize) -> Result<Vec<u8>, Break> {
         self.wait(device, |queue| queue.spare.pop())
     }
 
     /// Gives a buffer back that holds nothing.
     pub fn give_back(&self, device: usize, buffer: Vec<u8>) {
-        self.lock().devices[device].spare.push(buffer);
+        self.state.lock().devices[device].spare.push(buffer);
     }
 
     /// Waits until anything was granted, and says how much.
-    pub fn first_grant(&self, device: usize) -> Option<u64> {
+    pub fn first_grant(&self, device: usize) -> Result<u64, Break> {
         self.wait(device, |queue| Some(queue.granted).filter(|granted| *granted > 0))
     }
 
     /// The first device that was granted nothing so far.
     pub fn without_grant(&self) -> Option<usize> {
-        self.lock().devices.iter().position(|queue| queue.granted == 0)
+        self.state.lock().devices.iter().position(|queue| queue.granted == 0)
     }
 
-    /// Waits until a payload of `bytes` may go. False when all is over.
-    pub fn spend(&self, device: usize, bytes: u64) -> bool {
-        let spent = self.wait(device, |queue| {
+    /// Waits until a payload of `bytes` may be sent.
+    pub fn spend(&self, device: usize, bytes: u64) -> Result<(), Break> {
+        self.wait(device, |queue| {
             let after = queue.sent.checked_add(bytes).filter(|after| *after <= queue.granted)?;
             queue.sent = after;
             Some(())
-        });
-        spent.is_some()
+        })
     }
 
     /// The destination has room for `bytes` of payloads in all. An older word changes nothing.
     pub fn grant(&self, device: usize, bytes: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let queue = &mut state.devices[device];
         queue.granted = queue.granted.max(bytes);
-        if queue.ceiling == 0 {
-            queue.ceiling = bytes;
+        if queue.limit == 0 {
+            queue.limit = bytes;
         }
         drop(state);
         self.changed[device].notify_all();
@@ -117,14 +119,14 @@ impl Outbox {
 
     /// Bytes of payloads that were sent and are not loaded yet, at least; 0 where nobody tells.
     pub fn unloaded(&self, device: usize) -> u64 {
-        let Queue { granted, ceiling, sent, .. } = self.lock().devices[device];
+        let Queue { granted, limit, sent, .. } = self.state.lock().devices[device];
         // The destination grants a quarter at a time.
-        sent.saturating_sub(granted - ceiling).saturating_sub(ceiling / 4)
+        sent.saturating_sub(granted - limit).saturating_sub(limit / 4)
     }
 
     /// A chunk is ready. Whoever calls wakes the lanes.
     pub fn push(&self, chunk: Chunk) {
-        self.lock().devices[chunk.device].ready.push_back(chunk.packet);
+        self.state.lock().devices[chunk.device].ready.push_back(chunk.packet);
         self.waiting.fetch_add(1, Ordering::Release);
     }
 
@@ -138,7 +140,7 @@ impl Outbox {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let count = state.devices.len();
         let turn = state.turn;
         let device = (turn..turn + count).map(|at| at % count).find(|device| {
@@ -151,12 +153,12 @@ impl Outbox {
 
     /// The next chunk of `device`, if it is ready.
     pub fn take_of(&self, device: usize) -> Option<Chunk> {
-        self.take_from(&mut self.lock(), device)
+        self.take_from(&mut self.state.lock(), device)
     }
 
     /// A chunk is written. Whether every chunk that was pushed is.
     pub fn done(&self, chunk: Chunk) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let queue = &mut state.devices[chunk.device];
         queue.sending -= 1;
         queue.spare.push(chunk.packet);
@@ -168,16 +170,18 @@ impl Outbox {
 
     /// Whether every chunk that was pushed is written.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.state.lock().is_empty()
     }
 
     /// Nobody waits any more.
     pub fn close(&self) {
-        self.lock().is_closed = true;
-        self.changed.iter().for_each(Condvar::notify_all);
+        self.state.lock().is_closed = true;
+        for changed in &self.changed {
+            changed.notify_all();
+        }
     }
 
-    fn take_from(&self, state: &mut State, device: usize) -> Option<Chunk> {
+    fn take_from(&self, state: &mut OutboxState, device: usize) -> Option<Chunk> {
         let queue = &mut state.devices[device];
         let packet = queue.ready.pop_front()?;
         queue.sending += 1;
@@ -185,21 +189,18 @@ impl Outbox {
         Some(Chunk { device, packet })
     }
 
-    fn wait<T>(&self, device: usize, mut look: impl FnMut(&mut Queue) -> Option<T>) -> Option<T> {
-        let mut state = self.lock();
+    /// Waits until `check` has something; interrupted when all is over.
+    fn wait<T>(&self, device: usize, mut check: impl FnMut(&mut Queue) -> Option<T>) -> Result<T, Break> {
+        let mut state = self.state.lock();
         loop {
             if state.is_closed {
-                return None;
+                return Err(Break::Interrupted);
             }
-            if let Some(got) = look(&mut state.devices[device]) {
-                return Some(got);
+            if let Some(got) = check(&mut state.devices[device]) {
+                return Ok(got);
             }
-            state = self.changed[device].wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed[device].wait(&mut state);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -241,7 +242,7 @@ mod tests {
     fn bytes_that_were_sent_are_loaded_when_their_room_is_granted_again() {
         let outbox = Outbox::new(1, 1, true);
         outbox.grant(0, 1000);
-        assert!(outbox.spend(0, 900));
+        outbox.spend(0, 900).unwrap();
         // A quarter is granted in one message, so that much may be loaded and not told.
         assert_eq!(outbox.unloaded(0), 650);
         outbox.grant(0, 1600);
@@ -267,21 +268,21 @@ mod tests {
     fn spend_beyond_the_grant_waits_for_more() {
         let outbox = Outbox::new(1, 1, true);
         outbox.grant(0, 10);
-        assert!(outbox.spend(0, 10));
+        outbox.spend(0, 10).unwrap();
 
         let spent = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| outbox.spend(0, 1));
             outbox.grant(0, 5);
             (0..100).for_each(|_| {
                 std::thread::yield_now();
-                assert_eq!(outbox.lock().devices[0].sent, 10);
+                assert_eq!(outbox.state.lock().devices[0].sent, 10);
             });
             outbox.grant(0, 11);
             waiting.join().unwrap()
         });
 
-        assert!(spent);
-        assert_eq!(outbox.lock().devices[0].sent, 11);
+        spent.unwrap();
+        assert_eq!(outbox.state.lock().devices[0].sent, 11);
     }
 
     #[test]
@@ -295,7 +296,7 @@ mod tests {
             (credit.join().unwrap(), grant.join().unwrap())
         });
 
-        assert_eq!(ends, (false, None));
-        assert!(outbox.buffer(0).is_none());
+        assert!(matches!(ends, (Err(Break::Interrupted), Err(Break::Interrupted))), "{ends:?}");
+        assert!(matches!(outbox.buffer(0), Err(Break::Interrupted)));
     }
 }

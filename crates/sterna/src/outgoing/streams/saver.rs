@@ -6,8 +6,9 @@ use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKi
 
 use super::super::shared::Shared;
 use super::{Chunk, Order, Progress, Streams};
-use crate::device_stream::{DeviceStream, PendingState};
+use crate::device_stream::{DeviceStream, RemainingState};
 use crate::error::{MigrationError, VmError};
+use crate::interruption::Break;
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
 use crate::threads::call;
 
@@ -35,7 +36,7 @@ pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Str
         waited_for_credit: Duration::ZERO,
         waited_for_network: Duration::ZERO,
     };
-    if let Err(error) = saver.run() {
+    if let Err(error) = Break::failure(saver.run()) {
         shared.fail(error);
     }
     shared.driver.nudge();
@@ -69,20 +70,18 @@ enum Read {
     },
     /// Nothing is there, or no call may be made now.
     Nothing,
-    /// All is over.
-    Over,
 }
 
 impl Saver<'_> {
-    fn run(&mut self) -> Result<(), MigrationError> {
+    fn run(&mut self) -> Result<(), Break> {
         let expected = call("DeviceStream::expected_bytes_per_second", || {
             self.device.stream.expected_bytes_per_second()
         });
         self.note(|progress| progress.bytes_per_second = expected);
         // Counted from the start, also where nothing is read before the stop.
-        self.look()?;
+        self.ask_remaining()?;
         if self.streams.while_running {
-            let Some(granted) = self.streams.outbox.first_grant(self.index) else { return Ok(()) };
+            let granted = self.streams.outbox.first_grant(self.index)?;
             let payload = (granted / 4).max(LEAST_CHUNK).min(granted).min((CHUNK_BYTES + HEAD) as u64);
             self.chunk_bytes = (payload as usize).saturating_sub(HEAD).max(1);
         }
@@ -90,13 +89,11 @@ impl Saver<'_> {
         loop {
             match self.streams.await_order(round) {
                 None => {
-                    self.look()?;
+                    self.ask_remaining()?;
                 }
                 Some(Order::Run(number)) => {
                     round = Some(number);
-                    if !self.read_running()? {
-                        return Ok(());
-                    }
+                    self.read_running()?;
                 }
                 Some(Order::Finish) => return self.finish(),
                 Some(Order::Park | Order::End) => return Ok(()),
@@ -104,45 +101,37 @@ impl Saver<'_> {
         }
     }
 
-    /// Reads what is pending now: once a round, or a device that keeps changing would take the lanes for itself.
-    /// False: all is over.
-    fn read_running(&mut self) -> Result<bool, MigrationError> {
-        let Some(pending) = self.look()? else { return Ok(true) };
+    /// Reads what remains now: once a round, or a device that keeps changing would take the lanes for itself.
+    fn read_running(&mut self) -> Result<(), Break> {
+        let Some(remaining) = self.ask_remaining()? else { return Ok(()) };
         if !self.streams.while_running {
-            return Ok(true);
+            return Ok(());
         }
-        if pending.initial_bytes == 0 && self.tells_initial && !self.tell_initial()? {
-            return Ok(false);
+        if remaining.initial_bytes == 0 && self.tells_initial {
+            self.tell_initial()?;
         }
-        let mut budget = pending.running_bytes();
+        let mut budget = remaining.running_bytes();
         while budget > 0 {
             match self.chunk(budget.min(self.chunk_bytes as u64) as usize)? {
                 Read::Sent { bytes, runs: true } => budget = budget.saturating_sub(bytes),
                 Read::Sent { runs: false, .. } | Read::Nothing => break,
-                Read::Over => return Ok(false),
             }
         }
-        self.look()?;
-        Ok(true)
+        self.ask_remaining()?;
+        Ok(())
     }
 
-    /// There are no initial bytes (any more): an empty chunk says so. False: all is over.
-    fn tell_initial(&mut self) -> Result<bool, MigrationError> {
+    /// There are no initial bytes (any more): an empty chunk says so.
+    fn tell_initial(&mut self) -> Result<(), Break> {
         self.tells_initial = false;
-        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(false) };
+        let mut packet = self.streams.outbox.buffer(self.index)?;
         self.head(&mut packet, DeviceChunkKind::Data { initial_ends: true }, 0)?;
         self.send(packet, true)
     }
 
-    /// The device has stopped: reads all that is left, then its configuration.
-    fn finish(&mut self) -> Result<(), MigrationError> {
-        loop {
-            match self.chunk(self.chunk_bytes)? {
-                Read::Sent { .. } => {}
-                Read::Nothing => break,
-                Read::Over => return Ok(()),
-            }
-        }
+    /// The device has stopped: reads all that remains, then its configuration.
+    fn finish(&mut self) -> Result<(), Break> {
+        while let Read::Sent { .. } = self.chunk(self.chunk_bytes)? {}
         let Some((configuration, _)) =
             self.call("read its configuration", |device| device.configuration())?
         else {
@@ -153,27 +142,27 @@ impl Saver<'_> {
                 "{}: a configuration of {} bytes, more than {CONFIGURATION_BYTES}",
                 self.device,
                 configuration.len()
-            )));
+            ))
+            .into());
         }
-        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(()) };
+        let mut packet = self.streams.outbox.buffer(self.index)?;
         let total_bytes = self.streams.while_running.then_some(self.data_bytes);
         self.head(&mut packet, DeviceChunkKind::Configuration { total_bytes }, configuration.len())?;
         packet.extend_from_slice(&configuration);
-        if self.send(packet, false)? {
-            let took = self.streams.finishing();
-            self.note(|progress| {
-                progress.is_done = true;
-                progress.pending = Some(PendingState::default());
-                progress.statistics.took = took;
-            });
-        }
+        self.send(packet, false)?;
+        let took = self.streams.finishing();
+        self.note(|progress| {
+            progress.is_done = true;
+            progress.remaining = Some(RemainingState::default());
+            progress.statistics.took = took;
+        });
         Ok(())
     }
 
     /// Reads one chunk of at most `most` bytes and puts it out.
-    fn chunk(&mut self, most: usize) -> Result<Read, MigrationError> {
+    fn chunk(&mut self, most: usize) -> Result<Read, Break> {
         let began = Instant::now();
-        let Some(mut packet) = self.streams.outbox.buffer(self.index) else { return Ok(Read::Over) };
+        let mut packet = self.streams.outbox.buffer(self.index)?;
         self.waited_for_network += began.elapsed();
         packet.resize(DATA_AT + most, 0);
         let began = Instant::now();
@@ -187,7 +176,7 @@ impl Saver<'_> {
             };
             if got > most - count {
                 let text = format!("{}: read {got} of {} bytes", self.device, most - count);
-                return Err(MigrationError::Internal(text));
+                return Err(MigrationError::Internal(text).into());
             }
             count += got;
             runs = is_running;
@@ -204,30 +193,29 @@ impl Saver<'_> {
         packet.truncate(DATA_AT + count);
         self.data_bytes += count as u64;
         // Asked and not noted: what is noted counts this chunk until it is sent.
-        let initial_ends =
-            runs && self.tells_initial && self.pending()?.is_some_and(|pending| pending.initial_bytes == 0);
+        let initial_ends = runs
+            && self.tells_initial
+            && self.remaining()?.is_some_and(|remaining| remaining.initial_bytes == 0);
         self.tells_initial &= !initial_ends;
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
         packet[..DATA_AT].copy_from_slice(&head);
-        if !self.send(packet, runs)? {
-            return Ok(Read::Over);
-        }
+        self.send(packet, runs)?;
         self.count(count as u64, reading, runs);
         Ok(Read::Sent { bytes: count as u64, runs })
     }
 
-    /// Notes what is left, for the control thread.
-    fn look(&self) -> Result<Option<PendingState>, MigrationError> {
-        let pending = self.pending()?;
-        if pending.is_some() {
-            self.note(|progress| progress.pending = pending);
+    /// Notes what remains, for the control thread.
+    fn ask_remaining(&self) -> Result<Option<RemainingState>, MigrationError> {
+        let remaining = self.remaining()?;
+        if remaining.is_some() {
+            self.note(|progress| progress.remaining = remaining);
         }
-        Ok(pending)
+        Ok(remaining)
     }
 
-    fn pending(&self) -> Result<Option<PendingState>, MigrationError> {
-        Ok(self.call("ask what is remaining", |device| device.pending())?.map(|(pending, _)| pending))
+    fn remaining(&self) -> Result<Option<RemainingState>, MigrationError> {
+        Ok(self.call("ask what is remaining", |device| device.remaining())?.map(|(remaining, _)| remaining))
     }
 
     /// Makes a call to the device, unless none may be made now. Says with the result whether the device runs.
@@ -244,7 +232,7 @@ impl Saver<'_> {
         result.map(|result| Some((result, runs)))
     }
 
-    /// Packet header and head of the next chunk, with `data` bytes behind it.
+    /// Packet header and head of the next chunk, with `data` bytes after it.
     fn head(&mut self, out: &mut Vec<u8>, kind: DeviceChunkKind, data: usize) -> Result<(), MigrationError> {
         let mut head = Vec::with_capacity(DeviceChunk::MAX_BYTES);
         DeviceChunk { index: self.next, kind }.encode(&mut head);
@@ -263,20 +251,18 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// Sends a chunk that was read while the device ran, or had stopped. False: all is over.
-    fn send(&mut self, packet: Vec<u8>, runs: bool) -> Result<bool, MigrationError> {
+    /// Sends a chunk that was read while the device ran, or had stopped.
+    fn send(&mut self, packet: Vec<u8>, runs: bool) -> Result<(), Break> {
         let payload = (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
         let began = Instant::now();
-        if !self.streams.outbox.spend(self.index, payload) {
-            return Ok(false);
-        }
+        self.streams.outbox.spend(self.index, payload)?;
         self.waited_for_credit += began.elapsed();
         if !runs && self.streams.while_running {
             let began = Instant::now();
             self.streams.channels.write(self.shared, self.index, &packet)?;
             self.waited_for_network += began.elapsed();
             self.streams.outbox.give_back(self.index, packet);
-            return Ok(true);
+            return Ok(());
         }
         self.streams.outbox.push(Chunk { device: self.index, packet });
         if self.streams.is_serial {
@@ -284,26 +270,26 @@ impl Saver<'_> {
         } else {
             self.shared.lanes.queue.wake(self.streams.outbox.is_for_any());
         }
-        Ok(true)
+        Ok(())
     }
 
     fn count(&mut self, bytes: u64, reading: Duration, running: bool) {
         let for_credit = std::mem::take(&mut self.waited_for_credit);
         let for_network = std::mem::take(&mut self.waited_for_network);
         self.note(|progress| {
-            // What was read is on its way; looking again before every chunk would cost a call each.
-            if let Some(pending) = &mut progress.pending {
-                let initial = if running { pending.initial_bytes.min(bytes) } else { 0 };
-                pending.initial_bytes -= initial;
-                let part = if running { &mut pending.dirty_bytes } else { &mut pending.stopped_bytes };
+            // What was read is on its way; asking again before every chunk would cost a call each.
+            if let Some(remaining) = &mut progress.remaining {
+                let initial = if running { remaining.initial_bytes.min(bytes) } else { 0 };
+                remaining.initial_bytes -= initial;
+                let part = if running { &mut remaining.dirty_bytes } else { &mut remaining.stopped_bytes };
                 *part = part.saturating_sub(bytes - initial);
             }
-            let figures = &mut progress.statistics;
-            figures.bytes += bytes;
-            figures.running_bytes += if running { bytes } else { 0 };
-            figures.working += reading;
-            figures.waiting += for_credit + for_network;
-            // Credit comes as the other side loads. The network is reckoned with all that has to be sent.
+            let statistics = &mut progress.statistics;
+            statistics.bytes += bytes;
+            statistics.running_bytes += if running { bytes } else { 0 };
+            statistics.working += reading;
+            statistics.waiting += for_credit + for_network;
+            // Credit comes as the other side loads. The network is estimated for all that has to be sent.
             let seen = &mut progress.seen;
             *seen = (seen.0 + bytes, seen.1 + reading + for_credit);
             if seen.0 >= TELLING_BYTES {
@@ -317,6 +303,6 @@ impl Saver<'_> {
     }
 
     fn note(&self, note: impl FnOnce(&mut Progress)) {
-        note(&mut self.streams.lock().savers[self.index]);
+        note(&mut self.streams.state.lock().savers[self.index]);
     }
 }

@@ -1,14 +1,14 @@
-//! Streams on the main channel, one device behind the other: for a source without multifd channels, and for files.
+//! Streams on the main channel, one device after the other: for a source without multifd channels, and for files.
 //!
 //! Each is a section in parts (START, PART…, END; `specs/extension.md §9`) of its own name, whose bodies are the
 //! chunks that packets would carry. Save threads read ahead meanwhile.
 
 use sterna_wire::multifd::DEVICE_STATE_PACKET_BYTES;
 
-use super::super::interruption::Break;
 use super::super::main_channel::MainChannel;
 use super::super::waits::Waits;
 use super::Streams;
+use crate::interruption::Break;
 
 /// Sends all streams.
 pub(super) fn send(streams: &Streams, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {

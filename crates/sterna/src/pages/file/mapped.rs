@@ -39,7 +39,7 @@ impl MappedFile {
         self.held.count()
     }
 
-    /// Writes every block's bitmap, behind all pages.
+    /// Writes every block's bitmap, after all pages.
     ///
     /// # Errors
     /// [`MigrationError::System`], such as a full disk.

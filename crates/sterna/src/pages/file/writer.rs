@@ -26,7 +26,7 @@ pub struct FileWriter {
     queue: PageQueue,
     /// What is to be written next.
     piece: Option<PageRun>,
-    /// Zero pages right behind the piece, which go with it if more follows.
+    /// Zero pages right after the piece, which go with it if more follows.
     gap: u64,
 }
 
@@ -47,7 +47,7 @@ impl FileWriter {
         self.image.drop_pages(run)
     }
 
-    /// Sends the piece on its way; zero pages behind it are nothing but zero pages.
+    /// Sends the piece on its way; zero pages after it are nothing but zero pages.
     fn send_piece(&mut self) -> Result<(), MigrationError> {
         let Some(piece) = self.piece.take() else { return Ok(()) };
         let gap = std::mem::take(&mut self.gap);

@@ -13,7 +13,7 @@ const RUNS: u64 = 100_000;
 /// What breaks in the worlds of so many seeds, the first of them.
 fn first_broken<D: world::Decides>(
     seeds: std::ops::Range<u64>,
-    make: impl Fn(super::Begun, super::Look) -> D,
+    make: impl Fn(super::Begun, super::Snapshot) -> D,
 ) -> Option<(u64, Broken)> {
     seeds.into_iter().find_map(|seed| Some((seed, World::new(seed).run(&make).err()?)))
 }
@@ -28,7 +28,7 @@ fn policy_breaks_nothing_in_a_hundred_thousand_worlds() {
 #[test]
 fn every_planted_bug_is_found() {
     for bug in BUGS {
-        let found = first_broken(0..RUNS / 10, |begun, look| Planted::new(bug, begun, look));
+        let found = first_broken(0..RUNS / 10, |begun, snapshot| Planted::new(bug, begun, snapshot));
 
         assert!(found.is_some(), "{bug:?} breaks nothing");
     }

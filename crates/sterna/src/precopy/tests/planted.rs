@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::world::Decides;
-use crate::precopy::{Backlog, Begun, Input, Look, Output, Policy, Settings, StreamsLeft, Synced};
+use crate::precopy::{
+    Backlog, Begun, Input, Output, Policy, Settings, Snapshot, StreamsRemaining, SyncResult,
+};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +26,10 @@ pub(super) enum Bug {
     SleepsOn,
     /// A refused switchover is never requested again.
     SulksWhenRefused,
-    /// The rest never fits.
+    /// The remaining pages never fit.
     NeverFits,
-    /// Passes are announced and not published.
-    LosesPasses,
+    /// Rounds are announced and not published.
+    LosesRounds,
 }
 
 pub(super) const BUGS: [Bug; 10] = [
@@ -40,7 +42,7 @@ pub(super) const BUGS: [Bug; 10] = [
     Bug::SleepsOn,
     Bug::SulksWhenRefused,
     Bug::NeverFits,
-    Bug::LosesPasses,
+    Bug::LosesRounds,
 ];
 
 /// A policy with a bug.
@@ -51,9 +53,9 @@ pub(super) struct Planted {
 }
 
 impl Planted {
-    pub fn new(bug: Bug, begun: Begun, look: Look) -> Self {
+    pub fn new(bug: Bug, begun: Begun, snapshot: Snapshot) -> Self {
         let settings = Self::misread(bug, begun.settings);
-        Self { policy: Policy::new(Begun { settings, ..begun }, look), bug, has_ended: false }
+        Self { policy: Policy::new(Begun { settings, ..begun }, snapshot), bug, has_ended: false }
     }
 
     fn misread(bug: Bug, settings: Settings) -> Settings {
@@ -71,16 +73,18 @@ impl Planted {
             (Bug::StretchesLimit | Bug::NeverFits, Input::Set(settings)) => {
                 Input::Set(Self::misread(self.bug, settings))
             }
-            (Bug::ForgetsBacklog, Input::Synced(synced, look)) => {
-                let streams = synced.backlog.streams.map(|_| StreamsLeft::default());
+            (Bug::ForgetsBacklog, Input::Synced(synced, snapshot)) => {
+                let streams = synced.backlog.streams.map(|_| StreamsRemaining::default());
                 let backlog = Backlog { unsent_bytes: 0, streams, ..synced.backlog };
-                Input::Synced(Synced { backlog, ..synced }, look)
+                Input::Synced(SyncResult { backlog, ..synced }, snapshot)
             }
-            (Bug::DeafToLateness, Input::Looked(look)) => Input::Looked(Look { late: None, ..look }),
+            (Bug::DeafToLateness, Input::Observed(snapshot)) => {
+                Input::Observed(Snapshot { late: None, ..snapshot })
+            }
             (Bug::DeafToLag, Input::Answered(_)) | (Bug::SulksWhenRefused, Input::NotAcknowledged(_)) => {
                 return None;
             }
-            (Bug::SleepsOn, Input::Looked(look)) if look.pass.is_rearmed => return None,
+            (Bug::SleepsOn, Input::Observed(snapshot)) if snapshot.round.is_rearmed => return None,
             (_, input) => input,
         })
     }
@@ -96,7 +100,7 @@ impl Decides for Planted {
                 (Bug::KeepsThrottle, Output::Throttle(_) | Output::LimitDirtyRate(_)) if self.has_ended => {
                     None
                 }
-                (Bug::LosesPasses, Output::Publish { .. }) => None,
+                (Bug::LosesRounds, Output::Publish { .. }) => None,
                 (Bug::SkipsRunningDry, Output::RunDry { .. }) => Some(Output::RequestSwitchover),
                 (_, output) => Some(output),
             })

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{
-    Answer, Backlog, Begun, Counts, Input, Look, Output, PassLook, Policy, Settings, StreamsLeft, Synced,
-    WINDOW,
+    Answer, Backlog, Begun, Counts, Input, Output, Policy, RoundProgress, Settings, Snapshot,
+    StreamsRemaining, SyncResult, WINDOW,
 };
 use crate::stats::LaneTimes;
 
@@ -39,8 +39,8 @@ pub(super) enum Broken {
     Protocol(&'static str),
     /// Lanes idle, or devices wait, and nobody does anything.
     Starves,
-    /// The pause was longer than the limit, in microseconds.
-    LimitExceeded { limit: u64, pause: u64 },
+    /// The downtime was longer than the limit, in microseconds.
+    LimitExceeded { limit: u64, downtime: u64 },
     /// It could have ended, and did not.
     NeverEnds,
     /// The guest is slowed down after the end.
@@ -61,9 +61,9 @@ pub(super) struct World {
     /// The most that a thread wakes late.
     lateness: f64,
     lag: f64,
-    /// Pages of devices' state that only the pause can move.
+    /// Pages of devices' state that only the switchover can move.
     streams: f64,
-    /// Syncs until devices were looked at.
+    /// Syncs until devices were asked.
     streams_unknown: u32,
     /// Switchovers that are refused.
     refusals: u32,
@@ -77,14 +77,14 @@ pub(super) struct World {
     throttle: u8,
     dirty_limit: Option<u64>,
     sent: f64,
-    pass: f64,
+    round: f64,
     left: f64,
-    pass_number: u64,
-    /// Found dirty by the last sync and in no pass; written by now.
+    round_number: u64,
+    /// Found dirty by the last sync and in no round; written by now.
     found: f64,
     dirty: f64,
     syncs: u32,
-    is_first_pass: bool,
+    is_first_round: bool,
     idle_since: Option<f64>,
     /// How often a thread has woken late, from which the policy can learn.
     wakes: u32,
@@ -138,13 +138,13 @@ impl World {
             throttle: 0,
             dirty_limit: None,
             sent: 0.0,
-            pass: ram,
+            round: ram,
             left: ram,
-            pass_number: 1,
+            round_number: 1,
             found: 0.0,
             dirty: 0.0,
             syncs: 0,
-            is_first_pass: true,
+            is_first_round: true,
             idle_since: None,
             wakes: 0,
             dice,
@@ -152,14 +152,14 @@ impl World {
     }
 
     /// Runs a policy that `make` makes, until it has ended, and says what it broke.
-    pub fn run<D: Decides>(mut self, make: impl FnOnce(Begun, Look) -> D) -> Result<(), Broken> {
+    pub fn run<D: Decides>(mut self, make: impl FnOnce(Begun, Snapshot) -> D) -> Result<(), Broken> {
         let begun = Begun {
             settings: self.settings,
             channels: 1,
             round_trip: seconds(ROUND_TRIP),
-            fixed_pause: seconds(self.fixed),
+            fixed_downtime: seconds(self.fixed),
         };
-        let mut policy = make(begun, self.look(None));
+        let mut policy = make(begun, self.snapshot(None));
         let has_ended = self.follow(&mut policy)?;
         for output in policy.handle(Input::Ended) {
             self.slow_down(output);
@@ -192,23 +192,23 @@ impl World {
                     continue;
                 }
                 Some(Output::RunDry { number }) => {
-                    if number > self.pass_number || number + 1 < self.pass_number {
-                        return Err(Broken::Protocol("a pass is to run dry that is not there"));
+                    if number > self.round_number || number + 1 < self.round_number {
+                        return Err(Broken::Protocol("a round is to run dry that is not there"));
                     }
-                    // The pass before has run dry when this one is published, in this world.
-                    if number == self.pass_number {
+                    // The round before has run dry when this one is published, in this world.
+                    if number == self.round_number {
                         self.pass_time(self.left / self.bandwidth);
                     }
                     let answer = Answer { took: seconds(ROUND_TRIP + self.lag), unsent_bytes: 0 };
                     outputs.extend(policy.handle(Input::Answered(answer)));
-                    Input::Flushed(self.look(None))
+                    Input::Flushed(self.snapshot(None))
                 }
                 Some(Output::RequestSwitchover) if self.left > 0.0 => {
                     return Err(Broken::Protocol("the switchover is requested while lanes send"));
                 }
                 Some(Output::RequestSwitchover) if self.refusals > 0 => {
                     self.refusals -= 1;
-                    Input::NotAcknowledged(self.look(None))
+                    Input::NotAcknowledged(self.snapshot(None))
                 }
                 Some(Output::RequestSwitchover) => return self.stop().map(|()| true),
                 Some(output) => {
@@ -224,9 +224,9 @@ impl World {
         Ok(false)
     }
 
-    fn look(&self, late: Option<f64>) -> Look {
+    fn snapshot(&self, late: Option<f64>) -> Snapshot {
         let pages = self.sent as u64;
-        Look {
+        Snapshot {
             now: seconds(self.now),
             late: late.map(seconds),
             counts: Counts {
@@ -235,11 +235,11 @@ impl World {
                 times: LaneTimes { moving: seconds(pages as f64 / self.bandwidth), ..LaneTimes::default() },
                 ..Counts::default()
             },
-            pass: PassLook {
-                pages: self.pass as u64,
-                left: self.left.ceil() as u64,
+            round: RoundProgress {
+                pages: self.round as u64,
+                remaining: self.left.ceil() as u64,
                 is_rearmed: self.left <= 0.0,
-                is_searched: !self.is_first_pass || self.left <= 0.0,
+                is_searched: !self.is_first_round || self.left <= 0.0,
             },
         }
     }
@@ -250,7 +250,7 @@ impl World {
         let through = self.left / self.bandwidth;
         if self.left > 0.0 && through <= asked {
             self.pass_time(through);
-            return Ok(Input::Looked(self.look(None)));
+            return Ok(Input::Observed(self.snapshot(None)));
         }
         let late = self.wakes_late();
         self.wakes += 1;
@@ -264,7 +264,7 @@ impl World {
                 return Err(Broken::Starves);
             }
         }
-        Ok(Input::Looked(self.look(Some(late))))
+        Ok(Input::Observed(self.snapshot(Some(late))))
     }
 
     fn wakes_late(&mut self) -> f64 {
@@ -277,7 +277,7 @@ impl World {
         self.left = if self.left - sent < 0.5 { 0.0 } else { self.left - sent };
         self.sent += before - self.left;
         // Pages that are still to be sent are read later, so writes to them do not count.
-        let hot_left = if self.is_first_pass { self.left * self.hot / self.ram } else { self.left };
+        let hot_left = if self.is_first_round { self.left * self.hot / self.ram } else { self.left };
         let limit = self.dirty_limit.map_or(f64::INFINITY, |bytes| bytes as f64 / PAGE_BYTES);
         let writes = (self.writes * runs).min(limit);
         let room = (self.hot - self.dirty - hot_left).max(0.0);
@@ -293,30 +293,30 @@ impl World {
         self.syncs += 1;
         self.idle_since = None;
         let is_known = self.syncs > self.streams_unknown;
-        let left = StreamsLeft {
+        let remaining = StreamsRemaining {
             bytes: (self.streams * PAGE_BYTES) as u64,
             slowest: seconds(self.streams / self.bandwidth),
         };
-        let synced = Synced {
+        let synced = SyncResult {
             took: seconds(took),
             dirtied_pages: dirtied as u64,
             next_pages: self.found.ceil() as u64,
-            backlog: Backlog { unsent_bytes: 0, streams: is_known.then_some(left), guest_runs: true },
+            backlog: Backlog { unsent_bytes: 0, streams: is_known.then_some(remaining), guest_runs: true },
         };
-        Input::Synced(synced, self.look(None))
+        Input::Synced(synced, self.snapshot(None))
     }
 
     fn publish(&mut self) -> Result<(), Broken> {
         if self.syncs == 0 {
-            return Err(Broken::Protocol("a pass is published before any sync"));
+            return Err(Broken::Protocol("a round is published before any sync"));
         }
         // Lanes enter it when they are through with the one before: here at once.
         self.pass_time(self.left / self.bandwidth);
-        self.pass = self.found.floor();
-        (self.left, self.dirty) = (self.pass, self.dirty - self.pass);
-        self.found = self.dirty.min(self.found - self.pass);
-        self.pass_number += 1;
-        self.is_first_pass = false;
+        self.round = self.found.floor();
+        (self.left, self.dirty) = (self.round, self.dirty - self.round);
+        self.found = self.dirty.min(self.found - self.round);
+        self.round_number += 1;
+        self.is_first_round = false;
         self.idle_since = None;
         Ok(())
     }
@@ -337,14 +337,14 @@ impl World {
         let others = self.wakes_late() + self.wakes_late();
         let moving = (self.dirty + self.streams) / self.bandwidth;
         let sync = self.sync * (1.0 + 0.05 * self.dice.f64());
-        let pause = self.now - began + others + sync + moving + self.fixed + self.lag;
+        let downtime = self.now - began + others + sync + moving + self.fixed + self.lag;
         let limit = self.settings.downtime_limit.as_secs_f64();
-        // What no round makes shorter may take a pause above its limit, where it takes most of it.
+        // The fixed costs, which no round makes shorter, may exceed the limit if they take most of it.
         let is_dear = self.fixed + self.lag + 3.0 * self.lateness > limit * 0.7;
         let is_new = self.lateness > 0.0 && self.wakes < LEARNED;
-        if pause > limit && !is_dear && !is_new {
+        if downtime > limit && !is_dear && !is_new {
             let micros = |seconds: f64| (seconds * 1e6) as u64;
-            return Err(Broken::LimitExceeded { limit: micros(limit), pause: micros(pause) });
+            return Err(Broken::LimitExceeded { limit: micros(limit), downtime: micros(downtime) });
         }
         Ok(())
     }
@@ -362,9 +362,9 @@ impl World {
 
     fn odd_input(&mut self) -> Input {
         match self.dice.u32(0..4) {
-            0 => Input::Looked(self.look(None)),
+            0 => Input::Observed(self.snapshot(None)),
             1 => Input::Set(self.settings),
-            2 => Input::NotAcknowledged(self.look(None)),
+            2 => Input::NotAcknowledged(self.snapshot(None)),
             _ => Input::Answered(Answer { took: seconds(ROUND_TRIP + self.lag), unsent_bytes: 0 }),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, Harvest, PageBitmap, RamError};
+use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, RamError, SyncReport};
 use sterna::{Device, Hook, RunState, SourceVm, Vm, VmError};
 use sterna_guests::process::ProcessGuest;
 
@@ -17,11 +17,11 @@ pub enum Log {
     Sound,
     /// Clause 2: pages are re-armed after they were read.
     RearmedAfterReading,
-    /// Clause 3: a whole slice is re-armed, harvested or not.
-    RearmedUnharvested,
+    /// Clause 3: a whole slice is re-armed, synced or not.
+    RearmedUnsynced,
     /// Clause 4: only the first chunk of a slice is re-armed before lanes read from the slice.
     RearmedInPart,
-    /// Clause 6: a report is dropped if its page was in the pass that is being sent, though the page was sent before.
+    /// Clause 6: a report is dropped if its page was in the round that is being sent, though the page was sent before.
     ReportsDropped,
 }
 
@@ -40,7 +40,7 @@ struct Late {
     block: usize,
     first: u64,
     count: u64,
-    harvested: PageBitmap,
+    synced: PageBitmap,
 }
 
 impl Faulty {
@@ -53,32 +53,32 @@ impl Faulty {
         self.guest.dirty_source()
     }
 
-    fn put_off(&self, block: usize, (first, count): (u64, u64), harvested: &PageBitmap) {
-        let copy = PageBitmap::new(harvested.pages());
+    fn put_off(&self, block: usize, (first, count): (u64, u64), synced: &PageBitmap) {
+        let copy = PageBitmap::new(synced.pages());
         let mut at = first;
-        while let Some(run) = harvested.next_run(at, first + count, u64::MAX) {
+        while let Some(run) = synced.next_run(at, first + count, u64::MAX) {
             copy.set_range(run.first, run.count);
             at = run.end();
         }
-        self.late.lock().unwrap().push(Late { block, first, count, harvested: copy });
+        self.late.lock().unwrap().push(Late { block, first, count, synced: copy });
     }
 
     fn rearm_late(&self) -> Result<(), DirtyError> {
-        for Late { block, first, count, harvested } in self.late.lock().unwrap().drain(..) {
-            self.inner().rearm(block, first, count, &harvested)?;
+        for Late { block, first, count, synced } in self.late.lock().unwrap().drain(..) {
+            self.inner().rearm(block, first, count, &synced)?;
         }
         Ok(())
     }
 
     /// Gives what the log reports but for what it reported the last time.
-    fn drop_reports(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn drop_reports(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         let mut last = self.reported.lock().unwrap();
         let (mut all, mut kept) = (DirtyBitmaps::new(&self.ram()), DirtyBitmaps::new(&self.ram()));
-        let harvest = self.inner().harvest(&mut all)?;
+        let report = self.inner().sync(&mut all)?;
         kept.or_from(&all);
         kept.drop_reported(&last);
         *last = all;
-        Ok(Harvest { newly_dirty: into.or_from(&kept), ..harvest })
+        Ok(SyncReport { newly_dirty: into.or_from(&kept), ..report })
     }
 }
 
@@ -89,26 +89,26 @@ impl DirtySource for Faulty {
     fn stop(&self) -> Result<(), DirtyError> {
         self.inner().stop()
     }
-    fn harvest(&self, into: &mut DirtyBitmaps) -> Result<Harvest, DirtyError> {
+    fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         self.rearm_late()?;
-        if self.log == Log::ReportsDropped { self.drop_reports(into) } else { self.inner().harvest(into) }
+        if self.log == Log::ReportsDropped { self.drop_reports(into) } else { self.inner().sync(into) }
     }
-    fn rearm(&self, block: usize, first: u64, count: u64, harvested: &PageBitmap) -> Result<(), DirtyError> {
+    fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         match self.log {
-            Log::Sound | Log::ReportsDropped => self.inner().rearm(block, first, count, harvested),
+            Log::Sound | Log::ReportsDropped => self.inner().rearm(block, first, count, synced),
             Log::RearmedAfterReading => {
-                self.put_off(block, (first, count), harvested);
+                self.put_off(block, (first, count), synced);
                 Ok(())
             }
-            Log::RearmedUnharvested => {
-                let whole = PageBitmap::new(harvested.pages());
+            Log::RearmedUnsynced => {
+                let whole = PageBitmap::new(synced.pages());
                 whole.set_range(first, count);
                 self.inner().rearm(block, first, count, &whole)
             }
             Log::RearmedInPart => {
                 let now = count.min(CHUNK_PAGES);
-                self.put_off(block, (first + now, count - now), harvested);
-                self.inner().rearm(block, first, now, harvested)
+                self.put_off(block, (first + now, count - now), synced);
+                self.inner().rearm(block, first, now, synced)
             }
         }
     }

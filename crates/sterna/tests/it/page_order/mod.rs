@@ -36,9 +36,9 @@ const SOUND: u32 = 4;
 /// A clause of the page order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Clause {
-    OncePerPass,
+    OncePerRound,
     RearmBeforeRead,
-    RearmOnlyHarvested,
+    RearmOnlySynced,
     WholeSliceFirst,
     SyncAfterLastPage,
     DropOnlyUnsent,
@@ -48,9 +48,9 @@ impl Clause {
     /// Who violates it.
     fn violation(self) -> (Log, Wire) {
         match self {
-            Self::OncePerPass => (Log::Sound, Wire::PagesTwice),
+            Self::OncePerRound => (Log::Sound, Wire::PagesTwice),
             Self::RearmBeforeRead => (Log::RearmedAfterReading, Wire::Sound),
-            Self::RearmOnlyHarvested => (Log::RearmedUnharvested, Wire::Sound),
+            Self::RearmOnlySynced => (Log::RearmedUnsynced, Wire::Sound),
             Self::WholeSliceFirst => (Log::RearmedInPart, Wire::Sound),
             Self::SyncAfterLastPage => (Log::Sound, Wire::SyncTooEarly),
             Self::DropOnlyUnsent => (Log::ReportsDropped, Wire::Sound),
@@ -84,7 +84,7 @@ fn circumstances(clause: Clause) -> Circumstances {
     let mut rounds_for = Duration::ZERO;
     match clause {
         // Few pages, often written: short rounds, of which a later one overtakes an earlier one.
-        Clause::OncePerPass => {
+        Clause::OncePerRound => {
             guest.blocks = vec![("ram".into(), 8 << 20)];
             guest.rate = 5_000;
             params.multifd_channels = 3;
@@ -97,15 +97,15 @@ fn circumstances(clause: Clause) -> Circumstances {
             delays = vec![ms(0), ms(40), ms(40)];
             rounds_for = ms(800);
         }
-        // What was written behind the sender's back and dropped from the last harvest is never sent.
+        // What was written behind the sender's back and dropped from the last sync is never sent.
         // In many rounds, so that pages are reported again after they were sent.
         Clause::DropOnlyUnsent => {
             params.max_bandwidth_bytes = 100 << 20;
             rounds_for = ms(800);
         }
-        // Time between reading a page and re-arming it, or between harvest and re-arming.
+        // Time between reading a page and re-arming it, or between sync and re-arming.
         Clause::RearmBeforeRead | Clause::WholeSliceFirst => params.max_bandwidth_bytes = 100 << 20,
-        Clause::RearmOnlyHarvested => {
+        Clause::RearmOnlySynced => {
             guest.rate = 5_000;
             params.max_bandwidth_bytes = 60 << 20;
             rounds_for = ms(1200);
@@ -191,8 +191,8 @@ fn first_lines(text: &str) -> String {
 }
 
 #[test]
-fn page_twice_in_a_pass_corrupts_memory() {
-    violation_is_noticed_and_the_sound_engine_passes(Clause::OncePerPass);
+fn page_twice_in_a_round_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::OncePerRound);
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn rearming_after_reading_corrupts_memory() {
 }
 
 #[test]
-fn rearming_what_was_not_harvested_corrupts_memory() {
-    violation_is_noticed_and_the_sound_engine_passes(Clause::RearmOnlyHarvested);
+fn rearming_what_was_not_synced_corrupts_memory() {
+    violation_is_noticed_and_the_sound_engine_passes(Clause::RearmOnlySynced);
 }
 
 #[test]
@@ -222,8 +222,8 @@ fn dropping_reports_of_pages_that_were_sent_corrupts_memory() {
 
 /// Our own destination does not let it come to that.
 #[test]
-fn page_twice_in_a_pass_is_refused_by_our_destination() {
-    let Came::Refused(why) = once(Clause::OncePerPass, true, false) else {
+fn page_twice_in_a_round_is_refused_by_our_destination() {
+    let Came::Refused(why) = once(Clause::OncePerRound, true, false) else {
         panic!("pages came twice between two flushes and were taken");
     };
     assert!(why.contains("came twice between two flushes"), "{why}");

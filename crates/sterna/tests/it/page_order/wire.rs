@@ -15,7 +15,7 @@ use sterna::ram::PAGE_SIZE;
 pub enum Wire {
     /// Nothing.
     Sound,
-    /// Clause 1: pages of one pass come once more, with their old content, at the end of the next one.
+    /// Clause 1: pages of one round come once more, with their old content, at the end of the next one.
     PagesTwice,
     /// Clause 5: a channel's SYNC overtakes the packet before it.
     SyncTooEarly,
@@ -98,7 +98,7 @@ fn carry(mut from: TcpStream, send: &dyn Fn(Vec<u8>) -> bool, mut order: impl Or
 #[derive(Default)]
 struct Twice {
     numbers: Arc<AtomicU64>,
-    /// Of the pass before, and of this one.
+    /// Of the round before, and of this one.
     old: Vec<Packet>,
     new: Vec<Packet>,
 }
@@ -110,7 +110,7 @@ impl Order for Twice {
             self.new.push(packet);
             return send(bytes);
         }
-        // A pass in which nothing was sent makes nothing old.
+        // A round in which nothing was sent makes nothing old.
         let again = if self.new.is_empty() { Vec::new() } else { std::mem::take(&mut self.old) };
         if !self.new.is_empty() {
             self.old = std::mem::take(&mut self.new);

@@ -24,7 +24,7 @@ const START: &str = "
 ";
 
 #[test]
-fn harvest_merges_the_reports_at_their_pages() {
+fn sync_merges_the_reports_at_their_pages() {
     let report = "
         ioctl(vfio, 0x3b75, 28000000 08000100 0000000000000000 0030000000000000 0010000000000000 0000000000000000,
             &0000000000000000) = 0, &fa00000000000000                   # page 1, and bits behind the range
@@ -43,20 +43,20 @@ fn harvest_merges_the_reports_at_their_pages() {
 
         log.start().unwrap();
         log.start().unwrap();
-        let first = log.harvest(&mut found).unwrap();
-        let second = log.harvest(&mut found).unwrap();
+        let first = log.sync(&mut found).unwrap();
+        let second = log.sync(&mut found).unwrap();
         log.stop().unwrap();
 
         let pages: Vec<u64> = (0..80).filter(|page| found.block(0).get(*page)).collect();
         // Bits 0, 63 and 66 of the second range, whose first page is 3; bit 67 lies behind it.
         assert_eq!(pages, [1, 3, 66, 69]);
         assert_eq!((first.newly_dirty, second.newly_dirty), (4, 0));
-        assert!(matches!(log.harvest(&mut found), Err(DirtyError::NotStarted { .. })));
+        assert!(matches!(log.sync(&mut found), Err(DirtyError::NotStarted { .. })));
     });
 }
 
 #[test]
-fn harvest_that_the_kernel_refuses_names_the_device() {
+fn sync_that_the_kernel_refuses_names_the_device() {
     let refuses = "
         ioctl(vfio, 0x3b75, 28000000 08000100 0000000000000000 0030000000000000 0010000000000000 0000000000000000,
             &0000000000000000) = -1 EIO
@@ -67,7 +67,7 @@ fn harvest_that_the_kernel_refuses_names_the_device() {
         let log = DmaLog::new(Arc::new(port.unwrap()), ram.clone(), ranges).unwrap();
         log.start().unwrap();
 
-        let error = log.harvest(&mut DirtyBitmaps::new(&ram)).unwrap_err();
+        let error = log.sync(&mut DirtyBitmaps::new(&ram)).unwrap_err();
         log.stop().unwrap();
 
         let told = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Saving and loading that go well.
 
-use sterna::{DeviceStream, PendingState};
+use sterna::{DeviceStream, RemainingState};
 
 use super::{RUNS, replay, with_device};
 use crate::vfio::{MigState, MigrationFeatures, MigrationPort, VfioDevice};
@@ -37,19 +37,19 @@ fn save_of_a_full_device_reads_while_it_runs_and_after() {
         };
 
         stream.begin_save().unwrap();
-        let running = stream.pending().unwrap();
+        let running = stream.remaining().unwrap();
         assert_eq!((read(), read(), read(), read()), (5, 2, 0, 1));
         stream.quiesce().unwrap();
         assert_eq!(read(), 0);
         stream.stop().unwrap();
-        let stopped = stream.pending().unwrap();
+        let stopped = stream.remaining().unwrap();
         assert_eq!((read(), read(), read()), (4, 0, 0));
         stream.end_save().unwrap();
         stream.run().unwrap();
 
         assert_eq!(state, b"first-12rest");
-        assert_eq!(running, PendingState { initial_bytes: 5, dirty_bytes: 2, stopped_bytes: 4 });
-        assert_eq!(stopped, PendingState { stopped_bytes: 4, ..PendingState::default() });
+        assert_eq!(running, RemainingState { initial_bytes: 5, dirty_bytes: 2, stopped_bytes: 4 });
+        assert_eq!(stopped, RemainingState { stopped_bytes: 4, ..RemainingState::default() });
     });
 }
 
@@ -98,7 +98,7 @@ fn save_of_a_device_with_the_least_goes_straight_to_stop_copy() {
         let mut state = [0; 4];
 
         stream.begin_save().unwrap();
-        assert_eq!(stream.pending().unwrap(), PendingState::default());
+        assert_eq!(stream.remaining().unwrap(), RemainingState::default());
         stream.quiesce().unwrap();
         stream.stop().unwrap();
         assert_eq!((stream.read(&mut state).unwrap(), state), (4, [1, 2, 3, 4]));

@@ -1,7 +1,7 @@
 //! What an inbox takes, holds and refuses.
 
 use super::*;
-use crate::device_stream::{DeviceStream, PendingState};
+use crate::device_stream::{DeviceStream, RemainingState};
 use crate::error::VmError;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ impl DeviceStream for Silent {
     fn begin_save(&self) -> Result<(), VmError> {
         Ok(())
     }
-    fn pending(&self) -> Result<PendingState, VmError> {
-        Ok(PendingState::default())
+    fn remaining(&self) -> Result<RemainingState, VmError> {
+        Ok(RemainingState::default())
     }
     fn read(&self, _: &mut [u8]) -> Result<usize, VmError> {
         Ok(0)
@@ -131,7 +131,7 @@ fn buffer_beyond_what_was_granted_is_refused_before_anything_is_held() {
     assert_eq!(inbox.begin_credit(), CEILING);
     assert!(
         inbox.buffer(CEILING as u32 + 1).is_err(),
-        "more than is ever held of a source that knows the ceiling"
+        "more than is ever held of a source that knows the limit"
     );
     inbox.buffer(150_000).unwrap();
     let error = inbox.buffer(60_000).unwrap_err().to_string();
@@ -139,7 +139,7 @@ fn buffer_beyond_what_was_granted_is_refused_before_anything_is_held() {
 }
 
 #[test]
-fn source_without_credit_may_send_chunks_beyond_the_ceiling_and_one_is_held() {
+fn source_without_credit_may_send_chunks_beyond_the_limit_and_one_is_held() {
     let inbox = inbox();
     let large = vec![0; CEILING as usize + 1];
     inbox.buffer(large.len() as u32 + 9).unwrap();
@@ -147,7 +147,7 @@ fn source_without_credit_may_send_chunks_beyond_the_ceiling_and_one_is_held() {
 }
 
 #[test]
-fn put_without_credit_out_of_order_beyond_the_ceiling_is_refused() {
+fn put_without_credit_out_of_order_beyond_the_limit_is_refused() {
     let inbox = inbox();
     let large = vec![0; 120_000];
     let chunk = |index| payload(index, DeviceChunkKind::Data { initial_ends: false }, &large);
@@ -182,7 +182,7 @@ fn put_without_credit_of_two_lanes_in_order_waits_for_room_in_both() {
         one.join().unwrap().unwrap();
         two.join().unwrap().unwrap();
     });
-    // The ceiling has room for one, and the one that the device waits for comes beyond it.
+    // The limit has room for one, and the one that the device waits for comes beyond it.
     let two = 2 * chunk(0).len() as u64;
     assert!(inbox.statistics().peak_bytes <= two, "{}", inbox.statistics().peak_bytes);
 }

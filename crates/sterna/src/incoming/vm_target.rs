@@ -1,0 +1,216 @@
+//! A guest arrives in a VM that is known: its machine, its RAM, its devices.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_ram::{GuestRam, RamError};
+use sterna_wire::extension::COMPATIBILITY_SECTION;
+use sterna_wire::global_state::{self, GlobalState};
+use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
+use sterna_wire::multifd::BlockTable;
+
+use super::sections::{Sections, all_came};
+use super::target::{Layout, RamStart, RamStarted, Section, Target};
+use crate::error::MigrationError;
+use crate::hooks::Hook;
+use crate::pages::{PageSink, RamSink};
+use crate::params::Capabilities;
+use crate::threads::{call, caught};
+use crate::vm::{Device, TargetVm};
+
+const CHANNEL: &str = "main channel";
+
+pub(super) struct VmTarget {
+    vm: Arc<dyn TargetVm>,
+    /// The VM's RAM as it was when it began to wait.
+    ram: GuestRam,
+    sections: Sections,
+    sink: Arc<RamSink>,
+    loaded: Mutex<Loaded>,
+}
+
+/// What the loader found out.
+#[derive(Default)]
+struct Loaded {
+    /// RAM's END section came.
+    ram: bool,
+    /// From the global state; `None` until it came.
+    run: Option<bool>,
+    /// (name, instance) of devices that were loaded.
+    devices: Vec<(String, u32)>,
+}
+
+impl VmTarget {
+    /// # Errors
+    /// There is no memory for what comes for blocks that cannot be written.
+    pub fn new(vm: Arc<dyn TargetVm>) -> Result<Self, RamError> {
+        let ram = vm.ram();
+        let blocks = ram.blocks().len();
+        let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();
+        Ok(Self {
+            sections: Sections::new(vm.as_ref()),
+            sink: Arc::new(RamSink::new(&ram, may_hold_bytes)?),
+            loaded: Mutex::default(),
+            ram,
+            vm,
+        })
+    }
+
+    /// Before any RAM moves the machines must have been compared. Only a Sterna that hears our answers can
+    /// have sent its record; with any other source a warning says that nothing was compared.
+    fn demand_compatibility(&self, is_sterna: bool) -> Result<RamStarted, MigrationError> {
+        let compared = |came: &(String, u32)| came.0 == COMPATIBILITY_SECTION;
+        if self.vm.compatibility().is_none() || self.loaded.lock().devices.iter().any(compared) {
+            return Ok(RamStarted::default());
+        }
+        if is_sterna {
+            return Err(MigrationError::PeerIncompatible {
+                what: "the source sent no compatibility record, and this machine compares before any RAM \
+                       moves: migrate from a machine of the same kind"
+                    .to_owned(),
+            });
+        }
+        let warning = "the source sent no compatibility record (it is not a Sterna, or its return path is off): \
+                       CPUID and TSC were not compared";
+        Ok(RamStarted { layout: None, warning: Some(warning.to_owned()) })
+    }
+}
+
+impl Target for VmTarget {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn guest(&self) -> Option<&GuestRam> {
+        Some(&self.ram)
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        Some(self.vm.uuid().unwrap_or_default())
+    }
+
+    fn expectations(&self, capabilities: &Capabilities) -> Expectations {
+        let blocks = self.ram.blocks().iter();
+        Expectations {
+            machine_type: Some(self.vm.machine_type()),
+            uuid: self.vm.uuid(),
+            blocks: Some(blocks.map(|block| (block.name().to_owned(), block.len_bytes())).collect()),
+            // In a file, multifd channels are threads: its bytes know nothing of them.
+            multifd: capabilities.multifd && !capabilities.mapped_ram,
+            mapped_ram: capabilities.mapped_ram,
+            accept_legacy_flush: crate::machine_type::flushes_silently(&self.vm.machine_type()),
+            device_state_bytes: self.sections.most_bytes(),
+            ..Expectations::default()
+        }
+    }
+
+    fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
+        Box::new(Sections::new(self.vm.as_ref()))
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.vm.devices()
+    }
+
+    fn known_layout(&self, lanes: usize) -> Result<Option<Layout>, MigrationError> {
+        let blocks = self.ram.blocks().iter();
+        let blocks = blocks.map(|block| (block.name().to_owned(), block.len_bytes()));
+        let sink: Arc<dyn PageSink> = self.sink.clone();
+        Ok(Some(Layout {
+            ram: self.sink.ram().clone(),
+            table: BlockTable::new(blocks).map_err(MigrationError::wire("RAM of this side"))?,
+            sinks: vec![sink; lanes + 1],
+        }))
+    }
+
+    fn configuration(&self, _: &Configuration) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn command(&self, _: &[u8]) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
+        self.demand_compatibility(start.is_sterna)
+    }
+
+    fn ram_section_ended(&self, kind: SectionKind) {
+        self.loaded.lock().ram |= kind == SectionKind::End;
+    }
+
+    fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
+        let Section { name, instance, version, body, .. } = *section;
+        if name == global_state::SECTION_NAME {
+            let state = GlobalState::decode(body).map_err(MigrationError::wire(CHANNEL))?;
+            self.loaded.lock().run = Some(state.wants_to_run());
+            return Ok(());
+        }
+        let Some(device) = self.sections.find(name, instance) else {
+            return Err(MigrationError::Internal(format!("section {name:?} passed and has no device")));
+        };
+        let loaded = call(format!("Device::load of {name:?}"), || device.load(version, body));
+        if let Err(error) = loaded {
+            // A record that is refused says how the machines differ; a device that cannot load is broken here.
+            return Err(if name == COMPATIBILITY_SECTION {
+                MigrationError::PeerIncompatible { what: error.to_string() }
+            } else {
+                error.into()
+            });
+        }
+        self.loaded.lock().devices.push((name.to_owned(), instance));
+        Ok(())
+    }
+
+    fn finish_loading(&self) -> Result<bool, MigrationError> {
+        let loaded = self.loaded.lock();
+        if !loaded.ram {
+            return Err(MigrationError::PeerMisbehaved {
+                what: "the stream ended before RAM's END section".to_owned(),
+            });
+        }
+        all_came(self.vm.as_ref(), &loaded.devices)?;
+        MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
+        self.sink.finish()?;
+        // A source without a global state (none of QEMU 11's machine types) runs its guest.
+        Ok(loaded.run.unwrap_or(true))
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.vm.hooks()
+    }
+
+    fn start(&self) -> Result<(), MigrationError> {
+        Ok(self.vm.start()?)
+    }
+
+    fn runs_guests(&self) -> bool {
+        true
+    }
+
+    fn take_over_paused(&self) -> Result<(), MigrationError> {
+        Ok(self.vm.take_over_paused()?)
+    }
+
+    fn reset(&self) -> Vec<String> {
+        let reset = caught("TargetVm::reset", || self.vm.reset());
+        let left = self.ram.blocks().iter().enumerate().filter_map(|(index, block)| {
+            let name = block.name();
+            match self.sink.empty(index) {
+                Ok(None) => None,
+                Ok(Some(why)) => {
+                    Some(format!("memory of {name:?} was filled with zeros and not freed: {why}"))
+                }
+                Err(error) => Some(format!(
+                    "memory of {name:?} still contains pages of this migration ({error}); the next one checks each \
+                     page before it takes it for zero"
+                )),
+            }
+        });
+        reset.err().map(|error| error.to_string()).into_iter().chain(left).collect()
+    }
+
+    fn cleared_pages(&self) -> u64 {
+        self.sink.cleared_pages()
+    }
+}

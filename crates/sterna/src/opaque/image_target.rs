@@ -1,0 +1,387 @@
+//! Receives an opaque machine: what its stream says of itself, and its pages, become an image.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_image::model::Beside;
+use sterna_image::{BlockShape, MappedWriter, OPAQUE_BYTES, RamShape, Shape};
+use sterna_ram::{GuestRam, RamBlock};
+use sterna_transport::Flusher;
+use sterna_wire::extension::Handover;
+use sterna_wire::main::{
+    BodyKind, Configuration, Expectations, SectionHeader, SectionKind, SectionKnowledge, Tail, TailEnd,
+    encode_footer, encode_section_part,
+};
+use sterna_wire::ram;
+
+use super::image_plan::{ImagePlan, RAM_BYTES};
+use super::lane::ImageLane;
+use crate::error::MigrationError;
+use crate::hooks::Hook;
+use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
+use crate::pages::PageSink;
+use crate::params::Capabilities;
+use crate::vm::Device;
+
+const CHANNEL: &str = "main channel";
+
+/// What grows into an image.
+pub(super) struct ImageTarget {
+    plan: ImagePlan,
+    state: Mutex<ReceivedImage>,
+}
+
+struct ReceivedImage {
+    /// Shared, so that making it durable holds no lock: that takes as long as the disk.
+    shape: Arc<Shape>,
+    /// Names of the FULL sections that came before RAM's END.
+    early: Vec<(String, u32)>,
+    /// What stands between RAM's sections and after its END.
+    beside: Beside,
+    /// From the block list on.
+    image: Option<Growing>,
+    /// The description came after everything else had been made durable.
+    more_came: bool,
+}
+
+#[derive(Clone)]
+struct Growing {
+    writer: MappedWriter,
+    /// Every lane; the main channel's is the last.
+    lanes: Vec<Arc<ImageLane>>,
+    /// Where pages go through the page cache. The source's guest is stopped while what remains is put on the disk: that
+    /// should be little.
+    flusher: Option<Arc<Mutex<Flusher>>>,
+}
+
+impl ImageTarget {
+    pub fn new(plan: ImagePlan) -> Self {
+        Self { plan, state: Mutex::new(ReceivedImage::new()) }
+    }
+
+    pub fn plan(&self) -> &ImagePlan {
+        &self.plan
+    }
+
+    /// The machine as far as it has come.
+    pub fn shape(&self) -> Shape {
+        let shape = Arc::clone(&self.state.lock().shape);
+        Shape::clone(&shape)
+    }
+
+    /// Bytes of its RAM, as far as they are known.
+    pub fn ram_bytes(&self) -> u64 {
+        self.state.lock().shape.ram_bytes()
+    }
+
+    fn lanes(
+        &self,
+        writer: &MappedWriter,
+        start: &RamStart<'_>,
+    ) -> Result<(Layout, Vec<Arc<ImageLane>>), MigrationError> {
+        let block = |(name, length_bytes): (&str, u64)| RamBlock::without_memory(name, length_bytes);
+        let ram = GuestRam::new(start.table.iter().map(block).collect::<Result<_, _>>()?)?;
+        let mut lanes = Vec::new();
+        for _ in 0..start.lanes {
+            lanes.push(Arc::new(ImageLane::new(writer, None)?));
+        }
+        lanes.push(Arc::new(ImageLane::new(writer, Some(&ram))?));
+        let sinks = lanes.iter().map(|lane| lane.clone() as Arc<dyn PageSink>).collect();
+        Ok((Layout { ram, table: start.table.clone(), sinks }, lanes))
+    }
+}
+
+impl ReceivedImage {
+    fn new() -> Self {
+        let (shape, beside) = (Arc::new(Shape::empty()), Beside::default());
+        Self { shape, early: Vec::new(), beside, image: None, more_came: false }
+    }
+
+    fn shape(&mut self) -> &mut Shape {
+        Arc::make_mut(&mut self.shape)
+    }
+
+    /// Keeps bytes that stand before RAM or beside it: no more than a reader of the image takes.
+    fn keep(&mut self, kind: Option<SectionKind>, parts: &[&[u8]]) -> Result<(), MigrationError> {
+        let ReceivedImage { shape, beside, image, .. } = self;
+        let shape = Arc::make_mut(shape);
+        let kept = if image.is_some() { beside.place(shape, kind) } else { &mut shape.early };
+        let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+        if bytes > OPAQUE_BYTES.saturating_sub(kept.len()) {
+            return Err(too_much(kept.len() + bytes));
+        }
+        parts.iter().for_each(|part| kept.extend_from_slice(part));
+        Ok(())
+    }
+
+    /// Adds to the devices what came before the tail, and `tail`.
+    fn add_devices(&mut self, tail: &[u8]) -> Result<(), MigrationError> {
+        let ReceivedImage { shape, beside, .. } = self;
+        let shape = Arc::make_mut(shape);
+        let came = beside.devices(shape);
+        let bytes = shape.devices.len() + came.len() + tail.len();
+        if bytes > OPAQUE_BYTES {
+            return Err(too_much(bytes));
+        }
+        shape.devices.extend_from_slice(&came);
+        shape.devices.extend_from_slice(tail);
+        Ok(())
+    }
+}
+
+fn too_much(bytes: usize) -> MigrationError {
+    let what = format!("{bytes} bytes of device state in one place, more than {OPAQUE_BYTES}");
+    MigrationError::PeerIncompatible { what }
+}
+
+impl Target for ImageTarget {
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    fn expectations(&self, capabilities: &Capabilities) -> Expectations {
+        Expectations {
+            multifd: capabilities.multifd,
+            // Without knowing the machine's version: a START without a flush says so.
+            accept_legacy_flush: true,
+            background_snapshot: true,
+            opaque_tail: true,
+            device_state_bytes: OPAQUE_BYTES as u64,
+            ..Expectations::default()
+        }
+    }
+
+    fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
+        Box::new(|name: &str, _: u32, _: u32, _: SectionKind| match name {
+            ram::SECTION_NAME => BodyKind::Ram,
+            // The migration's name, not the machine's: it does not go into the image.
+            Handover::SECTION_NAME => BodyKind::LengthPrefixed { most: Handover::BODY_BYTES },
+            _ => BodyKind::OpaqueByFooter,
+        })
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+
+    fn known_layout(&self, _: usize) -> Result<Option<Layout>, MigrationError> {
+        Ok(None)
+    }
+
+    fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
+        let mut state = self.state.lock();
+        state.shape().configuration = configuration.clone();
+        state.shape().has_configuration = true;
+        Ok(())
+    }
+
+    fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
+        self.state.lock().keep(None, &[bytes])
+    }
+
+    fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
+        let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
+        if total.is_none() {
+            let what =
+                format!("the source's RAM is larger than {RAM_BYTES} bytes, the most that is accepted");
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        let mut state = self.state.lock();
+        let blocks = start.blocks.blocks.iter().map(|block| BlockShape {
+            name: block.name.clone(),
+            length_bytes: block.length_bytes,
+            address: block.address,
+            host_page_bytes: None,
+            is_skipped: false,
+        });
+        state.shape().ram =
+            RamShape { section_id: start.section_id, blocks: blocks.collect(), footers: true };
+        let writer = self.plan.begin(&state.shape)?;
+        let (layout, lanes) = self.lanes(&writer, start)?;
+        let file = writer.file();
+        let flusher = (!file.is_direct()).then(|| Arc::new(Mutex::new(Flusher::start(file))));
+        state.image = Some(Growing { writer, lanes, flusher });
+        Ok(RamStarted { layout: Some(layout), warning: None })
+    }
+
+    fn ram_section_ended(&self, kind: SectionKind) {
+        let mut state = self.state.lock();
+        state.beside.ram_went_on(kind);
+        state.shape().has_end |= kind == SectionKind::End;
+    }
+
+    fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
+        let Section { id, name, instance, version, kind, body } = *section;
+        let header = SectionHeader { id, name, instance, version };
+        let (mut head, mut foot) = (Vec::new(), Vec::new());
+        match kind {
+            SectionKind::Start => header.encode_start(&mut head),
+            SectionKind::Full => header.encode_full(&mut head),
+            SectionKind::Part | SectionKind::End => {
+                encode_section_part(id, kind == SectionKind::End, &mut head);
+                Ok(())
+            }
+        }
+        .map_err(MigrationError::wire(CHANNEL))?;
+        encode_footer(id, &mut foot);
+        let mut state = self.state.lock();
+        state.keep(Some(kind), &[&head, body, &foot])?;
+        if kind == SectionKind::Full {
+            state.early.push((name.to_owned(), instance));
+        }
+        Ok(())
+    }
+
+    fn tail(&self) -> Option<Tail> {
+        Some(Tail::new(self.state.lock().early.clone()))
+    }
+
+    fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+        let mut state = self.state.lock();
+        state.add_devices(&tail.bytes()[..end.devices_bytes])?;
+        let shape = state.shape();
+        shape.has_eof = end.has_eof;
+        shape.description = end.description.clone().map(|range| tail.bytes()[range].to_vec());
+        Ok(())
+    }
+
+    fn end_came(&self, description: Option<Vec<u8>>) {
+        let mut state = self.state.lock();
+        state.shape().description = description;
+        state.more_came = true;
+    }
+
+    fn finish_loading(&self) -> Result<bool, MigrationError> {
+        let (image, shape) = {
+            let mut state = self.state.lock();
+            // A source that asks to prepare before the tail has sent all of its devices.
+            state.add_devices(&[])?;
+            // A Sterna source commits after this: the image must need nothing but its description then.
+            state.shape().has_eof = true;
+            (state.image.clone(), Arc::clone(&state.shape))
+        };
+        let Some(image) = image else {
+            let what = "the stream ended without a section of RAM".to_owned();
+            return Err(MigrationError::PeerMisbehaved { what });
+        };
+        for lane in &image.lanes {
+            lane.settle()?;
+            lane.close();
+        }
+        if let Some(flusher) = &image.flusher {
+            let mut flusher = flusher.lock();
+            flusher.end().map_err(MigrationError::storage)?;
+        }
+        self.plan.keep(&image.writer, &shape)?;
+        Ok(true)
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+
+    fn start(&self) -> Result<(), MigrationError> {
+        let (image, shape, more_came) = {
+            let state = self.state.lock();
+            (state.image.clone(), Arc::clone(&state.shape), state.more_came)
+        };
+        let Some(image) = image else {
+            return Err(MigrationError::Internal(
+                "an image is to be put in its place and there is none".to_owned(),
+            ));
+        };
+        self.plan.complete(&image.writer, &shape, more_came)?;
+        // What was only gathered there is let go of.
+        self.state.lock().image = None;
+        Ok(())
+    }
+
+    fn runs_guests(&self) -> bool {
+        false
+    }
+
+    fn take_over_paused(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn keep_only_copy(&self) -> Option<PathBuf> {
+        let image = self.state.lock().image.clone()?;
+        Some(image.writer.file().keep())
+    }
+
+    fn reset(&self) -> Vec<String> {
+        let state = std::mem::replace(&mut *self.state.lock(), ReceivedImage::new());
+        // Dropped, an image that is not complete is gone.
+        if let Some(image) = state.image {
+            image.lanes.iter().for_each(|lane| lane.close());
+        }
+        Vec::new()
+    }
+
+    fn cleared_pages(&self) -> u64 {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_image::{Image, MappedOptions};
+    use sterna_wire::main::encode_end;
+    use sterna_wire::multifd::BlockTable;
+    use sterna_wire::ram::{BlockEntry, BlockList};
+
+    fn target(directory: &tempfile::TempDir) -> ImageTarget {
+        let path = directory.path().join("image");
+        ImageTarget::new(ImagePlan { path, options: MappedOptions::default(), convert: None })
+    }
+
+    fn section(kind: SectionKind, body: &[u8]) -> Section<'_> {
+        Section { id: 3, name: "d", instance: 0, version: 1, kind, body }
+    }
+
+    #[test]
+    fn section_and_command_beyond_what_a_reader_takes_are_refused_even_if_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = target(&directory);
+        target.section(&section(SectionKind::Start, &vec![0; OPAQUE_BYTES - 100])).unwrap();
+
+        let parts = (0..20).find_map(|_| target.section(&section(SectionKind::Part, &[])).err());
+        let commands = (0..20).find_map(|_| target.command(&[8, 0, 11, 0, 0]).err());
+
+        for error in [parts, commands] {
+            assert!(matches!(error, Some(MigrationError::PeerIncompatible { .. })), "{error:?}");
+        }
+        let kept = target.state.lock().shape.early.len();
+        assert!((OPAQUE_BYTES - 100..=OPAQUE_BYTES).contains(&kept), "{kept}");
+    }
+
+    #[test]
+    fn devices_of_the_most_bytes_that_are_taken_make_an_image_that_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = target(&directory);
+        let list = BlockList { blocks: vec![BlockEntry::new("m0", 4096)] };
+        let table = BlockTable::new(vec![("m0".to_owned(), 4096)]).unwrap();
+        let start = RamStart { section_id: 1, blocks: &list, table: &table, lanes: 0, is_sterna: false };
+        target.ram_starts(&start).unwrap();
+        target.ram_section_ended(SectionKind::End);
+        let mut bytes = Vec::new();
+        SectionHeader { id: 5, name: "d", instance: 0, version: 1 }.encode_full(&mut bytes).unwrap();
+        bytes.resize(OPAQUE_BYTES - 5, 0);
+        encode_footer(5, &mut bytes);
+        encode_end(&mut bytes);
+        let mut tail = target.tail().unwrap();
+        tail.push(&bytes).unwrap();
+        let end = TailEnd { devices_bytes: OPAQUE_BYTES, has_eof: true, description: None };
+
+        target.devices_came(&tail, &end).unwrap();
+        target.finish_loading().unwrap();
+        target.start().unwrap();
+
+        let image = Image::open(&target.plan().path).expect("read");
+        assert_eq!(image.shape().devices.len(), OPAQUE_BYTES);
+        let more = TailEnd { devices_bytes: OPAQUE_BYTES + 1, ..end };
+        assert!(matches!(target.devices_came(&tail, &more), Err(MigrationError::PeerIncompatible { .. })));
+    }
+}

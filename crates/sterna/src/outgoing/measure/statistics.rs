@@ -1,0 +1,289 @@
+//! The statistics of a running migration, kept by its control thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_ram::PAGE_SIZE;
+
+use super::throughput::Throughput;
+use crate::events::{Status, SwitchoverStep};
+use crate::order::RoundPages;
+use crate::precopy::{Counts, HALF_LIFE, Meter, SHOWN_HALF_LIFE};
+use crate::stats::{LaneTimes, Round, Sample, Statistics};
+use crate::throttle::DirtyLimitTimes;
+
+/// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
+const SAMPLES: usize = 50_000;
+
+/// Rounds kept apart.
+const ROUNDS: usize = 4096;
+
+pub(in crate::outgoing) struct LiveStatistics {
+    began: Instant,
+    status: Status,
+    ended: Option<Duration>,
+    setup: Option<Duration>,
+    pub downtime: Option<Duration>,
+    pub expected_downtime: Duration,
+    pub switchover: Vec<(SwitchoverStep, Duration)>,
+    ram_total_bytes: u64,
+    /// Dirty bytes that syncs have found and that are in no round yet.
+    pub next_round_bytes: u64,
+    /// The round that was published last.
+    pub round: Option<Arc<RoundPages>>,
+    pub dirty_pages_per_second: u64,
+    pub rounds_begun: u64,
+    rounds: Vec<Round>,
+    pub peer_is_sterna: Option<bool>,
+    channels: u32,
+    /// When the destination said that it has the guest.
+    pub acknowledged: Option<Instant>,
+    /// When the guest was stopped for the switchover.
+    pub stopped_at: Option<Instant>,
+    /// Counts when the guest stopped.
+    pub at_stop: Option<Counts>,
+    samples: Vec<Sample>,
+    /// As the policy's, which decides by it.
+    meter: Meter,
+    /// Fades more slowly, for readers.
+    shown: Meter,
+    throughput: Throughput,
+    pages_per_second: u64,
+    pub cpu_throttle_percent: u8,
+    pub is_dirty_limited: bool,
+    pub dirty_limit_times: Option<DirtyLimitTimes>,
+}
+
+impl LiveStatistics {
+    pub fn new(ram_total_bytes: u64, channels: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            began: now,
+            status: Status::Setup,
+            ended: None,
+            setup: None,
+            downtime: None,
+            expected_downtime: Duration::ZERO,
+            switchover: Vec::new(),
+            ram_total_bytes,
+            next_round_bytes: ram_total_bytes,
+            round: None,
+            dirty_pages_per_second: 0,
+            rounds_begun: 0,
+            rounds: Vec::new(),
+            peer_is_sterna: None,
+            channels,
+            acknowledged: None,
+            stopped_at: None,
+            at_stop: None,
+            samples: Vec::new(),
+            meter: Meter::new(HALF_LIFE, channels),
+            shown: Meter::new(SHOWN_HALF_LIFE, channels),
+            throughput: Throughput::default(),
+            pages_per_second: 0,
+            cpu_throttle_percent: 0,
+            is_dirty_limited: false,
+            dirty_limit_times: None,
+        }
+    }
+
+    /// Whether it is another one than before. `counts` are those of now.
+    pub fn set_status(&mut self, status: Status, counts: Counts) -> bool {
+        let is_new = self.status != status;
+        self.status = status;
+        if status == Status::Active {
+            self.setup.get_or_insert(self.began.elapsed());
+        }
+        // Whoever learns of the end asks for the statistics at once.
+        if status == Status::Completed {
+            self.next_round_bytes = 0;
+            self.round = None;
+            let end = self.acknowledged.unwrap_or_else(Instant::now);
+            self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
+        }
+        if status.is_terminal() && self.ended.is_none() {
+            // From now on the statistics stay as they are; the last window is often the only one.
+            let end = self.clock();
+            self.meter.close(end, counts);
+            self.shown.close(end, counts);
+            self.ended = Some(end);
+        }
+        is_new
+    }
+
+    /// Bytes that are still to be sent.
+    fn remaining_bytes(&self) -> u64 {
+        self.next_round_bytes
+            + self.round.as_ref().map_or(0, |round| round.remaining_pages()) * PAGE_SIZE as u64
+    }
+
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Since the migration began.
+    pub fn clock(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Pages begin to move: what was written and waited before says nothing of them.
+    pub fn begin_pages(&mut self, counts: Counts) {
+        let now = self.clock();
+        self.meter.restart(now, counts);
+        self.shown.restart(now, counts);
+    }
+
+    /// Takes the counters' values; closes a window when it is long enough.
+    pub fn observe(&mut self, counts: Counts) {
+        let now = self.clock();
+        self.meter.observe(now, counts);
+        let Some((before, passed)) = self.shown.observe(now, counts) else { return };
+        self.throughput = self.throughput.and(counts.bytes() - before.bytes(), passed);
+        if counts.bytes() > before.bytes() {
+            self.pages_per_second = per_second(counts.pages() - before.pages(), passed);
+        }
+        self.sample(counts);
+    }
+
+    /// Keeps a finished round. When there are very many, neighbours are told as one.
+    pub fn push_round(&mut self, round: Round) {
+        if self.rounds.len() >= ROUNDS {
+            self.rounds = self.rounds.chunks(2).map(joined).collect();
+        }
+        self.rounds.push(round);
+    }
+
+    /// What lanes did in a span, per lane on average.
+    pub fn lanes_between(&self, before: Counts, after: Counts) -> LaneTimes {
+        (after.times - before.times) / self.channels
+    }
+
+    pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
+        let at_stop = self.at_stop.unwrap_or(counts);
+        let now = self.ended.unwrap_or_else(|| self.clock());
+        Statistics {
+            status: self.status,
+            error,
+            total_time: self.ended.unwrap_or_else(|| self.began.elapsed()),
+            setup_time: self.setup.unwrap_or_else(|| self.began.elapsed()),
+            downtime: self.downtime,
+            expected_downtime: self.expected_downtime,
+            switchover: self.switchover.clone(),
+            ram_total_bytes: self.ram_total_bytes,
+            ram_remaining_bytes: self.remaining_bytes(),
+            transferred_bytes: counts.bytes(),
+            multifd_bytes: counts.multifd_bytes,
+            precopy_bytes: at_stop.bytes(),
+            downtime_bytes: counts.bytes() - at_stop.bytes(),
+            zero_pages: counts.zero_pages,
+            normal_pages: counts.normal_pages,
+            absent_pages: counts.absent_pages,
+            bandwidth_bytes: self.shown.pace(now, counts).bandwidth_bytes(),
+            throughput_bytes: self.throughput(counts),
+            drain_bytes: self.meter.pace(now, counts).drain_bytes(),
+            dirty_pages_per_second: self.dirty_pages_per_second,
+            pages_per_second: self.pages_per_second,
+            rounds_begun: self.rounds_begun,
+            rounds: self.rounds.clone(),
+            samples: self.samples.clone(),
+            channels: self.channels,
+            peer_is_sterna: self.peer_is_sterna,
+            cpu_throttle_percent: self.cpu_throttle_percent,
+            is_dirty_limited: self.is_dirty_limited,
+            dirty_limit_times: self.dirty_limit_times,
+            streams: Vec::new(),
+        }
+    }
+
+    /// While it runs that of the last seconds; at its end, of all of it but the setup.
+    fn throughput(&self, counts: Counts) -> u64 {
+        let whole = |end: Duration| per_second(counts.bytes(), end.saturating_sub(self.setup.unwrap_or(end)));
+        match (self.ended, self.throughput.bytes_per_second()) {
+            (Some(end), _) => whole(end),
+            // No window is full yet, or nothing has gone out for long.
+            (None, 0) => whole(self.began.elapsed()),
+            (None, shown) => shown,
+        }
+    }
+
+    fn sample(&mut self, counts: Counts) {
+        if self.samples.len() >= SAMPLES {
+            let mut keep = false;
+            self.samples.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        self.samples.push(Sample {
+            at: self.began.elapsed(),
+            transferred_bytes: counts.bytes(),
+            remaining_bytes: self.remaining_bytes(),
+            dirty_pages_per_second: self.dirty_pages_per_second,
+        });
+    }
+}
+
+/// One round that stands for several in a row.
+fn joined(rounds: &[Round]) -> Round {
+    let mut all = rounds[0];
+    for next in &rounds[1..] {
+        all = Round {
+            number: next.number,
+            took: all.took + next.took,
+            pages: all.pages + next.pages,
+            bytes: all.bytes + next.bytes,
+            lanes: all.lanes + next.lanes,
+            sync: all.sync + next.sync,
+            sync_parts: all.sync_parts + next.sync_parts,
+            dirtied_pages: next.dirtied_pages,
+            stopped: next.stopped,
+            began: all.began,
+        };
+    }
+    all
+}
+
+/// `count` in `time`, per second.
+fn per_second(count: u64, time: Duration) -> u64 {
+    if time.is_zero() {
+        return 0;
+    }
+    (count as f64 / time.as_secs_f64()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_of_a_migration_shorter_than_a_window_have_its_bandwidth() {
+        let mut statistics = LiveStatistics::new(1 << 20, 1);
+        let mut counts = Counts { multifd_bytes: 4096 * 100, normal_pages: 100, ..Counts::default() };
+        counts.times.moving = Duration::from_millis(1);
+
+        statistics.set_status(Status::Completed, counts);
+
+        let bandwidth = statistics.snapshot(counts, None).bandwidth_bytes;
+        assert!(bandwidth.abs_diff(409_600_000) < 100, "{bandwidth}");
+    }
+
+    #[test]
+    fn statistics_under_a_limit_show_what_went_out_and_not_how_fast_sockets_take_bursts() {
+        let mut statistics = LiveStatistics::new(1 << 30, 1);
+        statistics.set_status(Status::Active, Counts::default());
+        // Windows of 100 ms, in each 500 kB within 0.2 ms.
+        let mut counts = Counts::default();
+        for _ in 0..5 {
+            statistics.began -= crate::precopy::WINDOW;
+            counts.multifd_bytes += 500_000;
+            counts.normal_pages += 122;
+            counts.times.moving += Duration::from_micros(200);
+            statistics.observe(counts);
+        }
+
+        let shown = statistics.snapshot(counts, None);
+
+        assert!(shown.bandwidth_bytes > 2_000_000_000, "{shown:?}");
+        assert!(shown.throughput_bytes > 0 && shown.throughput_bytes <= 5_000_000, "{shown:?}");
+    }
+}
