@@ -54,19 +54,19 @@ pub(crate) enum Waited<T> {
 impl<M: Machine> Driver<M> {
     /// Drives `machine`, whose time zero is now. `watch` sees it after every event that it took, before anybody else
     /// can feed or inspect it.
-    pub fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
+    pub(crate) fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
         let watch: Watch<M> = Box::new(watch);
         let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new(), watch };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), began: Instant::now() }
     }
 
     /// Since the machine's time zero.
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
     /// Tells the machine what happened; any thread.
-    pub fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
+    pub(crate) fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
         let mut inner = self.inner.lock();
         let result = inner.feed(self.now(), event);
         let state = inner.machine.state();
@@ -76,18 +76,18 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Reads from the machine.
-    pub fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
+    pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
         inspect(&self.inner.lock().machine)
     }
 
     /// Takes the states that were passed since the last call, oldest first.
-    pub fn take_passed(&self) -> Vec<M::State> {
+    pub(crate) fn take_passed(&self) -> Vec<M::State> {
         self.inner.lock().passed.drain(..).collect()
     }
 
     /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. `None`
     /// also when a state was passed: the observer is to be told at once.
-    pub fn next_action(&self, patience: Duration) -> Option<M::Action> {
+    pub(crate) fn next_action(&self, patience: Duration) -> Option<M::Action> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
         loop {
@@ -104,7 +104,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Waits until `check` has something, at most `patience`; gives way to actions.
-    pub fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
+    pub(crate) fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
         loop {
@@ -124,7 +124,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Something that a `check` of [`Driver::wait`] reads has changed.
-    pub fn nudge(&self) {
+    pub(crate) fn nudge(&self) {
         // Taken, so that the change cannot fall between a check and its sleep.
         drop(self.inner.lock());
         self.changed.notify_all();

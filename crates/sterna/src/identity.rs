@@ -13,7 +13,7 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// A new one, out of the operating system's generator.
-    pub fn draw() -> Result<Self, MigrationError> {
+    pub(crate) fn draw() -> Result<Self, MigrationError> {
         let mut bytes = [0; MigrationSecret::BYTES];
         fill(&mut bytes)?;
         Ok(Self { id: nonce()?, secret: MigrationSecret::from_bytes(bytes) })

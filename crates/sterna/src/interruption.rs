@@ -13,7 +13,7 @@ pub(crate) enum Break {
 
 impl Break {
     /// What remains of it once its thread has ended: an interruption is no error.
-    pub fn failure(result: Result<(), Self>) -> Result<(), MigrationError> {
+    pub(crate) fn failure(result: Result<(), Self>) -> Result<(), MigrationError> {
         match result {
             Ok(()) | Err(Self::Interrupted) => Ok(()),
             Err(Self::Failed(error)) => Err(error),

@@ -26,6 +26,7 @@
 //!
 //! `aws-lc-rs` (default) or `ring` is TLS's cryptographic library; with both, the first is used.
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod codec;
 pub mod device_stream;

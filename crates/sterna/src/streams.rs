@@ -37,7 +37,7 @@ pub(crate) struct Streamed {
 
 impl Streamed {
     /// Those of `devices` that have one, in their order.
-    pub fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
+    pub(crate) fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
         let streamed = devices.iter().filter_map(|device| {
             let stream = device.stream()?;
             Some(Self { name: device.name(), instance: device.instance(), stream })
@@ -49,7 +49,7 @@ impl Streamed {
     ///
     /// # Errors
     /// What it says, or that it panicked, with whose stream it is.
-    pub fn call<T>(
+    pub(crate) fn call<T>(
         &self,
         doing: &str,
         act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
@@ -59,7 +59,7 @@ impl Streamed {
     }
 
     /// Says whose `error` it is.
-    pub fn named(&self, doing: &str, error: VmError) -> MigrationError {
+    pub(crate) fn named(&self, doing: &str, error: VmError) -> MigrationError {
         VmError::new(format!("{self}: {doing}: {}", error.what), error.why).into()
     }
 }

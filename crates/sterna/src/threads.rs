@@ -115,7 +115,7 @@ pub(crate) mod planted {
         static REFUSED: RefCell<Option<String>> = const { RefCell::new(None) };
     }
 
-    pub fn of_this_thread() -> Option<String> {
+    pub(crate) fn of_this_thread() -> Option<String> {
         REFUSED.with_borrow(Clone::clone)
     }
 
@@ -126,7 +126,7 @@ pub(crate) mod planted {
     }
 
     /// To be called by a thread that has begun.
-    pub fn die_if_told() {
+    pub(crate) fn die_if_told() {
         let told = of_this_thread();
         let thread = std::thread::current();
         let dies = told.as_deref().and_then(|told| told.strip_suffix(", begun"));

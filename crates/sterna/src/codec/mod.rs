@@ -12,7 +12,7 @@ use crate::error::MigrationError;
 use crate::params::{Compression, Parameters};
 
 /// The method of a channel, as the wire names it.
-pub fn method(compression: Compression) -> Method {
+pub(crate) fn method(compression: Compression) -> Method {
     match compression {
         Compression::None => Method::None,
         Compression::Zlib => Method::Zlib,
@@ -21,19 +21,19 @@ pub fn method(compression: Compression) -> Method {
 }
 
 /// Compresses the payloads of one channel.
-pub trait Encoder: Send {
+pub(crate) trait Encoder: Send {
     /// Appends the next piece of the channel's stream: all of `pages`, flushed.
     fn encode(&mut self, pages: &[u8], out: &mut Vec<u8>) -> Result<(), MigrationError>;
 }
 
 /// Decompresses the payloads of one channel.
-pub trait Decoder: Send {
+pub(crate) trait Decoder: Send {
     /// Fills `pages` from one payload, which must hold exactly that much.
     fn decode(&mut self, payload: &[u8], pages: &mut [u8]) -> Result<(), MigrationError>;
 }
 
 /// The encoder that `params` ask for; `None` for raw pages.
-pub fn encoder(params: &Parameters) -> Result<Option<Box<dyn Encoder>>, MigrationError> {
+pub(crate) fn encoder(params: &Parameters) -> Result<Option<Box<dyn Encoder>>, MigrationError> {
     Ok(match params.multifd_compression {
         Compression::None => None,
         Compression::Zlib => Some(Box::new(zlib::ZlibEncoder::new(params.multifd_zlib_level))),
@@ -42,7 +42,7 @@ pub fn encoder(params: &Parameters) -> Result<Option<Box<dyn Encoder>>, Migratio
 }
 
 /// The decoder for a channel compressed with `compression`; `None` for raw pages.
-pub fn decoder(compression: Compression) -> Result<Option<Box<dyn Decoder>>, MigrationError> {
+pub(crate) fn decoder(compression: Compression) -> Result<Option<Box<dyn Decoder>>, MigrationError> {
     Ok(match compression {
         Compression::None => None,
         Compression::Zlib => Some(Box::new(zlib::ZlibDecoder::new())),

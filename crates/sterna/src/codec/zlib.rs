@@ -8,7 +8,7 @@ use crate::error::MigrationError;
 pub(super) struct ZlibEncoder(Compress);
 
 impl ZlibEncoder {
-    pub fn new(level: u8) -> Self {
+    pub(super) fn new(level: u8) -> Self {
         Self(Compress::new(Compression::new(u32::from(level.min(9))), true))
     }
 }
@@ -35,7 +35,7 @@ impl Encoder for ZlibEncoder {
 pub(super) struct ZlibDecoder(Decompress);
 
 impl ZlibDecoder {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Decompress::new(true))
     }
 }

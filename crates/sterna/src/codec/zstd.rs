@@ -8,7 +8,7 @@ use crate::error::MigrationError;
 pub(super) struct ZstdEncoder(RawEncoder<'static>);
 
 impl ZstdEncoder {
-    pub fn new(level: u8) -> Result<Self, MigrationError> {
+    pub(super) fn new(level: u8) -> Result<Self, MigrationError> {
         RawEncoder::new(i32::from(level)).map(Self).map_err(ours)
     }
 }
@@ -36,7 +36,7 @@ impl Encoder for ZstdEncoder {
 pub(super) struct ZstdDecoder(RawDecoder<'static>);
 
 impl ZstdDecoder {
-    pub fn new() -> Result<Self, MigrationError> {
+    pub(super) fn new() -> Result<Self, MigrationError> {
         let mut decoder = RawDecoder::new().map_err(ours)?;
         let limit = zstd::zstd_safe::DParameter::WindowLogMax(sterna_wire::limits::ZSTD_WINDOW_LOG);
         decoder.set_parameter(limit).map_err(ours)?;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serializer};
 
 /// Writes seconds.
-pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(time.as_secs_f64())
 }
 
 /// Reads seconds; refuses what is no length of time.
-pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(from)?;
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
 }

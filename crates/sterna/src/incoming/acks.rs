@@ -26,7 +26,11 @@ enum Form {
 
 impl Acks {
     /// For a machine of type `machine_type` with these `devices`.
-    pub fn new(devices: Vec<Arc<dyn Device>>, machine_type: &str, capabilities: &Capabilities) -> Self {
+    pub(super) fn new(
+        devices: Vec<Arc<dyn Device>>,
+        machine_type: &str,
+        capabilities: &Capabilities,
+    ) -> Self {
         let form = match capabilities.switchover_ack {
             false => Form::Done,
             true if acknowledges_in_old_form(machine_type) => Form::Old,
@@ -37,7 +41,7 @@ impl Acks {
     }
 
     /// How many acknowledgements are due now that the return path is open.
-    pub fn at_opening(&mut self, streams: &Inboxes) -> usize {
+    pub(super) fn at_opening(&mut self, streams: &Inboxes) -> usize {
         match self.form {
             // Nobody has said yet whether devices' streams have initial bytes: RAM's first section comes after that.
             Form::Old if self.waiting.iter().any(|device| device.stream().is_some()) => 0,
@@ -48,7 +52,7 @@ impl Acks {
     }
 
     /// How many are due now that a section of RAM was read.
-    pub fn at_section(&mut self, streams: &Inboxes) -> usize {
+    pub(super) fn at_section(&mut self, streams: &Inboxes) -> usize {
         let before = self.waiting.len();
         let is_ready = |device: &Arc<dyn Device>| {
             let inbox = streams.find(&device.name(), device.instance());

@@ -27,7 +27,7 @@ struct Greeted {
 
 impl Greetings {
     /// Beside those of a migration with so many channels.
-    pub fn beside(channels: usize) -> Self {
+    pub(super) fn beside(channels: usize) -> Self {
         Self { list: Mutex::default(), room: GREETINGS + channels }
     }
 
@@ -37,7 +37,7 @@ impl Greetings {
     /// A few bytes prove nothing: a source's main channel is silent until all the others are connected, and a stranger
     /// need not be. So each that comes may stay for as many as there is room for.
     #[must_use]
-    pub fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
+    pub(super) fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
         let mut list = self.list.lock();
         let gone = (list.len() >= self.room).then(|| {
             let unplaced = list.iter().position(|greeted| !greeted.is_placed);
@@ -48,7 +48,7 @@ impl Greetings {
     }
 
     /// One is offered a place.
-    pub fn place(&self, channel: &Arc<Channel>) {
+    pub(super) fn place(&self, channel: &Arc<Channel>) {
         let mut list = self.list.lock();
         if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
             greeted.is_placed = true;
@@ -56,20 +56,20 @@ impl Greetings {
     }
 
     /// Whether there are others than those that were offered a place.
-    pub fn has_others(&self) -> bool {
+    pub(super) fn has_others(&self) -> bool {
         self.list.lock().iter().any(|greeted| !greeted.is_placed)
     }
 
-    pub fn leave(&self, channel: &Arc<Channel>) {
+    pub(super) fn leave(&self, channel: &Arc<Channel>) {
         self.list.lock().retain(|greeted| !Arc::ptr_eq(&greeted.channel, channel));
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.list.lock().is_empty()
     }
 
     /// Ends them all.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         for greeted in self.list.lock().iter() {
             greeted.channel.shutdown();
         }
@@ -83,17 +83,17 @@ pub(super) struct Greeting<'a> {
 }
 
 impl<'a> Greeting<'a> {
-    pub fn new(channel: &'a Arc<Channel>, setup: Duration) -> Self {
+    pub(super) fn new(channel: &'a Arc<Channel>, setup: Duration) -> Self {
         Self { channel, until: Instant::now() + Self::limit_of(setup) }
     }
 
     /// How long one may last where setting up may last `setup`.
-    pub fn limit_of(setup: Duration) -> Duration {
+    pub(super) fn limit_of(setup: Duration) -> Duration {
         GREETING.min(setup)
     }
 
     /// The next call on the channel may take what is left.
-    pub fn limit(&self) -> Result<(), MigrationError> {
+    pub(super) fn limit(&self) -> Result<(), MigrationError> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let what = format!("{}: did not identify itself in time", self.channel.peer());
@@ -104,7 +104,7 @@ impl<'a> Greeting<'a> {
     }
 
     /// The first `count` bytes, which later reads give again. `known`: so many were asked for before.
-    pub fn peek(&self, known: usize, count: usize) -> Result<Vec<u8>, MigrationError> {
+    pub(super) fn peek(&self, known: usize, count: usize) -> Result<Vec<u8>, MigrationError> {
         let mut bytes = Vec::new();
         for count in (known + 1).min(count)..=count {
             self.limit()?;
@@ -113,7 +113,7 @@ impl<'a> Greeting<'a> {
         Ok(bytes)
     }
 
-    pub fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
+    pub(super) fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
         while !to.is_empty() {
             self.limit()?;
             let got = self.channel.read_some(to)?;

@@ -17,7 +17,7 @@ pub(super) struct LoadFile {
 
 impl LoadFile {
     /// Opens the file, if `at` is one.
-    pub fn open(
+    pub(super) fn open(
         at: &Address,
         params: &Parameters,
         capabilities: &Capabilities,

@@ -85,19 +85,19 @@ pub(super) enum Fate {
 }
 
 impl Places {
-    pub fn new(lanes: usize) -> Self {
+    pub(super) fn new(lanes: usize) -> Self {
         let state =
             PlacesState { lanes: (0..lanes).map(|_| Lane::default()).collect(), ..PlacesState::default() };
         Self { state: Mutex::new(state), changed: Condvar::new(), lanes, grace: GRACE }
     }
 
     /// Multifd channels that are to come.
-    pub fn lanes(&self) -> usize {
+    pub(super) fn lanes(&self) -> usize {
         self.lanes
     }
 
     /// `others`: whether there are connections that have not been offered a place, and may be the right one.
-    pub fn offer_main(&self, channel: &Arc<Channel>, others: &dyn Fn() -> bool) -> Offer {
+    pub(super) fn offer_main(&self, channel: &Arc<Channel>, others: &dyn Fn() -> bool) -> Offer {
         let mut state = self.state.lock();
         if state.over || state.complete.is_some() {
             return Offer::TooLate;
@@ -108,7 +108,7 @@ impl Places {
         self.check(&mut state, &|| self.lanes > 0 && others())
     }
 
-    pub fn offer_lane(
+    pub(super) fn offer_lane(
         &self,
         id: usize,
         uuid: Uuid,
@@ -164,7 +164,12 @@ impl Places {
     }
 
     /// Waits for what becomes of a candidate for the main channel; no longer than `limit`.
-    pub fn wait_main(&self, channel: &Arc<Channel>, limit: Duration, others: &dyn Fn() -> bool) -> Fate {
+    pub(super) fn wait_main(
+        &self,
+        channel: &Arc<Channel>,
+        limit: Duration,
+        others: &dyn Fn() -> bool,
+    ) -> Fate {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
         loop {
@@ -196,7 +201,7 @@ impl Places {
     }
 
     /// Waits until every place has a candidate; no longer than `limit`. False: not in time, or all is over.
-    pub fn wait_for_all(&self, limit: Duration) -> bool {
+    pub(super) fn wait_for_all(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         let waits = |state: &mut PlacesState| state.complete.is_none() && !state.lanes_over;
         self.changed.wait_while_for(&mut state, waits, limit);
@@ -205,7 +210,7 @@ impl Places {
 
     /// All are there, and a packet comes on a candidate of a multifd place: it takes the place, and the others go. False: another one
     /// has it.
-    pub fn take_lane(&self, id: usize, channel: &Arc<Channel>) -> bool {
+    pub(super) fn take_lane(&self, id: usize, channel: &Arc<Channel>) -> bool {
         let mut state = self.state.lock();
         let over = state.lanes_over || state.complete.is_none();
         let Some(lane) = state.lanes.get_mut(id) else { return false };
@@ -223,7 +228,7 @@ impl Places {
     }
 
     /// A candidate of a multifd place goes, and why.
-    pub fn drop_lane(&self, id: usize, channel: &Arc<Channel>, why: &MigrationError) {
+    pub(super) fn drop_lane(&self, id: usize, channel: &Arc<Channel>, why: &MigrationError) {
         let mut state = self.state.lock();
         if let Some(lane) = state.lanes.get_mut(id) {
             lane.candidates.retain(|(_, other)| !Arc::ptr_eq(other, channel));
@@ -239,7 +244,7 @@ impl Places {
     ///
     /// # Errors
     /// All candidates have gone, and no other has come for `patience`: why the last one went.
-    pub fn lane(&self, id: usize, patience: Duration) -> Result<Arc<Channel>, Break> {
+    pub(super) fn lane(&self, id: usize, patience: Duration) -> Result<Arc<Channel>, Break> {
         let mut state = self.state.lock();
         loop {
             let over = state.lanes_over;
@@ -263,42 +268,42 @@ impl Places {
         }
     }
 
-    pub fn main(&self) -> Option<Arc<Channel>> {
+    pub(super) fn main(&self) -> Option<Arc<Channel>> {
         self.state.lock().main.clone()
     }
 
-    pub fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.state.lock().complete.is_some()
     }
 
     /// Whether no multifd channel is taken any more.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.state.lock().lanes_over
     }
 
     /// Whether another connection has the multifd place.
-    pub fn is_taken(&self, id: usize) -> bool {
+    pub(super) fn is_taken(&self, id: usize) -> bool {
         self.state.lock().lanes.get(id).is_some_and(|lane| lane.taken.is_some())
     }
 
     /// Whether anything waits for other channels.
-    pub fn has_candidates(&self) -> bool {
+    pub(super) fn has_candidates(&self) -> bool {
         let state = self.state.lock();
         !state.mains.is_empty() || state.lanes.iter().any(|lane| !lane.candidates.is_empty())
     }
 
     /// Names the channels that have not come.
-    pub fn missing(&self) -> String {
+    pub(super) fn missing(&self) -> String {
         self.state.lock().missing()
     }
 
     /// The multifd channels that are received on.
-    pub fn taken_lanes(&self) -> Vec<Arc<Channel>> {
+    pub(super) fn taken_lanes(&self) -> Vec<Arc<Channel>> {
         self.state.lock().lanes.iter().filter_map(|lane| lane.taken.clone()).collect()
     }
 
     /// Ends receiving on multifd channels, and what waits to become one.
-    pub fn shut_lanes(&self) {
+    pub(super) fn shut_lanes(&self) {
         let mut state = self.state.lock();
         state.lanes_over = true;
         for lane in &mut state.lanes {
@@ -310,7 +315,7 @@ impl Places {
     }
 
     /// None is taken from now on, and those that are here are closed.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         self.shut_lanes();
         let mut state = self.state.lock();
         state.over = true;

@@ -58,17 +58,17 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub fn new(channel: Arc<Channel>) -> Self {
+    pub(super) fn new(channel: Arc<Channel>) -> Self {
         Self { source: Source::Channel(channel), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
     }
 
     /// Reads a file from byte `at` on.
-    pub fn of_file(file: &Arc<PageFile>, at: u64) -> Self {
+    pub(super) fn of_file(file: &Arc<PageFile>, at: u64) -> Self {
         Self { source: Source::File(Arc::clone(file), at), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
     }
 
     /// Goes on at byte `at` of a file.
-    pub fn go_to(&mut self, at: u64) -> Result<(), MigrationError> {
+    pub(super) fn go_to(&mut self, at: u64) -> Result<(), MigrationError> {
         let Source::File(_, next) = &mut self.source else {
             return Err(MigrationError::Internal("a channel has no places to go to".to_owned()));
         };
@@ -79,21 +79,21 @@ impl Reader {
     }
 
     /// What is there and not consumed.
-    pub fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..]
     }
 
-    pub fn consume(&mut self, count: usize) {
+    pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
     }
 
     /// Reads on until `count` bytes are there. False: the channel ended before.
-    pub fn fill(&mut self, count: usize) -> Result<bool, MigrationError> {
+    pub(super) fn fill(&mut self, count: usize) -> Result<bool, MigrationError> {
         Ok(self.fill_or_fail(count)?)
     }
 
     /// As [`Reader::fill`], and silence is no failure.
-    pub fn fill_or_silence(&mut self, count: usize) -> Result<Filled, MigrationError> {
+    pub(super) fn fill_or_silence(&mut self, count: usize) -> Result<Filled, MigrationError> {
         match self.fill_or_fail(count) {
             Ok(true) => Ok(Filled::Full),
             Ok(false) => Ok(Filled::End),
@@ -118,7 +118,7 @@ impl Reader {
     }
 
     /// Waits for at least one more byte.
-    pub fn more(&mut self) -> Result<More, MigrationError> {
+    pub(super) fn more(&mut self) -> Result<More, MigrationError> {
         match self.fill_or_fail(self.bytes().len() + 1) {
             Ok(true) => Ok(More::Bytes),
             Ok(false) => Ok(More::End),
@@ -128,7 +128,7 @@ impl Reader {
     }
 
     /// Fills `place` from the front. False: the channel ended before.
-    pub fn fill_ram(&mut self, place: RamSlice<'_>) -> Result<bool, MigrationError> {
+    pub(super) fn fill_ram(&mut self, place: RamSlice<'_>) -> Result<bool, MigrationError> {
         if !self.fill(place.len())? {
             return Ok(false);
         }

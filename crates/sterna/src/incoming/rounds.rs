@@ -41,7 +41,7 @@ struct FlushState {
 }
 
 impl Rounds {
-    pub fn new(lanes: usize) -> Self {
+    pub(super) fn new(lanes: usize) -> Self {
         let state = FlushState {
             syncs: vec![0; lanes],
             ended: vec![false; lanes],
@@ -60,7 +60,7 @@ impl Rounds {
     }
 
     /// RAM's blocks are known: lanes may begin.
-    pub fn begin(&self, ram: &GuestRam) {
+    pub(super) fn begin(&self, ram: &GuestRam) {
         // Known once; a second time changes nothing.
         let _ = self.seen.set(DirtyBitmaps::new(ram));
         drop(self.state.lock());
@@ -68,7 +68,7 @@ impl Rounds {
     }
 
     /// Waits until RAM's blocks are known.
-    pub fn wait_for_blocks(&self) -> Result<(), Break> {
+    pub(super) fn wait_for_blocks(&self) -> Result<(), Break> {
         let mut state = self.state.lock();
         loop {
             if state.stopped {
@@ -84,12 +84,12 @@ impl Rounds {
     /// From now on lets pages come twice. A QEMU up to 8.0 sends a page that fills a packet once more in the next one: both
     /// times after it has taken the page's dirty bit, so that bytes which differ come again in a later round, and none
     /// differ in the last.
-    pub fn trust(&self) {
+    pub(super) fn trust(&self) {
         self.trusting.store(true, Ordering::Relaxed);
     }
 
     /// A lane is about to take `run`. Twice in one round is a fault of the source: newer bytes would race older.
-    pub fn enter(&self, run: PageRun) -> Result<(), MigrationError> {
+    pub(super) fn enter(&self, run: PageRun) -> Result<(), MigrationError> {
         let Some(seen) = self.seen.get() else {
             return Err(MigrationError::Internal("a page came before the block list".to_owned()));
         };
@@ -109,7 +109,7 @@ impl Rounds {
     }
 
     /// A lane took a packet, which has this number.
-    pub fn packet(&self, number: u64) {
+    pub(super) fn packet(&self, number: u64) {
         let mut state = self.state.lock();
         state.packets += 1;
         let (count, next) = state.numbered;
@@ -117,20 +117,20 @@ impl Rounds {
     }
 
     /// Whether as many packets came as their numbers say. They are counted over all of the source's channels, from 0.
-    pub fn numbers_are_complete(&self) -> bool {
+    pub(super) fn numbers_are_complete(&self) -> bool {
         let (count, next) = self.state.lock().numbered;
         count == next
     }
 
     /// A lane took a packet with a chunk of a device's stream, which is tied to no flush.
-    pub fn device_packet(&self) {
+    pub(super) fn device_packet(&self) {
         let mut state = self.state.lock();
         state.packets += 1;
         state.flushed_packets += 1;
     }
 
     /// A lane has read SYNC: waits for the main channel's flush.
-    pub fn sync(&self, lane: usize) -> Result<(), Break> {
+    pub(super) fn sync(&self, lane: usize) -> Result<(), Break> {
         let mut state = self.state.lock();
         state.syncs[lane] += 1;
         self.changed.notify_all();
@@ -146,14 +146,14 @@ impl Rounds {
     }
 
     /// A lane's channel ended between two packets.
-    pub fn ended(&self, lane: usize) {
+    pub(super) fn ended(&self, lane: usize) {
         self.state.lock().ended[lane] = true;
         self.changed.notify_all();
     }
 
     /// The main channel has reached a flush: waits until all lanes have read their SYNC, no longer than `stall`
     /// while nothing comes on any channel.
-    pub fn flush(&self, mut silence: SilenceWatch, stall: Duration) -> Result<(), MigrationError> {
+    pub(super) fn flush(&self, mut silence: SilenceWatch, stall: Duration) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         let due = state.flushes + 1;
         loop {
@@ -185,7 +185,7 @@ impl Rounds {
     }
 
     /// The stream has ended: nothing may have come after the last flush, since nobody waited for it.
-    pub fn complete(&self) -> Result<(), MigrationError> {
+    pub(super) fn complete(&self) -> Result<(), MigrationError> {
         let state = self.state.lock();
         if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {
             return Ok(());
@@ -201,7 +201,7 @@ impl Rounds {
     }
 
     /// Nobody waits any more.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
     }

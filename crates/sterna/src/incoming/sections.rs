@@ -18,11 +18,11 @@ pub(super) struct Sections {
 }
 
 impl Sections {
-    pub fn new(vm: &dyn TargetVm) -> Self {
+    pub(super) fn new(vm: &dyn TargetVm) -> Self {
         Self { devices: vm.devices(), compatibility: vm.compatibility() }
     }
 
-    pub fn find(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
+    pub(super) fn find(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
         if name == COMPATIBILITY_SECTION {
             return self.compatibility.as_ref();
         }
@@ -36,7 +36,7 @@ impl Sections {
     }
 
     /// The most bytes that all bodies together may have.
-    pub fn most_bytes(&self) -> u64 {
+    pub(super) fn most_bytes(&self) -> u64 {
         let bodies: usize =
             self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
         (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES) as u64

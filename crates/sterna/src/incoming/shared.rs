@@ -90,7 +90,7 @@ struct Word {
 
 impl Autostart {
     /// Whether it will be so.
-    pub fn set(&self, on: bool) -> bool {
+    pub(super) fn set(&self, on: bool) -> bool {
         let mut word = self.0.lock();
         if !word.was_read {
             word.stay_paused = !on;
@@ -99,7 +99,7 @@ impl Autostart {
     }
 
     /// The last word.
-    pub fn read(&self) -> bool {
+    pub(super) fn read(&self) -> bool {
         let mut word = self.0.lock();
         word.was_read = true;
         !word.stay_paused
@@ -107,7 +107,7 @@ impl Autostart {
 }
 
 impl Shared {
-    pub fn new(
+    pub(super) fn new(
         (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
         address: Address,
         params: Parameters,
@@ -154,26 +154,26 @@ impl Shared {
     }
 
     /// Where pages go, once RAM's blocks are known.
-    pub fn layout(&self) -> Result<&Layout, MigrationError> {
+    pub(super) fn layout(&self) -> Result<&Layout, MigrationError> {
         let missing = || MigrationError::Internal("RAM's blocks are unknown yet".to_owned());
         self.layout.get().ok_or_else(missing)
     }
 
     /// RAM's blocks are known: lanes may begin.
-    pub fn set_layout(&self, layout: Layout) {
+    pub(super) fn set_layout(&self, layout: Layout) {
         let layout = self.layout.get_or_init(|| layout);
         self.rounds.begin(&layout.ram);
     }
 
     /// The sink of lane `lane`; that after the last lane's is the main channel's.
-    pub fn sink(&self, lane: usize) -> Result<&Arc<dyn PageSink>, MigrationError> {
+    pub(super) fn sink(&self, lane: usize) -> Result<&Arc<dyn PageSink>, MigrationError> {
         let missing = || MigrationError::Internal(format!("there is no sink for lane {lane}"));
         self.layout()?.sinks.get(lane).ok_or_else(missing)
     }
 
     /// The machine; made now if there is none, since all channels have come. `None` when the migration was
     /// given up before.
-    pub fn begin(&self) -> Option<&Driver<Destination>> {
+    pub(super) fn begin(&self) -> Option<&Driver<Destination>> {
         // One decision with `end_before_it_began`: whoever holds this lock comes first.
         let arrival = self.arrival.lock();
         if arrival.is_some() && self.driver.get().is_none() {
@@ -206,7 +206,7 @@ impl Shared {
     }
 
     /// Ends a migration that has not begun, for `why`. False: it has.
-    pub fn end_before_it_began(&self, why: MigrationError) -> bool {
+    pub(super) fn end_before_it_began(&self, why: MigrationError) -> bool {
         let mut arrival = self.arrival.lock();
         if self.driver.get().is_some() {
             return false;
@@ -225,18 +225,18 @@ impl Shared {
     }
 
     /// Says who has the guest, where the machine alone does not tell.
-    pub fn guest_is(&self, custody: Custody) {
+    pub(super) fn guest_is(&self, custody: Custody) {
         if let Some(claim) = &self.custody {
             claim.set(custody);
         }
     }
 
-    pub fn driver(&self) -> Option<&Driver<Destination>> {
+    pub(super) fn driver(&self) -> Option<&Driver<Destination>> {
         self.driver.get()
     }
 
     /// Waits until there is a migration; `None` when there will be none.
-    pub fn wait_for_migration(&self) -> Option<&Driver<Destination>> {
+    pub(super) fn wait_for_migration(&self) -> Option<&Driver<Destination>> {
         let mut arrival = self.arrival.lock();
         loop {
             if let Some(driver) = self.driver.get() {
@@ -249,7 +249,7 @@ impl Shared {
         }
     }
 
-    pub fn feed(&self, event: Fed) -> Result<(), Refusal> {
+    pub(super) fn feed(&self, event: Fed) -> Result<(), Refusal> {
         let Some(driver) = self.driver() else {
             return Err(Refusal::NotHeld { state: State::Setup });
         };
@@ -257,7 +257,7 @@ impl Shared {
     }
 
     /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
-    pub fn report(&self, event: Fed) {
+    pub(super) fn report(&self, event: Fed) {
         if let Err(refusal) = self.feed(event) {
             tracing::error!(%refusal, "the handover machine refused an event");
             self.note_error(MigrationError::Internal(refusal.to_string()));
@@ -265,14 +265,14 @@ impl Shared {
     }
 
     /// Something that the control thread may wait for has changed.
-    pub fn nudge(&self) {
+    pub(super) fn nudge(&self) {
         if let Some(driver) = self.driver() {
             driver.nudge();
         }
     }
 
     /// Something failed. The first reason is the one that is reported.
-    pub fn fail(&self, error: MigrationError) {
+    pub(super) fn fail(&self, error: MigrationError) {
         if self.stopping.load(Ordering::Acquire) {
             return;
         }
@@ -290,7 +290,7 @@ impl Shared {
     }
 
     /// A multifd channel has no place here, and states what the source's would state.
-    pub fn note_unplaced(&self, why: String) {
+    pub(super) fn note_unplaced(&self, why: String) {
         self.unplaced.lock().get_or_insert(why);
     }
 
@@ -311,7 +311,7 @@ impl Shared {
     /// RAM has ended: if a multifd channel was refused that may have been the source's, it must not have
     /// carried pages. Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be
     /// missing; and a source that has multifd channels sends no page on the main channel.
-    pub fn check_that_all_came(&self) -> Result<(), MigrationError> {
+    pub(super) fn check_that_all_came(&self) -> Result<(), MigrationError> {
         let Some(why) = self.unplaced.lock().clone() else { return Ok(()) };
         let came = match self.places.lanes() {
             0 => self.normal_pages.load(Ordering::Relaxed) > 0,
@@ -325,19 +325,19 @@ impl Shared {
         })
     }
 
-    pub fn note_error(&self, error: MigrationError) {
+    pub(super) fn note_error(&self, error: MigrationError) {
         error.note(&self.error, self.layout.get().map(|layout| &layout.ram));
     }
 
     /// Finds out which pages have failed, if it failed because of some that nobody named.
-    pub fn find_failed_pages(&self) {
+    pub(super) fn find_failed_pages(&self) {
         if let Some(ram) = self.target.guest() {
             MigrationError::find_pages(&self.error, ram);
         }
     }
 
     /// The first error is no longer all that is to be said: what came lies in `place`.
-    pub fn note_kept(&self, place: PathBuf) {
+    pub(super) fn note_kept(&self, place: PathBuf) {
         let mut error = self.error.lock();
         let why = error.take().unwrap_or_else(|| {
             MigrationError::Internal(
@@ -347,12 +347,15 @@ impl Shared {
         *error = Some(MigrationError::Kept { place, why: Arc::new(why) });
     }
 
-    pub fn error(&self) -> Option<MigrationError> {
+    pub(super) fn error(&self) -> Option<MigrationError> {
         self.error.lock().clone()
     }
 
     /// Writes one message of the return path.
-    pub fn say(&self, message: &sterna_wire::return_path::ReturnMessage) -> Result<(), MigrationError> {
+    pub(super) fn say(
+        &self,
+        message: &sterna_wire::return_path::ReturnMessage,
+    ) -> Result<(), MigrationError> {
         let Some(main) = self.places.main() else {
             return Err(MigrationError::Internal("there is no main channel to answer on".to_owned()));
         };
@@ -364,7 +367,7 @@ impl Shared {
 
     /// A channel of the migration has come: from now on its silence is that of the migration, and the kernel finds
     /// out whether the source's machine is still there, since a source may have nothing to say for a long time.
-    pub fn begin_waiting_for(&self, channel: &Channel) {
+    pub(super) fn begin_waiting_for(&self, channel: &Channel) {
         let limit = self.params.limits.stall;
         channel.join(&self.group);
         channel.set_stall_limit(Some(limit));
@@ -372,32 +375,32 @@ impl Shared {
     }
 
     /// From now on reading the main channel is told of its silence after `limit`, whatever comes on the others.
-    pub fn look_up_from_main_after(&self, limit: Duration) {
+    pub(super) fn look_up_from_main_after(&self, limit: Duration) {
         if let Some(main) = self.places.main() {
             main.set_own_stall_limit(Some(limit));
         }
     }
 
     /// From now on the main channel's silence is that of the migration again.
-    pub fn wait_for_main(&self) {
+    pub(super) fn wait_for_main(&self) {
         if let Some(main) = self.places.main() {
             main.set_stall_limit(Some(self.params.limits.stall));
         }
     }
 
-    pub fn answer(&self, id: MigrationId) -> sterna_proto::Status {
+    pub(super) fn answer(&self, id: MigrationId) -> sterna_proto::Status {
         match self.driver() {
             Some(driver) => driver.inspect(|machine| machine.status(id)),
             None => sterna_proto::Status::Unknown,
         }
     }
 
-    pub fn tell(&self, event: &Event) {
+    pub(super) fn tell(&self, event: &Event) {
         threads::tell(self.observer.as_ref(), event);
     }
 
     /// Tells the observer which states were passed. Control thread only, so that the order holds.
-    pub fn tell_passed(&self, driver: &Driver<Destination>, last: &mut Option<Status>) {
+    pub(super) fn tell_passed(&self, driver: &Driver<Destination>, last: &mut Option<Status>) {
         for state in driver.take_passed() {
             match state {
                 State::Prepared => self.tell(&Event::Prepared),
@@ -408,14 +411,14 @@ impl Shared {
         }
     }
 
-    pub fn tell_status(&self, status: Status, last: &mut Option<Status>) {
+    pub(super) fn tell_status(&self, status: Status, last: &mut Option<Status>) {
         if *last != Some(status) {
             *last = Some(status);
             self.tell(&Event::Status(status));
         }
     }
 
-    pub fn status(&self) -> Status {
+    pub(super) fn status(&self) -> Status {
         match (self.driver(), &*self.arrival.lock()) {
             (Some(driver), Some(_)) => status_of(driver.inspect(Destination::state)),
             (Some(driver), None) => unfinished(driver.inspect(Destination::state)),
@@ -424,7 +427,7 @@ impl Shared {
         }
     }
 
-    pub fn statistics(&self) -> IncomingStatistics {
+    pub(super) fn statistics(&self) -> IncomingStatistics {
         let status = self.status();
         IncomingStatistics {
             status,
@@ -439,7 +442,7 @@ impl Shared {
     }
 
     /// An operator gives it up, before or after it has begun; with `held` also a guest that is held.
-    pub fn abandon(&self, held: bool) -> Result<(), Refusal> {
+    pub(super) fn abandon(&self, held: bool) -> Result<(), Refusal> {
         if self.end_before_it_began(MigrationError::Cancelled) {
             return Ok(());
         }
@@ -449,7 +452,7 @@ impl Shared {
     }
 
     /// The last handle is gone.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.closing.cancel();
         // A held guest may be the only copy: it stays loaded, for the VMM to start. Refused when all is over,
         // and that is well.
@@ -461,16 +464,16 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    pub fn end(&self, arrival: Arrival) {
+    pub(super) fn end(&self, arrival: Arrival) {
         self.arrival.lock().get_or_insert(arrival);
         self.changed.notify_all();
     }
 
-    pub fn arrival(&self) -> Option<Arrival> {
+    pub(super) fn arrival(&self) -> Option<Arrival> {
         self.arrival.lock().clone()
     }
 
-    pub fn wait(&self) -> Arrival {
+    pub(super) fn wait(&self) -> Arrival {
         let mut arrival = self.arrival.lock();
         loop {
             if let Some(arrival) = &*arrival {

@@ -43,7 +43,7 @@ struct Loaded {
 impl VmTarget {
     /// # Errors
     /// There is no memory for what comes for blocks that cannot be written.
-    pub fn new(vm: Arc<dyn TargetVm>) -> Result<Self, RamError> {
+    pub(super) fn new(vm: Arc<dyn TargetVm>) -> Result<Self, RamError> {
         let ram = vm.ram();
         let blocks = ram.blocks().len();
         let may_hold_bytes = (0..blocks).map(|block| vm.may_hold_bytes(block)).collect();

@@ -56,22 +56,22 @@ struct Growing {
 }
 
 impl ImageTarget {
-    pub fn new(plan: ImagePlan) -> Self {
+    pub(super) fn new(plan: ImagePlan) -> Self {
         Self { plan, state: Mutex::new(ReceivedImage::new()) }
     }
 
-    pub fn plan(&self) -> &ImagePlan {
+    pub(super) fn plan(&self) -> &ImagePlan {
         &self.plan
     }
 
     /// The machine as far as it has come.
-    pub fn shape(&self) -> Shape {
+    pub(super) fn shape(&self) -> Shape {
         let shape = Arc::clone(&self.state.lock().shape);
         Shape::clone(&shape)
     }
 
     /// Bytes of its RAM, as far as they are known.
-    pub fn ram_bytes(&self) -> u64 {
+    pub(super) fn ram_bytes(&self) -> u64 {
         self.state.lock().shape.ram_bytes()
     }
 

@@ -47,7 +47,7 @@ struct LaneState {
 impl ImageLane {
     /// A lane into `writer`'s image. `again`: the guest's RAM, if pages may come again without the lanes being
     /// brought in step between.
-    pub fn new(writer: &MappedWriter, again: Option<&GuestRam>) -> Result<Self, MigrationError> {
+    pub(super) fn new(writer: &MappedWriter, again: Option<&GuestRam>) -> Result<Self, MigrationError> {
         let half = |name: &str| RamBlock::new(name, HALF_PAGES * PAGE_SIZE as u64, Backing::Anonymous);
         let buffers = GuestRam::new(vec![half("half 0")?, half("half 1")?])?;
         let queue = || {
@@ -67,7 +67,7 @@ impl ImageLane {
     }
 
     /// Lets go of the image. What is on its way is waited for, what is not is dropped.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         *self.state.lock() = None;
     }
 

@@ -33,7 +33,11 @@ pub(super) struct StoredMachine {
 impl StoredMachine {
     /// The machine of `image`, which must have its pages at fixed places; `file` is the same file. `uuid`: the
     /// VM's, as its new host knows it.
-    pub fn new(image: Arc<Image>, file: PageFile, uuid: Option<[u8; 16]>) -> Result<Self, MigrationError> {
+    pub(super) fn new(
+        image: Arc<Image>,
+        file: PageFile,
+        uuid: Option<[u8; 16]>,
+    ) -> Result<Self, MigrationError> {
         let shape = image.shape().for_form(Form::Legacy);
         let blocks = shape.ram.blocks.iter().map(|b| RamBlock::without_memory(&*b.name, b.length_bytes));
         let ram = GuestRam::new(blocks.collect::<Result<_, _>>()?)?;

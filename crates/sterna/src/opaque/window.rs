@@ -39,7 +39,7 @@ struct WindowState {
 
 impl Window {
     /// A window onto `file`, whose blocks' pages start at `places`.
-    pub fn new(file: Arc<PageFile>, places: Vec<u64>) -> Result<Self, MigrationError> {
+    pub(super) fn new(file: Arc<PageFile>, places: Vec<u64>) -> Result<Self, MigrationError> {
         let ring = RamBlock::new("window", RING_PAGES * PAGE_SIZE as u64, Backing::Anonymous)?;
         Ok(Self { file, places, ring, state: Mutex::default() })
     }

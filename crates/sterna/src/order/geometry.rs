@@ -26,7 +26,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    pub fn new(ram: &GuestRam, size: SliceSize) -> Self {
+    pub(super) fn new(ram: &GuestRam, size: SliceSize) -> Self {
         let slice_pages = size.pages();
         let mut geometry = Self { blocks: Vec::new(), chunks: 0, slices: 0, slice_pages };
         for block in ram.blocks() {
@@ -37,16 +37,16 @@ impl Geometry {
         geometry
     }
 
-    pub fn chunks(&self) -> u64 {
+    pub(super) fn chunks(&self) -> u64 {
         self.chunks
     }
 
-    pub fn slices(&self) -> u64 {
+    pub(super) fn slices(&self) -> u64 {
         self.slices
     }
 
     /// The pages of chunk number `chunk`, which must be below [`Geometry::chunks`].
-    pub fn chunk(&self, chunk: u64) -> Range {
+    pub(super) fn chunk(&self, chunk: u64) -> Range {
         let block = self.blocks.partition_point(|&(_, first_chunk, _)| first_chunk <= chunk) - 1;
         let (pages, first_chunk, _) = self.blocks[block];
         let first = (chunk - first_chunk) * CHUNK_PAGES;
@@ -54,7 +54,7 @@ impl Geometry {
     }
 
     /// The slice that holds page `page` of block `block`: its number and its pages.
-    pub fn slice_of(&self, block: usize, page: u64) -> (u64, Range) {
+    pub(super) fn slice_of(&self, block: usize, page: u64) -> (u64, Range) {
         let (pages, _, first_slice) = self.blocks[block];
         let index = page / self.slice_pages;
         let first = index * self.slice_pages;

@@ -22,15 +22,15 @@ mod slice_size;
 #[cfg(test)]
 mod tests;
 
-pub use queue::{Next, RoundQueue};
+pub(crate) use queue::{Next, RoundQueue};
 #[cfg(test)]
 pub(crate) use round_pages::Taken;
-pub use round_pages::{LaneCursor, RearmError, RoundPages};
-pub use slice_size::SliceSize;
+pub(crate) use round_pages::{LaneCursor, RearmError, RoundPages};
+pub(crate) use slice_size::SliceSize;
 
 /// A run of neighbouring pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageRun {
+pub(crate) struct PageRun {
     /// Index of the block in [`sterna_ram::GuestRam`].
     pub block: usize,
     /// First page of the run, counted inside the block.
@@ -41,12 +41,12 @@ pub struct PageRun {
 
 impl PageRun {
     /// One past the last page.
-    pub fn end(self) -> u64 {
+    pub(crate) fn end(self) -> u64 {
         self.first + self.count
     }
 
     /// The first `count` pages, and the others, if any.
-    pub fn split(self, count: u64) -> (Self, Option<Self>) {
+    pub(crate) fn split(self, count: u64) -> (Self, Option<Self>) {
         if count >= self.count {
             return (self, None);
         }

@@ -7,13 +7,13 @@ use super::RoundPages;
 use parking_lot::{Condvar, Mutex};
 
 /// The rounds that lanes work on: at most the one that some still send and the next.
-pub struct RoundQueue {
+pub(crate) struct RoundQueue {
     state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 /// What a lane does next.
-pub enum Next<T> {
+pub(crate) enum Next<T> {
     /// A round.
     Round(Arc<RoundPages>),
     /// Something that is no page.
@@ -36,7 +36,7 @@ impl Default for RoundQueue {
 
 impl RoundQueue {
     /// Lets lanes begin `round`.
-    pub fn publish(&self, round: Arc<RoundPages>) {
+    pub(crate) fn publish(&self, round: Arc<RoundPages>) {
         self.state.lock().rounds.push_back(round);
         self.changed.notify_all();
     }
@@ -44,7 +44,7 @@ impl RoundQueue {
     /// Waits for the round after number `after`, or for what `other` finds; `None` when there will be no round.
     /// With `after_flush` it also waits until the flush of round `after` is written. Who gives `other` something
     /// to find calls [`RoundQueue::wake`].
-    pub fn next<T>(
+    pub(crate) fn next<T>(
         &self,
         after: u64,
         after_flush: bool,
@@ -68,7 +68,7 @@ impl RoundQueue {
     }
 
     /// All lanes are through with round `number` and its flush is written.
-    pub fn flushed(&self, number: u64) {
+    pub(crate) fn flushed(&self, number: u64) {
         let mut state = self.state.lock();
         state.flushed = number;
         state.rounds.retain(|round| round.number() > number);
@@ -77,7 +77,7 @@ impl RoundQueue {
     }
 
     /// There is something else for lanes to find: for any of them, or for a certain one.
-    pub fn wake(&self, any: bool) {
+    pub(crate) fn wake(&self, any: bool) {
         // Locked, so that the wake cannot fall between a lane's check and its sleep.
         drop(self.state.lock());
         if any {
@@ -88,7 +88,7 @@ impl RoundQueue {
     }
 
     /// No further round: lanes that wait end.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }

@@ -11,7 +11,7 @@ use super::{PageRun, SliceSize};
 use crate::threads::call;
 
 /// A set of pages to send, and which of them lanes have claimed.
-pub struct RoundPages {
+pub(crate) struct RoundPages {
     number: u64,
     /// Pages not yet taken. A chunk's words are touched only by the lane that claimed it, and, before
     /// that, by the lane that re-arms its slice.
@@ -50,7 +50,7 @@ impl From<RamError> for RearmError {
 
 /// Pages that a lane took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// The pages, all in one block.
     pub run: PageRun,
     /// They were never populated: zero, and must not be read.
@@ -59,14 +59,14 @@ pub struct Taken {
 
 /// A lane's place in a round.
 #[derive(Debug, Default)]
-pub struct LaneCursor {
+pub(crate) struct LaneCursor {
     chunk: Option<Range>,
     rearming: Duration,
 }
 
 impl LaneCursor {
     /// Time that went into making slices ready, or into waiting for another lane that did, since the last call.
-    pub fn take_rearming(&mut self) -> Duration {
+    pub(crate) fn take_rearming(&mut self) -> Duration {
         std::mem::take(&mut self.rearming)
     }
 }
@@ -74,7 +74,7 @@ impl LaneCursor {
 impl RoundPages {
     /// A round over `bits`, re-armed by slices of `size`; `look_for_absent` where bits stand for all RAM rather than for
     /// writes.
-    pub fn new(
+    pub(crate) fn new(
         number: u64,
         ram: &GuestRam,
         size: SliceSize,
@@ -101,40 +101,40 @@ impl RoundPages {
     }
 
     /// The same, with pages that are zero sent like all others.
-    pub fn sending_zeros(self) -> Self {
+    pub(crate) fn sending_zeros(self) -> Self {
         Self { sends_zeros: true, ..self }
     }
 
     /// Whether pages that are zero are sent like all others.
-    pub fn sends_zeros(&self) -> bool {
+    pub(crate) fn sends_zeros(&self) -> bool {
         self.sends_zeros
     }
 
     /// How much should be re-armed at once after what this round has seen.
-    pub fn next_slices(&self) -> SliceSize {
+    pub(crate) fn next_slices(&self) -> SliceSize {
         let time = Duration::from_nanos(self.rearm_nanos.load(Ordering::Relaxed));
         self.size.after(self.rearms.load(Ordering::Relaxed), time)
     }
 
     /// Counted from 1.
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     /// Pages that the round began with.
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.pages
     }
 
     /// Pages that no lane has taken yet.
-    pub fn remaining_pages(&self) -> u64 {
+    pub(crate) fn remaining_pages(&self) -> u64 {
         self.remaining.load(Ordering::Relaxed)
     }
 
     /// Drops from `reported`, the result of a sync just now, the pages that this round still has to read: it will read
     /// them later than they were reported. Pages that it found absent it does not read; while it may still find some,
     /// nothing is dropped. Gives how many.
-    pub fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
+    pub(crate) fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
         if !self.is_searched() {
             return 0;
         }
@@ -145,18 +145,18 @@ impl RoundPages {
     }
 
     /// Whether the search for absent pages is complete, if there is one.
-    pub fn is_searched(&self) -> bool {
+    pub(crate) fn is_searched(&self) -> bool {
         self.absent.is_none() || self.is_rearmed()
     }
 
     /// Whether every chunk is claimed and every slice re-armed: from now on a sync reports only
     /// writes that this round may have missed.
-    pub fn is_rearmed(&self) -> bool {
+    pub(crate) fn is_rearmed(&self) -> bool {
         self.rearmed_chunks.load(Ordering::Acquire) == self.geometry.chunks()
     }
 
     /// The next pages for a lane, at most `most`; `None` when every chunk is claimed.
-    pub fn take(
+    pub(crate) fn take(
         &self,
         at: &mut LaneCursor,
         most: u64,

@@ -21,7 +21,7 @@ const PARTS: u64 = 64;
 
 /// Pages that are re-armed together: a power of two, from 8 MiB to 1 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SliceSize(u64);
+pub(crate) struct SliceSize(u64);
 
 impl Default for SliceSize {
     /// 64 MiB.
@@ -32,29 +32,29 @@ impl Default for SliceSize {
 
 impl SliceSize {
     /// 8 MiB: a call for what lanes claim four times.
-    pub const LEAST: Self = Self(4 * CHUNK_PAGES);
+    pub(crate) const LEAST: Self = Self(4 * CHUNK_PAGES);
     /// 1 GiB.
-    pub const MOST: Self = Self(256 * 1024);
+    pub(crate) const MOST: Self = Self(256 * 1024);
 
     /// The size for a first round over so many pages, of which nothing is known: not more than 64 MiB, and no more
     /// than a part of [`PARTS`] of RAM.
-    pub fn for_ram(pages: u64) -> Self {
+    pub(crate) fn for_ram(pages: u64) -> Self {
         Self::default().at_most(pages)
     }
 
     /// This size, or a part of [`PARTS`] of so many pages if that is less.
-    pub fn at_most(self, pages: u64) -> Self {
+    pub(crate) fn at_most(self, pages: u64) -> Self {
         let part = (pages / PARTS).checked_ilog2().map_or(0, |exponent| 1 << exponent);
         Self(self.0.min(part).max(Self::LEAST.0))
     }
 
     /// Pages of a slice.
-    pub fn pages(self) -> u64 {
+    pub(crate) fn pages(self) -> u64 {
         self.0
     }
 
     /// The size for the next round, after one in which `slices` of this size took `time` in all.
-    pub fn after(self, slices: u64, time: Duration) -> Self {
+    pub(crate) fn after(self, slices: u64, time: Duration) -> Self {
         let Some(each) = u32::try_from(slices).ok().and_then(|slices| time.checked_div(slices)) else {
             return self;
         };

@@ -14,7 +14,7 @@ pub(super) struct Asking {
 
 impl Asking {
     /// Ends it, from any thread.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.connecting.cancel();
         if let Some(channel) = &*self.channel.lock() {
             channel.shutdown();

@@ -79,7 +79,7 @@ pub(super) struct LiveVm {
 }
 
 impl LiveVm {
-    pub fn new(vm: Arc<dyn SourceVm>) -> Self {
+    pub(super) fn new(vm: Arc<dyn SourceVm>) -> Self {
         Self { ram: vm.ram(), vm }
     }
 }

@@ -18,12 +18,12 @@ pub(super) struct MainChannel {
 
 impl MainChannel {
     /// With a stream that nothing was written to.
-    pub fn new(channel: Option<Arc<Channel>>, stream: MainStream) -> Arc<Self> {
+    pub(super) fn new(channel: Option<Arc<Channel>>, stream: MainStream) -> Arc<Self> {
         Arc::new(Self { channel, stream: Arc::new(Mutex::new(stream)) })
     }
 
     /// Writes whole elements; nobody else writes meanwhile.
-    pub fn with<T>(
+    pub(super) fn with<T>(
         &self,
         act: impl FnOnce(&mut MainStream) -> Result<T, MigrationError>,
     ) -> Result<T, MigrationError> {
@@ -31,7 +31,7 @@ impl MainChannel {
     }
 
     /// Writes commands, in one go.
-    pub fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
+    pub(super) fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
         self.with(|stream| stream.commands(commands))
     }
 }

@@ -58,7 +58,7 @@ impl MainStream {
     }
 
     /// Writes bytes that `fill` appends: whole elements.
-    pub fn send(
+    pub(crate) fn send(
         &mut self,
         fill: impl FnOnce(&mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
     ) -> Result<(), MigrationError> {
@@ -77,12 +77,12 @@ impl MainStream {
     }
 
     /// Writes commands, in one go.
-    pub fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
+    pub(crate) fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
         self.send(|out| commands.iter().try_for_each(|command| command.encode(out)))
     }
 
     /// Writes one FULL section whose body is framed by its length, or bare.
-    pub fn full_section(
+    pub(crate) fn full_section(
         &mut self,
         header: (&str, u32, u32),
         body: &[u8],
@@ -112,7 +112,7 @@ impl MainStream {
     }
 
     /// Writes the START section of RAM: the block list, and with multifd the first flush.
-    pub fn ram_start(
+    pub(crate) fn ram_start(
         &mut self,
         blocks: &sterna_wire::ram::BlockList,
         flush: bool,
@@ -141,7 +141,7 @@ impl MainStream {
     }
 
     /// Writes a PART (or the END) of RAM without pages, with a flush where multifd channels carry them.
-    pub fn ram_part(&mut self, last: bool, flush: bool) -> Result<(), MigrationError> {
+    pub(crate) fn ram_part(&mut self, last: bool, flush: bool) -> Result<(), MigrationError> {
         let id = self.ram_section;
         self.send(|out| {
             encode_section_part(id, last, out);
@@ -151,7 +151,7 @@ impl MainStream {
     }
 
     /// Writes a PART of RAM with the records that `fill` appends; none of them may be a raw page.
-    pub fn ram_records(
+    pub(crate) fn ram_records(
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
     ) -> Result<(), MigrationError> {
@@ -168,7 +168,7 @@ impl MainStream {
     }
 
     /// Writes a PART of RAM with raw pages, out of guest RAM without a copy.
-    pub fn ram_pages<'a>(
+    pub(crate) fn ram_pages<'a>(
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
     ) -> Result<(), MigrationError> {
@@ -215,7 +215,7 @@ impl MainStream {
     }
 
     /// The JSON that follows EOF.
-    pub fn description(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         vmdesc::build_for(&self.configuration, &self.described)
     }
 
@@ -236,7 +236,7 @@ pub(crate) struct PagesPart<'a> {
 
 impl<'a> PagesPart<'a> {
     /// The page whose header was just appended to `bytes`.
-    pub fn page(&mut self, content: sterna_ram::RamSlice<'a>) {
+    pub(crate) fn page(&mut self, content: sterna_ram::RamSlice<'a>) {
         self.cuts.push((self.bytes.len(), content));
     }
 }

@@ -67,7 +67,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(
+    pub(super) fn new(
         guest_source: Arc<dyn GuestSource>,
         to: Address,
         params: Parameters,
@@ -124,12 +124,12 @@ impl Shared {
         }
     }
 
-    pub fn params(&self) -> Parameters {
+    pub(super) fn params(&self) -> Parameters {
         self.params.lock().clone()
     }
 
     /// Tells the machine what happened. Once it undoes, no thread may go on waiting for the peer.
-    pub fn feed(&self, event: Fed) -> Result<(), Refusal> {
+    pub(super) fn feed(&self, event: Fed) -> Result<(), Refusal> {
         let state = self.driver.feed(event)?;
         if matches!(state, State::Cancelling | State::Failing) {
             self.interrupt();
@@ -138,7 +138,7 @@ impl Shared {
     }
 
     /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
-    pub fn report(&self, event: Fed) {
+    pub(super) fn report(&self, event: Fed) {
         if let Err(refusal) = self.feed(event) {
             tracing::error!(%refusal, "the handover machine refused an event");
             self.note_error(MigrationError::Internal(refusal.to_string()));
@@ -148,7 +148,7 @@ impl Shared {
     /// Something failed. The first reason is the one that is reported.
     ///
     /// While the migration is being undone, or is over, a closed channel is no news.
-    pub fn fail(&self, error: MigrationError) {
+    pub(super) fn fail(&self, error: MigrationError) {
         let state = self.driver.inspect(Source::state);
         if state.is_final() || matches!(state, State::Cancelling | State::Failing | State::Held) {
             return;
@@ -164,21 +164,21 @@ impl Shared {
     }
 
     /// Keeps why it fails, unless something is known already.
-    pub fn note_error(&self, error: MigrationError) {
+    pub(super) fn note_error(&self, error: MigrationError) {
         error.note(&self.error, Some(&self.ram));
     }
 
     /// Finds out which pages have failed, if it failed because of some that nobody named.
-    pub fn find_failed_pages(&self) {
+    pub(super) fn find_failed_pages(&self) {
         MigrationError::find_pages(&self.error, &self.ram);
     }
 
-    pub fn error(&self) -> Option<MigrationError> {
+    pub(super) fn error(&self) -> Option<MigrationError> {
         self.error.lock().clone()
     }
 
     /// Registers a channel, so that it can be shut down. One that comes too late is shut down at once.
-    pub fn adopt(&self, channel: Channel) -> Arc<Channel> {
+    pub(super) fn adopt(&self, channel: Channel) -> Arc<Channel> {
         let channel = Arc::new(channel);
         self.channels.lock().push(Arc::clone(&channel));
         if self.connecting.is_cancelled() {
@@ -188,12 +188,12 @@ impl Shared {
     }
 
     /// Bytes that were written and are still on this host.
-    pub fn unsent_bytes(&self) -> u64 {
+    pub(super) fn unsent_bytes(&self) -> u64 {
         self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.
-    pub fn interrupt(&self) {
+    pub(super) fn interrupt(&self) {
         self.connecting.cancel();
         for channel in self.channels.lock().iter() {
             channel.shutdown();
@@ -206,16 +206,16 @@ impl Shared {
     }
 
     /// Lets go of the channels: their descriptors close when the last thread is done with them.
-    pub fn drop_channels(&self) {
+    pub(super) fn drop_channels(&self) {
         self.channels.lock().clear();
     }
 
-    pub fn tell(&self, event: &Event) {
+    pub(super) fn tell(&self, event: &Event) {
         threads::tell(self.observer.as_ref(), event);
     }
 
     /// Tells the observer which states were passed. Control thread only, so that the order holds.
-    pub fn tell_passed(&self) {
+    pub(super) fn tell_passed(&self) {
         for state in self.driver.take_passed() {
             if state == State::Committing {
                 self.tell(&Event::Prepared);
@@ -228,22 +228,22 @@ impl Shared {
         }
     }
 
-    pub fn end(&self, outcome: Outcome) {
+    pub(super) fn end(&self, outcome: Outcome) {
         *self.outcome.lock() = Some(outcome);
         self.ended.notify_all();
     }
 
     /// A held guest is to be freed: who waits from now on waits for the end of that. Gives how it ended before; `None`
     /// if no guest is held, or somebody else frees it.
-    pub fn begin_again(&self) -> Option<Outcome> {
+    pub(super) fn begin_again(&self) -> Option<Outcome> {
         self.outcome.lock().take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
     }
 
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub(super) fn outcome(&self) -> Option<Outcome> {
         self.outcome.lock().clone()
     }
 
-    pub fn wait(&self) -> Outcome {
+    pub(super) fn wait(&self) -> Outcome {
         let mut outcome = self.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {

@@ -25,22 +25,22 @@ pub(super) struct Waits {
 
 impl Waits {
     /// Of a migration that has no channel yet.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, main: None, keepalive: Instant::now() }
     }
 
     /// The main channel is up, or gone.
-    pub fn keep_alive(&mut self, main: Option<Arc<MainChannel>>) {
+    pub(super) fn keep_alive(&mut self, main: Option<Arc<MainChannel>>) {
         self.main = main;
     }
 
     /// The main channel was not silent: no keepalive is due for a while.
-    pub fn was_not_silent(&mut self) {
+    pub(super) fn was_not_silent(&mut self) {
         self.keepalive = Instant::now();
     }
 
     /// Waits until `check` has something.
-    pub fn until<T>(&mut self, mut check: impl FnMut() -> Option<T>) -> Result<T, Break> {
+    pub(super) fn until<T>(&mut self, mut check: impl FnMut() -> Option<T>) -> Result<T, Break> {
         loop {
             if let Some(got) = self.at_most(PATIENCE, &mut check)? {
                 return Ok(got);
@@ -49,7 +49,7 @@ impl Waits {
     }
 
     /// As [`Waits::until`], and no longer than `patience`.
-    pub fn at_most<T>(
+    pub(super) fn at_most<T>(
         &mut self,
         patience: Duration,
         mut check: impl FnMut() -> Option<T>,
@@ -69,7 +69,7 @@ impl Waits {
     }
 
     /// What is due while nothing is to be done.
-    pub fn idle(&mut self) {
+    pub(super) fn idle(&mut self) {
         let counts = self.shared.counters.now();
         self.shared.statistics.lock().observe(counts);
         if let Err(error) = self.send_keepalive() {

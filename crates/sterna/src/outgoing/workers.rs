@@ -15,12 +15,16 @@ pub(super) struct Workers {
 
 impl Workers {
     /// None yet.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, handles: Vec::new() }
     }
 
     /// Starts one. If it panics, the migration fails.
-    pub fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MigrationError> {
+    pub(super) fn spawn(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
         let died = move |error| {
             shared.fail(error);
@@ -31,7 +35,7 @@ impl Workers {
     }
 
     /// Waits until all have ended.
-    pub fn join(&mut self) {
+    pub(super) fn join(&mut self) {
         for handle in self.handles.drain(..) {
             // One that panicked has said so.
             let _ = handle.join();

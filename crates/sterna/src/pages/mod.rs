@@ -9,15 +9,15 @@ mod sink;
 #[cfg(test)]
 mod tests;
 
-pub use file::{FileWriter, MappedFile};
-pub use ram_sink::RamSink;
-pub use sink::PageSink;
+pub(crate) use file::{FileWriter, MappedFile};
+pub(crate) use ram_sink::RamSink;
+pub(crate) use sink::PageSink;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
 /// Takes runs of pages from one lane and carries them away.
-pub trait PageWriter: Send {
+pub(crate) trait PageWriter: Send {
     /// Carries the content of `run`. The guest may write it meanwhile: what arrives is then stale or torn,
     /// and the page is reported dirty.
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError>;

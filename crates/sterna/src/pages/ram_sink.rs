@@ -19,7 +19,7 @@ use crate::order::PageRun;
 /// is not zero, by the news that it is zero, or at the end if no news of it came.
 ///
 /// Into a block that cannot be written nothing is put: its pages are kept aside, and compared at the end.
-pub struct RamSink {
+pub(crate) struct RamSink {
     guest: GuestRam,
     /// Where pages are put: the guest's blocks, and memory beside those that cannot be written.
     ram: GuestRam,
@@ -40,7 +40,7 @@ impl RamSink {
     ///
     /// # Errors
     /// There is no memory for what comes for blocks that cannot be written.
-    pub fn new(guest: &GuestRam, may_hold_bytes: Vec<bool>) -> Result<Self, RamError> {
+    pub(crate) fn new(guest: &GuestRam, may_hold_bytes: Vec<bool>) -> Result<Self, RamError> {
         let target = |block: &RamBlock| match block.is_read_only() {
             true => RamBlock::new(block.name(), block.len_bytes(), Backing::Anonymous),
             false => Ok(block.clone()),
@@ -62,12 +62,12 @@ impl RamSink {
     }
 
     /// Where pages are put: the guest's blocks, and memory beside those that cannot be written.
-    pub fn ram(&self) -> &GuestRam {
+    pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
     /// Zero pages that had to be read, and cleared where they were not zero.
-    pub fn cleared_pages(&self) -> u64 {
+    pub(crate) fn cleared_pages(&self) -> u64 {
         self.cleared.load(Ordering::Relaxed)
     }
 
@@ -77,7 +77,7 @@ impl RamSink {
     /// # Errors
     /// [`MigrationError::Ram`]; [`MigrationError::PeerIncompatible`] if a block that cannot be written holds other bytes
     /// than the source's.
-    pub fn finish(&self) -> Result<(), MigrationError> {
+    pub(crate) fn finish(&self) -> Result<(), MigrationError> {
         for (index, block) in self.guest.blocks().iter().enumerate() {
             if block.is_read_only() {
                 self.compare(index)?;
@@ -98,7 +98,7 @@ impl RamSink {
     ///
     /// # Errors
     /// Zeros cannot be stored.
-    pub fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
+    pub(crate) fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
         let block = self.guest.block(index);
         if block.is_read_only() {
             return Ok(None);

@@ -7,7 +7,7 @@ use crate::order::PageRun;
 
 /// Takes pages from any number of receiving lanes at once. A page belongs to at most one lane at a time
 /// (the page order sees to it).
-pub trait PageSink: Send + Sync {
+pub(crate) trait PageSink: Send + Sync {
     /// Where the content of `run` is to be put. Ask just before the payload is read: this is where fresh
     /// memory is populated.
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;

@@ -55,17 +55,17 @@ pub(crate) struct Convergence {
 
 impl Convergence {
     /// The share of the time, percent, that vCPUs sleep now.
-    pub fn throttle_percent(&self) -> u8 {
+    pub(super) fn throttle_percent(&self) -> u8 {
         self.throttle
     }
 
     /// Whether dirty rates are limited now.
-    pub fn is_limited(&self) -> bool {
+    pub(super) fn is_limited(&self) -> bool {
         self.is_limited
     }
 
     /// The operator may have lowered the most: gives the share that is to be set then.
-    pub fn lower_to(&mut self, most: u8) -> Option<u8> {
+    pub(super) fn lower_to(&mut self, most: u8) -> Option<u8> {
         let is_over = self.throttle > most.max(1);
         is_over.then(|| {
             self.throttle = most.max(1);
@@ -74,7 +74,7 @@ impl Convergence {
     }
 
     /// Judges what happened since the last judgement, at least [`JUDGE_INTERVAL`] ago.
-    pub fn judge(&mut self, trend: Trend, settings: &Settings) -> Step {
+    pub(super) fn judge(&mut self, trend: Trend, settings: &Settings) -> Step {
         if trend.fits {
             self.without_progress = 0;
             return Step::GoOn;

@@ -23,17 +23,17 @@ pub(crate) struct Costs {
 
 impl Costs {
     /// Before anything was seen.
-    pub fn new(fixed: Duration, round_trip: Duration) -> Self {
+    pub(super) fn new(fixed: Duration, round_trip: Duration) -> Self {
         Self { fixed, round_trip, lateness: Usual::default(), lags: [0.0; 2] }
     }
 
     /// A thread woke so much later than it had asked to.
-    pub fn woke(&mut self, late: Duration) {
+    pub(super) fn woke(&mut self, late: Duration) {
         self.lateness.add(late.as_secs_f64());
     }
 
     /// The destination has answered a probe. What was still on this host went out at `bytes_per_second`.
-    pub fn answered(&mut self, answer: Answer, bytes_per_second: u64) {
+    pub(super) fn answered(&mut self, answer: Answer, bytes_per_second: u64) {
         let sending =
             if bytes_per_second == 0 { 0.0 } else { answer.unsent_bytes as f64 / bytes_per_second as f64 };
         let answering = self.round_trip.as_secs_f64() + sending;
@@ -41,7 +41,7 @@ impl Costs {
     }
 
     /// What the downtime has besides the last sync and the remaining pages, seconds.
-    pub fn of_downtime(&self) -> f64 {
+    pub(super) fn of_downtime(&self) -> f64 {
         self.fixed.as_secs_f64() + WAKES * self.lateness.likely() + self.lags[0].max(self.lags[1])
     }
 }

@@ -26,17 +26,17 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// On all channels.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.main_bytes.saturating_add(self.multifd_bytes)
     }
 
     /// Pages sent, zero or not.
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.zero_pages.saturating_add(self.normal_pages)
     }
 
     /// Bytes that say how fast others will go: not those of zero pages.
-    pub fn content_bytes(&self) -> u64 {
+    pub(crate) fn content_bytes(&self) -> u64 {
         self.normal_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(self.chunk_bytes)
     }
 }

@@ -19,22 +19,22 @@ pub(crate) struct Meter {
 
 impl Meter {
     /// Of nothing so far; older windows count half after `half_life`.
-    pub fn new(half_life: Duration, channels: u32) -> Self {
+    pub(crate) fn new(half_life: Duration, channels: u32) -> Self {
         Self { pace: Pace::fading(half_life), since: Duration::ZERO, before: Counts::default(), channels }
     }
 
     /// Pages begin to move: what was written and waited before says nothing of them.
-    pub fn restart(&mut self, now: Duration, counts: Counts) {
+    pub(crate) fn restart(&mut self, now: Duration, counts: Counts) {
         (self.since, self.before) = (now, counts);
     }
 
     /// The pace up to now.
-    pub fn pace(&self, now: Duration, counts: Counts) -> Pace {
+    pub(crate) fn pace(&self, now: Duration, counts: Counts) -> Pace {
         self.pace.and(self.before, counts, now.saturating_sub(self.since), self.channels)
     }
 
     /// Closes the window if it is long enough; gives its counts and its length then.
-    pub fn observe(&mut self, now: Duration, counts: Counts) -> Option<(Counts, Duration)> {
+    pub(crate) fn observe(&mut self, now: Duration, counts: Counts) -> Option<(Counts, Duration)> {
         let passed = now.saturating_sub(self.since);
         (passed >= WINDOW).then(|| {
             let before = self.before;
@@ -44,7 +44,7 @@ impl Meter {
     }
 
     /// Closes the window, however short it is.
-    pub fn close(&mut self, now: Duration, counts: Counts) {
+    pub(crate) fn close(&mut self, now: Duration, counts: Counts) {
         if counts.bytes() > self.before.bytes() {
             self.pace = self.pace(now, counts);
         }

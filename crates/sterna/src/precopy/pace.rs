@@ -46,7 +46,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Of nothing so far.
-    pub fn fading(half_life: Duration) -> Self {
+    pub(crate) fn fading(half_life: Duration) -> Self {
         Self {
             half_life,
             bytes: 0.0,
@@ -61,7 +61,7 @@ impl Pace {
     }
 
     /// With what happened between two counts, `passed` apart, on `channels` lanes.
-    pub fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
+    pub(crate) fn and(&self, before: Counts, after: Counts, passed: Duration, channels: u32) -> Self {
         let times = (after.times - before.times) / channels;
         let keep = 0.5f64.powf(passed.as_secs_f64() / self.half_life.as_secs_f64());
         let mut sum = Self {
@@ -91,23 +91,23 @@ impl Pace {
     }
 
     /// Whether anything was sent from which an estimate can be made.
-    pub fn is_tried(&self) -> bool {
+    pub(crate) fn is_tried(&self) -> bool {
         self.content > 0.0
     }
 
     /// Bytes per second while bytes moved; 0 before any did.
-    pub fn bandwidth_bytes(&self) -> u64 {
+    pub(crate) fn bandwidth_bytes(&self) -> u64 {
         rate(self.bytes, self.moving)
     }
 
     /// Bytes of dirty memory per second that the lanes get rid of; 0 before any were.
-    pub fn drain_bytes(&self) -> u64 {
+    pub(crate) fn drain_bytes(&self) -> u64 {
         rate(PAGE_SIZE as f64, self.seconds_per_page())
     }
 
     /// How long `pages` pages will take if none of them is zero and no more than `max_bandwidth_bytes` a second go
     /// out (0: no limit); None before anything was measured.
-    pub fn time_for(&self, pages: u64, max_bandwidth_bytes: u64) -> Option<Duration> {
+    pub(crate) fn time_for(&self, pages: u64, max_bandwidth_bytes: u64) -> Option<Duration> {
         let own = self.seconds_per_page();
         let seconds = pages as f64 * own.max(held_back(max_bandwidth_bytes));
         (own > 0.0).then(|| Duration::try_from_secs_f64(seconds.min(LONGEST)).unwrap_or_default())
@@ -115,7 +115,7 @@ impl Pace {
 
     /// How much longer it may well take, relative to [`Pace::time_for`]. Where the limit decides, lanes that stray
     /// below it change nothing.
-    pub fn margin(&self, max_bandwidth_bytes: u64) -> f64 {
+    pub(crate) fn margin(&self, max_bandwidth_bytes: u64) -> f64 {
         let own = (3.0 * self.deviation).clamp(LEAST_MARGIN, MOST_MARGIN);
         let (each, held) = (self.seconds_per_page(), held_back(max_bandwidth_bytes));
         if held > each { (each * (1.0 + own) / held - 1.0).max(LEAST_MARGIN) } else { own }

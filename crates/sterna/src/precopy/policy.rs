@@ -95,7 +95,7 @@ struct DirtyRate {
 
 impl Policy {
     /// For a migration whose first round is published.
-    pub fn new(begun: Begun, snapshot: Snapshot) -> Self {
+    pub(crate) fn new(begun: Begun, snapshot: Snapshot) -> Self {
         let mut meter = Meter::new(HALF_LIFE, begun.channels);
         meter.restart(snapshot.now, snapshot.counts);
         Self {
@@ -122,7 +122,7 @@ impl Policy {
 
     /// Takes in what happened, and says what to do now, in this order. An output that is answered by an input is the last
     /// one. An input that does not belong to the moment changes no decision.
-    pub fn handle(&mut self, input: Input) -> Vec<Output> {
+    pub(crate) fn handle(&mut self, input: Input) -> Vec<Output> {
         match input {
             Input::Began(begun, snapshot) => *self = Self::new(begun, snapshot),
             Input::Observed(snapshot) => self.observed(snapshot),
@@ -145,22 +145,22 @@ impl Policy {
     }
 
     /// The downtime if the switchover began now.
-    pub fn expected_downtime(&self) -> Duration {
+    pub(crate) fn expected_downtime(&self) -> Duration {
         self.expected
     }
 
     /// Pages that the guest dirties per second.
-    pub fn dirty_pages_per_second(&self) -> u64 {
+    pub(crate) fn dirty_pages_per_second(&self) -> u64 {
         self.rate.per_second
     }
 
     /// The share of the time, percent, that vCPUs sleep.
-    pub fn throttle_percent(&self) -> u8 {
+    pub(crate) fn throttle_percent(&self) -> u8 {
         self.convergence.throttle_percent()
     }
 
     /// Whether dirty rates are limited.
-    pub fn is_dirty_limited(&self) -> bool {
+    pub(crate) fn is_dirty_limited(&self) -> bool {
         self.dirty_limit.is_some()
     }
 
@@ -267,7 +267,7 @@ impl Policy {
 
     /// When to say [`Input::Observed`], if nothing happens before. Sooner is as well: where it knows better how fast lanes
     /// are, it decides better ([`WINDOW`](super::WINDOW)).
-    pub fn wake_at(&self) -> Duration {
+    pub(crate) fn wake_at(&self) -> Duration {
         let now = self.snapshot.now;
         match self.state {
             PolicyState::Entering => now,

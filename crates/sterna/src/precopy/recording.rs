@@ -75,26 +75,26 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// As [`Policy::new`].
-    pub fn new(begun: Begun, snapshot: Snapshot) -> Self {
+    pub(crate) fn new(begun: Begun, snapshot: Snapshot) -> Self {
         let mut recording = Recording::default();
         recording.push(Input::Began(begun, snapshot), &[]);
         Self { policy: Policy::new(begun, snapshot), recording }
     }
 
     /// As [`Policy::handle`].
-    pub fn handle(&mut self, input: Input) -> Vec<Output> {
+    pub(crate) fn handle(&mut self, input: Input) -> Vec<Output> {
         let outputs = self.policy.handle(input);
         self.recording.push(input, &outputs);
         outputs
     }
 
     /// The policy.
-    pub fn policy(&self) -> &Policy {
+    pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }
 
     /// What was recorded so far.
-    pub fn recording(&self) -> &Recording {
+    pub(crate) fn recording(&self) -> &Recording {
         &self.recording
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// As an operator has set them.
-    pub fn new(params: &Parameters, capabilities: &Capabilities) -> Self {
+    pub(crate) fn new(params: &Parameters, capabilities: &Capabilities) -> Self {
         Self {
             max_bandwidth_bytes: params.max_bandwidth_bytes,
             avail_switchover_bandwidth_bytes: params.avail_switchover_bandwidth_bytes,

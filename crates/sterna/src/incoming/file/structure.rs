@@ -25,7 +25,7 @@ pub(super) struct MappedBlock {
 
 impl MappedBlock {
     /// Whether this is what the file says of it when it is read again.
-    pub fn is(&self, name: &str, length_bytes: u64, header: &MappedHeader) -> bool {
+    pub(super) fn is(&self, name: &str, length_bytes: u64, header: &MappedHeader) -> bool {
         (self.name.as_str(), self.length_bytes, &self.header) == (name, length_bytes, header)
     }
 }

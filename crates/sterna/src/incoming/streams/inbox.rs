@@ -105,13 +105,13 @@ impl InboxState {
 }
 
 impl Chunk {
-    pub fn data(&self) -> &[u8] {
+    pub(super) fn data(&self) -> &[u8] {
         &self.payload[self.data_at..]
     }
 }
 
 impl Inbox {
-    pub fn new(device: Streamed, limit: u64) -> Self {
+    pub(crate) fn new(device: Streamed, limit: u64) -> Self {
         let statistics = StreamStatistics::of(&device.name, device.instance);
         let limit = limit.max(LEAST_LIMIT);
         Self {
@@ -123,7 +123,7 @@ impl Inbox {
     }
 
     /// The source keeps to grants from now on. Returns the first.
-    pub fn begin_credit(&self) -> u64 {
+    pub(crate) fn begin_credit(&self) -> u64 {
         let mut state = self.state.lock();
         state.has_credit = true;
         state.granted_bytes = self.limit;
@@ -134,7 +134,7 @@ impl Inbox {
     ///
     /// # Errors
     /// The source sends more than it may.
-    pub fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
+    pub(crate) fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
         let bytes = u64::from(bytes);
         let mut state = self.state.lock();
         // A source that was told no limit cannot keep its chunks below it: one is held, alone.
@@ -166,7 +166,7 @@ impl Inbox {
     ///
     /// # Errors
     /// It is no chunk, came before, does not belong into the stream, or would have to be held beyond the limit.
-    pub fn put(&self, payload: Vec<u8>) -> Result<(), MigrationError> {
+    pub(crate) fn put(&self, payload: Vec<u8>) -> Result<(), MigrationError> {
         let (DeviceChunk { index, kind }, data_at) = DeviceChunk::decode(&payload)
             .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
         let bytes = payload.len() as u64;
@@ -282,7 +282,7 @@ impl Inbox {
     ///
     /// # Errors
     /// Names the first that is missing.
-    pub fn all_came(&self) -> Result<(), MigrationError> {
+    pub(crate) fn all_came(&self) -> Result<(), MigrationError> {
         let state = self.state.lock();
         if state.last.is_some_and(|last| state.chunks == u64::from(last) + 1) {
             return Ok(());
@@ -299,28 +299,28 @@ impl Inbox {
     }
 
     /// Whether it is loaded to its end.
-    pub fn is_loaded(&self) -> bool {
+    pub(crate) fn is_loaded(&self) -> bool {
         self.state.lock().is_loaded
     }
 
     /// Whether the switchover need not wait for it: its initial bytes are loaded, or it has none.
-    pub fn is_ready_for_switchover(&self) -> bool {
+    pub(crate) fn is_ready_for_switchover(&self) -> bool {
         let state = self.state.lock();
         !state.has_credit || state.initial_is_loaded
     }
 
     /// Bytes that came and that were loaded.
-    pub fn progress(&self) -> (u64, u64) {
+    pub(crate) fn progress(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.come_bytes, state.loaded_bytes)
     }
 
-    pub fn statistics(&self) -> StreamStatistics {
+    pub(crate) fn statistics(&self) -> StreamStatistics {
         self.state.lock().statistics.clone()
     }
 
     /// Nobody waits any more.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.changed.notify_all();
     }

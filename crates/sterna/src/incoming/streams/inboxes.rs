@@ -15,7 +15,7 @@ pub(in crate::incoming) struct Inboxes {
 }
 
 impl Inboxes {
-    pub fn new(devices: Vec<Streamed>, limit: u64) -> Self {
+    pub(crate) fn new(devices: Vec<Streamed>, limit: u64) -> Self {
         Self { boxes: devices.into_iter().map(|device| Arc::new(Inbox::new(device, limit))).collect() }
     }
 
@@ -23,7 +23,7 @@ impl Inboxes {
     ///
     /// # Errors
     /// There is no such device here, or it has no stream.
-    pub fn find(&self, name: &str, instance: u32) -> Result<&Arc<Inbox>, MigrationError> {
+    pub(crate) fn find(&self, name: &str, instance: u32) -> Result<&Arc<Inbox>, MigrationError> {
         let found =
             self.boxes.iter().find(|inbox| inbox.device.name == name && inbox.device.instance == instance);
         found.ok_or_else(|| MigrationError::PeerIncompatible {
@@ -34,12 +34,12 @@ impl Inboxes {
         })
     }
 
-    pub fn all(&self) -> Vec<Arc<Inbox>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Inbox>> {
         self.boxes.clone()
     }
 
     /// The source keeps to grants: gives the first to every device.
-    pub fn begin_credit(
+    pub(crate) fn begin_credit(
         &self,
         mut say: impl FnMut(&ReturnMessage) -> Result<(), MigrationError>,
     ) -> Result<(), MigrationError> {
@@ -50,46 +50,46 @@ impl Inboxes {
     }
 
     /// All chunks must have come by now.
-    pub fn all_came(&self) -> Result<(), MigrationError> {
+    pub(crate) fn all_came(&self) -> Result<(), MigrationError> {
         self.boxes.iter().try_for_each(|inbox| inbox.all_came())
     }
 
-    pub fn are_loaded(&self) -> bool {
+    pub(crate) fn are_loaded(&self) -> bool {
         self.boxes.iter().all(|inbox| inbox.is_loaded())
     }
 
     /// Bytes that came and that were loaded: whether anything moves.
-    pub fn progress(&self) -> (u64, u64) {
+    pub(crate) fn progress(&self) -> (u64, u64) {
         let progress = self.boxes.iter().map(|inbox| inbox.progress());
         progress.fold((0, 0), |(came, loaded), one| (came + one.0, loaded + one.1))
     }
 
     /// Names a device that is not loaded yet.
-    pub fn unloaded(&self) -> String {
+    pub(crate) fn unloaded(&self) -> String {
         let late = self.boxes.iter().find(|inbox| !inbox.is_loaded());
         late.map_or_else(String::new, |inbox| format!("the stream of {} to be loaded", inbox.device))
     }
 
-    pub fn statistics(&self) -> Vec<StreamStatistics> {
+    pub(crate) fn statistics(&self) -> Vec<StreamStatistics> {
         self.boxes.iter().map(|inbox| inbox.statistics()).collect()
     }
 
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.boxes.iter().for_each(|inbox| inbox.stop());
     }
 
     /// The devices run, before the vCPUs do.
-    pub fn run_devices(&self) -> Result<(), MigrationError> {
+    pub(crate) fn run_devices(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "run", |device| device.run())
     }
 
     /// As [`Inboxes::run_devices`], as far as that goes: what went wrong is returned.
-    pub fn run_devices_that_can(&self) -> Vec<MigrationError> {
+    pub(crate) fn run_devices_that_can(&self) -> Vec<MigrationError> {
         failed_in_parallel(&self.devices(), "run", |device| device.run())
     }
 
     /// The guest could not be started: devices that run already stop. What went wrong is returned.
-    pub fn stop_devices(&self) -> Vec<MigrationError> {
+    pub(crate) fn stop_devices(&self) -> Vec<MigrationError> {
         let devices = self.devices();
         let mut failed = failed_in_parallel(&devices, "quiesce", |device| device.quiesce());
         failed.extend(failed_in_parallel(&devices, "stop", |device| device.stop()));
@@ -97,7 +97,7 @@ impl Inboxes {
     }
 
     /// Forgets what was loaded.
-    pub fn end_load(&self) -> Result<(), MigrationError> {
+    pub(crate) fn end_load(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "forget what was loaded", |device| device.end_load())
     }
 

@@ -46,7 +46,7 @@ impl OpenRound {
 
 impl Rounds {
     /// Publishes the first round, over all RAM, or over `pages` of it.
-    pub fn begin(shared: &Arc<Shared>, pages: DirtyBitmaps, look_for_absent: bool) -> Self {
+    pub(super) fn begin(shared: &Arc<Shared>, pages: DirtyBitmaps, look_for_absent: bool) -> Self {
         let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
         let round = RoundPages::new(1, ram, slices, pages, look_for_absent);
@@ -66,18 +66,18 @@ impl Rounds {
     }
 
     /// The round that was published last.
-    pub fn round(&self) -> &Arc<RoundPages> {
+    pub(super) fn round(&self) -> &Arc<RoundPages> {
         &self.round
     }
 
     /// The round of that number, if it is one of the last two.
-    pub fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
+    pub(super) fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
         let rounds = [Some(&self.round), self.before.as_ref()];
         rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
     }
 
     /// The state at this instant, for the policy.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(super) fn snapshot(&self) -> Snapshot {
         Snapshot {
             now: self.shared.statistics.lock().clock(),
             late: None,
@@ -93,7 +93,7 @@ impl Rounds {
 
     /// Syncs; what it finds belongs to the next round. Pages that the running round still has to send do not: it reads
     /// them later than now (clause 6).
-    pub fn sync(&mut self, streams: Option<&DeviceStreams>) -> Result<SyncResult, MigrationError> {
+    pub(super) fn sync(&mut self, streams: Option<&DeviceStreams>) -> Result<SyncResult, MigrationError> {
         let shared = &self.shared;
         let began = Instant::now();
         let found = call("DirtySource::sync", || shared.vm.dirty_source().sync(&mut self.next))?;
@@ -113,7 +113,7 @@ impl Rounds {
     }
 
     /// Makes the next round of what syncs have found, and lets lanes begin it.
-    pub fn publish(&mut self, tries_network: bool) {
+    pub(super) fn publish(&mut self, tries_network: bool) {
         let ram = &self.shared.ram;
         let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(ram));
         if tries_network {
@@ -131,12 +131,12 @@ impl Rounds {
     }
 
     /// Whether the guest is stopped.
-    pub fn is_last(&self) -> bool {
+    pub(super) fn is_last(&self) -> bool {
         self.open.stopped
     }
 
     /// Every lane is through with `round`, and its flush is written.
-    pub fn close(&mut self, round: &RoundPages) {
+    pub(super) fn close(&mut self, round: &RoundPages) {
         let counts = self.shared.counters.now();
         let mut statistics = self.shared.statistics.lock();
         statistics.observe(counts);
@@ -165,7 +165,7 @@ impl Rounds {
     }
 
     /// Marks the round that begins now as one with the guest stopped.
-    pub fn open_last(&mut self) {
+    pub(super) fn open_last(&mut self) {
         let (counts, began) = (self.shared.counters.now(), self.shared.statistics.lock().clock());
         self.open = OpenRound::new(began, counts, true);
     }
@@ -181,7 +181,7 @@ impl Rounds {
     }
 
     /// Tells the observer of the round that was published last.
-    pub fn tell(&self) {
+    pub(super) fn tell(&self) {
         self.shared.tell(&Event::Round(self.round.number()));
     }
 }

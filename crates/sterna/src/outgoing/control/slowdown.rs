@@ -20,32 +20,32 @@ pub(super) struct Slowdown {
 
 impl Slowdown {
     /// Nothing yet.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, limits: Limits::default() }
     }
 
     /// Lets vCPUs sleep `percent` of the time.
-    pub fn throttle(&self, percent: u8) {
+    pub(super) fn throttle(&self, percent: u8) {
         if let Some(throttle) = self.shared.vm.throttle() {
             call("Throttle::set_cpu_throttle", || throttle.set_cpu_throttle(percent));
         }
     }
 
     /// Holds each vCPU to `bytes` per second, or to the operator's limit if that is less.
-    pub fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
+    pub(super) fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
         let Some(throttle) = self.shared.vm.throttle() else { return Ok(()) };
         Ok(call("Throttle::set_dirty_limit", || self.limits.set(throttle, bytes))?)
     }
 
     /// What dirty limits do to the guest, for readers.
-    pub fn note_times(&self) {
+    pub(super) fn note_times(&self) {
         let times = self.shared.vm.throttle().and_then(Throttle::dirty_limit_times);
         self.shared.statistics.lock().dirty_limit_times = times;
     }
 
     /// Does what the policy says at the end. What fails keeps neither the others from being tried, nor the guest from
     /// running on.
-    pub fn take_back(&mut self, outputs: &[Output]) {
+    pub(super) fn take_back(&mut self, outputs: &[Output]) {
         let limits = std::mem::take(&mut self.limits);
         let Some(throttle) = self.shared.vm.throttle() else { return };
         for output in outputs {

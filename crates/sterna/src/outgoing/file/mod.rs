@@ -53,7 +53,7 @@ pub(super) struct SaveFile {
 
 impl SaveFile {
     /// Makes the staging file, and the stream into it.
-    pub fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
+    pub(super) fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
         let Address::File { path, offset } = &shared.to else {
             return Err(MigrationError::Internal(format!("{} is not a file", shared.to)));
         };
@@ -80,7 +80,7 @@ impl SaveFile {
     }
 
     /// Writes the START section of RAM with a place for every page.
-    pub fn start_ram(&mut self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+    pub(super) fn start_ram(&mut self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
         let blocks = shared.guest_source.blocks();
         let headers = main.with(|main| place_blocks(main, &self.stream, &blocks))?;
         self.mapped = Some(Arc::new(MappedFile::new(Arc::clone(&self.file), headers, &shared.ram)));
@@ -88,7 +88,7 @@ impl SaveFile {
     }
 
     /// The lanes of a mapped-ram file.
-    pub fn lanes(&self, shared: &Arc<Shared>) -> Result<Vec<LaneEnds>, MigrationError> {
+    pub(super) fn lanes(&self, shared: &Arc<Shared>) -> Result<Vec<LaneEnds>, MigrationError> {
         let Some(image) = &self.mapped else {
             return Err(MigrationError::Internal("the file's layout is not made".to_owned()));
         };
@@ -109,13 +109,13 @@ impl SaveFile {
 
     /// After a round: what lies in the page cache goes to the disk while the guest runs, so that little remains for its
     /// downtime.
-    pub fn settle(&self) -> Result<(), MigrationError> {
+    pub(super) fn settle(&self) -> Result<(), MigrationError> {
         self.stream.drain()?;
         self.file.sync().map_err(MigrationError::storage)
     }
 
     /// Everything that can fail before the commit: EOF, the description, the bitmaps, all on the disk.
-    pub fn finish(&self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+    pub(super) fn finish(&self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
         main.with(|stream| shared.guest_source.send_end(stream))?;
         self.stream.drain()?;
         if let Some(mapped) = &self.mapped {
@@ -125,7 +125,7 @@ impl SaveFile {
     }
 
     /// The commit: the file takes its place. What went wrong is certain, and so is that the guest was not saved.
-    pub fn publish(&self, shared: &Shared) {
+    pub(super) fn publish(&self, shared: &Shared) {
         match self.file.publish() {
             Ok(()) => shared.report(Fed::EofSent),
             Err(error) => {

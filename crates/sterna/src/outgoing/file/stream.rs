@@ -20,19 +20,19 @@ struct FileStreamState {
 
 impl FileStream {
     /// A stream from byte `at` of `file` on.
-    pub fn new(file: &Arc<PageFile>, at: u64) -> Self {
+    pub(super) fn new(file: &Arc<PageFile>, at: u64) -> Self {
         Self {
             state: Mutex::new(FileStreamState { queue: PageQueue::new(file, QueueOptions::default()), at }),
         }
     }
 
     /// Where the next byte goes.
-    pub fn position(&self) -> u64 {
+    pub(super) fn position(&self) -> u64 {
         self.state.lock().at
     }
 
     /// The next byte goes to `at`; what lies between is others'.
-    pub fn go_to(&self, at: u64) -> Result<(), MigrationError> {
+    pub(super) fn go_to(&self, at: u64) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         state.at = at;
         // What was gathered must be out before others write its neighbourhood.
@@ -40,7 +40,7 @@ impl FileStream {
     }
 
     /// Everything is with the kernel.
-    pub fn drain(&self) -> Result<(), MigrationError> {
+    pub(super) fn drain(&self) -> Result<(), MigrationError> {
         self.state.lock().queue.drain().map_err(MigrationError::storage)
     }
 }

@@ -24,14 +24,14 @@ struct LimiterState {
 
 impl Limiter {
     /// A limit of `bytes_per_second`, 0 for none.
-    pub fn new(bytes_per_second: u64) -> Self {
+    pub(crate) fn new(bytes_per_second: u64) -> Self {
         let state =
             LimiterState { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Changes the limit, for lanes that wait too.
-    pub fn set(&self, bytes_per_second: u64) {
+    pub(crate) fn set(&self, bytes_per_second: u64) {
         let mut state = self.state.lock();
         // What went out under another limit, or under none, is no debt under this one.
         *state = LimiterState {
@@ -45,14 +45,14 @@ impl Limiter {
     }
 
     /// From now on nobody waits.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.state.lock().open = true;
         self.changed.notify_all();
     }
 
     /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
     /// something left. One batch may overdraw a window; the next ones pay it back.
-    pub fn take(&self, bytes: u64) -> Duration {
+    pub(crate) fn take(&self, bytes: u64) -> Duration {
         let mut state = self.state.lock();
         let mut began = None;
         while let Some(budget) = state.budget.filter(|_| !state.open) {

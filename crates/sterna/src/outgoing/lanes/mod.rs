@@ -49,7 +49,7 @@ pub(super) struct Lane<'a> {
 
 impl Lane<'_> {
     /// Works until there are no more rounds.
-    pub fn run(&self, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
+    pub(super) fn run(&self, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.barrier()?;
         self.finish(0);
         let mut last = 0;

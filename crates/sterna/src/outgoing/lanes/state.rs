@@ -13,22 +13,22 @@ pub(in crate::outgoing) struct Lanes {
 }
 
 impl Lanes {
-    pub fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self { queue: RoundQueue::default(), finished: (0..count).map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// How many there are.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.finished.len()
     }
 
     /// Whether every lane has written its barrier after round `number`; 0 is the opening one.
-    pub fn are_through(&self, number: u64) -> bool {
+    pub(crate) fn are_through(&self, number: u64) -> bool {
         self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)
     }
 
     /// Lane `index` has written its barrier after round `number`.
-    pub fn finish(&self, index: usize, number: u64) {
+    pub(crate) fn finish(&self, index: usize, number: u64) {
         self.finished[index].store(number + 1, Ordering::Release);
     }
 }

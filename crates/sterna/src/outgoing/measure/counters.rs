@@ -28,56 +28,56 @@ pub(in crate::outgoing) struct Counters {
 }
 
 impl Counters {
-    pub fn main(&self, bytes: u64) {
+    pub(crate) fn main(&self, bytes: u64) {
         self.main_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn multifd(&self, bytes: u64) {
+    pub(crate) fn multifd(&self, bytes: u64) {
         self.multifd_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn pages(&self, normal: u64, zero: u64) {
+    pub(crate) fn pages(&self, normal: u64, zero: u64) {
         self.normal_pages.fetch_add(normal, Ordering::Relaxed);
         self.zero_pages.fetch_add(zero, Ordering::Relaxed);
     }
 
-    pub fn absent(&self, pages: u64) {
+    pub(crate) fn absent(&self, pages: u64) {
         self.absent_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// A chunk of a device's stream went out.
-    pub fn chunk(&self, bytes: u64) {
+    pub(crate) fn chunk(&self, bytes: u64) {
         self.chunk_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A lane was throttled for so long.
-    pub fn throttled(&self, time: Duration) {
+    pub(crate) fn throttled(&self, time: Duration) {
         part(&self.throttled_nanos, time);
     }
 
     /// A lane re-armed, or waited for another one that did.
-    pub fn rearming(&self, time: Duration) {
+    pub(crate) fn rearming(&self, time: Duration) {
         if !time.is_zero() {
             part(&self.rearm_nanos, time);
         }
     }
 
     /// Runs `encode`, which compresses.
-    pub fn encoding<T>(&self, encode: impl FnOnce() -> T) -> T {
+    pub(crate) fn encoding<T>(&self, encode: impl FnOnce() -> T) -> T {
         timed(&self.encode_nanos, encode)
     }
 
     /// Runs `write`, which moves bytes.
-    pub fn moving<T>(&self, write: impl FnOnce() -> T) -> T {
+    pub(crate) fn moving<T>(&self, write: impl FnOnce() -> T) -> T {
         timed(&self.moving_nanos, write)
     }
 
     /// Runs `wait`, in which a lane has nothing to do.
-    pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
+    pub(crate) fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         timed(&self.idle_nanos, wait)
     }
 
-    pub fn now(&self) -> Counts {
+    pub(crate) fn now(&self) -> Counts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
             main_bytes: get(&self.main_bytes),
@@ -115,12 +115,12 @@ pub(in crate::outgoing) struct ScanClock<'a> {
 impl<'a> ScanClock<'a> {
     const EVERY_PAGES: u64 = 512;
 
-    pub fn new(counters: &'a Counters) -> Self {
+    pub(crate) fn new(counters: &'a Counters) -> Self {
         Self { counters, since: Instant::now(), parts: PARTS.get(), pages: 0 }
     }
 
     /// So many pages were taken.
-    pub fn pages(&mut self, count: u64) {
+    pub(crate) fn pages(&mut self, count: u64) {
         self.pages += count;
         if self.pages >= Self::EVERY_PAGES {
             self.read();

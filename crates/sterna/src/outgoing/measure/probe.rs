@@ -15,31 +15,31 @@ pub(in crate::outgoing) struct Probes {
 
 impl Probes {
     /// Whether another probe is due, `interval` after the last. There is one on its way at most.
-    pub fn is_due(&self, interval: Duration) -> bool {
+    pub(crate) fn is_due(&self, interval: Duration) -> bool {
         self.sent.iter().all(Option::is_none) && self.last.is_none_or(|last| last.elapsed() >= interval)
     }
 
     /// A probe is written now.
-    pub fn send(&mut self, unsent_bytes: u64) {
+    pub(crate) fn send(&mut self, unsent_bytes: u64) {
         let now = Instant::now();
         self.last = Some(now);
         self.sent.push_back(Some((now, unsent_bytes)));
     }
 
     /// A keepalive that is no probe is written now.
-    pub fn send_keepalive(&mut self) {
+    pub(crate) fn send_keepalive(&mut self) {
         self.sent.push_back(None);
     }
 
     /// The oldest was answered.
-    pub fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         if let Some(Some((sent, unsent_bytes))) = self.sent.pop_front() {
             self.answer = Some((sent.elapsed(), unsent_bytes));
         }
     }
 
     /// The last probe's answer, once: how long it took, and what was still on this host when it was written.
-    pub fn take_answer(&mut self) -> Option<(Duration, u64)> {
+    pub(crate) fn take_answer(&mut self) -> Option<(Duration, u64)> {
         self.answer.take()
     }
 }

@@ -55,7 +55,7 @@ pub(in crate::outgoing) struct LiveStatistics {
 }
 
 impl LiveStatistics {
-    pub fn new(ram_total_bytes: u64, channels: u32) -> Self {
+    pub(crate) fn new(ram_total_bytes: u64, channels: u32) -> Self {
         let now = Instant::now();
         Self {
             began: now,
@@ -88,7 +88,7 @@ impl LiveStatistics {
     }
 
     /// Whether it is another one than before. `counts` are those of now.
-    pub fn set_status(&mut self, status: Status, counts: Counts) -> bool {
+    pub(crate) fn set_status(&mut self, status: Status, counts: Counts) -> bool {
         let is_new = self.status != status;
         self.status = status;
         if status == Status::Active {
@@ -117,24 +117,24 @@ impl LiveStatistics {
             + self.round.as_ref().map_or(0, |round| round.remaining_pages()) * PAGE_SIZE as u64
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.status
     }
 
     /// Since the migration began.
-    pub fn clock(&self) -> Duration {
+    pub(crate) fn clock(&self) -> Duration {
         self.began.elapsed()
     }
 
     /// Pages begin to move: what was written and waited before says nothing of them.
-    pub fn begin_pages(&mut self, counts: Counts) {
+    pub(crate) fn begin_pages(&mut self, counts: Counts) {
         let now = self.clock();
         self.meter.restart(now, counts);
         self.shown.restart(now, counts);
     }
 
     /// Takes the counters' values; closes a window when it is long enough.
-    pub fn observe(&mut self, counts: Counts) {
+    pub(crate) fn observe(&mut self, counts: Counts) {
         let now = self.clock();
         self.meter.observe(now, counts);
         let Some((before, passed)) = self.shown.observe(now, counts) else { return };
@@ -146,7 +146,7 @@ impl LiveStatistics {
     }
 
     /// Keeps a finished round. When there are very many, neighbours are told as one.
-    pub fn push_round(&mut self, round: Round) {
+    pub(crate) fn push_round(&mut self, round: Round) {
         if self.rounds.len() >= ROUNDS {
             self.rounds = self.rounds.chunks(2).map(joined).collect();
         }
@@ -154,11 +154,11 @@ impl LiveStatistics {
     }
 
     /// What lanes did in a span, per lane on average.
-    pub fn lanes_between(&self, before: Counts, after: Counts) -> LaneTimes {
+    pub(crate) fn lanes_between(&self, before: Counts, after: Counts) -> LaneTimes {
         (after.times - before.times) / self.channels
     }
 
-    pub fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
+    pub(crate) fn snapshot(&self, counts: Counts, error: Option<String>) -> Statistics {
         let at_stop = self.at_stop.unwrap_or(counts);
         let now = self.ended.unwrap_or_else(|| self.clock());
         Statistics {

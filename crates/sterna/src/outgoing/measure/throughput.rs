@@ -17,13 +17,13 @@ pub(in crate::outgoing) struct Throughput {
 
 impl Throughput {
     /// With `bytes` that went out while `passed`.
-    pub fn and(&self, bytes: u64, passed: Duration) -> Self {
+    pub(super) fn and(&self, bytes: u64, passed: Duration) -> Self {
         let keep = 0.5f64.powf(passed.as_secs_f64() / SHOWN_HALF_LIFE.as_secs_f64());
         Self { bytes: self.bytes * keep + bytes as f64, seconds: self.seconds * keep + passed.as_secs_f64() }
     }
 
     /// Bytes per second; 0 before any time has passed.
-    pub fn bytes_per_second(&self) -> u64 {
+    pub(super) fn bytes_per_second(&self) -> u64 {
         if self.seconds > 0.0 { (self.bytes / self.seconds) as u64 } else { 0 }
     }
 }

@@ -18,17 +18,17 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    pub fn new(all: Vec<Arc<Channel>>) -> Self {
+    pub(super) fn new(all: Vec<Arc<Channel>>) -> Self {
         let taken = Mutex::new(vec![false; all.len()]);
         Self { all, taken, given_back: Condvar::new() }
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.all.len()
     }
 
     /// Writes a chunk's packet of device `index` on its own channel, or on the next that is free; waits for one.
-    pub fn write(&self, shared: &Shared, index: usize, packet: &[u8]) -> Result<(), MigrationError> {
+    pub(super) fn write(&self, shared: &Shared, index: usize, packet: &[u8]) -> Result<(), MigrationError> {
         let bytes = packet.len() as u64;
         let counters = &shared.counters;
         counters.throttled(shared.limiter.take(bytes));

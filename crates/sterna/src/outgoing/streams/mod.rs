@@ -260,7 +260,10 @@ pub(super) struct DeviceStreams {
 
 impl DeviceStreams {
     /// The devices begin to save. `None`: no device has a stream.
-    pub fn begin(shared: &Arc<Shared>, channels: &[Arc<Channel>]) -> Result<Option<Self>, MigrationError> {
+    pub(super) fn begin(
+        shared: &Arc<Shared>,
+        channels: &[Arc<Channel>],
+    ) -> Result<Option<Self>, MigrationError> {
         let devices = Streamed::of(&shared.vm.devices());
         if devices.is_empty() {
             return Ok(None);
@@ -278,7 +281,7 @@ impl DeviceStreams {
     }
 
     /// Starts the save threads.
-    pub fn start(&self, main: &MainChannel, workers: &mut Workers) -> Result<(), MigrationError> {
+    pub(super) fn start(&self, main: &MainChannel, workers: &mut Workers) -> Result<(), MigrationError> {
         in_parallel(&self.streams.devices, "begin to save", |device| device.begin_save())?;
         if self.way == (Way::Packets { has_credit: true }) {
             main.commands(&[Command::Ping(extension::DEVICE_STREAMS_PING)])?;
@@ -293,12 +296,12 @@ impl DeviceStreams {
     }
 
     /// The streams, if lanes carry them.
-    pub fn on_lanes(&self) -> Option<Arc<Streams>> {
+    pub(super) fn on_lanes(&self) -> Option<Arc<Streams>> {
         (self.way != Way::Serial).then(|| Arc::clone(&self.streams))
     }
 
     /// A round has begun: what changed in the devices meanwhile goes out with it.
-    pub fn enter_round(&self, number: u64) {
+    pub(super) fn enter_round(&self, number: u64) {
         if matches!(self.streams.state.lock().order, Order::Run(_)) {
             // The last round finds other orders.
             self.streams.give(Order::Run(number));
@@ -307,7 +310,7 @@ impl DeviceStreams {
 
     /// vCPUs have stopped: quiesces all devices, then stops them. Every write of their DMA is to be found by a sync
     /// after this.
-    pub fn stop(&self, waits: &mut Waits) -> Result<(), MigrationError> {
+    pub(super) fn stop(&self, waits: &mut Waits) -> Result<(), MigrationError> {
         self.streams.give(Order::Park);
         match waits.until(|| self.streams.are_parked().then_some(())) {
             Ok(()) => {}
@@ -320,27 +323,27 @@ impl DeviceStreams {
     }
 
     /// Lets the save threads read what remains; it is sent beside the last pages.
-    pub fn finish(&self) {
+    pub(super) fn finish(&self) {
         self.streams.give(Order::Finish);
     }
 
     /// Where lanes carry the streams: waits until all of them is with the lanes.
-    pub fn await_lanes(&self, waits: &mut Waits) -> Result<(), Break> {
+    pub(super) fn await_lanes(&self, waits: &mut Waits) -> Result<(), Break> {
         waits.until(|| (self.streams.are_read() && self.streams.outbox.is_empty()).then_some(()))
     }
 
     /// Where lanes do not carry them: sends them on the main channel, one device after the other.
-    pub fn send_in_turn(&self, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {
+    pub(super) fn send_in_turn(&self, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {
         serial::send(&self.streams, waits, main)
     }
 
     /// What remains of the streams; `None` before every device was asked.
-    pub fn remaining(&self) -> Option<StreamsRemaining> {
+    pub(super) fn remaining(&self) -> Option<StreamsRemaining> {
         self.streams.remaining()
     }
 
     /// Nothing is read any more; save threads have ended.
-    pub fn end(self) {
+    pub(super) fn end(self) {
         if let Err(error) = in_parallel(&self.streams.devices, "end saving", |device| device.end_save()) {
             tracing::warn!(%error, "a device's stream");
             self.shared.tell(&crate::events::Event::Warning(error.to_string()));

@@ -63,7 +63,7 @@ impl Queue {
 }
 
 impl Outbox {
-    pub fn new(devices: usize, lanes: usize, has_credit: bool) -> Self {
+    pub(crate) fn new(devices: usize, lanes: usize, has_credit: bool) -> Self {
         let granted = if has_credit { 0 } else { u64::MAX };
         let changed = (0..devices).map(|_| Condvar::new()).collect();
         let devices = (0..devices).map(|_| Queue::new(granted)).collect();
@@ -77,27 +77,27 @@ impl Outbox {
     }
 
     /// Waits for a buffer.
-    pub fn buffer(&self, device: usize) -> Result<Vec<u8>, Break> {
+    pub(crate) fn buffer(&self, device: usize) -> Result<Vec<u8>, Break> {
         self.wait(device, |queue| queue.spare.pop())
     }
 
     /// Gives a buffer back that holds nothing.
-    pub fn give_back(&self, device: usize, buffer: Vec<u8>) {
+    pub(crate) fn give_back(&self, device: usize, buffer: Vec<u8>) {
         self.state.lock().devices[device].spare.push(buffer);
     }
 
     /// Waits until anything was granted, and says how much.
-    pub fn first_grant(&self, device: usize) -> Result<u64, Break> {
+    pub(crate) fn first_grant(&self, device: usize) -> Result<u64, Break> {
         self.wait(device, |queue| Some(queue.granted).filter(|granted| *granted > 0))
     }
 
     /// The first device that was granted nothing so far.
-    pub fn without_grant(&self) -> Option<usize> {
+    pub(crate) fn without_grant(&self) -> Option<usize> {
         self.state.lock().devices.iter().position(|queue| queue.granted == 0)
     }
 
     /// Waits until a payload of `bytes` may be sent.
-    pub fn spend(&self, device: usize, bytes: u64) -> Result<(), Break> {
+    pub(crate) fn spend(&self, device: usize, bytes: u64) -> Result<(), Break> {
         self.wait(device, |queue| {
             let after = queue.sent.checked_add(bytes).filter(|after| *after <= queue.granted)?;
             queue.sent = after;
@@ -106,7 +106,7 @@ impl Outbox {
     }
 
     /// The destination has room for `bytes` of payloads in all. An older word changes nothing.
-    pub fn grant(&self, device: usize, bytes: u64) {
+    pub(crate) fn grant(&self, device: usize, bytes: u64) {
         let mut state = self.state.lock();
         let queue = &mut state.devices[device];
         queue.granted = queue.granted.max(bytes);
@@ -118,25 +118,25 @@ impl Outbox {
     }
 
     /// Bytes of payloads that were sent and are not loaded yet, at least; 0 where nobody tells.
-    pub fn unloaded(&self, device: usize) -> u64 {
+    pub(crate) fn unloaded(&self, device: usize) -> u64 {
         let Queue { granted, limit, sent, .. } = self.state.lock().devices[device];
         // The destination grants a quarter at a time.
         sent.saturating_sub(granted - limit).saturating_sub(limit / 4)
     }
 
     /// A chunk is ready. Whoever calls wakes the lanes.
-    pub fn push(&self, chunk: Chunk) {
+    pub(crate) fn push(&self, chunk: Chunk) {
         self.state.lock().devices[chunk.device].ready.push_back(chunk.packet);
         self.waiting.fetch_add(1, Ordering::Release);
     }
 
     /// Whether any lane may take any chunk.
-    pub fn is_for_any(&self) -> bool {
+    pub(crate) fn is_for_any(&self) -> bool {
         self.has_credit
     }
 
     /// A chunk that lane `lane` shall write.
-    pub fn take(&self, lane: usize) -> Option<Chunk> {
+    pub(crate) fn take(&self, lane: usize) -> Option<Chunk> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -152,12 +152,12 @@ impl Outbox {
     }
 
     /// The next chunk of `device`, if it is ready.
-    pub fn take_of(&self, device: usize) -> Option<Chunk> {
+    pub(crate) fn take_of(&self, device: usize) -> Option<Chunk> {
         self.take_from(&mut self.state.lock(), device)
     }
 
     /// A chunk is written. Whether every chunk that was pushed is.
-    pub fn done(&self, chunk: Chunk) -> bool {
+    pub(crate) fn done(&self, chunk: Chunk) -> bool {
         let mut state = self.state.lock();
         let queue = &mut state.devices[chunk.device];
         queue.sending -= 1;
@@ -169,12 +169,12 @@ impl Outbox {
     }
 
     /// Whether every chunk that was pushed is written.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().is_empty()
     }
 
     /// Nobody waits any more.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         for changed in &self.changed {
             changed.notify_all();

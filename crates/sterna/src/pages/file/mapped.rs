@@ -15,7 +15,7 @@ use crate::order::PageRun;
 /// A page that is written has its bit set. One that becomes zero later loses its bit and its room on the disk, so
 /// that nothing stale ever stands under a clear bit.
 #[derive(Debug)]
-pub struct MappedFile {
+pub(crate) struct MappedFile {
     file: Arc<PageFile>,
     headers: Vec<MappedHeader>,
     /// Pages whose bytes are in the file.
@@ -24,18 +24,18 @@ pub struct MappedFile {
 
 impl MappedFile {
     /// Pages of `ram` at the places that `headers` name, one for each block.
-    pub fn new(file: Arc<PageFile>, headers: Vec<MappedHeader>, ram: &GuestRam) -> Self {
+    pub(crate) fn new(file: Arc<PageFile>, headers: Vec<MappedHeader>, ram: &GuestRam) -> Self {
         Self { file, headers, held: DirtyBitmaps::new(ram) }
     }
 
     /// The file.
-    pub fn file(&self) -> &Arc<PageFile> {
+    pub(crate) fn file(&self) -> &Arc<PageFile> {
         &self.file
     }
 
     /// Pages whose bytes are in the file.
     #[cfg(test)]
-    pub fn held_pages(&self) -> u64 {
+    pub(crate) fn held_pages(&self) -> u64 {
         self.held.count()
     }
 
@@ -43,7 +43,7 @@ impl MappedFile {
     ///
     /// # Errors
     /// [`MigrationError::System`], such as a full disk.
-    pub fn write_bitmaps(&self) -> Result<(), MigrationError> {
+    pub(crate) fn write_bitmaps(&self) -> Result<(), MigrationError> {
         for (block, header) in self.headers.iter().enumerate() {
             let held = self.held.block(block);
             let mut bytes = vec![0; bitmap_bytes(held.pages() * PAGE_SIZE as u64) as usize];

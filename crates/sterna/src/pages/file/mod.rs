@@ -3,5 +3,5 @@
 mod mapped;
 mod writer;
 
-pub use mapped::MappedFile;
-pub use writer::FileWriter;
+pub(crate) use mapped::MappedFile;
+pub(crate) use writer::FileWriter;

@@ -21,7 +21,7 @@ const GAP_PAGES: u64 = 16;
 ///
 /// Neighbouring runs become one piece. A few zero pages between them are written along, and have their bits set: they
 /// are data as good as any. If the guest has written one of them meanwhile, it is dirty and comes again.
-pub struct FileWriter {
+pub(crate) struct FileWriter {
     image: Arc<MappedFile>,
     queue: PageQueue,
     /// What is to be written next.
@@ -32,18 +32,18 @@ pub struct FileWriter {
 
 impl FileWriter {
     /// A lane that writes pages of `ram` into `image`.
-    pub fn new(image: Arc<MappedFile>, ram: &GuestRam) -> Self {
+    pub(crate) fn new(image: Arc<MappedFile>, ram: &GuestRam) -> Self {
         Self::with_options(image, ram, QueueOptions::default())
     }
 
     /// As [`FileWriter::new`], with its queue working as `options` say.
-    pub fn with_options(image: Arc<MappedFile>, ram: &GuestRam, options: QueueOptions) -> Self {
+    pub(crate) fn with_options(image: Arc<MappedFile>, ram: &GuestRam, options: QueueOptions) -> Self {
         let queue = PageQueue::with_ram(image.file(), ram, options);
         Self { image, queue, piece: None, gap: 0 }
     }
 
     /// These pages are zero and were never populated: reading them would populate them.
-    pub fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+    pub(crate) fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.image.drop_pages(run)
     }
 

@@ -53,7 +53,7 @@ pub(super) struct Planted {
 }
 
 impl Planted {
-    pub fn new(bug: Bug, begun: Begun, snapshot: Snapshot) -> Self {
+    pub(super) fn new(bug: Bug, begun: Begun, snapshot: Snapshot) -> Self {
         let settings = Self::misread(bug, begun.settings);
         Self { policy: Policy::new(Begun { settings, ..begun }, snapshot), bug, has_ended: false }
     }

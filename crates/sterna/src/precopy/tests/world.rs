@@ -95,7 +95,7 @@ const LEARNED: u32 = 4;
 
 impl World {
     /// Drawn by `seed`.
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let mut dice = fastrand::Rng::with_seed(seed);
         let mut between = |least: f64, most: f64| least * (most / least).powf(dice.f64());
         let ram = between(1e3, 1e6);
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// Runs a policy that `make` makes, until it has ended, and says what it broke.
-    pub fn run<D: Decides>(mut self, make: impl FnOnce(Begun, Snapshot) -> D) -> Result<(), Broken> {
+    pub(super) fn run<D: Decides>(mut self, make: impl FnOnce(Begun, Snapshot) -> D) -> Result<(), Broken> {
         let begun = Begun {
             settings: self.settings,
             channels: 1,
