@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::Event;
+use super::{CompletionStatus, Event};
 
 /// An adapter, a connection or a registration failed.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +71,8 @@ pub enum RdmaError {
     /// Nothing came within the limit.
     #[error("{what} {address}: no progress for {after:?}")]
     TimedOut {
-        /// What was waited for: "resolving", "connecting to", "accepting on" or "accepting the request of".
+        /// What was waited for: "resolving", "connecting to", "accepting on", "accepting the
+        /// request of" or "waiting for completions from".
         what: &'static str,
         /// The address.
         address: String,
@@ -91,6 +92,26 @@ pub enum RdmaError {
         peer: String,
         /// What ended it.
         event: Option<Event>,
+    },
+    /// A request that was posted has failed. The connection is of no further use.
+    #[error("rdma:{peer}: {operation}{} ended with \"{status}\"", to_address(.remote_address))]
+    Failed {
+        /// The peer.
+        peer: String,
+        /// "a send", "a write" or "a receive".
+        operation: &'static str,
+        /// How it ended.
+        status: CompletionStatus,
+        /// Of a write, the first address in the peer's process.
+        remote_address: Option<u64>,
+    },
+    /// A message does not fit its buffer: a fault of the caller.
+    #[error("a message of {len} bytes, and the longest has {limit}")]
+    MessageTooLong {
+        /// Its bytes.
+        len: usize,
+        /// Bytes that fit.
+        limit: usize,
     },
     /// There is no place in the queue: a fault of the caller, who counts its requests.
     #[error("rdma:{peer}: the {queue} queue is full after {posted} requests")]
@@ -142,6 +163,16 @@ impl RdmaError {
     pub fn is_cancelled(&self) -> bool {
         matches!(self, RdmaError::Cancelled { .. } | RdmaError::Ended { event: None, .. })
     }
+
+    /// Whether the peer is gone or the network between us is broken.
+    pub fn is_end(&self) -> bool {
+        use CompletionStatus::{RetryExceeded, WorkRequestFlushed};
+        match self {
+            RdmaError::Ended { event, .. } => event.is_some(),
+            RdmaError::Failed { status, .. } => matches!(status, RetryExceeded | WorkRequestFlushed),
+            _ => false,
+        }
+    }
 }
 
 /// Why a connection was rejected: the reason of the InfiniBand connection manager, which is the status of the event.
@@ -170,6 +201,10 @@ fn usable(having: &[String]) -> String {
         return "this host has no RDMA device that is up".to_owned();
     }
     format!("use an address that has a device: {}", having.join(", "))
+}
+
+fn to_address(address: &Option<u64>) -> String {
+    address.map_or_else(String::new, |address| format!(" to address {address:#x} of the peer"))
 }
 
 fn ended(event: Option<&Event>) -> String {

@@ -12,6 +12,8 @@
 //! An [`Adapter`] is a device with one protection domain. All connections of one fabric over the same device share it, so
 //! memory that is registered once ([`Adapter::register`]) serves all of them.
 //!
+//! An [`Endpoint`] adds buffers for messages, and knows what is in flight.
+//!
 //! Guest RAM is written concurrently, so memory is a pointer and a length ([`Memory`]), never a Rust reference.
 
 mod adapter;
@@ -20,6 +22,7 @@ pub mod conformance;
 mod connection;
 #[cfg(feature = "rdma-double")]
 pub mod double;
+mod endpoint;
 mod error;
 mod fabric;
 mod memory;
@@ -27,6 +30,7 @@ mod work;
 
 pub use adapter::{Adapter, AdapterInfo, LockedMemory, PortState};
 pub use connection::{ConnectParameters, Connection, Event, Queue, QueuePairAttributes, Wake};
+pub use endpoint::{Endpoint, EndpointSizes, Write};
 pub use error::{RdmaError, RejectReason};
 pub use fabric::{Fabric, Listener, PRIVATE_DATA, PrivateDataLimits, Request, Route};
 pub use memory::{Access, Memory, Piece, Registration};

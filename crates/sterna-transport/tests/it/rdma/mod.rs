@@ -2,6 +2,7 @@
 
 mod costs;
 mod double;
+mod endpoint;
 
 use std::net::IpAddr;
 use std::sync::Arc;
