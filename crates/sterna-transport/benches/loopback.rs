@@ -4,7 +4,7 @@
 //! The other columns are what was tried against the channel's own way (MSG_WAITALL, the kernel's own
 //! buffers): receiving without MSG_WAITALL, and socket buffers of 4 MiB.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use sterna_ram::{Backing, PAGE_SIZE, RamBlock};
@@ -53,8 +53,14 @@ fn run(from: &RamBlock, to: &RamBlock, streams: u64, way: Way) -> f64 {
             let one = Channel::connect(&listener.local_address(), limit, &flag).expect("loopback");
             let other = listener.accept(Some(limit), &flag).expect("loopback");
             if matches!(way, Way::BigBuffers) {
-                let _ = rustix::net::sockopt::set_socket_send_buffer_size(&one, 4 << 20);
-                let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&other, 4 << 20);
+                let _ = rustix::net::sockopt::set_socket_send_buffer_size(
+                    one.socket().expect("a socket"),
+                    4 << 20,
+                );
+                let _ = rustix::net::sockopt::set_socket_recv_buffer_size(
+                    other.socket().expect("a socket"),
+                    4 << 20,
+                );
             }
             (one, other)
         })
@@ -92,7 +98,8 @@ fn readv(channel: &Channel, window: sterna_ram::RamSlice<'_>) {
         let rest = window.part(done, window.len() - done).expect("inside");
         let vector = libc::iovec { iov_base: rest.as_ptr().cast(), iov_len: rest.len() };
         // SAFETY: the vector names a window of a live block.
-        let got = unsafe { libc::readv(channel.as_fd().as_raw_fd(), &raw const vector, 1) };
+        let got =
+            unsafe { libc::readv(channel.socket().expect("a socket").as_raw_fd(), &raw const vector, 1) };
         assert!(got > 0, "loopback");
         done += got as usize;
     }

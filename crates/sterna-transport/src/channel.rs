@@ -1,5 +1,6 @@
-//! One connected socket.
+//! One connection: a socket, or a stream of bytes over something else.
 
+mod medium;
 mod silence;
 
 use std::io;
@@ -10,22 +11,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sterna_ram::{RamFault, RamSlice};
 
 use crate::cancel::timespec;
 use crate::group::{ChannelGroup, Wait};
 use crate::parts::{Part, Place, Remaining, own};
 use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
-use crate::{Address, CancelFlag, Direction, IoPart, TransportError, connect, socket};
+use crate::{Address, ByteStream, CancelFlag, Direction, IoPart, TransportError, connect, socket};
+use medium::{Medium, Unmoved};
 
-/// One connected stream socket.
+/// One connected stream socket, or a [`ByteStream`] that stands for one.
 ///
 /// One thread may read while another writes and any third shuts it down. Calls of several threads in the
 /// same direction are each whole on the wire only if the callers take turns.
 #[derive(Debug)]
 pub struct Channel {
-    socket: OwnedFd,
+    medium: Medium,
     peer: String,
     read: AtomicU64,
     written: AtomicU64,
@@ -97,6 +99,11 @@ impl Channel {
         limit: Duration,
         cancel: &CancelFlag,
     ) -> Result<(), TransportError> {
+        if self.socket().is_none() {
+            let none =
+                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and carries no TLS");
+            return Err(self.system("start_tls", none));
+        }
         if self.bytes_read() + self.bytes_written() > 0 || self.has_peeked.load(Ordering::Acquire) {
             let late = io::Error::new(io::ErrorKind::InvalidInput, "the channel was used without TLS before");
             return Err(self.system("start_tls", late));
@@ -115,7 +122,7 @@ impl Channel {
     /// back. What is on its way does not count. Over a Unix socket somewhat more than the bytes that the peer has
     /// not read, as its kernel counts the room that they take. 0 where it cannot be told.
     pub fn unsent_bytes(&self) -> u64 {
-        socket::queued(self.socket.as_fd())
+        self.medium.unsent_bytes()
     }
 
     /// Whether the bytes go through TLS.
@@ -164,8 +171,17 @@ impl Channel {
             call,
             source,
         })?;
-        Ok(Channel {
-            socket,
+        Ok(Self::of(Medium::Socket(socket), peer))
+    }
+
+    /// A channel over a connection that is not a socket. `peer` names it in messages. It carries no TLS.
+    pub fn over(stream: Arc<dyn ByteStream>, peer: impl Into<String>) -> Channel {
+        Self::of(Medium::Stream(stream), peer.into())
+    }
+
+    fn of(medium: Medium, peer: String) -> Channel {
+        Channel {
+            medium,
             peer,
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -177,7 +193,12 @@ impl Channel {
             has_peeked: AtomicBool::new(false),
             tls: OnceLock::new(),
             turn: Mutex::new(()),
-        })
+        }
+    }
+
+    /// Its socket, if it has one.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.medium.socket()
     }
 
     /// Waits until it is the caller's turn to write, where several threads write whole messages: until what this
@@ -293,14 +314,12 @@ impl Channel {
     /// [`TransportError::Cancelled`]. Bytes that were written before may still arrive.
     pub fn shutdown(&self) {
         self.shut.store(true, Ordering::SeqCst);
-        // Fails only if the connection is gone already.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.medium.shutdown();
     }
 
     /// Ends reading, from any thread: a blocked or later read finds the end of the stream. Writing goes on.
     pub fn finish_reading(&self) {
-        // Fails only if the connection is gone already.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
+        self.medium.finish_reading();
     }
 
     /// Says that we shall write no more; the peer reads to the end and then finds the channel closed.
@@ -311,9 +330,7 @@ impl Channel {
     pub fn finish_writing(&self) -> Result<(), TransportError> {
         // Said or not, the peer must find the end.
         let said = self.say_goodbye();
-        let shut = rustix::net::shutdown(&self.socket, Shutdown::Write)
-            .map_err(|error| self.system("shutdown", error.into()));
-        said.and(shut)
+        said.and(self.medium.finish_writing(self))
     }
 
     /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was truncated; a
@@ -398,14 +415,16 @@ impl Channel {
 
     /// Receives bytes beneath TLS, without waiting.
     pub(crate) fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::net::recv(&self.socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
+        let socket = self.socket().ok_or(rustix::io::Errno::NOTSOCK)?;
+        Ok(rustix::net::recv(socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
     }
 
     /// Waits until there is something to receive, the end included; no longer than the stall limit.
     pub(crate) fn wait_readable(&self) -> Result<(), TransportError> {
         let mut wait = Wait::default();
+        let Some(socket) = self.socket() else { return Ok(()) };
         loop {
-            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
             match poll(&mut fds, self.look().map(timespec).as_ref()) {
                 Ok(0) => self.judge(Direction::Read, rustix::io::Errno::AGAIN.into(), &mut wait)?,
                 Ok(_) => return Ok(()),
@@ -433,17 +452,15 @@ impl Channel {
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
-            let result = match direction {
-                Direction::Read => socket::receive(self.socket.as_fd(), left, whole),
-                Direction::Write => socket::send(self.socket.as_fd(), left),
-            };
-            // Whatever the kernel says after a shutdown of ours, it is that shutdown's doing.
+            let result = self.medium.once(self, direction, left, whole);
+            // Whatever is said after a shutdown of ours, it is that shutdown's doing.
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
             match result {
                 Ok(moved) => return Ok(moved),
-                Err(error) => self.judge(direction, error, &mut wait)?,
+                Err(Unmoved::System(error)) => self.judge(direction, error, &mut wait)?,
+                Err(Unmoved::Broken(error)) => return Err(error),
             }
         }
     }
@@ -455,10 +472,7 @@ impl Channel {
         error: io::Error,
         wait: &mut Wait,
     ) -> Result<(), TransportError> {
-        let offset = match direction {
-            Direction::Read => self.bytes_read(),
-            Direction::Write => self.bytes_written(),
-        };
+        let offset = self.offset(direction);
         let channel = || self.peer.clone();
         match error.raw_os_error() {
             Some(call @ (libc::EINTR | libc::EAGAIN)) => {
@@ -494,6 +508,14 @@ impl Channel {
                 },
                 error,
             )),
+        }
+    }
+
+    /// Bytes moved in a direction so far.
+    fn offset(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Read => self.bytes_read(),
+            Direction::Write => self.bytes_written(),
         }
     }
 
@@ -544,11 +566,5 @@ impl Drop for Channel {
                 }
             }
         }
-    }
-}
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

@@ -104,6 +104,30 @@ pub enum TransportError {
         /// What is wrong, whose fault it is, and what to do.
         problem: crate::TlsProblem,
     },
+    /// An RDMA connection, its adapter or its memory failed.
+    #[error("{channel}: {direction} failed at byte {offset}: {source}")]
+    Rdma {
+        /// The channel.
+        channel: String,
+        /// Which way bytes were moving.
+        direction: Direction,
+        /// Bytes moved in this direction before.
+        offset: u64,
+        /// What failed, and what to do.
+        source: crate::rdma::RdmaError,
+    },
+    /// A message that carries the channel's bytes broke a rule.
+    #[error("{channel}: {direction} failed at byte {offset}: {source}")]
+    Protocol {
+        /// The channel.
+        channel: String,
+        /// Which way bytes were moving.
+        direction: Direction,
+        /// Bytes moved in this direction before.
+        offset: u64,
+        /// Which rule, and whose fault it is.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// We ourselves shut the channel down, or cancelled the wait.
     #[error("{channel}: cancelled from this side")]
     Cancelled {

@@ -1,7 +1,7 @@
 //! Channels: how bytes move, without knowing what they mean.
 //!
 //! # The model
-//! A [`Channel`] is one connected stream socket, TCP or Unix, blocking, usable from several threads (one
+//! A [`Channel`] is one connected stream socket, TCP or Unix (or a [`ByteStream`] in its place), blocking, usable from several threads (one
 //! reads, one writes, any shuts it down). Every blocked call ends: when bytes moved, when the peer closed or
 //! reset, when nothing moved for the stall limit, or when another thread called [`Channel::shutdown`]. The
 //! error's type says which; the error names the channel and the byte.
@@ -28,6 +28,7 @@ mod listener;
 mod parts;
 pub mod rdma;
 mod socket;
+mod stream;
 mod tls;
 
 pub use address::Address;
@@ -42,6 +43,7 @@ pub use group::{ChannelGroup, SilenceWatch};
 pub use handed::HandedFd;
 pub use listener::Listener;
 pub use parts::IoPart;
+pub use stream::{ByteStream, StreamError};
 pub use tls::{
     Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFault, TlsFiles,
     TlsProblem,

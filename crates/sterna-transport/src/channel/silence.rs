@@ -1,15 +1,12 @@
 //! How long a channel may be silent.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 
 use super::Channel;
-use crate::cancel::timespec;
 use crate::group::ChannelGroup;
 use crate::socket;
 
@@ -38,14 +35,16 @@ impl Channel {
     /// nothing for about `limit`, reading ends as [`TransportError::Reset`]. The peer's program need not do anything
     /// for that. Over a Unix socket the kernel knows without asking.
     pub fn probe_peer(&self, limit: Duration) {
-        socket::probe_peer(self.socket.as_fd(), limit);
+        // An adapter asks by itself, with each request.
+        if let Some(socket) = self.socket() {
+            socket::probe_peer(socket, limit);
+        }
     }
 
     /// Whether the peer has closed the connection, or its direction of it: nothing more comes than what has come, some
     /// of which may be unread.
     pub fn peer_has_closed(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(1..))
+        self.medium.peer_has_closed()
     }
 
     fn set_limit(&self, limit: Option<Duration>, alone: bool) {
@@ -58,7 +57,9 @@ impl Channel {
         for (direction, limit) in [(sockopt::Timeout::Recv, look), (sockopt::Timeout::Send, limit)] {
             // On a connected socket this fails only for values out of the kernel's range, which then
             // means no limit.
-            let _ = sockopt::set_socket_timeout(&self.socket, direction, limit);
+            if let Some(socket) = self.socket() {
+                let _ = sockopt::set_socket_timeout(socket, direction, limit);
+            }
         }
     }
 

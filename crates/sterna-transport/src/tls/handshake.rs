@@ -1,7 +1,7 @@
 //! The handshake: bounded, cancellable, and its failures in words.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -169,7 +169,9 @@ impl Hands<'_> {
     }
 
     fn wait(&self) -> Result<(), TransportError> {
-        let waited = wait(self.channel.as_fd(), PollFlags::IN, &[self.cancel], self.deadline)
+        let waited = self
+            .socket()
+            .and_then(|socket| wait(socket, PollFlags::IN, &[self.cancel], self.deadline))
             .map_err(|error| self.channel.system("poll", error))?;
         match waited {
             Waited::Ready => Ok(()),
@@ -180,6 +182,11 @@ impl Hands<'_> {
                 after: self.limit,
             }),
         }
+    }
+
+    /// TLS begins on sockets only.
+    fn socket(&self) -> io::Result<BorrowedFd<'_>> {
+        self.channel.socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// A connection that breaks in the handshake was closed by a peer that did not want it.
@@ -213,7 +220,8 @@ impl Hands<'_> {
         if self.channel.is_shut_down() || self.cancel.is_cancelled() {
             return;
         }
-        let _ = rustix::net::shutdown(self.channel.as_fd(), Shutdown::Write);
-        let _ = wait(self.channel.as_fd(), PollFlags::IN, &[self.cancel], Some(Instant::now() + FAREWELL));
+        let Ok(socket) = self.socket() else { return };
+        let _ = rustix::net::shutdown(socket, Shutdown::Write);
+        let _ = wait(socket, PollFlags::IN, &[self.cancel], Some(Instant::now() + FAREWELL));
     }
 }

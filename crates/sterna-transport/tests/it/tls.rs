@@ -257,14 +257,14 @@ fn finish_writing_that_cannot_say_goodbye_ends_the_stream_all_the_same() {
         channel.set_stall_limit(Some(Duration::from_millis(50)));
     }
     // Beneath TLS: the socket takes nothing more.
-    while rustix::io::write(&client, &[0; 1 << 16]).is_ok() {}
+    while rustix::io::write(client.socket().unwrap(), &[0; 1 << 16]).is_ok() {}
 
     let result = client.finish_writing();
 
     assert!(matches!(result, Err(TransportError::Stalled { .. })), "{result:?}");
     let mut buffer = [0; 1 << 16];
     let end = loop {
-        match rustix::io::read(&server, &mut buffer) {
+        match rustix::io::read(server.socket().unwrap(), &mut buffer) {
             Ok(1..) => {}
             end => break end,
         }
@@ -319,7 +319,7 @@ fn records_that_were_changed_on_the_way_are_refused() {
     let (client, server) = pair();
     // Beneath TLS, straight into the socket: a record that nobody sealed.
     rustix::io::write(
-        &client,
+        client.socket().unwrap(),
         &[0x17, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
     )
     .expect("written");

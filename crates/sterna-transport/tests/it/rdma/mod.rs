@@ -3,6 +3,7 @@
 mod costs;
 mod double;
 mod endpoint;
+mod stream;
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,0 +1,152 @@
+//! What a channel's bytes go over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::Shutdown;
+
+use super::Channel;
+use crate::cancel::timespec;
+use crate::parts::{Part, Remaining};
+use crate::stream::StreamError;
+use crate::{ByteStream, Direction, TransportError, socket};
+
+/// Bytes that go through a buffer at once, between memory and a stream that is not a socket.
+const PIECE: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(super) enum Medium {
+    Socket(OwnedFd),
+    Stream(Arc<dyn ByteStream>),
+}
+
+/// Why a call moved nothing.
+pub(super) enum Unmoved {
+    /// The kernel's word, to be judged; EAGAIN after the time that the channel waits at once.
+    System(io::Error),
+    Broken(TransportError),
+}
+
+impl Medium {
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Medium::Socket(socket) => Some(socket.as_fd()),
+            Medium::Stream(_) => None,
+        }
+    }
+
+    /// One call that moves something, or finds the end. `whole`: better wait for more.
+    pub(super) fn once<P: Part>(
+        &self,
+        channel: &Channel,
+        direction: Direction,
+        left: &Remaining<'_, P>,
+        whole: bool,
+    ) -> Result<usize, Unmoved> {
+        match (self, direction) {
+            (Medium::Socket(socket), Direction::Read) => {
+                socket::receive(socket.as_fd(), left, whole).map_err(Unmoved::System)
+            }
+            (Medium::Socket(socket), Direction::Write) => {
+                socket::send(socket.as_fd(), left).map_err(Unmoved::System)
+            }
+            (Medium::Stream(stream), _) => over_stream(&**stream, channel, direction, left),
+        }
+    }
+
+    pub(super) fn shutdown(&self) {
+        match self {
+            // Fails only if the connection is gone already.
+            Medium::Socket(socket) => drop(rustix::net::shutdown(socket, Shutdown::Both)),
+            Medium::Stream(stream) => stream.shutdown(),
+        }
+    }
+
+    pub(super) fn finish_reading(&self) {
+        match self {
+            // Fails only if the connection is gone already.
+            Medium::Socket(socket) => drop(rustix::net::shutdown(socket, Shutdown::Read)),
+            Medium::Stream(stream) => stream.finish_reading(),
+        }
+    }
+
+    pub(super) fn finish_writing(&self, channel: &Channel) -> Result<(), TransportError> {
+        match self {
+            Medium::Socket(socket) => rustix::net::shutdown(socket, Shutdown::Write)
+                .map_err(|error| channel.system("shutdown", error.into())),
+            Medium::Stream(stream) => {
+                stream.finish_writing().map_err(|error| match broken(channel, Direction::Write, error) {
+                    Unmoved::Broken(error) => error,
+                    Unmoved::System(error) => channel.system("finish_writing", error),
+                })
+            }
+        }
+    }
+
+    pub(super) fn peer_has_closed(&self) -> bool {
+        match self {
+            Medium::Socket(socket) => {
+                let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+                matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(1..))
+            }
+            Medium::Stream(stream) => stream.peer_has_closed(),
+        }
+    }
+
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        match self {
+            Medium::Socket(socket) => socket::queued(socket.as_fd()),
+            Medium::Stream(stream) => stream.unsent_bytes(),
+        }
+    }
+}
+
+/// Moves bytes between memory and a stream, by way of a buffer.
+fn over_stream<P: Part>(
+    stream: &dyn ByteStream,
+    channel: &Channel,
+    direction: Direction,
+    left: &Remaining<'_, P>,
+) -> Result<usize, Unmoved> {
+    let mut places = left.clone();
+    let mut buffer = vec![0; PIECE.min(usize::try_from(left.bytes()).unwrap_or(PIECE))];
+    let moved = match direction {
+        Direction::Read => {
+            let count = stream.read(&mut buffer, channel.look());
+            places.put_bytes(&buffer[..*count.as_ref().unwrap_or(&0)]);
+            count
+        }
+        Direction::Write => {
+            let count = places.take_bytes(&mut buffer);
+            match places.fault() {
+                // What failed is not sent.
+                Some(_) => Ok(0),
+                None => stream.write(&buffer[..count], channel.stall_limit()),
+            }
+        }
+    };
+    match places.fault() {
+        Some(fault) => Err(Unmoved::Broken(channel.failed_memory(fault))),
+        None => moved.map_err(|error| broken(channel, direction, error)),
+    }
+}
+
+/// What an error of a stream means for its channel.
+fn broken(channel: &Channel, direction: Direction, error: StreamError) -> Unmoved {
+    let (name, offset) = (channel.peer.clone(), channel.offset(direction));
+    Unmoved::Broken(match error {
+        StreamError::Quiet => return Unmoved::System(rustix::io::Errno::AGAIN.into()),
+        StreamError::Rdma(error) if error.is_cancelled() => channel.cancelled(),
+        StreamError::Rdma(error) if error.is_end() => {
+            let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
+            TransportError::Reset { channel: name, direction, offset, source }
+        }
+        StreamError::Rdma(error) => TransportError::Rdma { channel: name, direction, offset, source: error },
+        StreamError::Protocol(source) => {
+            TransportError::Protocol { channel: name, direction, offset, source }
+        }
+    })
+}
