@@ -16,6 +16,7 @@ mod message;
 mod places;
 mod private_data;
 mod records;
+pub mod session;
 
 pub use chunk::ChunkSize;
 pub use header::{Header, MessageType};

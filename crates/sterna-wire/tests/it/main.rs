@@ -11,5 +11,6 @@ mod packet_rules;
 mod properties;
 mod rdma_messages;
 mod rdma_properties;
+mod rdma_session;
 mod rdma_stream;
 mod status_question;

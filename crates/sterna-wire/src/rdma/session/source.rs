@@ -1,0 +1,252 @@
+//! The source on the main connection (`specs/rdma.md §5.3`, `§6.4`, `§7`).
+
+use super::{Commander, END, Heard, PHASES, Sending, local, misbehaved};
+use crate::error::WireError;
+use crate::rdma::header::MessageType;
+use crate::rdma::message::Message;
+
+const WRITE: &str = "WRITE";
+const WINDOWS: &str = "specs/rdma.md §6.4";
+
+/// Whose rules the source keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// One record a message; memory stays registered.
+    Qemu,
+    /// It has introduced itself ([`ConnectReply::introduction`](crate::rdma::ConnectReply::introduction)).
+    Sterna,
+}
+
+/// What a source sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// Bytes of the stream.
+    File {
+        /// How many.
+        bytes: usize,
+        /// Where a hook of RAM ends in them, if there is one: at their end.
+        hook_ends_at: Option<usize>,
+    },
+    /// Where are the blocks?
+    RamBlocks,
+    /// So many ranges are all zero.
+    Compress(usize),
+    /// So many pieces of memory are to be registered.
+    Register(usize),
+    /// So many chunks are to be deregistered.
+    Unregister(usize),
+    /// The phase is over.
+    Finished,
+}
+
+impl Command {
+    /// The type of its message.
+    pub fn kind(self) -> MessageType {
+        match self {
+            Self::File { .. } => MessageType::File,
+            Self::RamBlocks => MessageType::RamBlocksRequest,
+            Self::Compress(_) => MessageType::Compress,
+            Self::Register(_) => MessageType::RegisterRequest,
+            Self::Unregister(_) => MessageType::UnregisterRequest,
+            Self::Finished => MessageType::RegisterFinished,
+        }
+    }
+}
+
+/// Tokens, phases and WRITEs of a source.
+#[derive(Debug, Clone)]
+pub struct SourceSession {
+    commander: Commander,
+    peer: Peer,
+    in_phase: bool,
+    /// Whether the destination has said where its blocks are: the first phase is for that.
+    has_blocks: bool,
+    /// Results that are due.
+    results: usize,
+    /// Posted and not complete.
+    writes: usize,
+    /// Whether all of the stream has been sent.
+    has_sent_all: bool,
+}
+
+impl SourceSession {
+    /// The session of a connection that is not open yet.
+    pub fn new(peer: Peer) -> Self {
+        Self {
+            commander: Commander::new(),
+            peer,
+            in_phase: false,
+            has_blocks: false,
+            results: 0,
+            writes: 0,
+            has_sent_all: false,
+        }
+    }
+
+    /// Receives to post before connecting.
+    pub fn starting(&mut self) -> usize {
+        self.commander.starting()
+    }
+
+    /// The destination has introduced itself, or not.
+    pub fn met(&mut self, peer: Peer) {
+        self.peer = peer;
+    }
+
+    /// Whether a command may be sent now; which one is another matter.
+    pub fn may_send(&self) -> bool {
+        self.commander.may_send()
+    }
+
+    /// Whether a phase is open.
+    pub fn is_in_phase(&self) -> bool {
+        self.in_phase
+    }
+
+    /// WRITEs that are posted and not complete.
+    pub fn writes_in_flight(&self) -> usize {
+        self.writes
+    }
+
+    /// Asks to send a command. Afterwards it counts as sent.
+    ///
+    /// # Errors
+    /// It does not belong here: as [`Commander::send`], a command of a phase outside of one or the other way round, a
+    /// hook that does not end its message, the end of a phase before its WRITEs are complete, what a QEMU takes wrongly.
+    pub fn send(&mut self, command: Command) -> Result<Sending, WireError> {
+        self.check(command)?;
+        let sending = self.commander.send(command.kind())?;
+        match command {
+            Command::File { hook_ends_at, .. } => self.in_phase = hook_ends_at.is_some(),
+            Command::Register(count) => self.results = count,
+            Command::Finished => self.in_phase = false,
+            Command::RamBlocks | Command::Compress(_) | Command::Unregister(_) => {}
+        }
+        Ok(sending)
+    }
+
+    fn check(&self, command: Command) -> Result<(), WireError> {
+        let kind = command.kind();
+        let no = |rule: &str| Err(local(kind, PHASES, rule));
+        match command {
+            Command::File { .. } if self.in_phase => return no("a phase is open: it takes no stream"),
+            Command::File { bytes, hook_ends_at: Some(at) } if at != bytes => {
+                let rule = format!(
+                    "{bytes} bytes with a hook that ends at {at}: it must be the last of its message"
+                );
+                return Err(local(kind, "specs/rdma.md §5.2", rule));
+            }
+            Command::File { .. } => return Ok(()),
+            _ if !self.in_phase => return no("no phase is open"),
+            Command::RamBlocks if self.has_blocks => {
+                return no("the blocks have been exchanged: once is enough");
+            }
+            Command::RamBlocks => return Ok(()),
+            _ if !self.has_blocks => return no("the first phase is for the exchange of blocks"),
+            Command::Finished if self.writes > 0 => {
+                return Err(local(kind, PHASES, format!("{} WRITEs are not complete", self.writes)));
+            }
+            _ => {}
+        }
+        match (command, self.peer) {
+            (Command::Compress(0) | Command::Register(0) | Command::Unregister(0), _) => {
+                no("it holds no record")
+            }
+            (Command::Unregister(_), Peer::Qemu) => {
+                Err(local(kind, WINDOWS, "a QEMU dies of one that it takes for unregistered"))
+            }
+            (Command::Compress(count) | Command::Register(count), Peer::Qemu) if count > 1 => {
+                Err(local(kind, WINDOWS, format!("{count} records, and a QEMU takes the first only")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks to post a WRITE. Afterwards it counts as posted. An answer may be due meanwhile.
+    ///
+    /// # Errors
+    /// No phase after the first is open.
+    pub fn write(&mut self) -> Result<(), WireError> {
+        if !self.in_phase || !self.has_blocks || self.commander.is_over() {
+            let rule = "no phase is open in which the destination expects it";
+            return Err(WireError::local(WRITE, 0, PHASES, rule));
+        }
+        self.writes += 1;
+        Ok(())
+    }
+
+    /// So many WRITEs are complete.
+    ///
+    /// # Errors
+    /// More than were posted.
+    pub fn completed(&mut self, writes: usize) -> Result<(), WireError> {
+        match self.writes.checked_sub(writes) {
+            Some(left) => {
+                self.writes = left;
+                Ok(())
+            }
+            None => {
+                let rule = format!("{writes} are complete, and {} were in flight", self.writes);
+                Err(WireError::local(WRITE, 0, PHASES, rule))
+            }
+        }
+    }
+
+    /// Takes a message that has come.
+    ///
+    /// # Errors
+    /// As [`Commander::received`]; another number of results than was asked for.
+    pub fn received(&mut self, message: &Message<'_>) -> Result<Heard, WireError> {
+        let heard = self.commander.received(message.kind())?;
+        match message {
+            Message::RamBlocksResult(_) => self.has_blocks = true,
+            Message::RegisterResult(list) if list.len() != self.results => {
+                self.commander.finish();
+                let rule = format!("{} results, and {} were asked for", list.len(), self.results);
+                return Err(misbehaved(message.kind(), "specs/rdma.md §4.3", rule));
+            }
+            _ => {}
+        }
+        Ok(heard)
+    }
+
+    /// The last byte of the stream has been sent.
+    ///
+    /// # Errors
+    /// A phase is open.
+    pub fn finish(&mut self) -> Result<(), WireError> {
+        if self.in_phase {
+            return Err(local(
+                MessageType::RegisterFinished,
+                PHASES,
+                "it has not been sent, and the stream ends",
+            ));
+        }
+        self.commander.finish();
+        self.has_sent_all = true;
+        Ok(())
+    }
+
+    /// The connection has ended.
+    ///
+    /// # Errors
+    /// Not all of the stream had been sent.
+    pub fn disconnected(&mut self) -> Result<(), WireError> {
+        self.commander.finish();
+        match self.has_sent_all {
+            true => Ok(()),
+            false => {
+                let rule = "the destination disconnected before the end of the stream";
+                Err(WireError::misbehaved("RDMA connection", 0, END, rule))
+            }
+        }
+    }
+
+    /// Asks to say ERROR.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn say_error(&mut self) -> Result<(), WireError> {
+        self.commander.say_error()
+    }
+}
