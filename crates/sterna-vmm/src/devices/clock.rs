@@ -9,15 +9,15 @@
 //! destination's kernel adds it, else this module does.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvm_bindings::{KVM_CLOCK_REALTIME, kvm_clock_data};
 use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, kernel};
-use crate::machine::Shared;
+use super::context::{Context, saving};
+use super::realtime::{passed_ns, realtime_ns};
 
-pub(crate) struct KvmClock(pub(crate) Arc<Shared>);
+pub(crate) struct KvmClock(pub(crate) Arc<Context>);
 
 impl Device for KvmClock {
     fn name(&self) -> String {
@@ -29,11 +29,11 @@ impl Device for KvmClock {
     }
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
-        super::saving(self, save(&self.0))
+        saving(self, save(&self.0))
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.0, self, body, |fields| load(&self.0, fields))
+        self.0.load(self, body, |fields| load(&self.0, fields))
     }
 
     fn body_limit(&self) -> usize {
@@ -41,19 +41,19 @@ impl Device for KvmClock {
     }
 }
 
-fn save(shared: &Shared) -> Result<Vec<u8>, StateError> {
+fn save(context: &Context) -> Result<Vec<u8>, StateError> {
     let real = realtime_ns();
-    let clock = shared.vm.get_clock().map_err(kernel("KVM_GET_CLOCK"))?;
+    let clock = context.hardware.vm.fd().get_clock().map_err(kernel("KVM_GET_CLOCK"))?;
     let mut body = Body::default();
     body.plain(*b"clck", &clock);
     body.u64(*b"real", if clock.flags & KVM_CLOCK_REALTIME != 0 { clock.realtime } else { real });
     Ok(body.finish())
 }
 
-fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
+fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let saved: kvm_clock_data = fields.plain(*b"clck")?;
     let real = fields.u64(*b"real")?;
-    let kernel_adds = saved.flags & shared.caps.clock_flags & KVM_CLOCK_REALTIME != 0;
+    let kernel_adds = saved.flags & context.hardware.caps.clock_flags & KVM_CLOCK_REALTIME != 0;
     let clock = if kernel_adds {
         kvm_clock_data {
             clock: saved.clock,
@@ -64,15 +64,5 @@ fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
     } else {
         kvm_clock_data { clock: saved.clock.saturating_add(passed_ns(real)), ..Default::default() }
     };
-    shared.vm.set_clock(&clock).map_err(kernel("KVM_SET_CLOCK"))
-}
-
-/// Nanoseconds since 1970.
-pub(crate) fn realtime_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
-
-/// How long ago `then` was; 0 if this host's clock is behind.
-pub(crate) fn passed_ns(then: u64) -> u64 {
-    realtime_ns().saturating_sub(then)
+    context.hardware.vm.fd().set_clock(&clock).map_err(kernel("KVM_SET_CLOCK"))
 }

@@ -16,13 +16,13 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, length};
+use super::context::Context;
 use super::cpu::check_khz;
-use crate::machine::Shared;
 
 const RANGE_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 28;
 
-pub(crate) struct Compatibility(pub(crate) Arc<Shared>);
+pub(crate) struct Compatibility(pub(crate) Arc<Context>);
 
 impl Device for Compatibility {
     fn name(&self) -> String {
@@ -35,10 +35,10 @@ impl Device for Compatibility {
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
         let mut body = Body::default();
-        body.u64(*b"cpus", self.0.vcpus.len() as u64);
-        body.u64(*b"tkhz", self.0.tsc_khz.into());
+        body.u64(*b"cpus", self.0.vcpus.count() as u64);
+        body.u64(*b"tkhz", self.0.hardware.tsc_khz.into());
         body.bytes(*b"rams", &ranges(&self.0));
-        body.bytes(*b"cpid", &self.0.cpuid.iter().flat_map(entry_bytes).collect::<Vec<_>>());
+        body.bytes(*b"cpid", &self.0.hardware.cpuid.iter().flat_map(entry_bytes).collect::<Vec<_>>());
         Ok(body.finish())
     }
 
@@ -56,25 +56,25 @@ impl Device for Compatibility {
     }
 }
 
-fn compare(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
-    let (theirs, ours) = (fields.u64(*b"cpus")?, shared.vcpus.len() as u64);
+fn compare(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
+    let (theirs, ours) = (fields.u64(*b"cpus")?, context.vcpus.count() as u64);
     if theirs != ours {
         return Err(mismatch("number of vCPUs", theirs, ours));
     }
-    check_khz(shared, fields.u64(*b"tkhz")?)?;
+    check_khz(context, fields.u64(*b"tkhz")?)?;
     let theirs = fields.bytes(*b"rams")?;
     if !theirs.len().is_multiple_of(RANGE_BYTES) {
         return Err(length(*b"rams", theirs.len(), "a multiple of 16"));
     }
-    if theirs != ranges(shared) {
-        let ours = ranges(shared);
+    if theirs != ranges(context) {
+        let ours = ranges(context);
         return Err(mismatch("RAM layout (start+length)", show_ranges(theirs), show_ranges(&ours)));
     }
     let bytes = fields.bytes(*b"cpid")?;
     if !bytes.len().is_multiple_of(ENTRY_BYTES) || bytes.len() > KVM_MAX_CPUID_ENTRIES * ENTRY_BYTES {
         return Err(length(*b"cpid", bytes.len(), "a multiple of 28, at most 256 entries"));
     }
-    compare_cpuid(&bytes.chunks_exact(ENTRY_BYTES).map(entry_of).collect::<Vec<_>>(), &shared.cpuid)
+    compare_cpuid(&bytes.chunks_exact(ENTRY_BYTES).map(entry_of).collect::<Vec<_>>(), &context.hardware.cpuid)
 }
 
 /// The first difference between two CPUID tables, by leaf.
@@ -109,8 +109,15 @@ fn compare_cpuid(theirs: &[kvm_cpuid_entry2], ours: &[kvm_cpuid_entry2]) -> Resu
     Ok(())
 }
 
-fn ranges(shared: &Shared) -> Vec<u8> {
-    shared.ranges.iter().flat_map(|range| [range.start, range.len_bytes]).flat_map(u64::to_le_bytes).collect()
+fn ranges(context: &Context) -> Vec<u8> {
+    context
+        .hardware
+        .vm
+        .ranges()
+        .iter()
+        .flat_map(|range| [range.start, range.len_bytes])
+        .flat_map(u64::to_le_bytes)
+        .collect()
 }
 
 fn show_ranges(bytes: &[u8]) -> String {

@@ -30,16 +30,16 @@ use kvm_ioctls::VcpuFd;
 use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, kernel, length};
+use super::context::{Context, saving};
 use super::tsc::Reading;
 use super::{msrs, tsc};
 use crate::kvm;
-use crate::machine::Shared;
 
 /// KVM lets a TSC run at another frequency than the host's without scaling if they differ by no more: 250 ppm.
 const TSC_TOLERANCE_PPM: u64 = 250;
 
 pub(crate) struct Cpu {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) context: Arc<Context>,
     pub(crate) index: usize,
 }
 
@@ -57,14 +57,14 @@ impl Device for Cpu {
     }
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
-        super::saving(self, save(&self.shared, self.index))
+        saving(self, save(&self.context, self.index))
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.shared, self, body, |fields| {
-            let state = VcpuState::parse(&self.shared, fields)?;
+        self.context.load(self, body, |fields| {
+            let state = VcpuState::parse(&self.context, fields)?;
             fields.finish()?;
-            state.apply(&self.shared, self.index)
+            state.apply(&self.context, self.index)
         })
     }
 
@@ -73,8 +73,8 @@ impl Device for Cpu {
     }
 }
 
-fn save(shared: &Shared, index: usize) -> Result<Vec<u8>, StateError> {
-    let (fd, caps) = (&*shared.vcpus[index].fd(), &shared.caps);
+fn save(context: &Context, index: usize) -> Result<Vec<u8>, StateError> {
+    let (fd, caps) = (&*context.vcpus.fd(index), &context.hardware.caps);
     let mut body = Body::default();
     // First of all: asking for it makes the kernel take pending INITs and SIPIs into account.
     let mp_state = fd.get_mp_state().map_err(kernel("KVM_GET_MP_STATE"))?;
@@ -93,9 +93,9 @@ fn save(shared: &Shared, index: usize) -> Result<Vec<u8>, StateError> {
     if caps.xcrs {
         body.plain(*b"xcrs", &fd.get_xcrs().map_err(kernel("KVM_GET_XCRS"))?);
     }
-    body.bytes(*b"msrs", &msrs::save(fd, &shared.msrs)?);
+    body.bytes(*b"msrs", &msrs::save(fd, &context.hardware.msrs)?);
     tsc::save(fd, &mut body)?;
-    body.u64(*b"tkhz", shared.tsc_khz.into());
+    body.u64(*b"tkhz", context.hardware.tsc_khz.into());
     body.plain(*b"lapc", &fd.get_lapic().map_err(kernel("KVM_GET_LAPIC"))?);
     if let Some(deadline) = kvm::read_msr(fd, msrs::TSC_DEADLINE) {
         body.u64(*b"tscd", deadline);
@@ -125,8 +125,8 @@ struct VcpuState<'a> {
 }
 
 impl<'a> VcpuState<'a> {
-    fn parse(shared: &Shared, fields: &mut Fields<'a>) -> Result<Self, StateError> {
-        let caps = &shared.caps;
+    fn parse(context: &Context, fields: &mut Fields<'a>) -> Result<Self, StateError> {
+        let caps = &context.hardware.caps;
         let mp_state = fields.u64(*b"mpst")?;
         if mp_state > 4 {
             return Err(StateError::value(*b"mpst", format!("{mp_state} is not a run state")));
@@ -149,7 +149,7 @@ impl<'a> VcpuState<'a> {
             xcrs: fields.optional_plain(*b"xcrs")?,
             msrs: fields.bytes(*b"msrs")?,
             tsc: tsc::parse(fields)?,
-            tsc_khz: check_khz(shared, fields.u64(*b"tkhz")?)?,
+            tsc_khz: check_khz(context, fields.u64(*b"tkhz")?)?,
             lapic: fields.plain(*b"lapc")?,
             deadline: fields.optional(*b"tscd").map(|bytes| u64_of(*b"tscd", bytes)).transpose()?,
             events: fields.plain(*b"evnt")?,
@@ -171,9 +171,9 @@ impl<'a> VcpuState<'a> {
         Ok(state)
     }
 
-    fn apply(&self, shared: &Shared, index: usize) -> Result<(), StateError> {
-        let (fd, caps) = (&*shared.vcpus[index].fd(), &shared.caps);
-        if self.tsc_khz != shared.tsc_khz && caps.tsc_control {
+    fn apply(&self, context: &Context, index: usize) -> Result<(), StateError> {
+        let (fd, caps) = (&*context.vcpus.fd(index), &context.hardware.caps);
+        if self.tsc_khz != context.hardware.tsc_khz && caps.tsc_control {
             fd.set_tsc_khz(self.tsc_khz).map_err(kernel("KVM_SET_TSC_KHZ"))?;
         }
         match (&self.sregs2, &self.sregs) {
@@ -187,8 +187,8 @@ impl<'a> VcpuState<'a> {
         if let Some(area) = self.xsave {
             kvm::set_xsave(fd, area, caps.xsave2_bytes).map_err(kernel("KVM_SET_XSAVE"))?;
         }
-        msrs::load(fd, *b"msrs", self.msrs, &shared.msrs)?;
-        self.apply_time(shared, fd, index)?;
+        msrs::load(fd, *b"msrs", self.msrs, &context.hardware.msrs)?;
+        self.apply_time(context, fd, index)?;
         fd.set_mp_state(self.mp_state).map_err(kernel("KVM_SET_MP_STATE"))?;
         fd.set_vcpu_events(&self.events).map_err(kernel("KVM_SET_VCPU_EVENTS"))?;
         if let Some(debugregs) = &self.debugregs {
@@ -197,11 +197,11 @@ impl<'a> VcpuState<'a> {
         fd.set_regs(&self.regs).map_err(kernel("KVM_SET_REGS"))
     }
 
-    fn apply_time(&self, shared: &Shared, fd: &VcpuFd, index: usize) -> Result<(), StateError> {
-        let first = if index == 0 { None } else { shared.loading().tsc };
+    fn apply_time(&self, context: &Context, fd: &VcpuFd, index: usize) -> Result<(), StateError> {
+        let first = if index == 0 { None } else { context.loading().tsc };
         let anchor = tsc::load(fd, self.tsc, self.tsc_khz, first)?;
         if index == 0 {
-            shared.loading().tsc = Some(anchor);
+            context.loading().tsc = Some(anchor);
         }
         fd.set_lapic(&self.lapic).map_err(kernel("KVM_SET_LAPIC"))?;
         if let Some(deadline) = self.deadline
@@ -219,11 +219,11 @@ fn u64_of(tag: super::codec::Tag, bytes: &[u8]) -> Result<u64, StateError> {
 }
 
 /// The source's frequency, if this host can give the guest one.
-pub(crate) fn check_khz(shared: &Shared, theirs: u64) -> Result<u32, StateError> {
-    let ours = u64::from(shared.tsc_khz);
+pub(crate) fn check_khz(context: &Context, theirs: u64) -> Result<u32, StateError> {
+    let ours = u64::from(context.hardware.tsc_khz);
     let near = theirs.abs_diff(ours).saturating_mul(1_000_000) <= ours * TSC_TOLERANCE_PPM;
     match u32::try_from(theirs) {
-        Ok(khz) if khz > 0 && (near || shared.caps.tsc_control) => Ok(khz),
+        Ok(khz) if khz > 0 && (near || context.hardware.caps.tsc_control) => Ok(khz),
         _ => Err(StateError::Mismatch {
             what: "TSC frequency in kHz".into(),
             theirs: theirs.to_string(),

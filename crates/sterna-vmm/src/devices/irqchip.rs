@@ -12,12 +12,12 @@ use kvm_bindings::{KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_S
 use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, Tag, kernel};
-use crate::machine::Shared;
+use super::context::{Context, saving};
 
 const CHIPS: [(Tag, u32); 3] =
     [(*b"pic0", KVM_IRQCHIP_PIC_MASTER), (*b"pic1", KVM_IRQCHIP_PIC_SLAVE), (*b"ioap", KVM_IRQCHIP_IOAPIC)];
 
-pub(crate) struct Irqchip(pub(crate) Arc<Shared>);
+pub(crate) struct Irqchip(pub(crate) Arc<Context>);
 
 impl Device for Irqchip {
     fn name(&self) -> String {
@@ -29,11 +29,11 @@ impl Device for Irqchip {
     }
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
-        super::saving(self, save(&self.0))
+        saving(self, save(&self.0))
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.0, self, body, |fields| load(&self.0, fields))
+        self.0.load(self, body, |fields| load(&self.0, fields))
     }
 
     fn body_limit(&self) -> usize {
@@ -41,17 +41,17 @@ impl Device for Irqchip {
     }
 }
 
-fn save(shared: &Shared) -> Result<Vec<u8>, StateError> {
+fn save(context: &Context) -> Result<Vec<u8>, StateError> {
     let mut body = Body::default();
     for (tag, chip_id) in CHIPS {
         let mut chip = kvm_irqchip { chip_id, ..Default::default() };
-        shared.vm.get_irqchip(&mut chip).map_err(kernel("KVM_GET_IRQCHIP"))?;
+        context.hardware.vm.fd().get_irqchip(&mut chip).map_err(kernel("KVM_GET_IRQCHIP"))?;
         body.plain(tag, &chip);
     }
     Ok(body.finish())
 }
 
-fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
+fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let mut chips = Vec::new();
     for (tag, chip_id) in CHIPS {
         let chip: kvm_irqchip = fields.plain(tag)?;
@@ -60,5 +60,7 @@ fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
         }
         chips.push(chip);
     }
-    chips.iter().try_for_each(|chip| shared.vm.set_irqchip(chip).map_err(kernel("KVM_SET_IRQCHIP")))
+    chips
+        .iter()
+        .try_for_each(|chip| context.hardware.vm.fd().set_irqchip(chip).map_err(kernel("KVM_SET_IRQCHIP")))
 }

@@ -14,9 +14,9 @@ use kvm_bindings::{KVM_PIT_FLAGS_HPET_LEGACY, KVM_PIT_FLAGS_SPEAKER_DATA_ON, kvm
 use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, kernel};
-use crate::machine::Shared;
+use super::context::{Context, saving};
 
-pub(crate) struct Pit(pub(crate) Arc<Shared>);
+pub(crate) struct Pit(pub(crate) Arc<Context>);
 
 impl Device for Pit {
     fn name(&self) -> String {
@@ -29,16 +29,16 @@ impl Device for Pit {
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
         let state = || {
-            let state = self.0.vm.get_pit2().map_err(kernel("KVM_GET_PIT2"))?;
+            let state = self.0.hardware.vm.fd().get_pit2().map_err(kernel("KVM_GET_PIT2"))?;
             let mut body = Body::default();
             body.plain(*b"pit2", &state);
             Ok(body.finish())
         };
-        super::saving(self, state())
+        saving(self, state())
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.0, self, body, |fields| load(&self.0, fields))
+        self.0.load(self, body, |fields| load(&self.0, fields))
     }
 
     fn body_limit(&self) -> usize {
@@ -46,7 +46,7 @@ impl Device for Pit {
     }
 }
 
-fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
+fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let mut state: kvm_pit_state2 = fields.plain(*b"pit2")?;
     let unknown = state.flags & !(KVM_PIT_FLAGS_HPET_LEGACY | KVM_PIT_FLAGS_SPEAKER_DATA_ON);
     if unknown != 0 {
@@ -61,5 +61,5 @@ fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
         }
         channel.count_load_time = 0; // the source's kernel's clock: means nothing here, and is set anew
     }
-    shared.vm.set_pit2(&state).map_err(kernel("KVM_SET_PIT2"))
+    context.hardware.vm.fd().set_pit2(&state).map_err(kernel("KVM_SET_PIT2"))
 }

@@ -11,11 +11,11 @@ use sterna::{Device, VmError};
 use vm_superio::serial::{NoEvents, Serial, SerialState};
 
 use super::codec::{Body, Fields, StateError, length};
-use crate::machine::Shared;
+use super::context::Context;
 
 const FIFO_BYTES: usize = 64;
 
-pub(crate) struct SerialConsole(pub(crate) Arc<Shared>);
+pub(crate) struct SerialConsole(pub(crate) Arc<Context>);
 
 impl Device for SerialConsole {
     fn name(&self) -> String {
@@ -27,7 +27,7 @@ impl Device for SerialConsole {
     }
 
     fn save(&self) -> Result<Vec<u8>, VmError> {
-        let state = self.0.bus.serial().state();
+        let state = self.0.hardware.bus.serial().state();
         let mut body = Body::default();
         body.bytes(*b"regs", &registers(&state));
         body.bytes(*b"fifo", &state.in_buffer);
@@ -35,7 +35,7 @@ impl Device for SerialConsole {
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.0, self, body, |fields| load(&self.0, fields))
+        self.0.load(self, body, |fields| load(&self.0, fields))
     }
 
     fn body_limit(&self) -> usize {
@@ -57,7 +57,7 @@ fn registers(state: &SerialState) -> [u8; 9] {
     ]
 }
 
-fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
+fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let (regs, fifo) = (fields.bytes(*b"regs")?, fields.bytes(*b"fifo")?);
     let regs: [u8; 9] = regs.try_into().map_err(|_| length(*b"regs", regs.len(), 9))?;
     if fifo.len() > FIFO_BYTES {
@@ -81,9 +81,9 @@ fn load(shared: &Shared, fields: &mut Fields<'_>) -> Result<(), StateError> {
         scratch: regs[8],
         in_buffer: fifo.to_vec(),
     };
-    let (trigger, console) = shared.bus.serial_parts();
+    let (trigger, console) = context.hardware.bus.serial_parts();
     let device = Serial::from_state(&state, trigger, NoEvents, console)
         .map_err(|error| StateError::value(*b"regs", format!("{error:?}")))?;
-    *shared.bus.serial() = device;
+    *context.hardware.bus.serial() = device;
     Ok(())
 }

@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use kvm_ioctls::VcpuFd;
 
-use super::clock::{passed_ns, realtime_ns};
-use super::codec::{Body, Fields, StateError};
+use super::codec::{Body, Fields, StateError, length};
 use super::msrs;
+use super::realtime::{passed_ns, realtime_ns};
 use crate::kvm;
 
 /// A counter's reading, and when it was made.
@@ -46,9 +46,9 @@ pub(crate) fn parse(fields: &mut Fields<'_>) -> Result<Reading, StateError> {
     let (tsc, realtime_ns) = (fields.u64(*b"tsc ")?, fields.u64(*b"real")?);
     let offset = match fields.optional(*b"tsco") {
         None => None,
-        Some(bytes) => Some(u64::from_le_bytes(
-            bytes.try_into().map_err(|_| super::codec::length(*b"tsco", bytes.len(), 8))?,
-        )),
+        Some(bytes) => {
+            Some(u64::from_le_bytes(bytes.try_into().map_err(|_| length(*b"tsco", bytes.len(), 8))?))
+        }
     };
     Ok(Reading { tsc, realtime_ns, offset })
 }

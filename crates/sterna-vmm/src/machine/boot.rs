@@ -3,10 +3,11 @@
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment};
 use sterna_ram::GuestRam;
 
-use super::Shared;
-use super::config::GuestImage;
-use crate::VmmError;
+use crate::config::GuestImage;
+use crate::error::VmmError;
+use crate::hardware::Hardware;
 use crate::layout::{self, BOOT_PARAMETERS, FLAT_ENTRY, GDT, GIB, HIGH_START, PAGE_TABLES, Range, STACKS};
+use crate::vcpus::Vcpus;
 
 const PAGE: u64 = 4096;
 /// GiB that are mapped with 2 MiB pages; more take 1 GiB pages, or the tables would meet the stacks.
@@ -18,23 +19,23 @@ const CR4_FLAT: u64 = 0x620; // OSXMMEXCPT OSFXSR PAE
 const EFER_FLAT: u64 = 0x500; // LMA LME
 
 /// Loads `image` and sets every vCPU up for it. The vCPUs are parked.
-pub(crate) fn load(shared: &Shared, image: &GuestImage) -> Result<(), VmmError> {
+pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &GuestImage) -> Result<(), VmmError> {
     match image {
         GuestImage::BootSector(code) => {
-            shared.ram.block(0).write(layout::BOOT_SECTOR, code)?;
-            start_real_mode(shared)
+            hardware.vm.ram().block(0).write(layout::BOOT_SECTOR, code)?;
+            start_real_mode(vcpus)
         }
         GuestImage::Flat64 { code, parameters } => {
-            write_tables(shared)?;
-            write_parameters(shared, code.len() as u64, parameters)?;
-            shared.ram.block(0).write(FLAT_ENTRY, code)?;
-            (0..shared.vcpus.len()).try_for_each(|index| start_long_mode(shared, index))
+            write_tables(hardware)?;
+            write_parameters(hardware, vcpus.count(), code.len() as u64, parameters)?;
+            hardware.vm.ram().block(0).write(FLAT_ENTRY, code)?;
+            (0..vcpus.count()).try_for_each(|index| start_long_mode(vcpus, index))
         }
     }
 }
 
-fn start_real_mode(shared: &Shared) -> Result<(), VmmError> {
-    let fd = shared.vcpus[0].fd();
+fn start_real_mode(vcpus: &Vcpus) -> Result<(), VmmError> {
+    let fd = vcpus.fd(0);
     let mut sregs = fd.get_sregs().map_err(|error| VmmError::kvm("KVM_GET_SREGS", "vcpu 0", error))?;
     for segment in [&mut sregs.cs, &mut sregs.ds, &mut sregs.es, &mut sregs.ss, &mut sregs.fs, &mut sregs.gs]
     {
@@ -51,9 +52,9 @@ fn start_real_mode(shared: &Shared) -> Result<(), VmmError> {
     fd.set_regs(&regs).map_err(|error| VmmError::kvm("KVM_SET_REGS", "vcpu 0", error))
 }
 
-fn start_long_mode(shared: &Shared, index: usize) -> Result<(), VmmError> {
+fn start_long_mode(vcpus: &Vcpus, index: usize) -> Result<(), VmmError> {
     let on = || format!("vcpu {index}");
-    let fd = shared.vcpus[index].fd();
+    let fd = vcpus.fd(index);
     let mut sregs = fd.get_sregs().map_err(|error| VmmError::kvm("KVM_GET_SREGS", on(), error))?;
     sregs.cs = segment(0x08, 0b1011, true);
     let data = segment(0x10, 0b0011, false);
@@ -92,20 +93,26 @@ fn segment(selector: u16, type_: u8, code: bool) -> kvm_segment {
 }
 
 /// The GDT and an identity mapping of everything below the end of RAM, the hole included.
-fn write_tables(shared: &Shared) -> Result<(), VmmError> {
-    let low = shared.ram.block(0);
+fn write_tables(hardware: &Hardware) -> Result<(), VmmError> {
+    let low = hardware.vm.ram().block(0);
     // Null, 64-bit code, data, and a 16-byte busy task-state descriptor over address 0.
     for (index, word) in
         [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067, 0].into_iter().enumerate()
     {
         low.write_u64(GDT + index as u64 * 8, word)?;
     }
-    let end =
-        shared.ranges.iter().map(|range| range.start + range.len_bytes).max().unwrap_or(0).max(HIGH_START);
+    let end = hardware
+        .vm
+        .ranges()
+        .iter()
+        .map(|range| range.start + range.len_bytes)
+        .max()
+        .unwrap_or(0)
+        .max(HIGH_START);
     let gib = end.div_ceil(GIB);
     let (directory, huge) = (PAGE_TABLES + PAGE, gib > SMALL_GIB_MAX);
-    if gib > 512 || huge && !shared.caps.gib_pages {
-        let most = if shared.caps.gib_pages { 512 } else { SMALL_GIB_MAX };
+    if gib > 512 || huge && !hardware.caps.gib_pages {
+        let most = if hardware.caps.gib_pages { 512 } else { SMALL_GIB_MAX };
         let why = format!(
             "flat guests can address {most} GiB of guest-physical memory, but {gib} GiB are required"
         );
@@ -123,15 +130,20 @@ fn write_tables(shared: &Shared) -> Result<(), VmmError> {
     Ok(())
 }
 
-fn write_parameters(shared: &Shared, code_len: u64, parameters: &[u64]) -> Result<(), VmmError> {
-    let free = usable(&shared.ranges, code_len);
-    let mut words = vec![layout::BOOT_MAGIC, layout::BOOT_VERSION, shared.vcpus.len() as u64];
-    words.extend([shared.tsc_khz.into(), free.len() as u64]);
+fn write_parameters(
+    hardware: &Hardware,
+    vcpus: usize,
+    code_len: u64,
+    parameters: &[u64],
+) -> Result<(), VmmError> {
+    let free = usable(hardware.vm.ranges(), code_len);
+    let mut words = vec![layout::BOOT_MAGIC, layout::BOOT_VERSION, vcpus as u64];
+    words.extend([hardware.tsc_khz.into(), free.len() as u64]);
     words.extend(free.iter().flat_map(|range| [range.start, range.len_bytes]));
     words.resize((layout::BOOT_PARAMETER_COUNT / 8) as usize, 0);
     words.push(parameters.len() as u64);
     words.extend(parameters);
-    write_words(&shared.ram, BOOT_PARAMETERS, &words)
+    write_words(hardware.vm.ram(), BOOT_PARAMETERS, &words)
 }
 
 fn write_words(ram: &GuestRam, at: u64, words: &[u64]) -> Result<(), VmmError> {

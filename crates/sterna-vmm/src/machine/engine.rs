@@ -8,9 +8,7 @@ use sterna::{
 };
 use sterna_ram::{DirtySource, GuestRam};
 
-use super::gate::Wanted;
 use super::{KvmMachine, MACHINE_TYPE};
-use crate::devices::{self, Complete};
 
 impl Vm for KvmMachine {
     fn machine_type(&self) -> String {
@@ -22,25 +20,25 @@ impl Vm for KvmMachine {
     }
 
     fn ram(&self) -> GuestRam {
-        self.shared.ram.clone()
+        KvmMachine::ram(self).clone()
     }
 
     fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.devices.clone()
+        KvmMachine::devices(self)
     }
 
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
-        Some(Arc::clone(&self.compatibility))
+        Some(KvmMachine::compatibility(self))
     }
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        vec![Arc::new(Complete(Arc::clone(&self.shared)))]
+        vec![self.devices.complete()]
     }
 }
 
 impl SourceVm for KvmMachine {
     fn dirty_source(&self) -> &dyn DirtySource {
-        self.shared.tracking.source()
+        self.tracking.source()
     }
 
     fn throttle(&self) -> Option<&dyn Throttle> {
@@ -64,36 +62,35 @@ impl SourceVm for KvmMachine {
 
 impl Throttle for KvmMachine {
     fn set_cpu_throttle(&self, percent: u8) {
-        self.shared.set_cpu_throttle(percent);
+        self.throttling.set_cpu_throttle(percent);
     }
 
     fn can_limit_dirty_rate(&self) -> bool {
-        self.shared.tracking.ring().is_some()
+        self.tracking.ring().is_some()
     }
 
     fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
-        self.shared.set_dirty_limit(vcpu, bytes_per_second)
+        self.throttling.set_dirty_limit(vcpu, bytes_per_second)
     }
 
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
-        self.shared.vcpu_dirty_rates()
+        self.throttling.vcpu_dirty_rates()
     }
 
     fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
-        self.shared.dirty_limit_times()
+        self.throttling.dirty_limit_times()
     }
 }
 
 impl TargetVm for KvmMachine {
     fn start(&self) -> Result<(), VmError> {
         TargetVm::take_over_paused(self)?;
-        self.shared.tell_paused();
-        self.shared.gate.want(Wanted::Run, || {});
+        self.vcpus.run();
         Ok(())
     }
 
     fn take_over_paused(&self) -> Result<(), VmError> {
-        if let Some(section) = self.shared.loading().missing(&self.devices) {
+        if let Some(section) = self.devices.missing() {
             return Err(VmError::new("taking the guest over", format!("section {section} did not come")));
         }
         self.has_guest.store(true, Ordering::Release);
@@ -101,14 +98,8 @@ impl TargetVm for KvmMachine {
     }
 
     fn reset(&self) {
-        let Some(pristine) = &self.pristine else { return };
-        *self.shared.loading() = devices::Loading::default();
-        for (device, body) in self.devices.iter().zip(pristine) {
-            if let Err(error) = device.load(device.version(), body) {
-                // The next load replaces every bit of it, and no guest starts without one.
-                tracing::error!(%error, "a device could not be reset");
-            }
+        if let Some(pristine) = &self.pristine {
+            self.devices.reset(pristine);
         }
-        *self.shared.loading() = devices::Loading::default();
     }
 }

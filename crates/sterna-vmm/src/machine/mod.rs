@@ -2,38 +2,31 @@
 
 mod boot;
 mod build;
-pub(crate) mod bus;
-pub(crate) mod config;
-mod cpuid;
 mod engine;
-pub(crate) mod gate;
-mod throttle;
-mod tracking;
-mod vcpu;
-pub(crate) mod vfio_user;
-mod vhost_user;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvm_bindings::kvm_cpuid_entry2;
-use kvm_ioctls::VmFd;
 use parking_lot::{Mutex, MutexGuard};
+use sterna::VmError;
+use sterna_devices::vfio_user::Client;
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::KvmDirtyRing;
 
-use crate::devices::{self, Loading};
+use crate::config::MachineConfig;
+use crate::devices::Devices;
+use crate::end_reason::EndReason;
+use crate::error::VmmError;
+use crate::hardware::Hardware;
 use crate::layout::Range;
-use crate::{EndReason, MachineConfig, VmmError};
-use bus::Bus;
-use gate::{Gate, Wanted};
-use throttle::Throttling;
-use tracking::Tracking;
-use vcpu::Vcpu;
-use vfio_user::VfioUser;
+use crate::vcpus::Vcpus;
+use crate::vcpus::thread::{self, Runner};
+use crate::vcpus::throttle::{self, Throttling};
+use crate::vcpus::tracking::Tracking;
+use build::Parts;
 
 /// The machine type's name in the stream's configuration section (specs/stream.md §1.2).
 pub const MACHINE_TYPE: &str = "sterna-1";
@@ -45,52 +38,17 @@ pub const MACHINE_TYPE: &str = "sterna-1";
 pub struct KvmMachine {
     name: String,
     uuid: Option<[u8; 16]>,
-    shared: Arc<Shared>,
-    devices: Vec<Arc<dyn sterna::Device>>,
-    compatibility: Arc<dyn sterna::Device>,
+    hardware: Arc<Hardware>,
+    vcpus: Arc<Vcpus>,
+    tracking: Arc<Tracking>,
+    throttling: Arc<Throttling>,
+    devices: Devices,
     /// The state of a machine that has no guest yet, to go back to after a failed load.
     pristine: Option<Vec<Vec<u8>>>,
     has_guest: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// One stop, resume or quit at a time.
     operation: Mutex<()>,
-}
-
-/// What vCPU threads and devices share.
-pub(crate) struct Shared {
-    pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) gate: Gate,
-    pub(crate) bus: Bus,
-    pub(crate) caps: Caps,
-    pub(crate) tsc_khz: u32,
-    pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
-    /// MSRs that this kernel knows and that are the guest's state.
-    pub(crate) msrs: Vec<u32>,
-    pub(crate) run_bytes: usize,
-    pub(crate) ranges: Vec<Range>,
-    pub(crate) loading: Mutex<Loading>,
-    pub(crate) throttling: Throttling,
-    /// Before `vm`: the rings are memory of its vCPUs.
-    pub(crate) tracking: Tracking,
-    pub(crate) vfio_user: Vec<VfioUser>,
-    pub(crate) vhost_user: Vec<Arc<VhostUserDevice>>,
-    pub(crate) vm: Arc<VmFd>,
-    /// After `vm`: the kernel uses the memory for as long as the VM lives.
-    pub(crate) ram: GuestRam,
-}
-
-/// What the kernel offers beyond the least that the machine needs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Caps {
-    pub(crate) sregs2: bool,
-    /// Bytes of the xsave area, 0 without KVM_CAP_XSAVE2.
-    pub(crate) xsave2_bytes: usize,
-    pub(crate) xsave: bool,
-    pub(crate) xcrs: bool,
-    pub(crate) debugregs: bool,
-    pub(crate) clock_flags: u32,
-    pub(crate) tsc_control: bool,
-    pub(crate) gib_pages: bool,
 }
 
 impl KvmMachine {
@@ -105,32 +63,31 @@ impl KvmMachine {
     pub fn new(config: MachineConfig) -> Result<Arc<Self>, VmmError> {
         config.check()?;
         let mut config = config;
-        let shared = Arc::new(build::shared(&mut config)?);
-        let MachineConfig { name, uuid, vcpus, guest, incoming, .. } = config;
+        let Parts { hardware, vcpus, tracking, run_bytes } = build::parts(&mut config)?;
+        let MachineConfig { name, uuid, guest, incoming, .. } = config;
         let mut machine = Self {
             name,
             uuid,
-            devices: devices::all(&shared),
-            compatibility: devices::compatibility(&shared),
+            devices: Devices::new(Arc::clone(&hardware), Arc::clone(&vcpus)),
+            throttling: Arc::new(Throttling::new(Arc::clone(&vcpus), Arc::clone(&tracking))),
             pristine: None,
             has_guest: AtomicBool::new(!incoming),
             threads: Mutex::default(),
             operation: Mutex::default(),
-            shared,
+            hardware,
+            vcpus,
+            tracking,
         };
         if incoming {
-            machine.pristine = Some(machine.snapshot()?);
+            let failed = |error: VmError| VmmError::State {
+                what: "saving the machine's first state",
+                why: error.to_string(),
+            };
+            machine.pristine = Some(machine.devices.save().map_err(failed)?);
         } else if let Some(image) = &guest {
-            boot::load(&machine.shared, image)?;
+            boot::load(&machine.hardware, &machine.vcpus, image)?;
         }
-        for index in 0..usize::from(vcpus) {
-            let thread = vcpu::spawn(&machine.shared, index)
-                .map_err(|source| VmmError::Thread { of: format!("vcpu {index}"), source })?;
-            machine.threads().push(thread);
-        }
-        let thread = throttle::spawn(&machine.shared)
-            .map_err(|source| VmmError::Thread { of: "the throttle".into(), source })?;
-        machine.threads().push(thread);
+        machine.spawn_threads(run_bytes)?;
         Ok(Arc::new(machine))
     }
 
@@ -141,27 +98,38 @@ impl KvmMachine {
 
     /// The guest's RAM.
     pub fn ram(&self) -> &GuestRam {
-        &self.shared.ram
+        self.hardware.vm.ram()
     }
 
     /// How RAM lies in guest-physical memory.
     pub fn ranges(&self) -> &[Range] {
-        &self.shared.ranges
+        self.hardware.vm.ranges()
     }
 
     /// The dirty rings, if the machine was made with them.
     pub fn dirty_ring(&self) -> Option<&KvmDirtyRing> {
-        self.shared.tracking.ring()
+        self.tracking.ring()
+    }
+
+    /// The devices in other processes over vfio-user, in the order of [`crate::MachineConfig::vfio_user`].
+    pub fn vfio_user(&self) -> Vec<Arc<Client>> {
+        self.hardware.external.vfio_user.iter().map(|device| Arc::clone(&device.client)).collect()
+    }
+
+    /// The virtio devices in other processes, in the order of [`crate::MachineConfig::vhost_user`]: to start their
+    /// rings, kick them and hear from them.
+    pub fn vhost_user(&self) -> Vec<Arc<VhostUserDevice>> {
+        self.hardware.external.vhost_user.clone()
     }
 
     /// The devices whose state moves, in save order.
     pub fn devices(&self) -> Vec<Arc<dyn sterna::Device>> {
-        self.devices.clone()
+        self.devices.all().to_vec()
     }
 
     /// The record that must be equal on both sides.
     pub fn compatibility(&self) -> Arc<dyn sterna::Device> {
-        Arc::clone(&self.compatibility)
+        self.devices.compatibility()
     }
 
     /// False while the machine waits for a migration.
@@ -171,23 +139,23 @@ impl KvmMachine {
 
     /// Whether the guest runs now.
     pub fn is_running(&self) -> bool {
-        self.shared.gate.running()
+        self.vcpus.is_running()
     }
 
     /// Why the guest ended, if it did.
     pub fn ended(&self) -> Option<EndReason> {
-        self.shared.gate.lock().ended.clone()
+        self.vcpus.ended()
     }
 
     /// Waits until the guest has ended by itself and every vCPU is out of it; None if it has not within `limit`.
     pub fn wait_ended(&self, limit: Duration) -> Option<EndReason> {
-        self.shared.gate.wait_ended(limit)
+        self.vcpus.wait_ended(limit)
     }
 
     /// Stops the guest: on return every vCPU is out of it with its pending I/O completed. Idempotent.
     pub fn stop(&self) {
         let _one = self.operation();
-        self.shared.park_and_wait();
+        self.vcpus.park_and_wait();
     }
 
     /// Starts the guest, or lets it run on. Idempotent. A device in another process that cannot run is logged, and
@@ -216,18 +184,17 @@ impl KvmMachine {
             return Ok(());
         }
         if with_devices {
-            self.shared.run_devices(&self.name);
+            self.hardware.external.run(&self.name);
         }
-        self.shared.tell_paused();
-        self.shared.gate.want(Wanted::Run, || {});
+        self.vcpus.run();
         Ok(())
     }
 
     /// An operator's stop: the guest, then devices in other processes. It is logged if one does not.
     pub fn pause(&self) {
         let _one = self.operation();
-        self.shared.park_and_wait();
-        self.shared.stop_devices(&self.name);
+        self.vcpus.park_and_wait();
+        self.hardware.external.stop(&self.name);
     }
 
     /// An operator's resume.
@@ -241,8 +208,8 @@ impl KvmMachine {
     /// Ends the machine's threads; the guest never runs again. Idempotent.
     pub fn quit(&self) {
         let _one = self.operation();
-        self.shared.gate.want(Wanted::Quit, || self.shared.kick_all());
-        self.shared.throttling.quit();
+        self.vcpus.quit();
+        self.throttling.quit();
         for thread in self.threads().drain(..) {
             if thread.join().is_err() {
                 tracing::error!(machine = self.name, "a thread panicked");
@@ -250,15 +217,22 @@ impl KvmMachine {
         }
     }
 
-    /// Every device's state, in the order of [`KvmMachine::devices`].
-    fn snapshot(&self) -> Result<Vec<Vec<u8>>, VmmError> {
-        let save = |device: &Arc<dyn sterna::Device>| {
-            device.save().map_err(|error| VmmError::State {
-                what: "saving the machine's first state",
-                why: error.to_string(),
-            })
-        };
-        self.devices.iter().map(save).collect()
+    fn spawn_threads(&self, run_bytes: usize) -> Result<(), VmmError> {
+        let runner = Arc::new(Runner {
+            vcpus: Arc::clone(&self.vcpus),
+            tracking: Arc::clone(&self.tracking),
+            throttling: Arc::clone(&self.throttling),
+            bus: Arc::clone(&self.hardware.bus),
+            run_bytes,
+        });
+        let failed = |of: String| move |source| VmmError::Thread { of, source };
+        for index in 0..self.vcpus.count() {
+            let thread = thread::spawn(&runner, index).map_err(failed(format!("vcpu {index}")))?;
+            self.threads().push(thread);
+        }
+        let thread = throttle::spawn(&self.throttling).map_err(failed("the throttle".into()))?;
+        self.threads().push(thread);
+        Ok(())
     }
 
     fn operation(&self) -> MutexGuard<'_, ()> {
@@ -280,37 +254,7 @@ impl std::fmt::Debug for KvmMachine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvmMachine")
             .field("name", &self.name)
-            .field("vcpus", &self.shared.vcpus.len())
+            .field("vcpus", &self.vcpus.count())
             .finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// Closes the gate, calls every vCPU out and waits until it is.
-    fn park_and_wait(&self) {
-        self.gate.want(Wanted::Park, || self.kick_all());
-        self.gate.wait_parked();
-    }
-
-    /// The guest ended by itself; called on a vCPU thread.
-    fn end(&self, reason: EndReason) {
-        self.gate.end(reason, || self.kick_all());
-    }
-
-    /// Call under the gate's lock.
-    fn kick_all(&self) {
-        self.vcpus.iter().for_each(Vcpu::kick);
-    }
-
-    /// Tells guests with a paravirtual clock that they were stopped, so that their watchdogs forgive it.
-    pub(crate) fn tell_paused(&self) {
-        for vcpu in &self.vcpus {
-            // Refused (EINVAL) where the guest does not use the clock: nothing to tell then.
-            let _ = vcpu.fd().kvmclock_ctrl();
-        }
-    }
-
-    pub(crate) fn loading(&self) -> MutexGuard<'_, Loading> {
-        self.loading.lock()
     }
 }

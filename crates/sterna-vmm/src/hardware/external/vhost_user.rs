@@ -1,4 +1,4 @@
-//! Virtio devices in processes of their own, over vhost-user: connected when the machine is made, with all of its RAM.
+//! Virtio devices over vhost-user.
 //!
 //! The machine has no virtio transport: whoever knows where the guest's driver put its rings says so by
 //! [`VhostUserDevice::start`]. A device that was never started moves all the same.
@@ -6,23 +6,20 @@
 use std::sync::Arc;
 
 use sterna_devices::vhost_user::{VhostUserDevice, VhostUserLog, VhostUserOptions};
+use sterna_ram::DirtySource;
 use sterna_ram::dirty::VhostLog;
-use sterna_ram::{DirtySource, GuestRam};
 
-use super::KvmMachine;
-use super::vfio_user::logged;
-use crate::VmmError;
-use crate::layout::Range;
+use crate::error::VmmError;
+use crate::hardware::vm::KvmVm;
 
 /// Connects to the back ends and gives them the machine's RAM.
 pub(super) fn connect(
     devices: &[VhostUserOptions],
-    ram: &GuestRam,
-    ranges: &[Range],
+    vm: &KvmVm,
 ) -> Result<Vec<Arc<VhostUserDevice>>, VmmError> {
-    let ranges = logged(ram, ranges);
+    let ranges = vm.logged_ranges();
     let connect = |options: &VhostUserOptions| {
-        VhostUserDevice::connect(options.clone(), ram, &ranges)
+        VhostUserDevice::connect(options.clone(), vm.ram(), &ranges)
             .map_err(|error| VmmError::Config { what: "vhost-user", why: error.to_string() })
     };
     devices.iter().map(connect).collect()
@@ -31,20 +28,11 @@ pub(super) fn connect(
 /// What finds the back ends' writes: one log for all.
 pub(super) fn dirty_source(
     devices: &[Arc<VhostUserDevice>],
-    ram: &GuestRam,
-    ranges: &[Range],
+    vm: &KvmVm,
 ) -> Result<Option<Arc<dyn DirtySource>>, VmmError> {
     if devices.is_empty() {
         return Ok(None);
     }
-    let log = Arc::new(VhostLog::new(ram, logged(ram, ranges))?);
+    let log = Arc::new(VhostLog::new(vm.ram(), vm.logged_ranges())?);
     Ok(Some(Arc::new(VhostUserLog::new(log, devices.to_vec()))))
-}
-
-impl KvmMachine {
-    /// The virtio devices in other processes, in the order of [`crate::MachineConfig::vhost_user`]: to start their
-    /// rings, kick them and hear from them.
-    pub fn vhost_user(&self) -> Vec<Arc<VhostUserDevice>> {
-        self.shared.vhost_user.clone()
-    }
 }

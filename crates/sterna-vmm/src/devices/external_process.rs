@@ -14,11 +14,11 @@ use std::sync::Arc;
 use sterna::{Device, DeviceStream, VmError};
 
 use super::codec::{Body, StateError, Tag, length};
-use crate::machine::Shared;
+use super::context::Context;
 
 /// A device in another process.
-pub(crate) struct Outside {
-    shared: Arc<Shared>,
+pub(crate) struct ExternalProcess {
+    context: Arc<Context>,
     name: String,
     field: Tag,
     /// What `field` tells, for people.
@@ -28,11 +28,11 @@ pub(crate) struct Outside {
 }
 
 /// All of the machine, in save order.
-pub(crate) fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
-    let vfio = shared.vfio_user.iter().enumerate().map(|(index, device)| {
+pub(crate) fn all(context: &Arc<Context>) -> Vec<Arc<dyn Device>> {
+    let vfio = context.hardware.external.vfio_user.iter().enumerate().map(|(index, device)| {
         let info = device.client.info();
-        Outside {
-            shared: Arc::clone(shared),
+        ExternalProcess {
+            context: Arc::clone(context),
             name: format!("vfio-user/{index}"),
             field: *b"info",
             told: "regions and interrupts of the device",
@@ -40,18 +40,19 @@ pub(crate) fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
             stream: Arc::clone(&device.stream) as _,
         }
     });
-    let vhost = shared.vhost_user.iter().enumerate().map(|(index, device)| Outside {
-        shared: Arc::clone(shared),
-        name: format!("vhost-user/{index}"),
-        field: *b"queu",
-        told: "queues of the device",
-        value: (device.queues() as u32).to_le_bytes().to_vec(),
-        stream: Arc::clone(device) as _,
-    });
+    let vhost =
+        context.hardware.external.vhost_user.iter().enumerate().map(|(index, device)| ExternalProcess {
+            context: Arc::clone(context),
+            name: format!("vhost-user/{index}"),
+            field: *b"queu",
+            told: "queues of the device",
+            value: (device.queues() as u32).to_le_bytes().to_vec(),
+            stream: Arc::clone(device) as _,
+        });
     vfio.chain(vhost).map(|device| Arc::new(device) as Arc<dyn Device>).collect()
 }
 
-impl Device for Outside {
+impl Device for ExternalProcess {
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -67,7 +68,7 @@ impl Device for Outside {
     }
 
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
-        super::load(&self.shared, self, body, |fields| {
+        self.context.load(self, body, |fields| {
             let (theirs, ours) = (fields.bytes(self.field)?, self.value.as_slice());
             if theirs.len() != ours.len() {
                 return Err(length(self.field, theirs.len(), ours.len()));

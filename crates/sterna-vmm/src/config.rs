@@ -2,14 +2,13 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use sterna_devices::vhost_user::VhostUserOptions;
 use sterna_ram::Backing;
 
-use super::bus::PortDevice;
-use crate::VmmError;
+use crate::error::VmmError;
 use crate::layout::{PARAMETERS_MAX, RAM_MIN_BYTES, ranges};
+use crate::ports::PortRange;
 
 /// The most vCPUs a machine may have.
 pub const VCPUS_MAX: u8 = 8;
@@ -30,17 +29,6 @@ pub enum GuestImage {
         /// Words for the guest's boot-parameter page.
         parameters: Vec<u64>,
     },
-}
-
-/// Ports that a device of the embedder answers.
-#[derive(Clone)]
-pub struct PortRange {
-    /// First port.
-    pub first: u16,
-    /// How many.
-    pub count: u16,
-    /// Who answers.
-    pub device: Arc<dyn PortDevice>,
 }
 
 /// What [`crate::KvmMachine::new`] builds.

@@ -10,33 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// Why a guest ended by itself.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EndReason {
-    /// It wrote this byte to the exit port.
-    #[error("the guest ended with code {0}")]
-    Exited(u8),
-    /// It asked the keyboard controller for a reset.
-    #[error("the guest asked for a reset")]
-    Reset,
-    /// A triple fault, or a power-off event.
-    #[error("vcpu {vcpu} shut down (triple fault or power-off) at rip {rip:#x}")]
-    Shutdown {
-        /// Which vCPU.
-        vcpu: usize,
-        /// Its instruction pointer.
-        rip: u64,
-    },
-    /// KVM could not go on.
-    #[error("vcpu {vcpu} cannot run: {why}")]
-    Failed {
-        /// Which vCPU.
-        vcpu: usize,
-        /// What KVM said.
-        why: String,
-    },
-}
+use crate::end_reason::EndReason;
 
 /// What the vCPU threads are to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,25 +5,17 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use kvm_ioctls::VmFd;
 use parking_lot::{Mutex, MutexGuard};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
-use super::config::PortRange;
-use super::gate::EndReason;
+use super::vm::KvmVm;
+use crate::end_reason::EndReason;
 use crate::layout::{EXIT_PORT, KEYBOARD_PORT, SERIAL_IRQ, SERIAL_PORT};
-
-/// A device of the embedder that answers a range of ports. Called on vCPU threads, several at once.
-pub trait PortDevice: Send + Sync {
-    /// The guest reads `data.len()` bytes (1, 2 or 4) at `offset` in the range.
-    fn read(&self, offset: u16, data: &mut [u8]);
-    /// The guest writes `data` at `offset` in the range.
-    fn write(&self, offset: u16, data: &[u8]);
-}
+use crate::ports::PortRange;
 
 /// Raises the serial console's interrupt, at once: no event is on its way when a vCPU has stopped.
-pub(crate) struct SerialInterrupt(Arc<VmFd>);
+pub(crate) struct SerialInterrupt(Arc<KvmVm>);
 
 impl Trigger for SerialInterrupt {
     type E = io::Error;
@@ -31,6 +23,7 @@ impl Trigger for SerialInterrupt {
     fn trigger(&self) -> io::Result<()> {
         let pulse = |active| {
             self.0
+                .fd()
                 .set_irq_line(SERIAL_IRQ, active)
                 .map_err(|error| io::Error::from_raw_os_error(error.errno()))
         };
@@ -56,14 +49,14 @@ impl Write for Console {
 pub(crate) type SerialDevice = Serial<SerialInterrupt, NoEvents, Console>;
 
 pub(crate) struct Bus {
-    vm: Arc<VmFd>,
+    vm: Arc<KvmVm>,
     console: Console,
     serial: Mutex<SerialDevice>,
     ports: Vec<PortRange>,
 }
 
 impl Bus {
-    pub(crate) fn new(vm: Arc<VmFd>, console: Box<dyn Write + Send>, ports: Vec<PortRange>) -> Self {
+    pub(crate) fn new(vm: Arc<KvmVm>, console: Box<dyn Write + Send>, ports: Vec<PortRange>) -> Self {
         let console = Console(Arc::new(Mutex::new(console)));
         let serial = Mutex::new(Serial::new(SerialInterrupt(Arc::clone(&vm)), console.clone()));
         Self { vm, console, serial, ports }

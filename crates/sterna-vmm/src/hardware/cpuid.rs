@@ -5,7 +5,7 @@
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 
-use crate::VmmError;
+use crate::error::VmmError;
 
 const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
 

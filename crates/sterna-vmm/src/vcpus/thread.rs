@@ -1,15 +1,12 @@
-//! One vCPU: its descriptor, its thread, and how it is called out of the guest.
+//! A vCPU's thread: enters the guest and answers its exits.
 //!
-//! A kick is two things: KVM's immediate-exit flag, which makes a KVM_RUN that has not begun return at
-//! once, and a signal (SIGRTMIN, whose handler does nothing), which ends one that has. After the last
-//! exit was answered one more KVM_RUN with the flag set lets the kernel complete the instruction that
-//! caused it; only then do registers and memory hold all that the guest did.
+//! After the last exit was answered one more KVM_RUN with the immediate-exit flag set lets the kernel complete the
+//! instruction that caused it; only then do registers and memory hold all that the guest did.
 //!
 //! A vCPU that is called out while the guest is to run on was called by the throttle ([`super::throttle`]): it
 //! sleeps as long as that says and runs on. So does one whose dirty ring was full, after it has emptied it.
 
 use std::os::unix::thread::JoinHandleExt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -18,109 +15,80 @@ use kvm_bindings::{
     KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN, KVM_EXIT_SYSTEM_EVENT, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
-use parking_lot::{Mutex, MutexGuard};
 use sterna_ram::dirty::KvmDirtyRing;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use super::Shared;
-use super::gate::EndReason;
+use super::Vcpus;
+use super::throttle::Throttling;
+use super::tracking::Tracking;
+use super::vcpu::Vcpu;
+use crate::end_reason::EndReason;
+use crate::hardware::bus::Bus;
 
-/// A vCPU as the machine's threads share it.
-pub(crate) struct Vcpu {
-    pub(crate) index: usize,
-    fd: Mutex<VcpuFd>,
-    /// Where the kernel looks for the immediate-exit flag: in the run structure that `fd` keeps mapped.
-    immediate_exit: *const AtomicU8,
-    /// The thread's pthread_t; 0 before it has begun and after it has ended.
-    thread: AtomicU64,
-}
-
-// SAFETY: the raw pointer is only used for atomic accesses to a byte that lives as long as `fd`, which is
-// owned by the same value and never replaced; everything else is Send and Sync by itself.
-unsafe impl Send for Vcpu {}
-// SAFETY: as above.
-unsafe impl Sync for Vcpu {}
-
-impl Vcpu {
-    pub(crate) fn new(index: usize, mut fd: VcpuFd) -> Self {
-        let immediate_exit = std::ptr::from_mut(&mut fd.get_kvm_run().immediate_exit).cast::<AtomicU8>();
-        Self { index, fd: Mutex::new(fd), immediate_exit, thread: AtomicU64::new(0) }
-    }
-
-    /// The descriptor. Waits for as long as the vCPU is in the guest.
-    pub(crate) fn fd(&self) -> MutexGuard<'_, VcpuFd> {
-        self.fd.lock()
-    }
-
-    /// Calls the vCPU out of the guest. Call under the gate's lock.
-    pub(crate) fn kick(&self) {
-        self.set_immediate_exit(1);
-        let thread = self.thread.load(Ordering::Acquire);
-        if thread != 0 {
-            // SAFETY: the thread clears the field under the gate's lock, which the caller holds, before it
-            // ends, so the id is that of a living thread.
-            unsafe { libc::pthread_kill(thread as libc::pthread_t, SIGRTMIN()) };
-        }
-    }
-
-    fn set_immediate_exit(&self, value: u8) {
-        // SAFETY: the byte is part of the run structure that `self.fd` keeps mapped; the kernel reads it only.
-        unsafe { &*self.immediate_exit }.store(value, Ordering::Release);
-    }
+/// What all vCPU threads of a machine work with.
+pub(crate) struct Runner {
+    pub(crate) vcpus: Arc<Vcpus>,
+    pub(crate) tracking: Arc<Tracking>,
+    pub(crate) throttling: Arc<Throttling>,
+    pub(crate) bus: Arc<Bus>,
+    /// Length of a vCPU's run structure.
+    pub(crate) run_bytes: usize,
 }
 
 /// Starts the thread of vCPU `index`; it parks at the gate.
-pub(crate) fn spawn(shared: &Arc<Shared>, index: usize) -> std::io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(runner: &Arc<Runner>, index: usize) -> std::io::Result<JoinHandle<()>> {
     static HANDLER: OnceLock<Result<(), i32>> = OnceLock::new();
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     // Without a handler the first kick would end the process.
     (*HANDLER.get_or_init(|| register_signal_handler(SIGRTMIN(), ignore).map_err(|error| error.errno())))
         .map_err(std::io::Error::from_raw_os_error)?;
-    let theirs = Arc::clone(shared);
-    shared.gate.enter();
+    let theirs = Arc::clone(runner);
+    let vcpus = &runner.vcpus;
+    vcpus.gate.enter();
     let handle = std::thread::Builder::new()
         .name(format!("vcpu{index}"))
         .spawn(move || thread(&theirs, index))
-        .inspect_err(|_| shared.gate.leave())?;
+        .inspect_err(|_| vcpus.gate.leave())?;
     // Under the lock, and only while the thread cannot have ended: it ends after the gate says so.
-    let _gate = shared.gate.lock();
-    shared.vcpus[index].thread.store(handle.as_pthread_t(), Ordering::Release);
+    let _gate = vcpus.gate.lock();
+    vcpus.vcpus[index].set_thread(Some(handle.as_pthread_t()));
     Ok(handle)
 }
 
-fn thread(shared: &Shared, index: usize) {
-    let vcpu = &shared.vcpus[index];
-    while shared.gate.wait(|| vcpu.set_immediate_exit(0), || vcpu.thread.store(0, Ordering::Release)) {
+fn thread(runner: &Runner, index: usize) {
+    let vcpus = &runner.vcpus;
+    let vcpu = &vcpus.vcpus[index];
+    while vcpus.gate.wait(|| vcpu.set_immediate_exit(0), || vcpu.set_thread(None)) {
         let mut fd = vcpu.fd();
-        run(shared, vcpu, &mut fd);
-        complete(shared, vcpu, &mut fd);
+        run(runner, vcpu, &mut fd);
+        complete(runner, vcpu, &mut fd);
     }
 }
 
 /// Runs the guest until the gate closes or it ends.
-fn run(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) {
-    while shared.gate.may_run() {
-        match step(shared, vcpu, fd) {
+fn run(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) {
+    while runner.vcpus.gate.may_run() {
+        match step(runner, vcpu, fd) {
             Step::Again => {}
-            Step::Reaped => shared.rest(vcpu.index),
+            Step::Reaped => runner.throttling.rest(vcpu.index),
             Step::Interrupted => {
                 // Under the lock: a call to park comes after this, or was seen here.
-                shared.gate.if_running(|| vcpu.set_immediate_exit(0));
-                shared.rest(vcpu.index);
+                runner.vcpus.gate.if_running(|| vcpu.set_immediate_exit(0));
+                runner.throttling.rest(vcpu.index);
             }
-            Step::Ended(reason) => shared.end(reason),
+            Step::Ended(reason) => runner.vcpus.end(reason),
         }
     }
 }
 
 /// Lets the kernel finish the instruction whose exit was answered last.
-fn complete(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) {
+fn complete(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) {
     vcpu.set_immediate_exit(1);
     loop {
-        match step(shared, vcpu, fd) {
+        match step(runner, vcpu, fd) {
             Step::Again | Step::Reaped => {}
             Step::Interrupted => return,
-            Step::Ended(reason) => return shared.end(reason),
+            Step::Ended(reason) => return runner.vcpus.end(reason),
         }
     }
 }
@@ -137,7 +105,7 @@ enum Step {
 }
 
 /// One KVM_RUN and the answer to its exit.
-fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
+fn step(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
     if let Err(error) = fd.run() {
         return match error.errno() {
             libc::EINTR | libc::EAGAIN => Step::Interrupted,
@@ -146,7 +114,7 @@ fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
     }
     let run = fd.get_kvm_run();
     match run.exit_reason {
-        KVM_EXIT_IO => port_exit(shared, vcpu, run),
+        KVM_EXIT_IO => port_exit(runner, vcpu, run),
         KVM_EXIT_MMIO => {
             // SAFETY: the exit reason says that this member of the union is the valid one.
             let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
@@ -157,7 +125,7 @@ fn step(shared: &Shared, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
         }
         KVM_EXIT_INTR => Step::Interrupted,
         KVM_EXIT_IRQ_WINDOW_OPEN => Step::Again,
-        KvmDirtyRing::EXIT_RING_FULL => match shared.tracking.ring() {
+        KvmDirtyRing::EXIT_RING_FULL => match runner.tracking.ring() {
             Some(ring) => match ring.reap_full(vcpu.index) {
                 Ok(()) => Step::Reaped,
                 Err(error) => failed(vcpu, error.to_string()),
@@ -193,12 +161,12 @@ fn failed(vcpu: &Vcpu, why: String) -> Step {
 }
 
 /// `in`, `out`, and their string forms: `count` times `size` bytes at one port.
-fn port_exit(shared: &Shared, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
+fn port_exit(runner: &Runner, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
     // SAFETY: the exit reason says that this member of the union is the valid one.
     let io = unsafe { run.__bindgen_anon_1.io };
     let (size, count) = (usize::from(io.size), io.count as usize);
     let end = (io.data_offset as usize).checked_add(size.saturating_mul(count));
-    if !matches!(size, 1 | 2 | 4) || end.is_none_or(|end| end > shared.run_bytes) {
+    if !matches!(size, 1 | 2 | 4) || end.is_none_or(|end| end > runner.run_bytes) {
         return failed(vcpu, format!("port exit of {count} × {size} bytes at {:#x}", io.data_offset));
     }
     // SAFETY: the kernel put the data into the mapped run structure; the range was checked against its
@@ -210,9 +178,9 @@ fn port_exit(shared: &Shared, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
     let mut ended = None;
     for item in data.chunks_exact_mut(size) {
         if u32::from(io.direction) == KVM_EXIT_IO_IN {
-            shared.bus.port_read(io.port, item);
+            runner.bus.port_read(io.port, item);
         } else {
-            ended = ended.or(shared.bus.port_write(io.port, item));
+            ended = ended.or(runner.bus.port_write(io.port, item));
         }
     }
     ended.map_or(Step::Again, Step::Ended)

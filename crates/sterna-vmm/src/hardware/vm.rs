@@ -1,0 +1,119 @@
+//! The VM as KVM knows it: its descriptor, the guest's RAM in its slots, and the chips that the kernel keeps.
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use sterna_ram::dirty::{KvmSlot, LoggedRange};
+use sterna_ram::{Backing, GuestRam, RamBlock, RamError};
+
+use crate::error::VmmError;
+use crate::layout::{self, Range};
+
+/// A VM and the RAM that its slots use. Whatever has a descriptor of the VM's (a vCPU, an interrupt line) shares
+/// this, so that the RAM stays mapped until the kernel has closed the VM.
+pub(crate) struct KvmVm {
+    fd: VmFd,
+    ranges: Vec<Range>,
+    /// After `fd`: fields are dropped in this order.
+    ram: GuestRam,
+}
+
+impl KvmVm {
+    /// A VM with so much RAM, the interrupt controllers and the timer; no vCPUs yet.
+    pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, backing: Backing) -> Result<Self, VmmError> {
+        let fd = kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?;
+        let ranges = layout::ranges(ram_bytes);
+        let vm = Self { fd, ram: make_ram(&ranges, backing)?, ranges };
+        vm.map_ram()?;
+        vm.make_chips(kvm)?;
+        Ok(vm)
+    }
+
+    pub(crate) fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
+    /// The guest's RAM.
+    pub(crate) fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// How RAM lies in guest-physical memory.
+    pub(crate) fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// The slots that RAM is in: range N in slot N.
+    pub(crate) fn slots(&self) -> Vec<KvmSlot> {
+        let slot = |(slot, range): (u32, &Range)| KvmSlot {
+            slot,
+            flags: 0,
+            guest_address: range.start,
+            block: range.block,
+            first_page: 0,
+            pages: self.ram.block(range.block).pages(),
+        };
+        (0..).zip(&self.ranges).map(slot).collect()
+    }
+
+    /// RAM as dirty logs by guest-physical addresses need it.
+    pub(crate) fn logged_ranges(&self) -> Vec<LoggedRange> {
+        let range = |range: &Range| LoggedRange {
+            guest_address: range.start,
+            block: range.block,
+            first_page: 0,
+            pages: self.ram.block(range.block).pages(),
+        };
+        self.ranges.iter().map(range).collect()
+    }
+
+    fn map_ram(&self) -> Result<(), VmmError> {
+        for (slot, range) in (0u32..).zip(&self.ranges) {
+            let block = self.ram.block(range.block);
+            let region = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: range.start,
+                memory_size: range.len_bytes,
+                userspace_addr: block.host_address() as u64,
+            };
+            // SAFETY: the range is one block's whole mapping, and whatever has a descriptor of the VM's keeps `self`
+            // and so the mapping.
+            unsafe { self.fd.set_user_memory_region(region) }
+                .map_err(|error| VmmError::kvm("KVM_SET_USER_MEMORY_REGION", block.name(), error))?;
+        }
+        Ok(())
+    }
+
+    fn make_chips(&self, kvm: &Kvm) -> Result<(), VmmError> {
+        let vm = &self.fd;
+        if kvm.check_extension(Cap::SetTssAddr) {
+            vm.set_tss_address(layout::TSS_ADDRESS)
+                .map_err(|error| VmmError::kvm("KVM_SET_TSS_ADDR", "vm", error))?;
+        }
+        if kvm.check_extension(Cap::SetIdentityMapAddr) {
+            vm.set_identity_map_address(layout::IDENTITY_MAP_ADDRESS)
+                .map_err(|error| VmmError::kvm("KVM_SET_IDENTITY_MAP_ADDR", "vm", error))?;
+        }
+        for cap in [kvm_bindings::KVM_CAP_EXCEPTION_PAYLOAD, kvm_bindings::KVM_CAP_X86_TRIPLE_FAULT_EVENT] {
+            if vm.check_extension_raw(cap.into()) > 0 {
+                let enable = kvm_enable_cap { cap, args: [1, 0, 0, 0], ..Default::default() };
+                vm.enable_cap(&enable).map_err(|error| VmmError::kvm("KVM_ENABLE_CAP", "vm", error))?;
+            }
+        }
+        vm.create_irq_chip().map_err(|error| VmmError::kvm("KVM_CREATE_IRQCHIP", "vm", error))?;
+        vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() })
+            .map_err(|error| VmmError::kvm("KVM_CREATE_PIT2", "vm", error))
+    }
+}
+
+fn make_ram(ranges: &[Range], backing: Backing) -> Result<GuestRam, RamError> {
+    let names = [layout::LOW_BLOCK, layout::HIGH_BLOCK];
+    let blocks: Result<Vec<_>, _> = ranges
+        .iter()
+        .map(|range| {
+            let block = RamBlock::new(names[range.block], range.len_bytes, backing)?;
+            Ok::<_, RamError>(block.at_guest_address(range.start))
+        })
+        .collect();
+    GuestRam::new(blocks?)
+}
