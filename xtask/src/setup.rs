@@ -8,7 +8,7 @@ use crate::process::{self, Failure, Result};
 /// A program that some part needs and the Debian package that brings it.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
-    /// Looked for on the PATH.
+    /// Looked for on the PATH, or an absolute path.
     pub program: &'static str,
     /// Installed if it is not there.
     pub package: &'static str,
@@ -20,6 +20,11 @@ pub const C_COMPILER: Tool = Tool { program: "cc", package: "gcc" };
 pub const CXX_COMPILER: Tool = Tool { program: "c++", package: "g++" };
 /// For a test that drives our control socket with PyPI's qemu.qmp.
 pub const PYTHON: Tool = Tool { program: "python3", package: "python3-venv" };
+/// For the test that compares Rust's structures of RDMA with C's. Nothing that is built needs them.
+pub const RDMA_HEADERS: [Tool; 2] = [
+    Tool { program: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" },
+    Tool { program: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" },
+];
 
 /// `cargo xtask setup`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
@@ -35,7 +40,9 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 pub fn everything() -> Result<Outcome> {
     rust_components()?;
     let mut lacking = Vec::new();
-    for tools in [&[C_COMPILER, CXX_COMPILER, PYTHON][..], crate::lab::TOOLS, &[crate::roots::BUILDER]] {
+    for tools in
+        [&[C_COMPILER, CXX_COMPILER, PYTHON][..], crate::lab::TOOLS, &[crate::roots::BUILDER], &RDMA_HEADERS]
+    {
         if let Err(why) = ensure(tools) {
             println!("{why}");
             lacking.push(why);

@@ -74,16 +74,28 @@ pub(crate) fn wait(
     flags: &[&CancelFlag],
     deadline: Option<Instant>,
 ) -> io::Result<Waited> {
+    wait_any(&[(fd, what)], flags, deadline)
+}
+
+/// The same for several descriptors: until any of them is ready.
+pub(crate) fn wait_any(
+    ready: &[(BorrowedFd<'_>, PollFlags)],
+    flags: &[&CancelFlag],
+    deadline: Option<Instant>,
+) -> io::Result<Waited> {
     let wakes = flags.iter().map(|flag| flag.wake()).collect::<io::Result<Vec<_>>>()?;
     loop {
         if flags.iter().any(|flag| flag.is_cancelled()) {
             return Ok(Waited::Cancelled);
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let mut fds = vec![PollFd::from_borrowed_fd(fd, what)];
+        let mut fds: Vec<PollFd<'_>> =
+            ready.iter().map(|(fd, what)| PollFd::from_borrowed_fd(*fd, *what)).collect();
         fds.extend(wakes.iter().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
         match poll(&mut fds, left.map(timespec).as_ref()) {
-            Ok(_) if !fds[0].revents().is_empty() => return Ok(Waited::Ready),
+            Ok(_) if fds[..ready.len()].iter().any(|fd| !fd.revents().is_empty()) => {
+                return Ok(Waited::Ready);
+            }
             Ok(0) if left.is_some() => return Ok(Waited::TimedOut),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -12,6 +12,8 @@
 //! An [`Adapter`] is a device with one protection domain. All connections of one fabric over the same device share it, so
 //! memory that is registered once ([`Adapter::register`]) serves all of them.
 //!
+//! [`VerbsFabric`] is the one with adapters in it: libibverbs and librdmacm, loaded when they are needed.
+//!
 //! An [`Endpoint`] adds buffers for messages, and knows what is in flight.
 //!
 //! Guest RAM is written concurrently, so memory is a pointer and a length ([`Memory`]), never a Rust reference.
@@ -26,6 +28,7 @@ mod endpoint;
 mod error;
 mod fabric;
 mod memory;
+mod verbs;
 mod work;
 
 pub use adapter::{Adapter, AdapterInfo, LockedMemory, PortState};
@@ -34,4 +37,5 @@ pub use endpoint::{Endpoint, EndpointSizes, Write};
 pub use error::{RdmaError, RejectReason};
 pub use fabric::{Fabric, Listener, PRIVATE_DATA, PrivateDataLimits, Request, Route};
 pub use memory::{Access, Memory, Piece, Registration};
+pub use verbs::VerbsFabric;
 pub use work::{Completion, CompletionKind, CompletionStatus, Operation, SendRequest};

@@ -1,0 +1,285 @@
+//! A connection over an adapter.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use rustix::event::PollFlags;
+
+use super::abi::*;
+use super::domain::{Domain, VerbsAdapter};
+use super::error;
+use super::events::{self, Mailbox};
+use super::id::{CmEvent, EventChannel, Id};
+use super::queues::Queues;
+use crate::CancelFlag;
+use crate::cancel::{Waited, wait_any};
+use crate::rdma::{
+    Adapter, Completion, ConnectParameters, Connection, Event, PRIVATE_DATA, Piece, Queue,
+    QueuePairAttributes, RdmaError, RejectReason, SendRequest, Wake,
+};
+
+/// Which side begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Connects,
+    Accepts,
+}
+
+#[derive(Debug)]
+pub(crate) struct VerbsConnection {
+    side: Side,
+    peer: SocketAddr,
+    /// Gone after [`Connection::destroy`]. Whoever uses it holds it for reading, also while it waits.
+    queues: RwLock<Option<Queues>>,
+    mailbox: Arc<Mailbox>,
+    /// Held by whoever takes events of the connection manager.
+    manager: Mutex<()>,
+    id: Arc<Id>,
+    channel: Arc<EventChannel>,
+    adapter: Arc<VerbsAdapter>,
+}
+
+impl VerbsConnection {
+    /// Allocates the queue pair. The identifier must have an event channel of its own.
+    pub(crate) fn new(
+        side: Side,
+        peer: SocketAddr,
+        id: Id,
+        domain: &Arc<Domain>,
+        attributes: &QueuePairAttributes,
+    ) -> Result<Arc<Self>, RdmaError> {
+        let (id, subject) = (Arc::new(id), peer.to_string());
+        let adapter = Arc::new(VerbsAdapter { domain: domain.clone(), port: id.port_number() });
+        let mailbox = Mailbox::new().map_err(|source| error(&subject, "eventfd", source))?;
+        let mailbox = Arc::new(mailbox);
+        let queues = Queues::new(id.clone(), domain.clone(), attributes, &subject)?;
+        domain.context().subscribe(queues.raw(), adapter.port, &mailbox);
+        let (queues, channel) = (RwLock::new(Some(queues)), id.channel());
+        Ok(Arc::new(Self { side, peer, queues, mailbox, manager: Mutex::new(()), id, channel, adapter }))
+    }
+
+    fn with_queues<T>(&self, body: impl FnOnce(&Queues) -> Result<T, RdmaError>) -> Result<T, RdmaError> {
+        match &*self.queues.read() {
+            Some(queues) => body(queues),
+            None => Err(self.destroyed()),
+        }
+    }
+
+    fn destroyed(&self) -> RdmaError {
+        RdmaError::Ended { peer: self.peer.to_string(), event: None }
+    }
+
+    fn error(&self, call: &'static str, source: io::Error) -> RdmaError {
+        error(self.peer, call, source)
+    }
+
+    /// Takes all events that are there, of the connection manager and of the device. While the connection is being
+    /// established, that takes the connection manager's.
+    fn take_events(&self) {
+        self.adapter.domain.context().dispatch();
+        let Some(_manager) = self.manager.try_lock() else { return };
+        while let Ok(Some(event)) = self.channel.next() {
+            self.put(&event);
+        }
+    }
+
+    fn put(&self, event: &CmEvent) {
+        let Some(event) = events::of_manager(event.kind) else { return };
+        if event == Event::Disconnected {
+            // The library leaves it to us to put the queue pair into the error state and to answer the peer.
+            self.id.disconnect();
+        }
+        self.mailbox.put(event);
+    }
+
+    fn begin(&self, parameters: &ConnectParameters<'_>) -> Result<(), RdmaError> {
+        let (what, limit, call) = match self.side {
+            Side::Connects => ("request", PRIVATE_DATA.request, "rdma_connect"),
+            Side::Accepts => ("reply", PRIVATE_DATA.reply, "rdma_accept"),
+        };
+        let data = parameters.private_data;
+        if data.len() > limit {
+            return Err(RdmaError::PrivateData { what, len: data.len(), limit });
+        }
+        let mut raw = rdma_conn_param {
+            private_data: data.as_ptr().cast(),
+            private_data_len: data.len() as u8,
+            responder_resources: parameters.responder_resources,
+            initiator_depth: parameters.initiator_depth,
+            flow_control: 0,
+            retry_count: parameters.retry_count,
+            rnr_retry_count: parameters.rnr_retry_count,
+            srq: 0,
+            qp_num: 0,
+        };
+        let begun = match self.side {
+            Side::Connects => self.id.connect(&mut raw),
+            Side::Accepts => self.id.accept(&mut raw),
+        };
+        begun.map_err(|source| self.error(call, source))
+    }
+
+    /// What an event means to who waits for the connection; `None` to wait on.
+    fn outcome(&self, event: CmEvent) -> Option<Result<Vec<u8>, RdmaError>> {
+        let status = io::Error::from_raw_os_error(event.status.saturating_abs());
+        let call = if self.side == Side::Connects { "rdma_connect" } else { "rdma_accept" };
+        match event.kind {
+            RDMA_CM_EVENT_ESTABLISHED => Some(Ok(event.private_data)),
+            RDMA_CM_EVENT_REJECTED => Some(Err(RdmaError::Rejected {
+                peer: self.peer.to_string(),
+                reason: RejectReason(event.status),
+                private_data: event.private_data,
+            })),
+            RDMA_CM_EVENT_CONNECT_ERROR | RDMA_CM_EVENT_UNREACHABLE => Some(Err(self.error(call, status))),
+            kind => {
+                let event = events::of_manager(kind).filter(Event::is_end)?;
+                Some(Err(RdmaError::Ended { peer: self.peer.to_string(), event: Some(event) }))
+            }
+        }
+    }
+}
+
+impl Connection for VerbsConnection {
+    fn adapter(&self) -> Arc<dyn Adapter> {
+        self.adapter.clone()
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn establish(
+        &self,
+        parameters: &ConnectParameters<'_>,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<u8>, RdmaError> {
+        let _manager = self.manager.lock();
+        self.with_queues(|_| self.begin(parameters))?;
+        let deadline = Instant::now().checked_add(limit);
+        loop {
+            while let Some(event) =
+                self.channel.next().map_err(|source| self.error("rdma_get_cm_event", source))?
+            {
+                if event.kind == RDMA_CM_EVENT_ESTABLISHED {
+                    self.with_queues(|queues| {
+                        queues.set_connected();
+                        Ok(())
+                    })?;
+                }
+                self.put(&event);
+                if let Some(outcome) = self.outcome(event) {
+                    let accepts = self.side == Side::Accepts;
+                    return outcome.map(|reply| if accepts { Vec::new() } else { reply });
+                }
+            }
+            if self.mailbox.is_destroyed() {
+                return Err(self.destroyed());
+            }
+            let fds = [(self.channel.as_fd(), PollFlags::IN), (self.mailbox.as_fd(), PollFlags::IN)];
+            let waited = wait_any(&fds, &[cancel], deadline).map_err(|source| self.error("poll", source))?;
+            let (address, after) = (self.peer.to_string(), limit);
+            match (waited, self.side) {
+                (Waited::Ready, _) => {}
+                (Waited::Cancelled, _) => return Err(RdmaError::Cancelled { address }),
+                (Waited::TimedOut, Side::Connects) => {
+                    return Err(RdmaError::TimedOut { what: "connecting to", address, after });
+                }
+                (Waited::TimedOut, Side::Accepts) => {
+                    return Err(RdmaError::TimedOut { what: "accepting the request of", address, after });
+                }
+            }
+        }
+    }
+
+    fn post_receive(&self, id: u64, into: Piece) -> Result<(), RdmaError> {
+        self.with_queues(|queues| queues.post_receive(id, into))
+    }
+
+    fn post_send(&self, requests: &[SendRequest]) -> Result<(), RdmaError> {
+        self.with_queues(|queues| queues.post_send(requests))
+    }
+
+    fn poll(&self, queue: Queue, to: &mut Vec<Completion>, most: usize) -> Result<usize, RdmaError> {
+        self.with_queues(|queues| queues.poll(queue, to, most))
+    }
+
+    fn wait(&self, queue: Queue, deadline: Option<Instant>, cancel: &CancelFlag) -> Result<Wake, RdmaError> {
+        loop {
+            let waited = self.with_queues(|queues| {
+                if queues.has_completion(queue)? {
+                    return Ok(Some(Wake::Completion));
+                }
+                queues.arm(queue)?;
+                // One that came before the notification was asked for is not notified.
+                if queues.has_completion(queue)? {
+                    return Ok(Some(Wake::Completion));
+                }
+                if self.mailbox.is_destroyed() {
+                    return Err(self.destroyed());
+                }
+                if self.mailbox.end().is_some() {
+                    return Ok(Some(Wake::Ended));
+                }
+                let fds = [
+                    (queues.notifications(queue), PollFlags::IN),
+                    (self.channel.as_fd(), PollFlags::IN),
+                    (self.adapter.domain.context().as_fd(), PollFlags::IN),
+                    (self.mailbox.as_fd(), PollFlags::IN),
+                ];
+                let waited =
+                    wait_any(&fds, &[cancel], deadline).map_err(|source| self.error("poll", source))?;
+                queues.take_notifications(queue);
+                Ok(match waited {
+                    Waited::Ready => None,
+                    Waited::Cancelled => Some(Wake::Cancelled),
+                    Waited::TimedOut => Some(Wake::TimedOut),
+                })
+            })?;
+            if let Some(wake) = waited {
+                return Ok(wake);
+            }
+            self.take_events();
+        }
+    }
+
+    fn set_remote_write(&self, allowed: bool) -> Result<(), RdmaError> {
+        self.with_queues(|queues| queues.set_remote_write(allowed))
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.take_events();
+        self.mailbox.take()
+    }
+
+    fn end(&self) -> Option<Event> {
+        self.take_events();
+        self.mailbox.end()
+    }
+
+    fn disconnect(&self) {
+        // The peer's answer may never come.
+        self.id.disconnect();
+        self.mailbox.put(Event::Disconnected);
+    }
+
+    fn destroy(&self) {
+        self.mailbox.destroy();
+        let mut queues = self.queues.write();
+        if queues.is_some() {
+            self.id.disconnect();
+        }
+        // Under the lock: no other call returns before it is gone.
+        *queues = None;
+    }
+}
+
+impl Drop for VerbsConnection {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

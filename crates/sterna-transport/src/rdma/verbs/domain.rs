@@ -1,0 +1,155 @@
+//! A protection domain over a device, and the memory registered in it.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::abi::*;
+use super::context::Context;
+use super::locked::locked_memory;
+use super::{failed, ports};
+use crate::rdma::{Access, Adapter, AdapterInfo, LockedMemory, Memory, RdmaError, Registration};
+
+/// A fabric's protection domain on one device.
+pub(crate) struct Domain {
+    context: Arc<Context>,
+    raw: NonNull<ibv_pd>,
+}
+
+// SAFETY: libibverbs' functions may be called from any thread, and the pointer stays valid until `self` is dropped.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(crate) fn new(context: Arc<Context>) -> Result<Arc<Self>, RdmaError> {
+        // SAFETY: the device is open.
+        let raw = NonNull::new(unsafe { (context.library().verbs.ibv_alloc_pd)(context.raw()) });
+        let raw = raw.ok_or_else(|| failed(context.name(), "ibv_alloc_pd"))?;
+        Ok(Arc::new(Self { context, raw }))
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+
+    fn register(self: &Arc<Self>, memory: Memory, access: Access) -> Result<Registration, RdmaError> {
+        let (address, len) = (memory.address(), memory.len());
+        let locked = (!access.on_demand).then(locked_memory);
+        if let Some(refusal) = locked.and_then(|locked| refusal(locked, len as u64)) {
+            return Err(refusal);
+        }
+        let register = self.context.library().verbs.ibv_reg_mr;
+        let start = memory.slice().as_ptr().cast();
+        // SAFETY: the memory is mapped as long as its owner lives, which is as long as the registration below: it keeps both
+        // and drops the handle first. The adapter's access is like that of another thread through raw pointers.
+        let raw = NonNull::new(unsafe { register(self.raw(), start, len, flags(access)) });
+        let Some(raw) = raw else {
+            let source = io::Error::last_os_error();
+            return Err(RdmaError::Registration { address, len: len as u64, source });
+        };
+        // SAFETY: the library has just given it to us.
+        let keys = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Registration::new(memory, access, keys, Region { domain: self.clone(), raw }))
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: nothing of it is left: regions and queue pairs keep it.
+        unsafe { (self.context.library().verbs.ibv_dealloc_pd)(self.raw()) };
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").field("device", &self.context.name()).finish()
+    }
+}
+
+/// A domain as the engine sees it: with the port that a connection goes over.
+#[derive(Debug)]
+pub(crate) struct VerbsAdapter {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) port: u8,
+}
+
+impl Adapter for VerbsAdapter {
+    fn info(&self) -> AdapterInfo {
+        let context = self.domain.context();
+        ports::of_port(context.library(), context.raw(), context.name(), self.port)
+    }
+
+    fn locked_memory(&self) -> LockedMemory {
+        locked_memory()
+    }
+
+    fn register(&self, memory: Memory, access: Access) -> Result<Registration, RdmaError> {
+        self.domain.register(memory, access)
+    }
+}
+
+/// Registered memory: deregistered when dropped.
+struct Region {
+    domain: Arc<Domain>,
+    raw: NonNull<ibv_mr>,
+}
+
+// SAFETY: as for `Domain`.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: it is deregistered once, before its memory's owner and its domain go.
+        unsafe { (self.domain.context.library().verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
+    }
+}
+
+fn flags(access: Access) -> i32 {
+    let Access { local_write, remote_write, on_demand, .. } = access;
+    let flags = [
+        (local_write, IBV_ACCESS_LOCAL_WRITE),
+        (remote_write, IBV_ACCESS_REMOTE_WRITE),
+        (on_demand, IBV_ACCESS_ON_DEMAND),
+    ];
+    flags.iter().filter(|(wanted, _)| *wanted).fold(0, |all, (_, flag)| all | *flag as i32)
+}
+
+/// What the kernel would refuse without saying why.
+fn refusal(locked: LockedMemory, wanted: u64) -> Option<RdmaError> {
+    let limit = locked.limit_bytes.filter(|_| !locked.has_room(wanted))?;
+    Some(RdmaError::LockedMemory { wanted, pinned: locked.pinned_bytes, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_those_of_verbs() {
+        assert_eq!(flags(Access::SOURCE), 0);
+        assert_eq!(flags(Access::RECEIVE), 1);
+        assert_eq!(flags(Access::REMOTE_WRITE), 3);
+        assert_eq!(flags(Access::REMOTE_WRITE.on_demand()), 67);
+    }
+
+    #[test]
+    fn registration_above_the_limit_is_refused_with_the_figures() {
+        let locked = LockedMemory { limit_bytes: Some(8 << 20), pinned_bytes: 4 << 20 };
+
+        assert!(refusal(locked, 4 << 20).is_none());
+        let text = refusal(locked, (4 << 20) + 1).expect("one byte too many").to_string();
+
+        assert!(
+            ["4194305", "4194304", "8388608", "ulimit -l"].iter().all(|word| text.contains(word)),
+            "{text}"
+        );
+    }
+}

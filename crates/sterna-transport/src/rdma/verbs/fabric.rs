@@ -1,0 +1,164 @@
+//! The way to this host's adapters, and routes over them.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::abi::*;
+use super::connection::{Side, VerbsConnection};
+use super::context::Context;
+use super::domain::{Domain, VerbsAdapter};
+use super::id::{CmWait, EventChannel, Id};
+use super::library::Library;
+use super::listener::VerbsListener;
+use super::{error, ports};
+use crate::CancelFlag;
+use crate::rdma::{
+    Adapter, AdapterInfo, Connection, Fabric, Listener, QueuePairAttributes, RdmaError, Route,
+};
+
+/// This host's RDMA devices, through libibverbs and librdmacm.
+#[derive(Debug, Default)]
+pub struct VerbsFabric {
+    domains: Arc<Domains>,
+}
+
+impl VerbsFabric {
+    /// Nothing is loaded before the first call.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// A fabric's protection domains, one for each device.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    of_contexts: Mutex<HashMap<usize, Weak<Domain>>>,
+}
+
+impl Domains {
+    /// That of the device which `id` is bound to.
+    pub(crate) fn of(&self, id: &Id) -> Result<Arc<Domain>, RdmaError> {
+        let context = Context::of(id)?;
+        let mut domains = self.of_contexts.lock();
+        if let Some(domain) = domains.get(&context.raw().addr()).and_then(Weak::upgrade) {
+            return Ok(domain);
+        }
+        let key = context.raw().addr();
+        let domain = Domain::new(context)?;
+        domains.insert(key, Arc::downgrade(&domain));
+        Ok(domain)
+    }
+}
+
+impl Fabric for VerbsFabric {
+    fn adapters(&self) -> Result<Vec<AdapterInfo>, RdmaError> {
+        ports::all(Library::get()?)
+    }
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Arc<dyn Listener>, RdmaError> {
+        let listener = VerbsListener::new(Library::get()?, address, backlog, self.domains.clone());
+        listener.map(|listener| -> Arc<dyn Listener> { Arc::new(listener) }).map_err(with_addresses)
+    }
+
+    fn resolve(
+        &self,
+        address: SocketAddr,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Route>, RdmaError> {
+        let library = Library::get()?;
+        refuse_loopback(address)?;
+        let subject = address.to_string();
+        let resolve = || {
+            let channel = EventChannel::new(library, &subject)?;
+            let id = Id::new(library, &channel)?;
+            let deadline = Instant::now().checked_add(limit);
+            let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1);
+            let wait = |what, begun: io::Result<()>, done| {
+                let refused = |source| unresolved(what, &subject, source);
+                begun.map_err(refused)?;
+                match id.wait(deadline, &[cancel]).map_err(|e| error(&subject, "rdma_get_cm_event", e))? {
+                    CmWait::Event(event) if event.kind == done => Ok(()),
+                    CmWait::Event(event) => {
+                        Err(refused(io::Error::from_raw_os_error(event.status.saturating_abs())))
+                    }
+                    CmWait::Cancelled => Err(RdmaError::Cancelled { address: subject.clone() }),
+                    CmWait::TimedOut => {
+                        Err(RdmaError::TimedOut { what: "resolving", address: subject.clone(), after: limit })
+                    }
+                }
+            };
+            wait("address", id.resolve_address(address, milliseconds), RDMA_CM_EVENT_ADDR_RESOLVED)?;
+            wait("route", id.resolve_route(milliseconds), RDMA_CM_EVENT_ROUTE_RESOLVED)?;
+            let domain = self.domains.of(&id)?;
+            Ok(VerbsRoute { id, domain, peer: address })
+        };
+        resolve().map(|route| -> Box<dyn Route> { Box::new(route) }).map_err(with_addresses)
+    }
+}
+
+/// A loopback address has no device, but the kernel would let one listen there.
+pub(crate) fn refuse_loopback(address: SocketAddr) -> Result<(), RdmaError> {
+    match address.ip().to_canonical().is_loopback() {
+        true => Err(with_addresses(RdmaError::NoDevice { address: address.to_string(), having: Vec::new() })),
+        false => Ok(()),
+    }
+}
+
+fn unresolved(what: &'static str, address: &str, source: io::Error) -> RdmaError {
+    match source.raw_os_error() {
+        Some(libc::ENODEV) => RdmaError::NoDevice { address: address.to_owned(), having: Vec::new() },
+        _ => RdmaError::Resolve { what, address: address.to_owned(), why: source.to_string() },
+    }
+}
+
+/// Says which addresses would do.
+fn with_addresses(error: RdmaError) -> RdmaError {
+    match error {
+        RdmaError::NoDevice { address, .. } => {
+            RdmaError::NoDevice { address, having: ports::addresses_with_a_device() }
+        }
+        other => other,
+    }
+}
+
+#[derive(Debug)]
+struct VerbsRoute {
+    id: Id,
+    domain: Arc<Domain>,
+    peer: SocketAddr,
+}
+
+impl Route for VerbsRoute {
+    fn adapter(&self) -> Arc<dyn Adapter> {
+        Arc::new(VerbsAdapter { domain: self.domain.clone(), port: self.id.port_number() })
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn open(self: Box<Self>, attributes: &QueuePairAttributes) -> Result<Arc<dyn Connection>, RdmaError> {
+        let Self { id, domain, peer } = *self;
+        Ok(VerbsConnection::new(Side::Connects, peer, id, &domain, attributes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_addresses_are_refused_in_every_spelling() {
+        for text in ["127.0.0.1:4444", "[::1]:4444", "[::ffff:127.0.0.1]:4444"] {
+            let error = refuse_loopback(text.parse().unwrap()).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+        assert!(refuse_loopback("10.9.0.1:4444".parse().unwrap()).is_ok());
+    }
+}

@@ -1,0 +1,153 @@
+//! What the kernel says about RDMA devices in sysfs: no library is needed for it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// `/sys`, or a copy of parts of it for tests.
+#[derive(Debug, Clone)]
+pub(crate) struct Sysfs(PathBuf);
+
+/// An entry of a port's table of global identifiers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Gid {
+    pub(crate) index: u32,
+    /// As IPv6 numbers are written.
+    pub(crate) gid: String,
+    /// `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
+    pub(crate) kind: String,
+    /// The network interface; empty if there is none.
+    pub(crate) interface: String,
+}
+
+impl Default for Sysfs {
+    fn default() -> Self {
+        Self("/sys".into())
+    }
+}
+
+impl Sysfs {
+    /// The names of all devices.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        names(&self.0.join("class/infiniband"))
+    }
+
+    /// The numbers of a device's ports.
+    pub(crate) fn ports(&self, device: &str) -> Vec<u8> {
+        let names = names(&self.0.join("class/infiniband").join(device).join("ports"));
+        let mut ports: Vec<u8> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        ports.sort_unstable();
+        ports
+    }
+
+    /// The entries that are used.
+    pub(crate) fn gids(&self, device: &str, port: u8) -> Vec<Gid> {
+        let port = self.port(device, port);
+        let entry = |index: u32| {
+            let at = |directory: &str| word(&port.join(directory).join(index.to_string()));
+            let (kind, interface) = (at("gid_attrs/types"), at("gid_attrs/ndevs"));
+            Gid { index, gid: shortened(&at("gids")), kind, interface }
+        };
+        let mut indices: Vec<u32> =
+            names(&port.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
+        indices.sort_unstable();
+        indices.into_iter().map(entry).filter(|entry| !["", "::"].contains(&entry.gid.as_str())).collect()
+    }
+
+    /// The network interfaces over a port: RoCE's, or IP over InfiniBand's.
+    pub(crate) fn interfaces(&self, device: &str, port: u8) -> BTreeSet<String> {
+        let roce = self.gids(device, port).into_iter().map(|gid| gid.interface);
+        let interfaces = self.0.join("class/net");
+        let is_over = |name: &String| {
+            let interface = interfaces.join(name);
+            interface.join("device/infiniband").join(device).exists()
+                // ARPHRD_INFINIBAND
+                && word(&interface.join("type")) == "32"
+                && word(&interface.join("dev_port")).parse() == Ok(port - 1)
+        };
+        let over_infiniband = names(&interfaces).into_iter().filter(is_over);
+        roce.chain(over_infiniband).filter(|name| !name.is_empty()).collect()
+    }
+
+    fn port(&self, device: &str, port: u8) -> PathBuf {
+        self.0.join("class/infiniband").join(device).join("ports").join(port.to_string())
+    }
+}
+
+/// `0000:…:ffff:0a09:0001` as `::ffff:10.9.0.1`.
+fn shortened(gid: &str) -> String {
+    gid.parse::<std::net::Ipv6Addr>().map_or_else(|_| gid.to_owned(), |address| address.to_string())
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// A file's text without the end of its line; empty if it cannot be read, as those of unused entries.
+fn word(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sysfs(files: &[(&str, &str)]) -> (tempfile::TempDir, Sysfs) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{text}\n")).unwrap();
+        }
+        let sysfs = Sysfs(root.path().into());
+        (root, sysfs)
+    }
+
+    #[test]
+    fn roce_port_has_its_gids_and_their_interfaces() {
+        let (_root, sysfs) = sysfs(&[
+            ("class/infiniband/rxe0/ports/1/state", "4: ACTIVE"),
+            ("class/infiniband/rxe0/ports/1/gids/0", "fe80:0000:0000:0000:1c4b:2eff:fe5d:0001"),
+            ("class/infiniband/rxe0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a09:0001"),
+            ("class/infiniband/rxe0/ports/1/gids/10", "0000:0000:0000:0000:0000:0000:0000:0000"),
+            ("class/infiniband/rxe0/ports/1/gid_attrs/types/1", "RoCE v2"),
+            ("class/infiniband/rxe0/ports/1/gid_attrs/ndevs/1", "v0"),
+        ]);
+
+        assert_eq!((sysfs.devices(), sysfs.ports("rxe0")), (vec!["rxe0".to_owned()], vec![1]));
+        let gids = sysfs.gids("rxe0", 1);
+        assert_eq!(gids.len(), 2);
+        let (gid, kind, interface) = ("::ffff:10.9.0.1".into(), "RoCE v2".into(), "v0".into());
+        assert_eq!(gids[1], Gid { index: 1, gid, kind, interface });
+        assert_eq!(sysfs.interfaces("rxe0", 1), ["v0".to_owned()].into());
+    }
+
+    #[test]
+    fn infiniband_port_has_the_interface_of_its_number() {
+        let (_root, sysfs) = sysfs(&[
+            ("class/infiniband/mlx5_0/ports/2/gids/0", "fe80:0000:0000:0000:0002:c903:0000:0001"),
+            ("class/net/ib0/type", "32"),
+            ("class/net/ib0/dev_port", "0"),
+            ("class/net/ib0/device/infiniband/mlx5_0/x", ""),
+            ("class/net/ib1/type", "32"),
+            ("class/net/ib1/dev_port", "1"),
+            ("class/net/ib1/device/infiniband/mlx5_0/x", ""),
+            ("class/net/eth0/type", "1"),
+            ("class/net/eth0/dev_port", "1"),
+        ]);
+
+        assert_eq!(sysfs.interfaces("mlx5_0", 2), ["ib1".to_owned()].into());
+    }
+
+    #[test]
+    fn host_without_devices_has_none() {
+        let (_root, sysfs) = sysfs(&[]);
+
+        assert!(
+            sysfs.devices().is_empty() && sysfs.ports("rxe0").is_empty() && sysfs.gids("rxe0", 1).is_empty()
+        );
+    }
+}
