@@ -19,7 +19,7 @@ use super::{Args, Failed, skipped};
 const ALONE: &str = "GET_DIRTY_LOG alone";
 const SYNC: &str = "sync";
 const REARM: &str = "re-arming (CLEAR_DIRTY_LOG and all)";
-const CYCLE: &str = "report and re-arming";
+const CYCLE: &str = "sync and re-arming";
 const CYCLE_ALONE: &str = "the same without the merging";
 
 /// Writes the state of a generator into `count` (rsi) random pages: state rdi, its factor rbx, mask of the

@@ -8,9 +8,9 @@ use super::{Args, Failed, skipped};
 
 /// How the pages lie that are written between two syncs.
 const PATTERNS: [(&str, &str, Pattern); 3] = [
-    ("report, every 8th page", "system calls alone, every 8th page", Pattern::Every(8)),
-    ("report, a random quarter", "system calls alone, a random quarter", Pattern::Random(4)),
-    ("report, nothing written", "system calls alone, nothing written", Pattern::None),
+    ("sync, every 8th page", "system calls alone, every 8th page", Pattern::Every(8)),
+    ("sync, a random quarter", "system calls alone, a random quarter", Pattern::Random(4)),
+    ("sync, nothing written", "system calls alone, nothing written", Pattern::None),
 ];
 
 #[derive(Clone, Copy)]

@@ -19,7 +19,7 @@ pub fn moving_bandwidth(statistics: &Statistics) -> Option<f64> {
     (bytes > 0 && !time.is_zero()).then(|| bytes as f64 / time.as_secs_f64())
 }
 
-/// Time that syncing dirty bits took, over all rounds.
+/// Time that syncs took, over all rounds.
 pub fn sync_time(statistics: &Statistics) -> Duration {
     statistics.rounds.iter().map(|round| round.sync).sum()
 }

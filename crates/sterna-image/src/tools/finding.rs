@@ -23,7 +23,7 @@ pub struct Place {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub byte: Option<u64>,
     /// Whether `byte` counts in the decompressed stream.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "is_unpacked", skip_serializing_if = "std::ops::Not::not")]
     pub is_decompressed: bool,
     /// RAM block.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,5 +150,19 @@ impl fmt::Display for Finding {
             write!(f, ". {more}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_a_place_in_json_are_those_that_readers_know() {
+        let place = Place { byte: Some(1), is_decompressed: true, ..Place::default() };
+
+        let text = serde_json::to_string(&place).unwrap();
+
+        assert_eq!(text, r#"{"byte":1,"is_unpacked":true}"#);
     }
 }

@@ -203,7 +203,7 @@ impl Control {
         }
     }
 
-    /// Waits until all is loaded, and checks it. Whether the guest ran at the source.
+    /// Waits until all is loaded, and checks it. Gives whether the guest ran at the source.
     fn await_completion(&self, driver: &Driver<Destination>) -> Result<bool, Break> {
         self.wait_for_streams(driver)?;
         self.shared.rounds.complete()?;

@@ -53,5 +53,5 @@ impl ImagePlan {
     }
 }
 
-/// Most RAM that a foreign machine may have, in bytes: its bitmaps are kept in memory.
+/// Most RAM that an opaque machine may have, in bytes: its bitmaps are kept in memory.
 pub const RAM_BYTES: u64 = 16 << 40;

@@ -1,8 +1,8 @@
-//! Machines that the engine does not know: another VMM's guest (QEMU's) is taken in and given back.
+//! Opaque machines: a guest of another VMM (QEMU's) is received into an image, and an image is sent as a stream.
 //!
-//! The engine reads and writes RAM as it always does. What it cannot know, the state of the machine's devices,
-//! it keeps byte for byte in a [`sterna_image::Shape`], and gives it back unchanged. So a foreign guest never
-//! runs here: it lies in an image.
+//! RAM moves as in any migration. The engine does not know the state of the machine's devices: it keeps that byte for
+//! byte in a [`sterna_image::Shape`], and sends it back unchanged. So an opaque machine never runs here: it is in an
+//! image.
 //!
 //! - [`receive`] waits at an address for any source (a QEMU's `migrate`, a Sterna) and writes an image. The
 //!   machine's RAM blocks are known only when the stream lists them; loader, lanes, rounds and the handover are
@@ -11,12 +11,12 @@
 //! - [`send`] is the way back: the image is the source of a paused guest, sent to a QEMU that waits with
 //!   `-incoming`, or to a Sterna. Rounds, lanes and the handover are those of [`crate::Migration`].
 //!
-//! | room | holds |
+//! | module | contains |
 //! | --- | --- |
 //! | `image_target` | receives a guest into an image: configuration, block list, sections, the tail |
 //! | `lane` | pages on their way into the image |
 //! | `receive` | the handle of a reception |
-//! | `stored` | a machine in an image, as the origin of a migration |
+//! | `stored` | a machine in an image, as the source of a migration |
 //! | `window` | one sending lane's window onto the image |
 
 mod image_plan;

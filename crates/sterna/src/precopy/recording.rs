@@ -98,3 +98,17 @@ impl Recorded {
         &self.recording
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reports that were written under other names of these fields are replayed, too.
+    #[test]
+    fn keys_of_a_recording_are_those_of_reports_that_were_written_before() {
+        let observed = serde_json::to_value(Input::Observed(Snapshot::default())).unwrap();
+
+        let round = &observed["Looked"]["pass"];
+        assert!(round["left"].is_u64() && round["is_rearmed"].is_boolean(), "{observed}");
+    }
+}

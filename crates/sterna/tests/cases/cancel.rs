@@ -85,7 +85,7 @@ fn kinds(channels: u8) -> Vec<String> {
     common::assert_arrived(&outcome, &arrival, &target.guest);
     let mut kinds = seen.lock().unwrap().clone();
     // How many rounds there are is chance.
-    kinds.retain(|kind| !kind.starts_with("Pass(") || kind == "Pass(1)" || kind == "Pass(2)");
+    kinds.retain(|kind| !kind.starts_with("Round(") || kind == "Round(1)" || kind == "Round(2)");
     kinds
 }
 
@@ -114,7 +114,7 @@ fn cancel_at_each_event_leaves_the_guest_or_is_refused() {
     for channels in [0, 2] {
         let kinds = case("a whole migration", || kinds(channels));
         let commit = kinds.iter().position(|kind| kind == "Prepared").expect("prepared");
-        for needed in ["Status(Setup)", "Status(Active)", "Status(Device)", "Stopped", "Pass(1)", "Devices"] {
+        for needed in ["Status(Setup)", "Status(Active)", "Status(Device)", "Stopped", "Round(1)", "Devices"] {
             assert!(kinds.iter().position(|kind| kind == needed).unwrap() < commit, "{kinds:?}");
         }
         for (index, at) in kinds.iter().enumerate() {

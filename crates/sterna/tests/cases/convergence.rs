@@ -222,7 +222,7 @@ fn guest_is_not_stopped_because_bursts_under_max_bandwidth_go_fast() {
         let Outcome::Failed { error: MigrationError::NotConverging { why }, .. } = migration.wait() else {
             panic!("{:?}", migration.outcome());
         };
-        assert!(why.contains("17 MB/s can be sent under max-bandwidth"), "{why}");
+        assert!(why.contains("17 MB/s can be sent under the bandwidth limit"), "{why}");
         assert!(why.contains("raise the bandwidth limit"), "{why}");
         assert_lives_on(&source.guest);
     });

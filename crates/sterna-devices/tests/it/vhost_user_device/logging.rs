@@ -91,7 +91,7 @@ fn pages_written_until_the_stop_are_all_in_the_last_sync() {
         machine.stop().expect("a good stop");
         let last = copy.keep_up(&machine.ram, &log);
         // Assert
-        assert!(last > 0, "round {round}: the back end wrote nothing after the report before");
+        assert!(last > 0, "round {round}: the back end wrote nothing after the sync before");
         assert_eq!(copy.stale(&machine.ram), None, "round {round}: a page was written and not reported");
         assert_eq!(copy.keep_up(&machine.ram, &log), 0, "round {round}: a stopped back end writes");
         // The migration is undone.

@@ -83,6 +83,7 @@ fn inspect_real_images_of_one_guest_agree_in_both_forms() {
     assert_eq!(blocks(&mapped), blocks(&legacy));
     assert_eq!(devices(&mapped), devices(&legacy));
     assert!(mapped.devices.iter().all(|device| device.is_described));
+    assert_eq!(serde_json::to_value(&mapped).unwrap()["packing"], "none", "the key that readers know");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn damage_that_the_codec_sees_has_its_place_in_the_file() {
             continue;
         }
         seen += 1;
-        let place = finding(compressed.clone(), "compression").place;
+        let place = finding(compressed.clone(), "packing").place;
 
         // The block that holds it ends behind it; none is longer than a few megabytes.
         let byte = place.byte.expect("a byte of the file");
