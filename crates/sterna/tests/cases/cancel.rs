@@ -114,7 +114,8 @@ fn cancel_at_each_event_leaves_the_guest_or_is_refused() {
     for channels in [0, 2] {
         let kinds = case("a whole migration", || kinds(channels));
         let commit = kinds.iter().position(|kind| kind == "Prepared").expect("prepared");
-        for needed in ["Status(Setup)", "Status(Active)", "Status(Device)", "Stopped", "Round(1)", "Devices"] {
+        for needed in ["Status(Setup)", "Status(Active)", "Status(Device)", "Stopped", "Round(1)", "Devices"]
+        {
             assert!(kinds.iter().position(|kind| kind == needed).unwrap() < commit, "{kinds:?}");
         }
         for (index, at) in kinds.iter().enumerate() {

@@ -85,7 +85,8 @@ fn missing_channel_is_waited_for_only_so_long() {
             common::assert_lives_on(&source.guest);
             let told = || warnings(&log.events()).concat();
             eventually("what is missing", || {
-                told().contains("multifd channel 1 did not connect") && told().contains("the same number of channels")
+                told().contains("multifd channel 1 did not connect")
+                    && told().contains("the same number of channels")
             });
             assert_eq!(incoming.status(), Status::Setup, "the next one may come");
             drop(incoming);
