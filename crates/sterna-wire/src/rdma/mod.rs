@@ -8,21 +8,28 @@
 //! Decoding a message checks what can be seen in it alone. [`BlockPlaces`] checks what depends on the guest's blocks:
 //! indices, keys, addresses, ranges. A message is at most [`MESSAGE_BYTES`] long and is decoded where it lies; only
 //! [`BlockPlaces::agreed`] allocates, one entry for each block of this side.
+//!
+//! [`session`] keeps the order of messages, [`Admission`] the connections of a destination, and [`RegistrationPlan`] decides
+//! which memory a source asks for.
 
+mod admission;
 mod chunk;
 mod header;
 mod introduction;
 mod message;
 mod places;
+mod plan;
 mod private_data;
 mod records;
 pub mod session;
 
+pub use admission::Admission;
 pub use chunk::ChunkSize;
 pub use header::{Header, MessageType};
 pub use introduction::{Introduction, Part};
 pub use message::{Message, encode_empty, encode_file, encode_records};
 pub use places::{BlockPlaces, BlockRange};
+pub use plan::{Batch, Destination, PlanLimits, RegistrationPlan};
 pub use private_data::{ConnectReply, ConnectRequest, Registration};
 pub use records::{
     BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
