@@ -9,15 +9,16 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
+use super::config::StateBankConfig;
 use super::content::{BLOCK_BYTES, mix};
 use super::dma::{Dma, DmaPlan};
 use super::fault::{Fault, FaultKind};
+use super::load::LoadError;
 use super::load::{Loaded, Loader};
 use super::pace::{Pace, sleep_until};
 use super::save::{Blocks, Saver};
 use super::status::{Status, Verdict};
 use super::stream::End;
-use super::{LoadError, StateBankConfig};
 use crate::vfio::{MigState, arcs, path};
 
 /// The device model; see [the module's text](super).

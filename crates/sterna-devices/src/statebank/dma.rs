@@ -24,8 +24,8 @@ use crate::vfio_user::DmaRegion;
 use crate::vfio_user::wire::DmaLogRange;
 use log::Log;
 use map::Map;
+pub(super) use map::PAGE_BYTES;
 
-pub(super) const PAGE_BYTES: u64 = 4096;
 /// How often the writer looks how much is due.
 const TURN: Duration = Duration::from_millis(1);
 /// Writes that are made under one lock.

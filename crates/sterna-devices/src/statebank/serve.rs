@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::StateBank;
+use super::bank::StateBank;
 use crate::vfio_user::{Server, ServerThread};
 
 /// A statebank that is served; dropping it ends the server, hanging or not.

@@ -6,7 +6,7 @@
 //! without running in between, since it would not be clear what of the state was read already. Nobody goes to
 //! ERROR by wish, and nothing but a reset leads out of it.
 
-use super::{MigState, MigrationFeatures};
+use super::state::{MigState, MigrationFeatures};
 
 use MigState::{PreCopy, PreCopyP2p, Resuming, Running, RunningP2p, Stop, StopCopy};
 

@@ -18,7 +18,10 @@
 use parking_lot::{Mutex, MutexGuard};
 use sterna::{DeviceStream, RemainingState, VmError};
 
-use super::{DeviceError, MigState, MigrationPort, PortError, path};
+use super::arcs::path;
+use super::error::{DeviceError, PortError};
+use super::port::MigrationPort;
+use super::state::MigState;
 
 const INTERRUPTED: &str =
     "an operator's stop and cont interrupted the save, and the device has changed since: migrate again";

@@ -10,7 +10,7 @@ use sterna_ram::{
     DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, SyncReport, SyncTimes,
 };
 
-use super::PortError;
+use super::error::PortError;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sterna::VmError;
 
-use super::MigState;
+use super::state::MigState;
 
 /// The device's other side (a process, the kernel) did not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! What a way of speaking to a device must offer, so that [`super::VfioDevice`] can drive it.
 
-use super::{MigState, MigrationFeatures, PortError};
+use super::error::PortError;
+use super::state::{MigState, MigrationFeatures};
 
 /// How much can be read while the device runs, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

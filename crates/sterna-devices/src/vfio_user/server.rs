@@ -5,6 +5,7 @@
 //! more; the device stays as it is.
 
 mod dispatch;
+mod end;
 
 use std::fmt;
 use std::io;
@@ -16,22 +17,9 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::Backend;
-use super::wire::WireError;
+use super::backend::Backend;
 use dispatch::Session;
-
-/// How a connection ended.
-#[derive(Debug)]
-pub enum ServerEnd {
-    /// The client closed it, or [`Stopper::stop`] did.
-    Disconnected,
-    /// The device hung up.
-    HungUp,
-    /// The client broke the protocol so that no next message can be found.
-    Misbehaved(WireError),
-    /// It broke.
-    Broken(io::Error),
-}
+pub use end::ServerEnd;
 
 /// A socket on which a device waits for clients.
 pub struct Server {

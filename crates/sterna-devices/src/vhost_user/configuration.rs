@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{Ring, VhostUserError};
+use super::error::VhostUserError;
+use super::ring::Ring;
 
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 14;

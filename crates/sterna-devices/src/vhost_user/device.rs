@@ -12,12 +12,13 @@ use sterna_ram::dirty::{DirtyBitmaps, LoggedRange, VhostLog};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::configuration::Configuration;
+use super::error::VhostUserError;
 use super::memory::GuestMemory;
+use super::ring::Ring;
 use super::session::{Events, Session};
-use super::stream::Transfer;
+use super::transfer::Transfer;
 use super::used_rings::UsedRings;
 use super::worker::{Asking, Worker};
-use super::{Ring, VhostUserError};
 use crate::connect;
 
 /// Where a device's back end is, and how long it may take.

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use sterna_ram::dirty::{DirtyBitmaps, DirtySource, SyncReport, VhostLog};
 use sterna_ram::{DirtyError, PageBitmap};
 
-use super::{VhostUserDevice, VhostUserError};
+use super::device::VhostUserDevice;
+use super::error::VhostUserError;
 
 const NAME: &str = "vhost-user";
 

@@ -7,7 +7,7 @@ use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use vhost::VhostUserMemoryRegionInfo;
 
-use super::VhostUserError;
+use super::error::VhostUserError;
 use super::used_rings::Pages;
 
 /// What every back end takes, and more than any machine of ours has.

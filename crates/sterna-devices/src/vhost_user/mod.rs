@@ -31,6 +31,7 @@ mod ring;
 mod section;
 mod session;
 mod stream;
+mod transfer;
 mod used_rings;
 mod worker;
 

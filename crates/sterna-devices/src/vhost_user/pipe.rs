@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use super::{StateDirection, VhostUserError};
+use super::error::{StateDirection, VhostUserError};
 
 /// What the kernel gives anybody: as much as one chunk.
 const PIPE_BYTES: usize = 1 << 20;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vhost::VringConfigData;
 
-use super::VhostUserError;
+use super::error::VhostUserError;
 use super::memory::GuestMemory;
 use super::used_rings::Pages;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sterna::{Device, DeviceStream, VmError};
 
-use super::VhostUserDevice;
+use super::device::VhostUserDevice;
 
 /// A vhost-user device as [`Device`]. Its section is empty: all is in the stream and its configuration.
 #[derive(Debug, Clone)]

@@ -16,11 +16,12 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::configuration::{Configuration, RINGS_MAX};
+use super::error::{StateDirection, VhostUserError};
 use super::log_base::{self, LogBaseError};
 use super::memory::GuestMemory;
+use super::ring::Ring;
 use super::used_rings::{Pages, UsedRings};
 use super::worker::Asking;
-use super::{Ring, StateDirection, VhostUserError};
 
 const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();

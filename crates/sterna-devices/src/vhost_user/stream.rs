@@ -4,59 +4,10 @@ use parking_lot::MutexGuard;
 use sterna::{DeviceStream, RemainingState, VmError};
 
 use super::configuration::Configuration;
+use super::device::VhostUserDevice;
+use super::error::{StateDirection, VhostUserError};
 use super::pipe::{self, StatePipe};
-use super::{StateDirection, VhostUserDevice, VhostUserError};
-
-/// What the engine does with the device.
-#[derive(Debug, Default)]
-pub(super) enum Transfer {
-    #[default]
-    None,
-    /// It will be saved, but its rings run.
-    Announced,
-    /// The back end writes its state.
-    Saving { pipe: StatePipe, bytes: u64 },
-    /// All was read, and the back end says that it was all.
-    Saved,
-    /// The save went wrong or is not wanted any more.
-    Unsaved,
-    /// Its rings ran on in the middle of the save: what was read is of a device that is no more.
-    Interrupted,
-    /// The back end reads its state.
-    Loading(StatePipe),
-    /// The state is in the back end's hands, but nobody has said that it is good.
-    Unchecked,
-    /// All is loaded.
-    Loaded,
-    /// It ran with what was loaded, and no save has begun since.
-    Ran {
-        /// It was told to stop since, so the load may yet be undone.
-        stopped: bool,
-    },
-}
-
-impl Transfer {
-    fn describe(&self) -> &'static str {
-        match self {
-            Self::None | Self::Ran { .. } => "its state is not being transferred",
-            Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
-            Self::Unsaved => "saving its state has failed",
-            Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
-            Self::Loading(_) | Self::Unchecked | Self::Loaded => "its state is being loaded",
-        }
-    }
-
-    fn is_save(&self) -> bool {
-        matches!(
-            self,
-            Self::Announced | Self::Saving { .. } | Self::Saved | Self::Unsaved | Self::Interrupted
-        )
-    }
-
-    fn is_load(&self) -> bool {
-        matches!(self, Self::Loading(_) | Self::Unchecked | Self::Loaded)
-    }
-}
+use super::transfer::Transfer;
 
 impl DeviceStream for VhostUserDevice {
     fn begin_save(&self) -> Result<(), VmError> {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::VhostUserError;
+use super::error::VhostUserError;
 use parking_lot::Mutex;
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;

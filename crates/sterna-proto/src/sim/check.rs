@@ -1,6 +1,6 @@
 //! What must hold after every step, and when nothing more happens.
 
-use super::qemu::Stage;
+use super::qemu_state::Stage;
 use super::schedule::{Effect, Pairing};
 use super::world::{Owner, World};
 use crate::destination::State as D;

@@ -24,6 +24,7 @@ mod destination_side;
 mod network;
 mod planted;
 mod qemu;
+mod qemu_state;
 mod rng;
 mod schedule;
 mod source_side;

@@ -1,31 +1,11 @@
 //! Peers that behave as QEMU does (spec §1.8, §5), and the tool that holds
 //! both monitors of a managed migration.
 
+use super::qemu_state::Stage;
 use super::schedule::{Effect, Pairing};
 use super::world::{Command, Item, Message, Owner, SECOND, Side, Work, World};
 use crate::destination;
 use crate::source::SwitchoverAck;
-
-/// A QEMU source.
-#[derive(Debug, Default)]
-pub(super) struct QemuSource {
-    pub(super) stage: Stage,
-    stopped: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stage {
-    #[default]
-    Active,
-    Completed,
-    Failed,
-}
-
-/// A QEMU destination.
-#[derive(Debug, Default)]
-pub(super) struct QemuDestination {
-    eof: bool,
-}
 
 impl World<'_> {
     fn qemu_return_path(&self) -> bool {

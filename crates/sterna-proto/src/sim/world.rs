@@ -2,7 +2,7 @@
 //! network between them, and the blows that strike it.
 
 use super::coverage::Coverage;
-use super::qemu::{QemuDestination, QemuSource};
+use super::qemu_state::{QemuDestination, QemuSource};
 use super::rng::Rng;
 use super::schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
 use crate::destination::{self, Destination};

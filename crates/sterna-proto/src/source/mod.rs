@@ -26,6 +26,7 @@
 //! * In [`State::Undecided`] an answer *committed* or *never* and a SHUT are
 //!   facts that never change, so an answer to an older question is as good.
 
+mod ledger;
 mod table;
 mod types;
 mod undo;
@@ -36,8 +37,8 @@ pub use types::{
 };
 
 use crate::limits::after;
+use ledger::Ledger;
 use std::time::Duration;
-use undo::Ledger;
 
 /// The source's machine. One per migration; see the module's documentation.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Every transition of the source, in one table.
 
-use super::undo::{Guest, Hooks};
+use super::ledger::{Guest, Hooks};
 use super::{Action as A, Cause, Decision, Event as E, Peer, Refusal, Source, State as S, SwitchoverAck};
 use crate::Status;
 use crate::limits::after;

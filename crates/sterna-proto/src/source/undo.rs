@@ -4,57 +4,11 @@
 //! it ran, tracking stopped. A step that fails holds the guest stopped, but
 //! the steps after it that do not need it are still done.
 
+use super::ledger::{Guest, Hooks};
 use super::{Action as A, Cause, End, Event as E, GuestAfter, Hold, Outcome};
 use super::{Refusal, Source, State as S};
 use crate::limits::after;
 use std::time::Duration;
-
-/// What this migration has done to the guest so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ledger {
-    pub(super) guest: Guest,
-    pub(super) hooks: Hooks,
-    /// Dirty tracking may be on.
-    pub(super) tracking: bool,
-    tracking_left_on: bool,
-    /// `StopTracking` is under way.
-    untracking: bool,
-    /// How the migration will have ended.
-    end: Option<End>,
-    hold: Option<Hold>,
-    /// Attempts to re-acquire hooks end here.
-    reacquire_until: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Guest {
-    /// Runs, or is paused, as its operator likes.
-    #[default]
-    Free,
-    Stopping,
-    Stopped {
-        was_running: bool,
-    },
-    Resuming,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Hooks {
-    #[default]
-    Acquired,
-    Releasing,
-    /// Some or all are released.
-    Released,
-    Reacquiring,
-    /// The last attempt failed; the next one comes at the deadline.
-    Retrying,
-}
-
-impl Ledger {
-    pub(super) fn is_guest_free(&self) -> bool {
-        self.guest == Guest::Free
-    }
-}
 
 impl Source {
     pub(super) fn cancel(&mut self, now: Duration) -> Result<Vec<A>, Refusal> {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
-use super::DriveError;
+use super::error::DriveError;
 
 /// What it holds, where the system allows so much.
 const PIPE_BYTES: usize = 1 << 20;

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{DriveError, Vm};
+use super::error::DriveError;
+use super::vm::Vm;
 
 /// What a VM is set to.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{DriveError, Progress};
+use super::error::DriveError;
+use super::progress::Progress;
 use crate::client::{Client, ClientError, Endpoint, QmpEvent};
 
 /// How long an answer may take. Commands answer at once; only a machine in trouble needs longer.

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{DriveError, Progress, Vm};
+use super::error::DriveError;
+use super::progress::Progress;
+use super::vm::Vm;
 use crate::client::ClientError;
 
 /// Between two looks, when no event comes.

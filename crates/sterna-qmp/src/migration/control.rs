@@ -15,9 +15,11 @@ use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
+use super::query;
+use super::real::SternaEngine;
 use super::refusal::sentence;
 use super::relay::Relay;
-use super::{MonitoredVm, SternaEngine, query};
+use super::vm::MonitoredVm;
 use crate::error::QmpError;
 use crate::server::EventBus;
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sterna::dirty_rate::{DirtyRateMeasurement, DirtyReading, MeasuringState};
 use sterna::ram::PAGE_SIZE;
 
-use super::MonitoredVm;
+use super::vm::MonitoredVm;
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, Arguments, CommandSpec};
 

@@ -12,9 +12,10 @@ use serde_json::{Map, Value, json};
 
 pub use numbers::{parse_number, parse_size};
 
+use super::address;
+use super::control::MigrationControl;
 use super::dirty_rate::Order;
 use super::parameters::{Neutral, ParameterSpec, Range, Unit, parameter};
-use super::{MigrationControl, address};
 use crate::error::QmpError;
 use crate::server::Context;
 

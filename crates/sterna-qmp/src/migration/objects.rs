@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use sterna::{Authorization, AuthorizationRule, Tls, TlsCredentials, TlsEndpoint};
 
-use super::ParameterSet;
+use super::parameters::ParameterSet;
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, String as Text};
 use crate::server::{Arguments, CommandSpec};

@@ -14,9 +14,12 @@ use std::thread::{self, JoinHandle};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use super::arguments::CommandSpec;
 use super::bus::{EventBus, Outbox};
+use super::endpoint::Endpoint;
+use super::handler::Handler;
+use super::limits::MAX_CLIENTS;
 use super::session::{Session, builtin_commands};
-use super::{CommandSpec, Endpoint, Handler, MAX_CLIENTS};
 
 /// Why a server could not begin. Always local.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ArgumentKind, CommandSpec};
+use super::arguments::{ArgumentKind, CommandSpec};
 
 /// The schema of `commands` and `events`.
 pub(crate) fn schema(commands: &[CommandSpec], events: &[&'static str]) -> Value {
@@ -38,7 +38,7 @@ pub(crate) fn schema(commands: &[CommandSpec], events: &[&'static str]) -> Value
 }
 
 fn members(command: &CommandSpec) -> Vec<Value> {
-    let member = |argument: &super::ArgumentSpec| {
+    let member = |argument: &super::arguments::ArgumentSpec| {
         let kind = match argument.kind {
             ArgumentKind::String => "str",
             ArgumentKind::Integer => "int",

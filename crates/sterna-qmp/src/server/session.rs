@@ -15,8 +15,12 @@ use rustix::net::{
 };
 use serde_json::{Map, Value, json};
 
+use super::arguments::{ArgumentKind, Arguments, CommandSpec};
 use super::bus::{EventBus, Outbox};
-use super::{ArgumentKind, Arguments, CommandSpec, Context, Handler, MAX_COMMAND_BYTES, schema, version};
+use super::handler::{Context, Handler};
+use super::limits::MAX_COMMAND_BYTES;
+use super::schema;
+use super::version::version;
 use crate::error::QmpError;
 use crate::framing::{Frame, Framer, to_line};
 

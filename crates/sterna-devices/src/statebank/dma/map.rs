@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::PAGE_BYTES;
 use crate::vfio_user::DmaRegion;
 use crate::vfio_user::wire::{DMA_READ, DMA_WRITE};
+
+pub(in crate::statebank) const PAGE_BYTES: u64 = 4096;
 
 /// A mapping of a client's file. The client and its guest write it at the same time, so it is only ever touched by
 /// atomic accesses of whole words.

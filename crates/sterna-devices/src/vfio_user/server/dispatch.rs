@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 
-use super::ServerEnd;
+use super::end::ServerEnd;
 use crate::vfio::feature;
 use crate::vfio_user::backend::{Backend, BackendError, DmaRegion};
 use crate::vfio_user::connection::{Connection, Trouble};

@@ -1,6 +1,7 @@
 //! Reading and writing: regions (specs/vfio-user.md §6) and migration data (§8).
 
-use super::{Payload, WireError};
+use super::error::WireError;
+use super::reader::Payload;
 
 /// REGION_READ and REGION_WRITE. What writes and what answers a read has `count` bytes of data behind it; what
 /// reads and what answers a write has none.

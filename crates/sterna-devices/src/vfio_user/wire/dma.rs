@@ -2,7 +2,8 @@
 
 use vfio_bindings::bindings::vfio as sys;
 
-use super::{Payload, WireError};
+use super::error::WireError;
+use super::reader::Payload;
 
 /// Flag of a map: the device may read.
 pub const DMA_READ: u32 = sys::VFIO_DMA_MAP_FLAG_READ;

@@ -1,6 +1,7 @@
 //! DEVICE_FEATURE and the payloads of the features that migrations use (specs/vfio-user.md §7).
 
-use super::{Payload, WireError};
+use super::error::WireError;
+use super::reader::Payload;
 use crate::vfio::{MigState, MigrationFeatures, feature};
 
 /// A feature of Sterna's own: GET, [`PrecopySizes`]. The kernel has an ioctl for that, vfio-user has nothing.

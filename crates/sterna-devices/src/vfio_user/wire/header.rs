@@ -1,6 +1,6 @@
 //! The 16 bytes in front of every message (specs/vfio-user.md §2).
 
-use super::WireError;
+use super::error::WireError;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;

@@ -2,7 +2,8 @@
 
 use vfio_bindings::bindings::vfio as sys;
 
-use super::{Payload, WireError};
+use super::error::WireError;
+use super::reader::Payload;
 
 /// Flag of a region: it can be read.
 pub const REGION_READABLE: u32 = sys::VFIO_REGION_INFO_FLAG_READ;

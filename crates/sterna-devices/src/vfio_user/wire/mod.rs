@@ -10,6 +10,7 @@ mod error;
 mod feature;
 mod header;
 mod info;
+mod limits;
 mod reader;
 mod version;
 
@@ -22,19 +23,6 @@ pub use feature::{
 };
 pub use header::{Command, HEADER_BYTES, Header, Kind};
 pub use info::{DeviceInfo, IrqInfo, IrqSet, REGION_READABLE, REGION_WRITABLE, RegionInfo};
+pub use limits::{MAX_DATA_BYTES, MAX_MESSAGE_FDS, message_limit};
 pub use reader::Payload;
 pub use version::{Capabilities, MigrationCapability, Version};
-
-/// The most data bytes that one message carries, if the other side does not say less: 1 MiB.
-pub const MAX_DATA_BYTES: u32 = 1 << 20;
-
-/// What a message has beside its data at most.
-const MAX_HEAD_BYTES: u32 = 64;
-
-/// The most bytes of a message with at most so many data bytes.
-pub fn message_limit(data_bytes: u32) -> u32 {
-    data_bytes.saturating_add(MAX_HEAD_BYTES)
-}
-
-/// The most descriptors that come with one message.
-pub const MAX_MESSAGE_FDS: usize = 8;

@@ -1,6 +1,7 @@
 //! Takes a payload apart, field by field.
 
-use super::{HEADER_BYTES, WireError};
+use super::error::WireError;
+use super::header::HEADER_BYTES;
 
 /// A message's payload, with a place in it.
 #[derive(Debug, Clone)]

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_DATA_BYTES, Payload, WireError};
+use super::error::WireError;
+use super::limits::MAX_DATA_BYTES;
+use super::reader::Payload;
 
 /// The most bytes of capabilities that are looked at.
 const MAX_TEXT_BYTES: usize = 16 << 10;

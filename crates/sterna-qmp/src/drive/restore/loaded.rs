@@ -17,7 +17,8 @@ use sterna_image::{Compression, Form, ImageError};
 use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOptions, RangeReader};
 
 use super::cached::is_cached;
-use super::{RestoreRequest, Subject};
+use super::examine::Subject;
+use super::request::RestoreRequest;
 use crate::drive::{DriveError, Progress, Settings, Vm, pipe};
 
 /// The name under which the VM gets its end of the pipe.

@@ -14,16 +14,16 @@ mod cached;
 mod examine;
 pub mod launch;
 mod loaded;
+mod request;
 mod setup;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sterna_transport::Direct;
 
 pub use examine::Subject;
 use loaded::Feed;
+pub use request::{RestoreRequest, Start};
 
 use super::{DriveError, Progress, Settings, Vm, Watch, Wish};
 use crate::client::ClientError;
@@ -31,31 +31,6 @@ use crate::client::ClientError;
 /// Between two looks when no event comes.
 const LOOK: Duration = Duration::from_millis(100);
 const BLINK: Duration = Duration::from_millis(20);
-
-/// Whether the guest starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Start {
-    /// If it ran when it was saved.
-    #[default]
-    AsItWas,
-    /// No.
-    Paused,
-    /// Yes.
-    Running,
-}
-
-/// What to restore, and how.
-#[derive(Debug, Clone)]
-pub struct RestoreRequest {
-    /// The image.
-    pub path: PathBuf,
-    /// Threads that read pages (1 to 255); none for eight.
-    pub channels: Option<u8>,
-    /// Whether pages go past the page cache, where the form allows.
-    pub direct: Direct,
-    /// Whether the guest starts.
-    pub start: Start,
-}
 
 /// A good restore.
 #[derive(Debug, Clone)]

@@ -17,17 +17,16 @@ mod check;
 mod format;
 mod head;
 mod piped;
+mod request;
 mod run_state;
 mod setup;
 mod written;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-use sterna_transport::Direct;
 
 pub(super) use check::stream as check_stream;
 pub use format::{Format, newest_libvirt_format, newest_libvirt_format_here};
+pub use request::{Domain, SaveRequest};
 pub(super) use setup::{OFF, READERS, channels};
 
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
@@ -39,34 +38,6 @@ const BACK_LIMIT: Duration = Duration::from_secs(30);
 const NAME: &str = "sterna-save";
 /// The run state of a guest that runs.
 const RUNNING: &str = "running";
-
-/// What to save, where to, and how.
-#[derive(Debug, Clone)]
-pub struct SaveRequest {
-    /// The image's place.
-    pub path: PathBuf,
-    /// Which form. libvirt's need [`domain`](Self::domain).
-    pub format: Format,
-    /// Threads that write pages (1 to 255); none for four.
-    pub channels: Option<u8>,
-    /// Whether pages go past the page cache, where the form allows.
-    pub direct: Direct,
-    /// What libvirt's container holds beside the stream.
-    pub domain: Option<Domain>,
-    /// A file that lies in the place is replaced.
-    pub replace: bool,
-    /// The guest goes on after the save.
-    pub resume_after: bool,
-}
-
-/// A domain as libvirt describes it.
-#[derive(Debug, Clone)]
-pub struct Domain {
-    /// `virsh dumpxml --migratable --inactive`.
-    pub xml: Vec<u8>,
-    /// libvirt's cookie, where it is known.
-    pub cookie: Option<Vec<u8>>,
-}
 
 /// A good save.
 #[derive(Debug, Clone)]

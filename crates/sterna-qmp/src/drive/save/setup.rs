@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use sterna_image::Form;
 
-use super::SaveRequest;
+use super::request::SaveRequest;
 use crate::drive::{Changed, DriveError, Settings, Vm};
 
 /// Capabilities that a save into a file must not have, for they are refused with it, fail it at the end

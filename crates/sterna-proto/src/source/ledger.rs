@@ -1,0 +1,52 @@
+//! What a migration has done to the guest, so that it can be undone.
+
+use std::time::Duration;
+
+use super::types::{End, Hold};
+
+/// What this migration has done to the guest so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ledger {
+    pub(super) guest: Guest,
+    pub(super) hooks: Hooks,
+    /// Dirty tracking may be on.
+    pub(super) tracking: bool,
+    pub(super) tracking_left_on: bool,
+    /// `StopTracking` is under way.
+    pub(super) untracking: bool,
+    /// How the migration will have ended.
+    pub(super) end: Option<End>,
+    pub(super) hold: Option<Hold>,
+    /// Attempts to re-acquire hooks end here.
+    pub(super) reacquire_until: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Guest {
+    /// Runs, or is paused, as its operator likes.
+    #[default]
+    Free,
+    Stopping,
+    Stopped {
+        was_running: bool,
+    },
+    Resuming,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Hooks {
+    #[default]
+    Acquired,
+    Releasing,
+    /// Some or all are released.
+    Released,
+    Reacquiring,
+    /// The last attempt failed; the next one comes at the deadline.
+    Retrying,
+}
+
+impl Ledger {
+    pub(super) fn is_guest_free(&self) -> bool {
+        self.guest == Guest::Free
+    }
+}
