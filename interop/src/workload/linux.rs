@@ -1,7 +1,8 @@
 //! Debian's stock kernel, with a busybox whose one job is to rewrite files and compare their digests.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use crate::cpio::Archive;
 use crate::root::target_directory;
@@ -58,7 +59,7 @@ pub(super) fn check(root: &Root) -> Result<(), Failure> {
 /// Kernel and initramfs, made once for all tests.
 fn prepared(root: &Root) -> Result<(PathBuf, PathBuf), Failure> {
     static READY: Mutex<Option<(PathBuf, PathBuf)>> = Mutex::new(None);
-    let mut ready = READY.lock().map_err(|_| "another test failed while it prepared the guest")?;
+    let mut ready = READY.lock();
     if let Some(ready) = &*ready {
         return Ok(ready.clone());
     }
