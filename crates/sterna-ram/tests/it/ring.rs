@@ -32,7 +32,7 @@ struct Machine {
     entries: u32,
     /// As of the last sync: those before it make no later one inexact.
     overruns: Cell<u64>,
-    _vm: VmFd,
+    vm: VmFd,
     ram: GuestRam,
 }
 
@@ -49,14 +49,6 @@ fn machine(test: &str, low: u64, vcpus: u64) -> Option<Machine> {
     };
     let block = |name: &str, pages| RamBlock::new(name, pages * PAGE, Backing::Memfd).unwrap();
     let ram = GuestRam::new(vec![block("a", low + 80), block("b", 100)]).unwrap();
-    let slot = |slot, guest_page: u64, block, first_page, pages| KvmSlot {
-        slot,
-        flags: 0,
-        guest_address: guest_page * PAGE,
-        block,
-        first_page,
-        pages,
-    };
     let slots = vec![slot(0, 0, 0, 5, low), slot(1, low, 0, low + 5, 70), slot(7, low + 70, 1, 0, 100)];
     for entries in SIZES {
         let vm = kvm.create_vm().unwrap();
@@ -69,24 +61,31 @@ fn machine(test: &str, low: u64, vcpus: u64) -> Option<Machine> {
             Err(DirtyError::RingSize { .. }) => continue,
             Err(error) => panic!("{error}"),
         };
-        for slot in &slots {
-            let region = kvm_userspace_memory_region {
-                slot: slot.slot,
-                flags: 0,
-                guest_phys_addr: slot.guest_address,
-                memory_size: slot.pages * PAGE,
-                userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
-            };
-            // SAFETY: the RAM lives as long as the machine, which drops it last.
-            unsafe { vm.set_user_memory_region(region) }.unwrap();
-        }
+        slots.iter().for_each(|slot| set_slot(&vm, &ram, slot));
         ram.block(0).write(5 * PAGE + CODE, GUEST).unwrap();
         let vcpus: Vec<VcpuFd> = (0..vcpus).map(|index| vcpu(&vm, index)).collect();
         let fds: Vec<_> = vcpus.iter().map(fd).collect();
         let ring = rings.source(&fds, slots, ram.clone()).unwrap();
-        return Some(Machine { ring, vcpus, entries, overruns: Cell::new(0), _vm: vm, ram });
+        return Some(Machine { ring, vcpus, entries, overruns: Cell::new(0), vm, ram });
     }
     panic!("no size of {SIZES:?} is good enough");
+}
+
+fn slot(slot: u32, guest_page: u64, block: usize, first_page: u64, pages: u64) -> KvmSlot {
+    KvmSlot { slot, flags: 0, guest_address: guest_page * PAGE, block, first_page, pages }
+}
+
+/// Sets a slot of the VM's up, or moves it.
+fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
+    let region = kvm_userspace_memory_region {
+        slot: slot.slot,
+        flags: 0,
+        guest_phys_addr: slot.guest_address,
+        memory_size: slot.pages * PAGE,
+        userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
+    };
+    // SAFETY: the RAM lives as long as the machine, which drops it last.
+    unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
 fn fd(of: &impl AsRawFd) -> BorrowedFd<'_> {
@@ -341,4 +340,48 @@ fn ring_sizes_and_moments_that_cannot_be_are_refused() {
         KvmDirtyRings::enable(owned(&vm), 1024),
         Err(DirtyError::System { call: "KVM_ENABLE_CAP", .. })
     ));
+}
+
+#[test]
+fn ring_slots_are_replaced_between_migrations_alone() {
+    let Some(mut machine) = machine("ring_slots_are_replaced_between_migrations_alone", 150, 1) else {
+        return;
+    };
+    machine.ring.start().unwrap();
+    machine.write(0, 225, 1); // page 5 of block 1
+    // Memory is plugged: the guest has another block. Slot 7, which is block 1, moves to other guest addresses.
+    let plugged = RamBlock::new("c", 10 * PAGE, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(machine.ram.blocks().iter().cloned().chain([plugged]).collect()).unwrap();
+    let slots = vec![
+        slot(0, 0, 0, 5, 150),
+        slot(1, 150, 0, 155, 70),
+        slot(7, 400, 1, 0, 100),
+        slot(11, 330, 2, 0, 10),
+    ];
+
+    let while_running = machine.ring.replace_slots(slots.clone(), ram.clone());
+
+    assert!(matches!(while_running, Err(DirtyError::Running { .. })), "{while_running:?}");
+    assert!(machine.sync()[1].contains(&5), "the refusal changed nothing");
+    machine.ring.stop().unwrap();
+    machine.ram = ram.clone();
+    slots[2..].iter().for_each(|slot| set_slot(&machine.vm, &machine.ram, slot));
+    let outside = vec![slot(12, 500, 3, 0, 1)];
+    let refused = machine.ring.replace_slots(outside, ram.clone());
+    assert!(matches!(refused, Err(DirtyError::Slot { slot: 12, .. })), "{refused:?}");
+    machine.ring.replace_slots(slots, ram).unwrap();
+
+    machine.ring.start().unwrap();
+    machine.write(0, 333, 2);
+    machine.write(0, 409, 1);
+
+    let mut found = DirtyBitmaps::new(&machine.ram);
+    machine.ring.sync(&mut found).unwrap();
+    for (block, page) in [(2, 3), (2, 4), (1, 9)] {
+        assert!(found.block(block).get(page), "page {page} of block {block} was written");
+    }
+    if machine.ring.overruns() == 0 {
+        assert_eq!(found.count(), 3);
+    }
+    assert_eq!(machine.ram.block(1).read_u64(9 * PAGE).unwrap() & 0xffff_ffff, 1, "the guest did write");
 }
