@@ -6,6 +6,9 @@
 //! | `cancel` | ends the migration; the guest runs on here |
 //! | `save FILE` | starts to save the guest, which stops |
 //! | `resume` | lets a saved guest run on |
+//! | `plug MIB` | plugs memory; refused while a migration runs or a guest is expected |
+//! | `read ADDRESS`, `write ADDRESS NUMBER` | reads or writes a number in guest memory, as a device does |
+//! | `listen ADDRESS` | waits for a guest, where `--incoming defer` did not |
 //! | `limit BYTES` | limits the bandwidth, per second |
 //! | `status` | tells where migrations and the guest stand |
 //! | `quit` | ends the process, unless a migration runs |
@@ -21,6 +24,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::timerfd::TimerFd;
 
@@ -52,7 +56,7 @@ pub fn run(path: &Path, machine: &Machine, migrator: &mut Migrator) -> Result<()
             let fd = event.data() as RawFd;
             if fd == timer.as_raw_fd() {
                 timer.wait()?;
-                machine.ticker().tick(machine.memory())?;
+                machine.ticker().tick(&machine.memory())?;
             } else if fd == listener.as_raw_fd() {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
@@ -107,6 +111,13 @@ fn answer(line: &str, machine: &Machine, migrator: &mut Migrator) -> Option<Stri
         "cancel" => migrator.cancel(),
         "save" => migrator.save(Path::new(argument)),
         "resume" => migrator.resume(),
+        "listen" => migrator.listen(argument),
+        "plug" => argument.parse().map_err(Into::into).and_then(|mib: usize| migrator.plug(mib << 20)),
+        "write" => write(argument, machine),
+        "read" => match read(argument, machine) {
+            Ok(number) => return Some(format!("ok {number}")),
+            Err(error) => Err(error),
+        },
         "limit" => argument.parse().map_err(Into::into).and_then(|bytes| migrator.limit(bytes)),
         "status" => {
             let runs = if machine.vcpu().is_running() { "running" } else { "stopped" };
@@ -118,7 +129,19 @@ fn answer(line: &str, machine: &Machine, migrator: &mut Migrator) -> Option<Stri
         }
         "quit" if migrator.is_idle() => return None,
         "quit" => Err("a migration runs, or the guest's whereabouts are undecided: cancel it first".into()),
-        _ => Err("commands are migrate, cancel, save, resume, limit, status and quit".into()),
+        _ => Err(
+            "commands are migrate, cancel, save, resume, listen, plug, read, write, limit, status and quit"
+                .into(),
+        ),
     };
     Some(done.map_or_else(|error| format!("error: {error}"), |()| "ok".into()))
+}
+
+fn read(address: &str, machine: &Machine) -> Result<u64, Box<dyn Error>> {
+    Ok(machine.memory().read_obj(GuestAddress(address.parse()?))?)
+}
+
+fn write(argument: &str, machine: &Machine) -> Result<(), Box<dyn Error>> {
+    let (address, number) = argument.split_once(' ').ok_or("write ADDRESS NUMBER")?;
+    Ok(machine.memory().write_obj(number.parse::<u64>()?, GuestAddress(address.parse()?))?)
 }

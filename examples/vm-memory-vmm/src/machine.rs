@@ -4,14 +4,14 @@ use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VmFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     MemoryRegionAddress,
 };
 
@@ -24,6 +24,12 @@ const LOW_BYTES: usize = 0xa_0000;
 const HIGH: GuestAddress = GuestAddress(1 << 20);
 /// Where the guest's code is.
 const CODE: GuestAddress = GuestAddress(0x1000);
+
+/// Where memory may be plugged.
+const PLUG_ALIGN: u64 = 2 << 20;
+
+/// Guest memory; clones share it.
+pub type Memory = GuestMemoryMmap<AtomicBitmap>;
 
 /// Counts every word of 64 KiB up, sweep after sweep, prints each count, and halts at a word that has another value.
 #[rustfmt::skip]
@@ -39,7 +45,7 @@ const GUEST: [u8; 23] = [
 pub struct Machine {
     vcpu: Vcpu,
     ticker: Ticker,
-    memory: GuestMemoryMmap<AtomicBitmap>,
+    memory: Mutex<Memory>,
     vm: VmFd,
 }
 
@@ -50,24 +56,17 @@ impl Machine {
         let vm = Kvm::new()?.create_vm()?;
         vm.set_tss_address(0xfffb_d000)?; // Real mode on Intel needs three pages that are not memory.
         for (slot, region) in (0..).zip(memory.iter()) {
-            let kvm_region = kvm_userspace_memory_region {
-                slot,
-                guest_phys_addr: region.start_addr().0,
-                memory_size: region.len(),
-                userspace_addr: region.get_host_address(MemoryRegionAddress(0))? as u64,
-                flags: 0,
-            };
-            // SAFETY: the slot is the region's whole mapping, which lives longer than the vCPU's last run: see `drop`.
-            unsafe { vm.set_user_memory_region(kvm_region) }?;
+            // SAFETY: the machine keeps the region, and the vCPU's last run is over before that is dropped: see `drop`.
+            unsafe { set_slot(&vm, slot, region) }?;
         }
         let vcpu = Vcpu::new(vm.create_vcpu(0)?)?;
         vcpu.reset(CODE.0, HIGH.0)?;
-        Ok(Self { vcpu, ticker: Ticker::default(), memory, vm })
+        Ok(Self { vcpu, ticker: Ticker::default(), memory: Mutex::new(memory), vm })
     }
 
     /// Starts the guest from its beginning.
     pub fn boot(&self) -> Result<(), Box<dyn Error>> {
-        self.memory.write_slice(&GUEST, CODE)?;
+        self.memory().write_slice(&GUEST, CODE)?;
         self.resume();
         Ok(())
     }
@@ -95,8 +94,28 @@ impl Machine {
     }
 
     /// Guest memory. KVM's slot N is region N.
-    pub fn memory(&self) -> &GuestMemoryMmap<AtomicBitmap> {
-        &self.memory
+    pub fn memory(&self) -> Memory {
+        self.locked_memory().clone()
+    }
+
+    /// Maps memory behind the guest's, which does not see it yet.
+    pub fn map_more(&self, bytes: usize) -> Result<Arc<GuestRegionMmap<AtomicBitmap>>, Box<dyn Error>> {
+        let start = (self.memory().last_addr().0 + 1).next_multiple_of(PLUG_ALIGN);
+        let file = File::from(memfd_create("guest-memory", MemfdFlags::CLOEXEC)?);
+        file.set_len(bytes as u64)?;
+        let file = FileOffset::new(file, 0);
+        Ok(Arc::new(GuestRegionMmap::from_range(GuestAddress(start), bytes, Some(file))?))
+    }
+
+    /// Shows the guest `memory`: what it has, and a last region that it has not.
+    pub fn plug(&self, memory: Memory) -> Result<(), Box<dyn Error>> {
+        let mut present = self.locked_memory();
+        let slot = present.num_regions();
+        let region = memory.iter().nth(slot).ok_or("there is no region to plug")?;
+        // SAFETY: as in `new`; the machine keeps the region from the next line on, and nothing fails in between.
+        unsafe { set_slot(&self.vm, slot as u32, region) }?;
+        *present = memory;
+        Ok(())
     }
 
     /// The VM's descriptor, duplicated.
@@ -106,6 +125,32 @@ impl Machine {
     }
 }
 
+impl Machine {
+    fn locked_memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Puts a region into a slot.
+///
+/// # Safety
+/// The region outlives the last run of a vCPU.
+unsafe fn set_slot(
+    vm: &VmFd,
+    slot: u32,
+    region: &GuestRegionMmap<AtomicBitmap>,
+) -> Result<(), Box<dyn Error>> {
+    let kvm_region = kvm_userspace_memory_region {
+        slot,
+        guest_phys_addr: region.start_addr().0,
+        memory_size: region.len(),
+        userspace_addr: region.get_host_address(MemoryRegionAddress(0))? as u64,
+        flags: 0,
+    };
+    // SAFETY: the slot is the region's whole mapping, which the caller keeps.
+    Ok(unsafe { vm.set_user_memory_region(kvm_region) }?)
+}
+
 impl Drop for Machine {
     fn drop(&mut self) {
         self.pause();
@@ -113,7 +158,7 @@ impl Drop for Machine {
 }
 
 /// Two regions of one memfd, which shared memory with vhost-user processes would need, too.
-fn map_memory(bytes: usize) -> Result<GuestMemoryMmap<AtomicBitmap>, Box<dyn Error>> {
+fn map_memory(bytes: usize) -> Result<Memory, Box<dyn Error>> {
     let high_bytes = bytes.checked_sub(LOW_BYTES).filter(|bytes| *bytes >= 64 << 10);
     let high_bytes = high_bytes.ok_or("the guest needs at least 1 MiB of memory")?;
     let file = File::from(memfd_create("guest-memory", MemfdFlags::CLOEXEC)?);

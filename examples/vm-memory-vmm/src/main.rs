@@ -30,7 +30,7 @@ use machine::Machine;
 use migrator::Migrator;
 
 const USAGE: &str = "usage: vm-memory-vmm --control SOCKET [--memory MIB] [--disk FILE] \
-                     [--incoming ADDRESS | --restore FILE]";
+                     [--incoming ADDRESS|defer | --restore FILE]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut migrator = Migrator::new(machine.clone(), disk.clone())?;
     // The control socket appears when everything else is ready.
     match (&options.incoming, &options.restore) {
+        (Some(address), None) if address == "defer" => {} // `listen` comes later.
         (Some(address), None) => migrator.listen(address)?,
         (None, Some(file)) => migrator.restore(file)?,
         (None, None) => {

@@ -1,41 +1,70 @@
 //! The machine as the engine sees it.
 
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sterna::ram::dirty::{AtomicBitmapLog, Combined, KvmDirtyLog, KvmSlot};
-use sterna::ram::{DirtySource, GuestRam, MemoryPermissions, RegionPlan};
+use sterna::ram::dirty::{AtomicBitmapLog, Combined, KvmDirtyLog, KvmSlot, Replaceable};
+use sterna::ram::{DirtySource, GuestRam, MemoryPermissions, RamBlock, RegionPlan};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
-use vm_memory::{ByteValued, GuestMemoryRegion};
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{ByteValued, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::disk::Disk;
-use crate::machine::Machine;
+use crate::machine::{Machine, Memory};
 use crate::vcpu;
 
 /// What the engine is given.
 pub struct Migratable {
     machine: Arc<Machine>,
     disk: Option<Arc<Disk>>,
-    ram: GuestRam,
-    dirty: Combined,
+    ram: Mutex<GuestRam>,
+    dirty: Replaceable,
 }
 
 impl Migratable {
     /// Names each region of guest memory, and says what the engine may do to it.
     pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
-        let ram = GuestRam::from_guest_memory(machine.memory(), |_, region| {
-            RegionPlan::named(format!("ram@{:#x}", region.start_addr().0))
-                // No device has pinned this memory. With VFIO: MemoryPermissions::none().
-                .permit(MemoryPermissions::none().allow_discard())
-                .fresh()
-        })?;
-        let dirty = dirty_source(&machine, &ram)?;
-        Ok(Self { machine, disk, ram, dirty })
+        let memory = machine.memory();
+        let ram = GuestRam::from_guest_memory(&memory, |_, region| plan(region))?;
+        let dirty = Replaceable::new(dirty_source(&machine, &memory, &ram)?);
+        Ok(Self { machine, disk, ram: Mutex::new(ram), dirty })
+    }
+
+    /// Plugs memory. The engine comes first: it refuses while a migration involves the guest.
+    pub fn plug(&self, bytes: usize) -> Result<(), Box<dyn Error>> {
+        let mut ram = self.locked_ram();
+        let region = self.machine.map_more(bytes)?;
+        let block = RamBlock::from_region(&region, plan(&region))?;
+        let plugged = ram.with_blocks(ram.blocks().iter().cloned().chain([block]).collect())?;
+        let memory = self.machine.memory().insert_region(region)?;
+        let done = dirty_source(&self.machine, &memory, &plugged).and_then(|dirty| {
+            self.machine.plug(memory)?;
+            Ok(self.dirty.replace(dirty)?)
+        });
+        // `with_blocks` moved the custody of the guest to `plugged`; if nothing was plugged it goes back.
+        *ram = if done.is_ok() { plugged } else { plugged.with_blocks(ram.blocks().to_vec())? };
+        done
+    }
+
+    fn locked_ram(&self) -> MutexGuard<'_, GuestRam> {
+        self.ram.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// A region's name, which is the same on both sides, and what the engine may do to it.
+fn plan(region: &GuestRegionMmap<AtomicBitmap>) -> RegionPlan {
+    RegionPlan::named(format!("ram@{:#x}", region.start_addr().0))
+        // No device has pinned this memory. With VFIO: MemoryPermissions::none().
+        .permit(MemoryPermissions::none().allow_discard())
+        .fresh()
+}
+
 /// KVM reports what vCPUs write, the bitmap of `vm-memory` what the VMM's devices write.
-fn dirty_source(machine: &Machine, ram: &GuestRam) -> Result<Combined, Box<dyn Error>> {
+fn dirty_source(
+    machine: &Machine,
+    memory: &Memory,
+    ram: &GuestRam,
+) -> Result<Arc<dyn DirtySource>, Box<dyn Error>> {
     let slots = ram.blocks().iter().enumerate().map(|(index, block)| KvmSlot {
         slot: index as u32,
         flags: 0,
@@ -45,8 +74,8 @@ fn dirty_source(machine: &Machine, ram: &GuestRam) -> Result<Combined, Box<dyn E
         pages: block.pages(),
     });
     let vcpus = KvmDirtyLog::new(machine.duplicate_vm_fd()?, slots.collect(), ram.clone())?;
-    let devices = AtomicBitmapLog::new(ram, machine.memory())?;
-    Ok(Combined::new(vec![Arc::new(vcpus), Arc::new(devices)]))
+    let devices = AtomicBitmapLog::new(ram, memory)?;
+    Ok(Arc::new(Combined::new(vec![Arc::new(vcpus), Arc::new(devices)])))
 }
 
 impl Vm for Migratable {
@@ -54,7 +83,7 @@ impl Vm for Migratable {
         "vm-memory-vmm-1".into()
     }
     fn ram(&self) -> GuestRam {
-        self.ram.clone()
+        self.locked_ram().clone()
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         vec![Arc::new(VcpuState(self.machine.clone())), Arc::new(TickerState(self.machine.clone()))]

@@ -71,6 +71,11 @@ impl Migrator {
         Ok(())
     }
 
+    /// Plugs memory into the guest, between migrations. A destination does so before it listens.
+    pub fn plug(&self, bytes: usize) -> Done {
+        self.vm.plug(bytes)
+    }
+
     /// Where the migrations stand, in one line.
     pub fn status(&self) -> String {
         let outgoing = self.outgoing.as_ref().map(Migration::status).unwrap_or_default();

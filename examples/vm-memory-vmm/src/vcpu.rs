@@ -29,7 +29,7 @@ struct Shared {
 }
 
 /// What this guest changes in its vCPU. A guest with interrupts, floating point or MSRs needs more: see
-/// `crates/sterna-vmm/src/machine/state` for all of it.
+/// `crates/sterna-vmm/src/devices/cpu.rs` for all of it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct State {

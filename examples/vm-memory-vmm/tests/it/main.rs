@@ -113,6 +113,55 @@ fn saved_guest_runs_on_where_it_was_saved_and_where_it_is_restored() {
 }
 
 #[test]
+fn memory_that_was_plugged_between_migrations_moves_with_the_guest() {
+    if !kvm_or_skip("memory_that_was_plugged_between_migrations_moves_with_the_guest") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path();
+    let address = |name: &str| format!("unix:{}", path.join(name).display());
+    let plugged = 67u64 << 20; // Plugged memory begins at 66 MiB.
+    let mut source = Vmm::start(path, "source", &[]);
+    let mut small = Vmm::start(path, "small", &["--incoming", &address("1")]);
+    let mut large = Vmm::start(path, "large", &["--incoming", "defer"]);
+    source.wait_for_numbers(3);
+    assert!(source.refusal("read", &plugged.to_string()).contains("error"), "not plugged yet");
+
+    source.ask("limit", "65536");
+    source.ask("migrate", &address("1"));
+    source.wait_for("outgoing active");
+    assert!(source.refusal("plug", "2").contains("cannot be plugged"));
+    source.ask("cancel", "");
+    source.wait_for("outgoing cancelled");
+    small.wait_for("incoming failed");
+
+    source.ask("plug", "2");
+    source.ask("write", &format!("{plugged} 4711"));
+    large.ask("plug", "2");
+    large.ask("listen", &address("2"));
+    source.ask("limit", "0");
+    source.ask("migrate", &address("2"));
+    source.wait_for("outgoing completed");
+    large.wait_for("incoming completed");
+    large.wait_for_numbers(3);
+
+    assert_eq!(large.answer("read", &plugged.to_string()), "ok 4711");
+    // What comes after the first migration is tracked too.
+    large.ask("write", &format!("{} 4712", plugged + 4096));
+    let mut last = Vmm::start(path, "last", &["--incoming", "defer"]);
+    last.ask("plug", "2");
+    last.ask("listen", &address("3"));
+    large.ask("migrate", &address("3"));
+    large.wait_for("outgoing completed");
+    last.wait_for("incoming completed");
+    assert_eq!(last.answer("read", &(plugged + 4096).to_string()), "ok 4712");
+    for vmm in [&mut source, &mut small, &mut large, &mut last] {
+        vmm.quit();
+    }
+    assert_unbroken(&[source.numbers(), large.numbers(), last.numbers()]);
+}
+
+#[test]
 fn disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on() {
     if !kvm_or_skip("disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on") {
         return;

@@ -57,6 +57,11 @@ impl Vmm {
         assert!(answer.starts_with("ok"), "{} {command}: {answer}", self.name);
     }
 
+    /// The answer, without its end of line.
+    pub fn answer(&mut self, command: &str, argument: &str) -> String {
+        self.send(command, argument).trim_end().to_owned()
+    }
+
     #[track_caller]
     pub fn refusal(&mut self, command: &str, argument: &str) -> String {
         let answer = self.send(command, argument);
