@@ -3,6 +3,7 @@
 
 pub mod clock;
 pub mod machines;
+pub mod markdown;
 pub mod peer;
 
 /// What went wrong, in words.

@@ -66,6 +66,9 @@ pub struct Args {
     /// Write all results to a file as they come; forecasts are written before their migrations begin.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write rows as benches/RESULTS.md has them to a file as they come.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,7 +97,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     };
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     let mut lab = Lab { root: Root::qemu_for("the rows of QEMU"), sterna, kvm, namespace: None };
-    let mut record = Record::new(args.json.clone());
+    let mut record = Record::new(args.json.clone(), args.markdown.clone());
     for part in &args.only {
         let name = format!("{part:?}").to_lowercase();
         println!("\n{name}");

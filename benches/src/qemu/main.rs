@@ -38,6 +38,7 @@ use group::skipped;
 use plan::{Chains, Width};
 use schedule::{Importance, Schedule};
 use sterna_benches::machines::Lab;
+use sterna_benches::markdown::{self, Measured};
 use sterna_interop::Root;
 
 /// What went wrong, in words.
@@ -85,7 +86,7 @@ struct Args {
     /// Write all results, repetition by repetition.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the tables in Markdown.
+    /// Write the tables in Markdown: first rows as benches/RESULTS.md has them, then every row.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -200,14 +201,15 @@ fn report(args: &Args, lab: &Lab, tables: &[Table]) -> Result<(), Failure> {
     let write = |path: &Path, text: String| {
         std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
     };
+    let stored: Vec<_> = tables.iter().map(Table::json).collect();
+    let all = serde_json::json!({"qemu": qemu, "kvm": lab.kvm, "ram_mib": args.ram, "tables": stored});
     if let Some(path) = &args.json {
-        let tables: Vec<_> = tables.iter().map(Table::json).collect();
-        let all = serde_json::json!({"qemu": qemu, "kvm": lab.kvm, "ram_mib": args.ram, "tables": tables});
         write(path, format!("{all:#}\n"))?;
     }
     if let Some(path) = &args.markdown {
-        let tables: Vec<_> = tables.iter().map(output::markdown).collect();
-        write(path, format!("QEMU {qemu}.\n{}", tables.concat()))?;
+        let rows = markdown::document(&Measured::now("qemu"), &markdown::qemu(&all));
+        let details: Vec<_> = tables.iter().map(output::markdown).collect();
+        write(path, format!("{rows}\nQEMU {qemu}.\n{}", details.concat()))?;
     }
     Ok(())
 }
