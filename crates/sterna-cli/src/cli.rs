@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, repair, report,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, rdma, repair, report,
     restore, run, save, verify,
 };
 use crate::exit;
@@ -52,6 +52,8 @@ pub enum Command {
     Repair(repair::Arguments),
     /// Measure what a migration costs on this machine
     Bench(bench::Arguments),
+    /// Show what this host has for RDMA and what is missing, or try the way to a host
+    Rdma(rdma::Arguments),
     /// Make an HTML page with a timeline from a migration's record
     Report(report::Arguments),
 }
@@ -76,6 +78,7 @@ impl Command {
             Self::Diff(arguments) => diff::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),
             Self::Bench(arguments) => bench::execute(arguments),
+            Self::Rdma(arguments) => rdma::execute(arguments),
             Self::Report(arguments) => report::execute(arguments),
         }
     }

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod migrate;
 pub mod peer;
 pub mod plan;
+pub mod rdma;
 pub mod repair;
 pub mod report;
 pub mod restore;

@@ -37,5 +37,5 @@ pub use endpoint::{Endpoint, EndpointSizes, Write};
 pub use error::{RdmaError, RejectReason};
 pub use fabric::{Fabric, Listener, PRIVATE_DATA, PrivateDataLimits, Request, Route};
 pub use memory::{Access, Memory, Piece, Registration};
-pub use verbs::VerbsFabric;
+pub use verbs::{GidReport, HostReport, PortReport, VerbsFabric};
 pub use work::{Completion, CompletionKind, CompletionStatus, Operation, SendRequest};

@@ -241,10 +241,13 @@ impl Id {
         unsafe { (self.library.manager.rdma_disconnect)(self.raw()) };
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event. What is cancelled gets none, even if one is there.
     pub(crate) fn wait(&self, deadline: Option<Instant>, cancel: &[&CancelFlag]) -> io::Result<CmWait> {
         let channel = self.channel();
         loop {
+            if cancel.iter().any(|flag| flag.is_cancelled()) {
+                return Ok(CmWait::Cancelled);
+            }
             if let Some(event) = channel.next()? {
                 return Ok(CmWait::Event(event));
             }

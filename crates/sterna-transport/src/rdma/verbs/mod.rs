@@ -8,6 +8,7 @@ mod context;
 mod domain;
 mod events;
 mod fabric;
+mod host;
 mod id;
 mod interfaces;
 mod library;
@@ -22,6 +23,7 @@ use std::io;
 
 use super::RdmaError;
 pub use fabric::VerbsFabric;
+pub use host::{GidReport, HostReport, PortReport};
 
 /// What `errno` says about a call that has just failed.
 fn failed(subject: impl ToString, call: &'static str) -> RdmaError {
