@@ -1,11 +1,15 @@
-//! The lab VM: QEMU's TCG with emulated SVM and nested paging boots Debian's stock kernel, whose only
-//! program is this one, as init. So real KVM is had where the host has none.
+//! The lab VM: QEMU's TCG boots Debian's stock kernel, whose only program is this one, as init. So things are had where the
+//! host has none: with emulated SVM and nested paging real KVM ([`Kind::Kvm`]), with soft-RoCE RDMA ([`Kind::Rdma`]).
 //!
 //! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz` and `ldd`. The kernel's package is downloaded
 //! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
+//!
+//! For RDMA the host shares two directories over 9p, neither of which the VM can write: the root `qemu`, which has QEMU, the RDMA
+//! libraries and iproute2, and the target directory with this program.
 
 mod inside;
 mod modules;
+mod rdma;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,8 +18,8 @@ use std::time::Duration;
 
 use crate::kernel::output;
 use crate::scenarios::Failure;
-use crate::{cpio, kernel};
-pub use inside::run_as_init;
+use crate::{Root, cpio, kernel};
+pub use inside::{run_as_init, run_in_tree_as_asked};
 
 /// The line that ends a run, before the number of failures.
 const DONE: &str = "LAB-DONE";
@@ -33,21 +37,94 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// Boots the lab and runs every scenario in it; `report` gets each line that it prints.
-pub fn run(report: impl FnMut(&str)) -> Outcome {
-    match prepare() {
-        Ok((kernel, initramfs)) => boot(&kernel, &initramfs, report).unwrap_or_else(Outcome::Skipped),
+/// What a lab has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Real KVM.
+    Kvm,
+    /// An RDMA device.
+    Rdma,
+}
+
+impl Kind {
+    /// The variable of init's environment that names it. The kernel takes it from its command line.
+    const VARIABLE: &str = "LAB";
+    const ALL: [Kind; 2] = [Kind::Kvm, Kind::Rdma];
+
+    /// The name of it in commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Kvm => "kvm",
+            Kind::Rdma => "rdma",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    fn modules(self) -> &'static [&'static str] {
+        match self {
+            Kind::Kvm => &["kvm-amd"],
+            // rxe asks for the checksums by name, not as modules it depends on.
+            Kind::Rdma => &[
+                "virtio_pci",
+                "9pnet_virtio",
+                "9p",
+                "crc32_generic",
+                "crc32c_generic",
+                "ib_uverbs",
+                "rdma_ucm",
+                "rdma_rxe",
+                "dummy",
+                "sch_netem",
+            ],
+        }
+    }
+
+    fn memory_mib(self) -> u32 {
+        match self {
+            Kind::Kvm => 1024,
+            Kind::Rdma => 3072,
+        }
+    }
+}
+
+/// The variable of init's environment that names this program in the target directory.
+const PROGRAM_VARIABLE: &str = "LAB_PROGRAM";
+const TREE_TAG: &str = "tree";
+const TARGET_TAG: &str = "target";
+
+/// What a VM is booted with.
+struct Prepared {
+    kind: Kind,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    exe: PathBuf,
+    /// Tags and directories that are shared.
+    shares: Vec<(&'static str, PathBuf)>,
+}
+
+/// Boots the lab and runs every scenario of that kind in it; `report` gets each line that it prints.
+pub fn run(kind: Kind, report: impl FnMut(&str)) -> Outcome {
+    match prepare(kind) {
+        Ok(prepared) => boot(&prepared, report).unwrap_or_else(Outcome::Skipped),
         Err(why) => Outcome::Skipped(why),
     }
 }
 
-fn prepare() -> Result<(PathBuf, PathBuf), Failure> {
+fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     for tool in ["qemu-system-x86_64", "apt-get", "dpkg-deb", "xz", "ldd"] {
         output(Command::new("sh").args(["-c", &format!("command -v {tool}")]))
             .map_err(|_| format!("{tool} is not installed"))?;
     }
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let target = exe.ancestors().nth(2).ok_or("this program lies outside of a target directory")?;
+    let shares = match kind {
+        Kind::Kvm => Vec::new(),
+        Kind::Rdma => vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())],
+    };
     let lab = target.join("lab");
     let root = kernel::unpacked(&lab)?;
     let kernel = kernel::image(&lab)?;
@@ -59,13 +136,25 @@ fn prepare() -> Result<(PathBuf, PathBuf), Failure> {
     for library in libraries(&exe)? {
         archive.file(library.trim_start_matches('/'), &read(Path::new(&library))?);
     }
-    for (index, module) in modules::with_dependencies(&root, "kvm-amd")?.iter().enumerate() {
+    for (index, module) in modules::with_dependencies(&root, kind.modules())?.iter().enumerate() {
         archive.file(&format!("m/{index:02}"), module);
     }
-    let initramfs = lab.join("initramfs");
+    let initramfs = lab.join(format!("initramfs-{}", kind.name()));
     std::fs::write(&initramfs, archive.finish())
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
-    Ok((kernel, initramfs))
+    Ok(Prepared { kind, kernel, initramfs, shares, exe: exe.clone() })
+}
+
+/// The Debian root that the VM sees as its own.
+fn tree() -> Result<PathBuf, Failure> {
+    let rebuild = "`cargo xtask roots qemu` builds it, as root";
+    let root = Root::qemu().ok_or_else(|| format!("there is no root `qemu`: {rebuild}"))?;
+    for package in ["ibverbs-providers", "iproute2"] {
+        if root.version(package).is_none() {
+            return Err(format!("the root {} has no {package}: {rebuild}", root.path().display()));
+        }
+    }
+    root.path().canonicalize().map_err(|error| format!("{}: {error}", root.path().display()))
 }
 
 /// What the dynamic linker will ask for.
@@ -75,14 +164,24 @@ fn libraries(exe: &Path) -> Result<Vec<String>, Failure> {
     Ok(listing.lines().filter_map(path).collect())
 }
 
-fn boot(kernel: &Path, initramfs: &Path, mut report: impl FnMut(&str)) -> Result<Outcome, Failure> {
-    let mut vm = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-cpu", "max,+svm,+npt", "-smp", "1", "-m", "1024"])
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-initrd")
-        .arg(initramfs)
-        .args(["-append", "console=ttyS0 quiet panic=-1", "-no-reboot", "-nodefaults", "-display", "none"])
+fn boot(prepared: &Prepared, mut report: impl FnMut(&str)) -> Result<Outcome, Failure> {
+    let Prepared { kind, kernel, initramfs, exe, shares } = prepared;
+    let (variable, name, exe) = (Kind::VARIABLE, kind.name(), exe.display());
+    let append = format!("console=ttyS0 quiet panic=-1 {variable}={name} {PROGRAM_VARIABLE}={exe}");
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-accel", "tcg", "-cpu", "max,+svm,+npt", "-smp", "1"]);
+    command.args(["-m", &kind.memory_mib().to_string(), "-append", &append]).arg("-kernel").arg(kernel);
+    command.arg("-initrd").arg(initramfs).args(["-no-reboot", "-nodefaults", "-display", "none"]);
+    for (tag, directory) in shares {
+        let directory = directory.display();
+        command.args([
+            "-fsdev",
+            &format!("local,id={tag},path={directory},security_model=none,readonly=on,multidevs=remap"),
+            "-device",
+            &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+        ]);
+    }
+    let mut vm = command
         .args(["-serial", "stdio"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -24,6 +24,11 @@ impl Root {
         Self::named_for("qemu", test)
     }
 
+    /// The root with QEMU, if there is one.
+    pub(crate) fn qemu() -> Option<Self> {
+        Self::found("qemu")
+    }
+
     /// The root with Debian 12's QEMU, 7.2; if there is none, `test` is said to be skipped.
     pub fn qemu_bookworm_for(test: &str) -> Option<Self> {
         Self::named_for("qemu-bookworm", test)
@@ -40,11 +45,16 @@ impl Root {
     }
 
     fn named_for(name: &str, test: &str) -> Option<Self> {
-        let places = places();
-        let found = places.iter().map(|place| place.join(name)).find(|path| path.join(STAMP).is_file());
+        let found = Self::found(name);
         if found.is_none() {
             skip(test, &format!("there is no root `{name}`: `cargo xtask roots {name}` builds it, as root"));
         }
+        found
+    }
+
+    fn found(name: &str) -> Option<Self> {
+        let places = places();
+        let found = places.iter().map(|place| place.join(name)).find(|path| path.join(STAMP).is_file());
         found.map(|path| Self { path })
     }
 

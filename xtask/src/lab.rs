@@ -1,11 +1,12 @@
-//! The lab: a VM under QEMU's TCG that has real (nested) KVM, for tests that need hardware virtualisation.
+//! The lab: a VM under QEMU's TCG that has real (nested) KVM, or an RDMA device, for tests that need them.
 //!
 //! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
 
 use std::process::Command;
 
-use crate::parts::Parts;
+use crate::parts::{Outcome, Parts};
 use crate::process::{Failure, Result};
+use crate::roots;
 use crate::setup::{self, Tool};
 use crate::suite::{Build, Job, Runner, built_program};
 
@@ -20,22 +21,50 @@ pub const TOOLS: &[Tool] = &[
 /// The kernel that the lab boots.
 const KERNEL: &str = "linux-image-6.12-amd64";
 
-/// `cargo xtask lab`.
+/// What a lab may have; the program of the recipe takes the name.
+const KINDS: [&str; 2] = ["kvm", "rdma"];
+
+/// `cargo xtask lab [KIND]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    if let Some(extra) = arguments.first() {
-        return Err(Failure::Usage(format!("lab takes no `{extra}`")));
+    let kinds: Vec<&str> = match arguments {
+        [] => KINDS.to_vec(),
+        [name] => KINDS.into_iter().filter(|kind| kind == name).collect(),
+        _ => Vec::new(),
+    };
+    if kinds.is_empty() {
+        return Err(Failure::Usage(format!("lab takes one of {}, or nothing", KINDS.join(", "))));
     }
     let mut parts = Parts::default();
     let mut runner = Runner::new()?;
-    runner.add(job()?.after(&["build"]));
+    if kinds.contains(&"rdma") {
+        runner.add(roots::job_of(&roots::QEMU));
+    }
+    add(&mut runner, &mut parts, &kinds);
     let report = runner.run(Some(Build::new()?), |_| Ok(Vec::new()))?;
     report.close(&mut parts);
     parts.finish()
 }
 
-/// The built program, or the reason for which it cannot run here.
-pub fn job() -> Result<Job> {
+/// A VM of each kind, or the reason for which none can run here.
+pub fn add_all(runner: &mut Runner, parts: &mut Parts) {
+    add(runner, parts, &KINDS);
+}
+
+fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str]) {
+    match jobs(kinds) {
+        Ok(jobs) => jobs.into_iter().for_each(|job| runner.add(job)),
+        Err(why) => parts.part("lab", || Ok(Outcome::Skipped(why))),
+    }
+}
+
+fn jobs(kinds: &[&str]) -> Result<Vec<Job>> {
     setup::ensure(TOOLS)?;
     setup::package_lists(KERNEL)?;
-    Ok(Job::new("lab", "lab", Command::new(built_program("lab"))))
+    let job = |kind: &&str| {
+        let mut command = Command::new(built_program("lab"));
+        command.arg(kind).env("STERNA_ROOTS", roots::directory());
+        let after: &[&str] = if *kind == "rdma" { &["build", "roots"] } else { &["build"] };
+        Job::new("lab", format!("lab {kind}"), command).after(after)
+    };
+    Ok(kinds.iter().map(job).collect())
 }

@@ -38,11 +38,19 @@ pub struct Plan {
     judges: &'static [&'static str],
 }
 
-/// QEMU, the programs around it, and a busybox for its guests.
+/// QEMU, the programs around it, a busybox for its guests, and what the lab VM needs for RDMA.
 pub const QEMU: Plan = Plan {
     name: "qemu",
     suite: SID,
-    packages: &["qemu-system-x86", "qemu-utils", "virtiofsd", "gnutls-bin", "busybox-static"],
+    packages: &[
+        "qemu-system-x86",
+        "qemu-utils",
+        "virtiofsd",
+        "gnutls-bin",
+        "busybox-static",
+        "ibverbs-providers",
+        "iproute2",
+    ],
     judges: &["qemu-system-x86"],
 };
 /// libvirt's QEMU driver with everything that its save images can be packed with.
@@ -101,6 +109,16 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 /// The command for all roots, beside others: as it may have to download all of them, it may take long.
 pub fn job() -> Job {
     Job { limit: suite::DOWNLOAD_LIMIT, ..Job::of_ours("roots", &["roots"]) }
+}
+
+/// The command for one root.
+pub fn job_of(plan: &Plan) -> Job {
+    Job { limit: suite::DOWNLOAD_LIMIT, ..Job::of_ours("roots", &["roots", plan.name]) }
+}
+
+/// Where the roots are: ours, unless the caller has others.
+pub fn directory() -> PathBuf {
+    std::env::var_os("STERNA_ROOTS").map_or_else(|| target_directory().join("roots"), PathBuf::from)
 }
 
 /// A root that is there.

@@ -47,7 +47,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if parts.wants("lints") {
         runner.add(lints());
     }
-    if parts.wants("roots") || parts.wants("interop") {
+    if parts.wants("roots") || parts.wants("interop") || parts.wants("lab") {
         runner.add(roots::job());
     }
     if parts.wants("soak") {
@@ -62,10 +62,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         runner.add(Job::of_ours("fuzz", &["fuzz", "--check"]).after(&["build"]));
     }
     if parts.wants("lab") {
-        match lab::job() {
-            Ok(job) => runner.add(job.after(&["build"])),
-            Err(why) => parts.part("lab", || Ok(Outcome::Skipped(why))),
-        }
+        lab::add_all(&mut runner, &mut parts);
     }
     let wanted = |binary: &Binary| {
         let part = if binary.package == interop::PACKAGE { "interop" } else { "tests" };

@@ -1,19 +1,27 @@
-//! Boots the lab VM and runs every scenario on its KVM. Exit code 0: all passed, or the lab cannot be
-//! built here (said as SKIPPED); 1: one failed.
+//! Boots the lab VM and runs every scenario of the kind that the argument names: `kvm` (the default) or `rdma`. Exit code 0: all
+//! passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: there is no such kind.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 
-use sterna_interop::lab::{self, Outcome};
+use sterna_interop::lab::{self, Kind, Outcome};
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
         lab::run_as_init();
     }
-    match lab::run(|line| println!("{line}")) {
+    if let Some(failures) = lab::run_in_tree_as_asked() {
+        return ExitCode::from(failures);
+    }
+    let name = std::env::args().nth(1).unwrap_or_else(|| Kind::Kvm.name().to_owned());
+    let Some(kind) = Kind::named(&name) else {
+        eprintln!("there is no lab `{name}`");
+        return ExitCode::from(2);
+    };
+    match lab::run(kind, |line| println!("{line}")) {
         Outcome::Passed => ExitCode::SUCCESS,
         Outcome::Skipped(why) => {
-            eprintln!("SKIPPED lab: {why}");
+            eprintln!("SKIPPED lab {name}: {why}");
             ExitCode::SUCCESS
         }
         Outcome::Failed(-1) => {

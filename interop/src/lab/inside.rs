@@ -1,33 +1,32 @@
-//! The lab from inside: this program as the VM's init.
+//! The lab from inside: this program as the VM's init, and again in the tree that init makes.
 #![allow(clippy::print_stdout)]
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{chroot, symlink};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
-use super::DONE;
-use crate::scenarios::ALL;
+use super::{DONE, Kind, PROGRAM_VARIABLE, TARGET_TAG, TREE_TAG, rdma};
+use crate::scenarios::{ALL, Failure};
 
-/// Loads KVM, runs every scenario, says how it went, and switches the VM off.
+/// The argument of this program in the tree.
+const IN_TREE: &str = "in-tree";
+/// Where init makes the tree.
+const TREE: &str = "/tree";
+
+/// Runs the scenarios of the kind that the kernel's command line names, says how it went, and switches the VM off.
 pub fn run_as_init() -> ! {
-    mount("devtmpfs", "/dev");
-    mount("proc", "/proc");
-    mount("sysfs", "/sys");
-    load_modules();
-    let mut failures = 0;
-    for scenario in ALL {
-        let begin = Instant::now();
-        // A panic must not end init: the kernel would follow.
-        let result = std::panic::catch_unwind(scenario.run).unwrap_or_else(|_| Err("it panicked".into()));
-        let verdict = match result {
-            Ok(()) => "ok".to_owned(),
-            Err(why) => {
-                failures += 1;
-                format!("FAILED: {why}")
-            }
-        };
-        println!("LAB {} ... {verdict} ({:?})", scenario.name, begin.elapsed());
+    for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        told(mount(kind, kind, at, 0, ""));
     }
+    load_modules();
+    let kind = std::env::var(Kind::VARIABLE).ok().and_then(|name| Kind::named(&name)).unwrap_or(Kind::Kvm);
+    let failures = match kind {
+        Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
+        Kind::Rdma => told(run_in_tree()).unwrap_or(-1),
+    };
     println!("{DONE} {failures}");
     // SAFETY: a system call without pointers; nothing is mounted that must be synced.
     unsafe { libc::reboot(libc::RB_AUTOBOOT) };
@@ -36,13 +35,94 @@ pub fn run_as_init() -> ! {
     }
 }
 
-fn mount(kind: &str, at: &str) {
-    let (Ok(kind), Ok(at)) = (CString::new(kind), CString::new(at)) else { return };
-    // SAFETY: all pointers are to NUL-terminated strings that outlive the call; no data is passed.
-    let result = unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
-    if result != 0 {
-        println!("LAB mount {at:?}: {}", std::io::Error::last_os_error());
+/// If this is the program in the tree: runs the scenarios and gives the number of failures.
+pub fn run_in_tree_as_asked() -> Option<u8> {
+    std::env::args().nth(1).filter(|argument| argument == IN_TREE)?;
+    let failures = match rdma::prepare() {
+        Ok(()) => all(rdma::scenarios()),
+        Err(why) => {
+            println!("LAB no RDMA device: {why}");
+            -1
+        }
+    };
+    Some(u8::try_from(failures).unwrap_or(u8::MAX))
+}
+
+/// Runs each, and says how it went; the number of those that failed.
+fn all<F>(scenarios: impl Iterator<Item = (String, F)>) -> i32
+where
+    F: FnOnce() -> Result<(), Failure>,
+{
+    let mut failures = 0;
+    for (name, run) in scenarios {
+        let begin = Instant::now();
+        // A panic must not end init: the kernel would follow.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let verdict = match result.unwrap_or_else(|_| Err("it panicked".into())) {
+            Ok(()) => "ok".to_owned(),
+            Err(why) => {
+                failures += 1;
+                format!("FAILED: {why}")
+            }
+        };
+        println!("LAB {name} ... {verdict} ({:?})", begin.elapsed());
     }
+    failures
+}
+
+/// Makes a tree of the Debian root and the target directory, both of which the host shares, and runs this program in it.
+///
+/// Programs there see every path as in the root, and the target directory at the path that it has on the host.
+fn run_in_tree() -> Result<i32, Failure> {
+    let program = std::env::var(PROGRAM_VARIABLE).map_err(|_| "the command line names no program")?;
+    let target = Path::new(&program).ancestors().nth(2).ok_or("the program lies in no target directory")?;
+    let inside = |path: &str| format!("{TREE}/{path}");
+    let make = |path: &str| std::fs::create_dir_all(path).map_err(|error| format!("{path}: {error}"));
+    let shared = |tag: &str, at: &str| {
+        make(at)?;
+        mount(tag, "9p", at, libc::MS_RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=loose")
+    };
+    shared(TREE_TAG, "/root")?;
+    make(TREE)?;
+    mount("tmpfs", "tmpfs", TREE, 0, "size=90%")?;
+    for name in ["usr", "etc"] {
+        make(&inside(name))?;
+        mount(&format!("/root/{name}"), "", &inside(name), libc::MS_BIND, "")?;
+    }
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        symlink(format!("usr/{name}"), inside(name)).map_err(|error| format!("{name}: {error}"))?;
+    }
+    for name in ["dev", "proc", "sys"] {
+        make(&inside(name))?;
+        mount(&format!("/{name}"), "", &inside(name), libc::MS_BIND, "")?;
+    }
+    for name in ["tmp", "run", "var/tmp"] {
+        make(&inside(name))?;
+    }
+    make(&inside("dev/shm"))?;
+    mount("tmpfs", "tmpfs", &inside("dev/shm"), 0, "size=90%")?;
+    shared(TARGET_TAG, &inside(target.to_string_lossy().trim_start_matches('/')))?;
+    chroot(TREE).map_err(|error| format!("chroot: {error}"))?;
+    std::env::set_current_dir("/tmp").map_err(|error| format!("/tmp: {error}"))?;
+    let mut command = Command::new(&program);
+    command.arg(IN_TREE).env("PATH", "/usr/sbin:/usr/bin").env("STERNA_ROOTS", target.join("roots"));
+    let status = command.status().map_err(|error| format!("{program}: {error}"))?;
+    Ok(status.code().unwrap_or(-1))
+}
+
+fn mount(source: &str, kind: &str, at: &str, flags: u64, data: &str) -> Result<(), Failure> {
+    let failed = |why: String| format!("mounting {source} at {at}: {why}");
+    let c = |text: &str| CString::new(text).map_err(|error| failed(error.to_string()));
+    let (c_source, c_kind, c_at, c_data) = (c(source)?, c(kind)?, c(at)?, c(data)?);
+    // SAFETY: all pointers are to NUL-terminated strings that outlive the call.
+    let result = unsafe {
+        libc::mount(c_source.as_ptr(), c_at.as_ptr(), c_kind.as_ptr(), flags, c_data.as_ptr().cast())
+    };
+    if result == 0 { Ok(()) } else { Err(failed(std::io::Error::last_os_error().to_string())) }
+}
+
+fn told<T>(result: Result<T, Failure>) -> Option<T> {
+    result.inspect_err(|why| println!("LAB {why}")).ok()
 }
 
 fn load_modules() {

@@ -6,14 +6,16 @@ use std::process::Command;
 
 use crate::scenarios::Failure;
 
-/// The module's file and, before it, those it depends on. What the package lacks is built in.
-pub(super) fn with_dependencies(root: &Path, name: &str) -> Result<Vec<Vec<u8>>, Failure> {
+/// The modules' files and, before each, those it depends on. What the package lacks is built in.
+pub(super) fn with_dependencies(root: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>, Failure> {
     let mut files = BTreeMap::new();
     list(&root.join("lib/modules"), &mut files);
     let (mut seen, mut order) = (Vec::new(), Vec::new());
-    visit(&files, name, &mut seen, &mut order)?;
+    for name in names {
+        visit(&files, name, &mut seen, &mut order)?;
+    }
     if order.is_empty() {
-        return Err(format!("the kernel's package has no module {name}"));
+        return Err(format!("the kernel's package has none of the modules {}", names.join(", ")));
     }
     Ok(order)
 }

@@ -6,9 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{Job, rules};
-use crate::interop;
 use crate::process::{self, Result};
-use crate::workspace::target_directory;
+use crate::{interop, roots};
 
 /// A program with tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,17 +78,12 @@ impl Binary {
         }
         let is_interop = self.package == interop::PACKAGE;
         if is_interop {
-            command.env("STERNA_ROOTS", roots());
+            command.env("STERNA_ROOTS", roots::directory());
         }
         let job = Job::new(if is_interop { "interop" } else { "tests" }, name, command);
         let job = if is_interop { job.after(&["roots"]) } else { job };
         rules::apply(Job { tests, ..job })
     }
-}
-
-/// Where the roots are: ours, unless the caller has others.
-fn roots() -> PathBuf {
-    std::env::var_os("STERNA_ROOTS").map_or_else(|| target_directory().join("roots"), PathBuf::from)
 }
 
 /// The name in cargo's `path+file:///…/crates/sterna#0.1.0` or `…/guests#sterna-guests@0.1.0`.

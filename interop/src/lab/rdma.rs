@@ -1,0 +1,93 @@
+//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run.
+
+#![allow(clippy::print_stdout)]
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::Arc;
+
+use sterna_transport::rdma::conformance::{Setup, cases};
+use sterna_transport::rdma::{Fabric, PortState, VerbsFabric};
+
+use crate::kernel::output;
+use crate::scenarios::Failure;
+
+const ADDRESS: &str = "10.8.0.1";
+const ADDRESS_V6: &str = "fd08::1";
+
+/// Makes a soft-RoCE device over a dummy interface, whose MTU gives the largest packets.
+pub(super) fn prepare() -> Result<(), Failure> {
+    for line in [
+        "ip link set lo up",
+        "ip link add d0 type dummy",
+        "ip link set d0 mtu 9000 up",
+        &format!("ip addr add {ADDRESS}/24 dev d0"),
+        &format!("ip addr add {ADDRESS_V6}/64 dev d0 nodad"),
+        "rdma link add rxe0 type rxe netdev d0",
+    ] {
+        let mut words = line.split(' ');
+        output(Command::new(words.next().unwrap_or_default()).args(words))?;
+    }
+    Ok(())
+}
+
+/// Cases of which soft-RoCE shows something else than they expect: they are passed over by name until the double is mended.
+const DIFFERENT: &[(&str, &str)] = &[
+    (
+        "the peer sees a disconnect after all that was sent",
+        "receives that are left are flushed before the end is told",
+    ),
+    ("a wrong key, address or right is a remote access error", RESPONDER),
+    ("without RNR retries a send without a receive fails", RESPONDER),
+    ("a write without the right is refused, and nothing is written", RESPONDER),
+    ("a wrong local key or range is a local protection error", "the request is told to be flushed"),
+    (
+        "a message longer than its receive breaks the connection",
+        "the sender is told a remote operation error",
+    ),
+];
+const RESPONDER: &str = "the refusing side's queue pair stays usable until the other side disconnects";
+
+/// A name, and what runs it.
+type Scenario = (String, Box<dyn FnOnce() -> Result<(), Failure>>);
+
+pub(super) fn scenarios() -> impl Iterator<Item = Scenario> {
+    let report: Scenario = ("rdma: the device is reported".to_owned(), Box::new(reported));
+    let of = |address: &'static str| {
+        cases().map(move |(name, run)| -> Scenario {
+            let run = move || {
+                if let Some((_, why)) = DIFFERENT.iter().find(|(different, _)| *different == name) {
+                    println!("SKIPPED rdma, {name}: {why}");
+                    return Ok(());
+                }
+                run(&setup(address)?);
+                Ok(())
+            };
+            (format!("rdma, {address}: {name}"), Box::new(run))
+        })
+    };
+    std::iter::once(report).chain(of(ADDRESS)).chain(of(ADDRESS_V6))
+}
+
+fn setup(address: &str) -> Result<Setup, Failure> {
+    let address: IpAddr = address.parse().map_err(|_| format!("{address} is no address"))?;
+    let fabric: Arc<dyn Fabric> = Arc::new(VerbsFabric::new());
+    Ok(Setup::new(fabric.clone(), fabric, Arc::new(VerbsFabric::new()), address))
+}
+
+fn reported() -> Result<(), Failure> {
+    let adapters = VerbsFabric::new().adapters().map_err(|error| error.to_string())?;
+    let [adapter] = &adapters[..] else { return Err(format!("{} devices", adapters.len())) };
+    let addresses: Vec<String> = adapter.addresses.iter().map(ToString::to_string).collect();
+    let is_right = adapter.device == "rxe0"
+        && adapter.port == 1
+        && adapter.state == PortState::Active
+        && adapter.active_mtu == 4096
+        && addresses == [ADDRESS, ADDRESS_V6]
+        && adapter.max_message_bytes >= 1 << 20
+        && adapter.max_work_requests >= 512
+        && adapter.max_completions >= 1024
+        && adapter.max_registration_bytes >= 1 << 30
+        && !adapter.on_demand_paging;
+    if is_right { Ok(()) } else { Err(format!("{adapter:?}")) }
+}
