@@ -1,6 +1,6 @@
 //! Does a migration end, when, and with which pause: foretold, then done.
 //!
-//! - `forecast`: four patterns of writing at four rates each, under and above what converges, over a link of known speed.
+//! - `forecast`: four patterns of writing at five rates each, under and above what converges, over a link of known speed.
 //!   The forecast is printed, and with `--json` stored, before the first byte moves.
 //! - `limits`: the pause that a guest sees against `downtime-limit`, over many migrations that were foretold to converge.
 //!   `--rate` says how fast it writes.
