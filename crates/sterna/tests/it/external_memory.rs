@@ -314,10 +314,10 @@ fn read_only_memory_is_compared_and_not_written() {
 #[test]
 fn declared_fresh_memory_is_not_touched_by_zero_pages() {
     // The kernel cannot tell which pages of it are there, so without the promise all are read.
-    let shared = |is_fresh: bool| {
+    let shared = |is_fresh: bool, bytes: u64| {
         let memory: GuestMemoryMmap = GuestMemoryMmap::from_regions(vec![region(
             0,
-            64 * MIB,
+            bytes,
             READ_WRITE,
             MAP_SHARED | MAP_ANONYMOUS,
             None,
@@ -330,11 +330,11 @@ fn declared_fresh_memory_is_not_touched_by_zero_pages() {
         let ram = GuestRam::from_guest_memory(&memory, plan).unwrap();
         (Plain::new(ram), memory)
     };
-    for is_fresh in [true, false] {
-        let block = RamBlock::new("ram", 64 * MIB, Backing::Memfd).unwrap();
+    for (is_fresh, bytes) in [(true, 8192 * MIB), (false, 64 * MIB)] {
+        let block = RamBlock::new("ram", bytes, Backing::Memfd).unwrap();
         let source = Plain::new(GuestRam::new(vec![block]).unwrap());
         (0..16384).step_by(128).for_each(|page| source.write(page, 3));
-        let (target, memory) = shared(is_fresh);
+        let (target, memory) = shared(is_fresh, bytes);
         let (outcome, _) = move_plain(&source, &target, 2);
         assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
         let Some(pages) = physical_pages(&memory) else {
