@@ -120,11 +120,18 @@ impl Bank {
     }
 }
 
-/// Byte `at` of the stream that `seed` makes.
-fn byte(seed: u64, at: u64) -> u8 {
-    let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    word ^= word >> 32;
-    (word.wrapping_mul(0xd6e8_feb8_6659_fd93) >> (8 * (at % 8))) as u8
+/// The bytes from `at` on of the stream that `seed` makes, word by word: the tests move hundreds of MiB of them.
+fn fill(seed: u64, mut at: u64, mut to: &mut [u8]) {
+    while !to.is_empty() {
+        let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word ^= word >> 32;
+        let word = word.wrapping_mul(0xd6e8_feb8_6659_fd93).to_le_bytes();
+        let part = &word[(at % 8) as usize..];
+        let (now, rest) = to.split_at_mut(part.len().min(to.len()));
+        now.copy_from_slice(&part[..now.len()]);
+        at += now.len() as u64;
+        to = rest;
+    }
 }
 
 impl DeviceStream for Bank {
@@ -152,7 +159,7 @@ impl DeviceStream for Bank {
             let end = if has_stopped { self.bytes } else { self.running_bytes };
             let at = self.at.load(Ordering::SeqCst);
             let count = end.saturating_sub(at).min(to.len() as u64) as usize;
-            to[..count].iter_mut().zip(at..).for_each(|(to, at)| *to = byte(self.seed, at));
+            fill(self.seed, at, &mut to[..count]);
             if !has_stopped {
                 std::thread::sleep(*self.read_delay.lock().unwrap());
             }
@@ -191,9 +198,11 @@ impl DeviceStream for Bank {
         self.call("write", || {
             std::thread::sleep(*self.load_delay.lock().unwrap());
             let at = self.at.fetch_add(bytes.len() as u64, Ordering::SeqCst);
-            let wrong = bytes.iter().zip(at..).find(|(is, at)| **is != byte(self.seed, *at));
-            match wrong {
-                Some((_, at)) => Err(VmError::new("load", format!("byte {at} is another"))),
+            let mut expected = vec![0; bytes.len()];
+            fill(self.seed, at, &mut expected);
+            let first_wrong = || bytes.iter().zip(&expected).position(|(is, should)| is != should);
+            match if bytes == expected { None } else { first_wrong() } {
+                Some(i) => Err(VmError::new("load", format!("byte {} is another", at + i as u64))),
                 None if self.is(&[State::Loading]) => Ok(()),
                 None => Err(VmError::new("load", "not loading")),
             }
