@@ -54,12 +54,8 @@ type Scenario = (String, Box<dyn FnOnce() -> Result<(), Failure>>);
 pub(super) fn scenarios() -> impl Iterator<Item = Scenario> {
     let report: Scenario = ("rdma: the device is reported".to_owned(), Box::new(reported));
     let of = |address: &'static str| {
-        cases().map(move |(name, run)| -> Scenario {
+        cases().filter(|(name, _)| is_shown(name)).map(move |(name, run)| -> Scenario {
             let run = move || {
-                if let Some((_, why)) = DIFFERENT.iter().find(|(different, _)| *different == name) {
-                    println!("SKIPPED rdma, {name}: {why}");
-                    return Ok(());
-                }
                 run(&setup(address)?);
                 Ok(())
             };
@@ -67,6 +63,15 @@ pub(super) fn scenarios() -> impl Iterator<Item = Scenario> {
         })
     };
     std::iter::once(report).chain(of(ADDRESS)).chain(of(ADDRESS_V6))
+}
+
+/// Whether soft-RoCE shows what that case expects; if not, it is said to be skipped.
+fn is_shown(name: &str) -> bool {
+    let different = DIFFERENT.iter().find(|(different, _)| *different == name);
+    if let Some((name, why)) = different {
+        println!("SKIPPED rdma, {name}: {why}");
+    }
+    different.is_none()
 }
 
 fn setup(address: &str) -> Result<Setup, Failure> {
