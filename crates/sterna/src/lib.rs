@@ -11,6 +11,7 @@
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
+//! | [`rdma`] | the stream over RDMA connections |
 //! | [`opaque`] | opaque machines: received into images, and sent from images |
 //!
 //! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
@@ -47,6 +48,7 @@ pub mod outgoing;
 mod pages;
 pub mod params;
 pub mod precopy;
+pub mod rdma;
 mod settings_error;
 mod start_error;
 pub mod stats;

@@ -32,6 +32,7 @@ pub struct Endpoint {
     sending: Mutex<Sending>,
     in_flight: AtomicU64,
     closed: CancelFlag,
+    receiving_over: CancelFlag,
 }
 
 /// How much an endpoint holds.
@@ -88,8 +89,16 @@ impl Endpoint {
         let receiving =
             Receiving::new(sizes.message_bytes, buffers(&*adapter, sizes, sizes.receives, Access::RECEIVE)?);
         let sending = Sending::new(sizes, buffers(&*adapter, sizes, sizes.sends, Access::SOURCE)?);
-        let (in_flight, closed) = (AtomicU64::new(0), CancelFlag::new());
-        Ok(Self { connection, sizes: *sizes, receiving, sending: Mutex::new(sending), in_flight, closed })
+        let (in_flight, closed, receiving_over) = (AtomicU64::new(0), CancelFlag::new(), CancelFlag::new());
+        Ok(Self {
+            connection,
+            sizes: *sizes,
+            receiving,
+            sending: Mutex::new(sending),
+            in_flight,
+            closed,
+            receiving_over,
+        })
     }
 
     /// Its connection, to establish it, to take rights away, and to look at its end.
@@ -114,9 +123,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`RdmaError::Ended`] when all that came before has been received, [`RdmaError::Failed`], [`RdmaError::Cancelled`]
-    /// after [`Endpoint::shutdown`], [`RdmaError::System`].
+    /// after [`Endpoint::finish_receiving`] or [`Endpoint::shutdown`], [`RdmaError::System`].
     pub fn receive(&self, limit: Option<Duration>) -> Result<Option<Vec<u8>>, RdmaError> {
-        self.receiving.receive(&*self.connection, limit, &self.closed)
+        self.receiving.receive(&*self.connection, limit, &self.receiving_over)
     }
 
     /// Sends a message: the parts one after the other. Copies them, and waits until there is a buffer; what is sent goes
@@ -163,9 +172,15 @@ impl Endpoint {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// Ends receiving from any thread: blocked and later calls of [`Endpoint::receive`] are cancelled. Sending goes on.
+    pub fn finish_receiving(&self) {
+        self.receiving_over.cancel();
+    }
+
     /// Ends the connection from any thread: every blocked or later call fails.
     pub fn shutdown(&self) {
         self.closed.cancel();
+        self.finish_receiving();
         self.connection.disconnect();
     }
 

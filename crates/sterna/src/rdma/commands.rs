@@ -1,0 +1,101 @@
+//! What both sides do with messages.
+
+use std::time::{Duration, Instant};
+
+use sterna_transport::StreamError;
+use sterna_transport::rdma::{Endpoint, RdmaError};
+use sterna_wire::WireError;
+use sterna_wire::rdma::session::Sending;
+use sterna_wire::rdma::{MessageType, encode_empty};
+
+/// The stream over RDMA cannot go on, although the connection could.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamFailure {
+    /// A message broke a rule.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer sent ERROR.
+    #[error("the peer says that it has failed (ERROR); its log says why")]
+    PeerFailed,
+    /// The destination has no connection for the return path.
+    #[error(
+        "there is no connection for the return path: the source opened one connection only; give both sides the \
+         capability return-path, or neither"
+    )]
+    NoReturnPath,
+}
+
+impl From<StreamFailure> for StreamError {
+    fn from(failure: StreamFailure) -> Self {
+        StreamError::Protocol(Box::new(failure))
+    }
+}
+
+pub(super) fn broken(error: WireError) -> StreamError {
+    StreamFailure::Wire(error).into()
+}
+
+/// How long a call may wait in all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    limit: Option<Duration>,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    pub(super) fn new(limit: Option<Duration>) -> Self {
+        Self { limit, until: limit.and_then(|limit| Instant::now().checked_add(limit)) }
+    }
+
+    /// For one step.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// The next message, or [`StreamError::Quiet`].
+pub(super) fn receive(endpoint: &Endpoint, patience: Patience) -> Result<Vec<u8>, StreamError> {
+    endpoint.receive(patience.left())?.ok_or(StreamError::Quiet)
+}
+
+/// Posts the receives that go with a message, and sends it.
+pub(super) fn send(
+    endpoint: &Endpoint,
+    sending: Sending,
+    parts: &[&[u8]],
+    patience: Patience,
+) -> Result<(), StreamError> {
+    endpoint.post_receives(sending.receives)?;
+    Ok(endpoint.send(parts, patience.limit())?)
+}
+
+/// A message without payload.
+pub(super) fn empty(kind: MessageType) -> Result<Vec<u8>, StreamError> {
+    let mut message = Vec::new();
+    encode_empty(kind, 1, &mut message).map_err(broken)?;
+    Ok(message)
+}
+
+/// Says ERROR. The peer may be gone, or have no receive for it: then it learns by the disconnect.
+pub(super) fn say_error(endpoint: &Endpoint) {
+    const LAST_WORD: Option<Duration> = Some(Duration::from_millis(200));
+    let Ok(message) = empty(MessageType::Error) else { return };
+    let sent = endpoint.send(&[&message], LAST_WORD).and_then(|()| endpoint.flush(LAST_WORD));
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the peer does not hear that this side has failed");
+    }
+}
+
+/// Reading: the end of the connection is the end of the stream, and so is the end of reading from this side.
+pub(super) fn or_end(read: Result<usize, StreamError>, is_reading_over: bool) -> Result<usize, StreamError> {
+    match read {
+        Err(StreamError::Rdma(RdmaError::Ended { event: Some(_), .. })) => Ok(0),
+        Err(StreamError::Rdma(RdmaError::Cancelled { .. })) if is_reading_over => Ok(0),
+        other => other,
+    }
+}

@@ -1,0 +1,195 @@
+//! The destination's end of the stream.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sterna_transport::rdma::{ConnectParameters, Endpoint, Request};
+use sterna_transport::{ByteStream, CancelFlag, StreamError};
+use sterna_wire::rdma::session::{Arrival, Commander, DestinationSession};
+use sterna_wire::rdma::{ConnectReply, Header, MessageType};
+
+use super::commands::{Patience, StreamFailure, broken, empty, or_end, receive, say_error, send};
+use super::leftover::Leftover;
+use super::return_path::Writer;
+use super::sizes::{LAST_WORDS, sizes};
+
+/// Reads the stream on the main connection; writes the return path.
+#[derive(Debug)]
+pub struct DestinationStream {
+    main: Endpoint,
+    incoming: Mutex<(DestinationSession, Leftover)>,
+    back: OnceLock<Writer>,
+    is_reading_over: AtomicBool,
+}
+
+impl DestinationStream {
+    /// Accepts a request as the main connection.
+    ///
+    /// # Errors
+    /// [`StreamError::Rdma`].
+    pub fn accept(
+        request: Box<dyn Request>,
+        reply: &ConnectReply,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Self, StreamError> {
+        let mut session = DestinationSession::new();
+        let main = accept(request, reply, session.starting(), limit, cancel)?;
+        let incoming = Mutex::new((session, Leftover::default()));
+        Ok(Self { main, incoming, back: OnceLock::new(), is_reading_over: AtomicBool::new(false) })
+    }
+
+    /// Accepts a request as the return path. A second one is rejected: false.
+    ///
+    /// # Errors
+    /// [`StreamError::Rdma`].
+    pub fn accept_return_path(
+        &self,
+        request: Box<dyn Request>,
+        reply: &ConnectReply,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<bool, StreamError> {
+        if self.back.get().is_some() {
+            request.reject(&[])?;
+            return Ok(false);
+        }
+        let mut commander = Commander::new();
+        let endpoint = accept(request, reply, commander.starting(), limit, cancel)?;
+        Ok(self.back.set(Writer::new(endpoint, commander)).is_ok())
+    }
+
+    /// The decoder has come to a hook of RAM: a phase begins. Bytes of the stream that came after the hook are kept.
+    ///
+    /// # Errors
+    /// [`StreamError::Protocol`] if one is open already.
+    pub fn begin_phase(&self) -> Result<(), StreamError> {
+        self.incoming.lock().0.hook().map_err(broken)
+    }
+
+    /// Invites the next command of the phase and waits for it: what it asks for, and its message.
+    ///
+    /// # Errors
+    /// [`StreamError::Quiet`] if none came within the limit; call again. [`StreamError::Protocol`] for a message that does
+    /// not belong into a phase.
+    pub fn next_command(&self, limit: Option<Duration>) -> Result<(Arrival, Vec<u8>), StreamError> {
+        let (session, _) = &mut *self.incoming.lock();
+        self.next_message(session, Patience::new(limit))
+    }
+
+    /// Answers the last command: `message` is all of the answer.
+    ///
+    /// # Errors
+    /// [`StreamError::Protocol`] if another answer is owed, or none.
+    pub fn answer(
+        &self,
+        kind: MessageType,
+        message: &[u8],
+        limit: Option<Duration>,
+    ) -> Result<(), StreamError> {
+        let sending = self.incoming.lock().0.answer(kind).map_err(broken)?;
+        send(&self.main, sending, &[message], Patience::new(limit))
+    }
+
+    /// Takes the source's right to write away: when this returns, nothing is written to this side's memory any more over
+    /// this connection. The stream goes on.
+    ///
+    /// # Errors
+    /// [`StreamError::Rdma`] if it could not be taken away: shut the stream down instead.
+    pub fn end_remote_writes(&self) -> Result<(), StreamError> {
+        Ok(self.main.connection().set_remote_write(false)?)
+    }
+
+    /// Tells the source that this side has failed, as far as it hears.
+    pub fn say_error(&self) {
+        let may_say = self.incoming.lock().0.say_error().is_ok();
+        if may_say {
+            say_error(&self.main);
+        }
+    }
+
+    /// The main connection's queue pair and buffers.
+    pub fn main(&self) -> &Endpoint {
+        &self.main
+    }
+
+    fn next_message(
+        &self,
+        session: &mut DestinationSession,
+        patience: Patience,
+    ) -> Result<(Arrival, Vec<u8>), StreamError> {
+        if session.may_invite() {
+            let ready = empty(MessageType::Ready)?;
+            let sending = session.invite().map_err(broken)?;
+            send(&self.main, sending, &[&ready], patience)?;
+        }
+        let message = receive(&self.main, patience)?;
+        let header = Header::decode(&message).map_err(broken)?;
+        match session.received(header.kind).map_err(broken)? {
+            Arrival::Failed => Err(StreamFailure::PeerFailed.into()),
+            arrival => Ok((arrival, message)),
+        }
+    }
+
+    fn next_bytes(&self, to: &mut [u8], patience: Patience) -> Result<usize, StreamError> {
+        let (session, leftover) = &mut *self.incoming.lock();
+        if leftover.is_empty() {
+            // While a phase is open, the machine refuses stream.
+            let (_, message) = self.next_message(session, patience)?;
+            leftover.keep(message);
+        }
+        Ok(leftover.take(to))
+    }
+}
+
+/// One connection with its first receives posted.
+fn accept(
+    request: Box<dyn Request>,
+    reply: &ConnectReply,
+    receives: usize,
+    limit: Duration,
+    cancel: &CancelFlag,
+) -> Result<Endpoint, StreamError> {
+    let sizes = sizes(0);
+    let endpoint = Endpoint::new(request.open(&sizes.attributes())?, &sizes)?;
+    endpoint.post_receives(receives)?;
+    endpoint.connection().establish(&ConnectParameters::accept(&reply.to_bytes()), limit, cancel)?;
+    Ok(endpoint)
+}
+
+impl ByteStream for DestinationStream {
+    fn read(&self, to: &mut [u8], limit: Option<Duration>) -> Result<usize, StreamError> {
+        let read = self.next_bytes(to, Patience::new(limit));
+        or_end(read, self.is_reading_over.load(Ordering::SeqCst))
+    }
+
+    fn write(&self, from: &[u8], limit: Option<Duration>) -> Result<usize, StreamError> {
+        self.back.get().ok_or(StreamFailure::NoReturnPath)?.write(from, limit)
+    }
+
+    fn finish_writing(&self) -> Result<(), StreamError> {
+        self.back.get().map_or(Ok(()), |back| back.finish(LAST_WORDS))
+    }
+
+    fn finish_reading(&self) {
+        self.is_reading_over.store(true, Ordering::SeqCst);
+        self.main.finish_receiving();
+    }
+
+    fn shutdown(&self) {
+        self.main.shutdown();
+        if let Some(back) = self.back.get() {
+            back.endpoint.shutdown();
+        }
+    }
+
+    fn peer_has_closed(&self) -> bool {
+        self.main.connection().end().is_some()
+    }
+
+    fn unsent_bytes(&self) -> u64 {
+        self.back.get().map_or(0, |back| back.endpoint.bytes_in_flight())
+    }
+}
