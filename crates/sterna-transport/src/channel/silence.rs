@@ -12,7 +12,7 @@ use crate::socket;
 
 impl Channel {
     /// From now on a call that is blocked while no byte moves for this long ends as
-    /// [`TransportError::Stalled`]. A call that is blocked already keeps the limit it began with.
+    /// [`crate::TransportError::Stalled`]. A call that is blocked already keeps the limit it began with.
     ///
     /// A channel that has joined a group stalls in reading only when no byte came on any channel of the group for
     /// this long; it is noticed within another such time.
@@ -32,8 +32,8 @@ impl Channel {
     }
 
     /// From now on finds out by itself whether the peer's machine is still there while nothing comes: if it answers
-    /// nothing for about `limit`, reading ends as [`TransportError::Reset`]. The peer's program need not do anything
-    /// for that. Over a Unix socket the kernel knows without asking.
+    /// nothing for about `limit`, reading ends as [`crate::TransportError::Reset`]. The peer's program need not do
+    /// anything for that. Over a Unix socket the kernel knows without asking.
     pub fn probe_peer(&self, limit: Duration) {
         // An adapter asks by itself, with each request.
         if let Some(socket) = self.socket() {
