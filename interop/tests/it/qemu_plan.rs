@@ -30,7 +30,7 @@ fn plan_for_a_writing_guest_finds_its_ram_and_dirty_rate() -> Result<(), Failure
     assert!((MEMORY_MIB << 20..(MEMORY_MIB + 40) << 20).contains(&ram), "{ram}");
     // max-bandwidth is 128 MiB/s by default, which is less than the link; the pause it does not hold back.
     assert_eq!(inputs["bandwidth_bytes"], 128 << 20);
-    assert_eq!(inputs["switchover_bandwidth_bytes"], 1_000_000_000);
+    assert_eq!(inputs["pause_bandwidth_bytes"], 1_000_000_000);
     assert_eq!(inputs["downtime_limit"], 0.3);
     assert_eq!(value["measured"]["run_state"], "running");
     let curve = inputs["dirty"]["curve"].as_array().cloned().unwrap_or_default();

@@ -154,7 +154,12 @@ fn once(clause: Clause, violated: bool, trusting: bool) -> Came {
             assert_lives_on(&source);
             Came::Refused(error.to_string())
         }
-        (outcome, arrival) => panic!("{clause:?}: {outcome:?}, {arrival:?}"),
+        // A packet that comes when its round is over keeps the destination from answering, until the source gives up.
+        (Outcome::Failed { .. }, Arrival::Failed(error)) if violated => {
+            assert_lives_on(&source);
+            Came::Refused(error.to_string())
+        }
+        (outcome, arrival) => panic!("{clause:?}, violated: {violated}: {outcome:?}, {arrival:?}"),
     }
 }
 
