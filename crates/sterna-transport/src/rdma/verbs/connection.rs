@@ -271,7 +271,7 @@ impl Connection for VerbsConnection {
         self.mailbox.destroy();
         let mut queues = self.queues.write();
         if queues.is_some() {
-            self.id.disconnect();
+            self.disconnect();
         }
         // Under the lock: no other call returns before it is gone.
         *queues = None;
