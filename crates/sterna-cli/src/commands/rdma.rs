@@ -13,6 +13,9 @@ use crate::{terminal, units};
 /// How long the address and the route may take, as QEMU waits.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// The last line where nothing is missing.
+const USABLE: &str = "this host can use RDMA (migrations of this version do not use it yet)";
+
 /// Which host.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -61,18 +64,17 @@ fn text_of(host: &HostReport) -> String {
     for sentence in host.hints() {
         text += &format!("hint: {sentence}\n");
     }
-    text +=
-        if host.is_usable() { "a migration can use RDMA here" } else { "a migration cannot use RDMA here" };
+    text += if host.is_usable() { USABLE } else { "this host cannot use RDMA" };
     text
 }
 
 fn json_of(host: &HostReport) -> Value {
     json!({
         "usable": host.is_usable(),
-        "library-problem": host.library_problem,
-        "connection-manager": host.has_connection_manager,
-        "locked-memory-limit-bytes": host.locked_memory.limit_bytes,
-        "pinned-bytes": host.locked_memory.pinned_bytes,
+        "library_problem": host.library_problem,
+        "connection_manager": host.has_connection_manager,
+        "locked_memory_limit_bytes": host.locked_memory.limit_bytes,
+        "pinned_bytes": host.locked_memory.pinned_bytes,
         "ports": host.ports.iter().map(json_of_port).collect::<Vec<_>>(),
         "missing": host.missing(),
         "hints": host.hints(),
@@ -93,11 +95,11 @@ fn json_of_adapter(info: &AdapterInfo) -> Value {
         "port": info.port,
         "state": info.state.to_string(),
         "addresses": info.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "active-mtu": info.active_mtu,
-        "max-message-bytes": info.max_message_bytes,
-        "max-registration-bytes": info.max_registration_bytes,
-        "max-work-requests": info.max_work_requests,
-        "on-demand-paging": info.on_demand_paging,
+        "active_mtu": info.active_mtu,
+        "max_message_bytes": info.max_message_bytes,
+        "max_registration_bytes": info.max_registration_bytes,
+        "max_work_requests": info.max_work_requests,
+        "on_demand_paging": info.on_demand_paging,
     })
 }
 
@@ -191,7 +193,7 @@ mod tests {
         let (text, value) = (text_of(&host), json_of(&host));
 
         assert_eq!(value["usable"], host.is_usable());
-        assert_eq!(text.ends_with("can use RDMA here"), host.is_usable());
+        assert_eq!(text.ends_with(USABLE), host.is_usable());
         for sentence in host.missing() {
             assert!(text.contains(&sentence), "{text}");
         }
