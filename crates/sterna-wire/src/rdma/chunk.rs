@@ -15,6 +15,8 @@ impl ChunkSize {
     pub const LEAST: Self = Self(1 << 20);
     /// The largest: 1 GiB.
     pub const MOST: Self = Self(1 << 30);
+    /// A window that is so long makes a registration's fixed cost small.
+    pub(super) const WINDOW: Self = Self(256 << 20);
 
     /// A chunk size of so many bytes.
     ///
@@ -32,9 +34,20 @@ impl ChunkSize {
         (size.0.is_power_of_two() && (Self::LEAST..=Self::MOST).contains(&size)).then_some(size)
     }
 
+    pub(super) fn twice(self) -> Option<Self> {
+        Self::exact(self.bytes() * 2)
+    }
+
     /// In bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
+    }
+
+    /// How long windows towards a QEMU with chunks of this size are: 256 MiB at least, and a chunk. A registration
+    /// call can cost as much as several MiB of its memory; with shorter windows the calls take more than a few percent.
+    #[must_use]
+    pub fn window(self) -> Self {
+        self.max(Self::WINDOW)
     }
 
     /// How many chunks a block of so many bytes has; the last may be shorter.

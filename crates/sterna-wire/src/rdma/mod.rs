@@ -9,17 +9,19 @@
 //! indices, keys, addresses, ranges. A message is at most [`MESSAGE_BYTES`] long and is decoded where it lies; only
 //! [`BlockPlaces::agreed`] allocates, one entry for each block of this side.
 //!
-//! [`session`] keeps the order of messages, [`Admission`] the connections of a destination, and [`RegistrationPlan`] decides
-//! which memory a source asks for.
+//! [`session`] keeps the order of messages, [`Admission`] the connections of a destination. [`RegistrationPlan`] decides
+//! which memory a source asks for, [`Lookahead`] when, and [`ChunkProbe`] finds how much a QEMU registers at once.
 
 mod admission;
 mod chunk;
 mod header;
 mod introduction;
+mod lookahead;
 mod message;
 mod places;
 mod plan;
 mod private_data;
+mod probe;
 mod records;
 pub mod session;
 
@@ -27,10 +29,12 @@ pub use admission::Admission;
 pub use chunk::ChunkSize;
 pub use header::{Header, MessageType};
 pub use introduction::{Introduction, Part};
+pub use lookahead::{Lookahead, Step, next_write};
 pub use message::{Message, encode_empty, encode_file, encode_records};
 pub use places::{BlockPlaces, BlockRange};
 pub use plan::{Batch, Destination, PlanLimits, RegistrationPlan};
 pub use private_data::{ConnectReply, ConnectRequest, Registration};
+pub use probe::ChunkProbe;
 pub use records::{
     BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
 };

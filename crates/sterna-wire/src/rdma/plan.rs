@@ -12,21 +12,21 @@ use std::collections::{BTreeMap, VecDeque};
 const SPEC: &str = "specs/rdma.md §6.4";
 /// No WRITE is longer, whatever the port takes.
 const MOST_WRITE: u64 = 1 << 31;
-/// Windows towards a Sterna grow up to this where their memory is written one after the other: an exchange for each
-/// chunk of 1 MiB would cost more than writing it.
-const WIDE: u64 = 64 << 20;
 
-/// How the other side registers its memory.
+/// How the side whose memory is registered does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// All of it has keys already; nothing is asked for or given back.
     PinAll,
     /// A QEMU with dynamic registration, and how long a window is. It lies at a multiple of its length: so one key
     /// covers it whatever chunk size the QEMU has, and whatever it has registered before (§6.4). A long window saves
-    /// exchanges. But a QEMU with chunks of n MiB registers n times as much as is asked for in units of 1 MiB; if its
-    /// chunk size is known, ask in units of that ([`BlockPlaces::request`](super::BlockPlaces::request)).
+    /// exchanges. But a QEMU with chunks of n MiB registers n times as much as is asked for in units of 1 MiB: ask in
+    /// units of its chunk size ([`BlockPlaces::request`](super::BlockPlaces::request)), which a monitor or a
+    /// [`ChunkProbe`](super::ChunkProbe) tells, and make windows [`ChunkSize::window`] long.
     Qemu(ChunkSize),
-    /// A Sterna with dynamic registration, and its chunk size.
+    /// A Sterna with dynamic registration, and its chunk size: the other side, or this one. Windows grow up to
+    /// [`ChunkSize::window`] where their memory is written one after the other: an exchange for each chunk of 1 MiB would
+    /// cost more than writing it.
     Sterna(ChunkSize),
 }
 
@@ -115,6 +115,16 @@ impl RegistrationPlan {
         self.pinned
     }
 
+    /// How much to take in one batch so that windows become as long as they should, and no longer.
+    pub fn step(&self) -> u64 {
+        self.wide.clamp(ChunkSize::LEAST.bytes(), ChunkSize::WINDOW.bytes())
+    }
+
+    /// Takes in a window that is registered already, by a [`ChunkProbe`](super::ChunkProbe).
+    pub fn registered(&mut self, window: BlockRange) {
+        self.add(window);
+    }
+
     /// The window that holds this byte, if one does.
     pub fn window(&self, block: usize, offset: u64) -> Option<BlockRange> {
         let (&(found, start), window) = self.windows.range(..=(block, offset)).next_back()?;
@@ -190,16 +200,26 @@ impl RegistrationPlan {
         run.length > 0 && run.start < length && run.length <= length - run.start
     }
 
-    /// The memory that is registered for this byte if it is not yet.
+    /// The memory that is registered for this byte if it is not yet. Beside windows that are shorter than the grid, of a
+    /// probe, it is shorter, too: it keeps its rule, a power of two at a multiple of its length.
     fn cell(&self, block: usize, offset: u64) -> BlockRange {
-        match self.window(block, offset) {
-            Some(window) => window,
-            None => {
-                let start = offset - offset % self.grid;
-                let length = self.grid.min(self.blocks[block] - start);
-                BlockRange { block, start, length }
-            }
+        if let Some(window) = self.window(block, offset) {
+            return window;
         }
+        let mut length = self.grid;
+        loop {
+            let start = offset - offset % length;
+            let cell = BlockRange { block, start, length: length.min(self.blocks[block] - start) };
+            if length <= ChunkSize::LEAST.bytes() || self.is_free(&cell) {
+                return cell;
+            }
+            length /= 2;
+        }
+    }
+
+    fn is_free(&self, cell: &BlockRange) -> bool {
+        let before_end = self.windows.range(..(cell.block, cell.end())).next_back();
+        before_end.is_none_or(|(&(block, _), window)| block != cell.block || window.end <= cell.start)
     }
 
     /// Whether the cell is registered now, or is asked for in this batch.
@@ -231,9 +251,11 @@ impl RegistrationPlan {
         true
     }
 
-    /// Whether the cell makes one window with the one that was asked for last.
+    /// Whether the cell makes one window with the one that was asked for last. Cells that are shorter than the grid do not.
     fn grows(&self, last: &BlockRange, cell: &BlockRange) -> bool {
-        last.block == cell.block && last.end() == cell.start && !cell.start.is_multiple_of(self.wide)
+        let are_whole = last.start.is_multiple_of(self.grid) && cell.start.is_multiple_of(self.grid);
+        let is_next = last.block == cell.block && last.end() == cell.start;
+        are_whole && is_next && !cell.start.is_multiple_of(self.wide)
     }
 
     fn add(&mut self, window: BlockRange) {
@@ -263,5 +285,5 @@ fn sterna(chunk: ChunkSize, limit: u64) -> Result<(u64, u64, u64), WireError> {
     // Two windows at least, so that one is asked for while the other is written.
     let most = 1 << (limit / 2).max(ChunkSize::LEAST.bytes()).ilog2();
     let grid = chunk.bytes().min(most);
-    Ok((grid, WIDE.min(most).max(grid), limit))
+    Ok((grid, ChunkSize::WINDOW.bytes().min(most).max(grid), limit))
 }

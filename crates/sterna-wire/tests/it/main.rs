@@ -10,6 +10,7 @@ mod hostile;
 mod packet_rules;
 mod properties;
 mod rdma_admission;
+mod rdma_chunk_size;
 mod rdma_messages;
 mod rdma_plan;
 mod rdma_properties;

@@ -1,0 +1,350 @@
+//! How far registration goes ahead of the WRITEs (`specs/rdma.md §6.6`).
+
+use super::places::BlockRange;
+use super::plan::{Batch, RegistrationPlan};
+use crate::error::WireError;
+use std::collections::VecDeque;
+
+const SPEC: &str = "specs/rdma.md §6.6";
+
+/// Registers memory of one side ahead of the WRITEs that need it.
+///
+/// A source has two: one for the destination's memory, which it asks for, and one for its own, which it registers itself.
+/// Both get the same runs. So both sides register at the same time, each at its own speed and in windows of its own
+/// size, while earlier windows are written; [`next_write`] says what both have ready. It holds no connection: whoever does
+/// carries out each [`Step`] and tells it what has come of it.
+#[derive(Debug, Clone)]
+pub struct Lookahead {
+    plan: RegistrationPlan,
+    runs: VecDeque<BlockRange>,
+    most_ahead: u64,
+    /// Batches with windows that are not there yet, and those after them.
+    batches: VecDeque<Scheduled>,
+    /// Windows that were handed out and are not there yet.
+    due: usize,
+    /// May be written: its windows are there.
+    ready: VecDeque<BlockRange>,
+    posted: VecDeque<BlockRange>,
+    /// Bytes that are planned and not written yet.
+    open: u64,
+}
+
+/// What to do next for registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Register these windows, in this order; then [`Lookahead::registered`].
+    Register(Vec<BlockRange>),
+    /// Give these windows back: nothing that is to be written, or being written, lies in them.
+    GiveBack(Vec<BlockRange>),
+    /// Nothing, until something is registered or written, or there is more to write.
+    Wait,
+}
+
+#[derive(Debug, Clone)]
+struct Scheduled {
+    batch: Batch,
+    /// Windows to register that have been handed out, of those at the front of `batch.ask`.
+    handed_out: usize,
+}
+
+impl Lookahead {
+    /// Most bytes that are registered and not written yet: two of the longest windows. So one can be registered while the
+    /// one before is written.
+    pub const MOST_AHEAD: u64 = 2 << 30;
+
+    /// Goes ahead by `most_ahead` bytes, by one batch of the plan at least.
+    pub fn new(plan: RegistrationPlan, most_ahead: u64) -> Self {
+        Self {
+            plan,
+            runs: VecDeque::new(),
+            most_ahead,
+            batches: VecDeque::new(),
+            due: 0,
+            ready: VecDeque::new(),
+            posted: VecDeque::new(),
+            open: 0,
+        }
+    }
+
+    /// These runs of pages are to be written after those that are known.
+    pub fn add(&mut self, runs: impl IntoIterator<Item = BlockRange>) {
+        self.runs.extend(runs);
+    }
+
+    /// The plan, with all that is registered or will be.
+    pub fn plan(&self) -> &RegistrationPlan {
+        &self.plan
+    }
+
+    /// Whether everything that was added has been written.
+    pub fn is_done(&self) -> bool {
+        self.runs.is_empty() && self.open == 0
+    }
+
+    /// What to do next, with `most` windows at most: one towards a QEMU.
+    ///
+    /// # Errors
+    /// As [`RegistrationPlan::next_batch`].
+    pub fn next_step(&mut self, most: usize) -> Result<Step, WireError> {
+        loop {
+            let waiting = self
+                .batches
+                .iter()
+                .position(|of| !of.batch.give_back.is_empty() || of.handed_out < of.batch.ask.len());
+            let Some(index) = waiting else {
+                if self.runs.is_empty() || (self.open > 0 && self.open >= self.most_ahead) {
+                    return Ok(Step::Wait);
+                }
+                self.plan_batch()?;
+                continue;
+            };
+            if !self.batches[index].batch.give_back.is_empty() {
+                let is_used = |window| self.is_used(window, index);
+                if self.batches[index].batch.give_back.iter().any(is_used) {
+                    return Ok(Step::Wait);
+                }
+                return Ok(Step::GiveBack(std::mem::take(&mut self.batches[index].batch.give_back)));
+            }
+            let of = &mut self.batches[index];
+            let windows: Vec<_> = of.batch.ask[of.handed_out..].iter().copied().take(most.max(1)).collect();
+            of.handed_out += windows.len();
+            self.due += windows.len();
+            return Ok(Step::Register(windows));
+        }
+    }
+
+    /// The first so many of the windows that were handed out are registered.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for more than were handed out.
+    pub fn registered(&mut self, windows: usize) -> Result<(), WireError> {
+        let Some(due) = self.due.checked_sub(windows) else {
+            let rule = format!("{windows} windows are registered, and {} were handed out", self.due);
+            return Err(WireError::local("RDMA window", 0, SPEC, rule));
+        };
+        self.due = due;
+        let mut left = windows;
+        for of in &mut self.batches {
+            let count = left.min(of.handed_out);
+            of.batch.ask.drain(..count);
+            of.handed_out -= count;
+            left -= count;
+        }
+        self.promote();
+        Ok(())
+    }
+
+    /// The next bytes that may be written, as far as this side's memory is concerned.
+    pub fn ready(&self) -> Option<BlockRange> {
+        self.ready.front().copied()
+    }
+
+    /// The first `bytes` of what is ready have been posted.
+    fn post(&mut self, bytes: u64) {
+        let Some(first) = self.ready.front_mut() else { return };
+        let length = bytes.min(first.length);
+        self.posted.push_back(BlockRange { length, ..*first });
+        first.start += length;
+        first.length -= length;
+        if first.length == 0 {
+            self.ready.pop_front();
+        }
+    }
+
+    /// The oldest WRITE that was posted is complete: this one.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) when none was.
+    pub fn written(&mut self) -> Result<BlockRange, WireError> {
+        let Some(write) = self.posted.pop_front() else {
+            let rule = "a WRITE is complete, and none was posted";
+            return Err(WireError::local("WRITE", 0, SPEC, rule.to_owned()));
+        };
+        self.open -= write.length;
+        Ok(write)
+    }
+
+    fn plan_batch(&mut self) -> Result<(), WireError> {
+        let batch = self.plan.next_batch(&mut self.runs, self.plan.step())?;
+        self.open += batch.writes.iter().map(|write| write.length).sum::<u64>();
+        self.batches.push_back(Scheduled { batch, handed_out: 0 });
+        self.promote();
+        Ok(())
+    }
+
+    /// Lets batches be written whose windows are all there, in order.
+    fn promote(&mut self) {
+        while let Some(first) = self.batches.front() {
+            if !first.batch.ask.is_empty() || !first.batch.give_back.is_empty() {
+                return;
+            }
+            self.ready.extend(self.batches.pop_front().into_iter().flat_map(|of| of.batch.writes));
+        }
+    }
+
+    /// Whether something that goes before batch `index` is written into the window.
+    fn is_used(&self, window: &BlockRange, index: usize) -> bool {
+        let earlier = self.batches.iter().take(index).flat_map(|of| &of.batch.writes);
+        let mut writes = self.posted.iter().chain(&self.ready).chain(earlier);
+        writes.any(|write| {
+            write.block == window.block && write.start < window.end() && window.start < write.end()
+        })
+    }
+}
+
+/// The next WRITE whose memory is registered on both sides, `most` bytes at most. It counts as posted.
+pub fn next_write(own: &mut Lookahead, remote: &mut Lookahead, most: u64) -> Option<BlockRange> {
+    let (here, there) = (own.ready()?, remote.ready()?);
+    let length = here.length.min(there.length).min(most);
+    own.post(length);
+    remote.post(length);
+    Some(BlockRange { length, ..there })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chunk::ChunkSize;
+    use super::super::plan::{Destination, PlanLimits};
+    use super::*;
+    use crate::Fault;
+
+    const MIB: u64 = 1 << 20;
+
+    fn range(start: u64, length: u64) -> BlockRange {
+        BlockRange { block: 0, start: start * MIB, length: length * MIB }
+    }
+
+    fn lookahead(kind: Destination, pinned: Option<u64>, most_ahead: u64) -> Lookahead {
+        let limits = PlanLimits { own_chunk: ChunkSize::LEAST, most_message: 1 << 30, pinned };
+        Lookahead::new(RegistrationPlan::new(&[1 << 30], kind, limits).unwrap(), most_ahead)
+    }
+
+    /// This side has everything already.
+    fn other() -> Lookahead {
+        lookahead(Destination::PinAll, None, u64::MAX)
+    }
+
+    fn qemu(mib: u64) -> Destination {
+        Destination::Qemu(ChunkSize::new(mib * MIB).unwrap())
+    }
+
+    #[test]
+    fn windows_are_registered_ahead_and_written_when_they_are_there() {
+        let (mut own, mut remote) = (other(), lookahead(qemu(16), None, 48 * MIB));
+        for side in [&mut own, &mut remote] {
+            side.add([range(0, 128)]);
+        }
+        assert_eq!(own.next_step(1).unwrap(), Step::Wait, "pin-all registers nothing");
+
+        for index in 0..3 {
+            assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(index * 16, 16)]));
+        }
+        assert_eq!(remote.next_step(1).unwrap(), Step::Wait, "48 MiB ahead");
+        assert_eq!(next_write(&mut own, &mut remote, u64::MAX), None, "nothing is there");
+        remote.registered(1).unwrap();
+        assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), Some(range(0, 12)));
+        assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), Some(range(12, 4)));
+        assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), None);
+        assert_eq!(remote.next_step(1).unwrap(), Step::Wait, "posted is not written");
+        assert_eq!(remote.written().unwrap(), range(0, 12));
+        assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(48, 16)]));
+        assert!(!remote.is_done());
+    }
+
+    #[test]
+    fn one_step_asks_for_as_many_windows_as_a_message_takes() {
+        let mut remote = lookahead(Destination::Sterna(ChunkSize::LEAST), None, u64::MAX);
+        remote.add((0..5).map(|at| range(at * 8, 1)));
+
+        assert_eq!(
+            remote.next_step(3).unwrap(),
+            Step::Register(vec![range(0, 1), range(8, 1), range(16, 1)])
+        );
+        assert_eq!(remote.next_step(3).unwrap(), Step::Register(vec![range(24, 1), range(32, 1)]));
+        remote.registered(4).unwrap();
+        assert_eq!(remote.ready(), None, "a batch waits for all of its windows");
+        remote.registered(1).unwrap();
+        assert_eq!(remote.ready(), Some(range(0, 1)));
+    }
+
+    /// Carries out everything, one WRITE at a time. Most bytes that were registered at once, and how many windows were given
+    /// back.
+    fn carry_out(remote: &mut Lookahead) -> (u64, usize) {
+        let mut own = other();
+        own.add([range(0, 1024)]);
+        let (mut windows, mut most, mut given_back) = (Vec::<BlockRange>::new(), 0, 0);
+        let mut at = 0;
+        while !remote.is_done() {
+            match remote.next_step(1).unwrap() {
+                Step::Register(more) => {
+                    windows.extend(&more);
+                    remote.registered(more.len()).unwrap();
+                }
+                Step::GiveBack(some) => {
+                    given_back += some.len();
+                    windows.retain(|window| !some.contains(window));
+                }
+                Step::Wait => {
+                    own.next_step(1).unwrap();
+                    let write = next_write(&mut own, remote, 4 * MIB).expect("no progress");
+                    assert_eq!(write.start, at, "in order");
+                    at = write.end();
+                    let holds =
+                        |window: &BlockRange| window.start <= write.start && write.end() <= window.end();
+                    assert!(windows.iter().any(holds), "{write:?} in none of {windows:?}");
+                    own.written().unwrap();
+                    remote.written().unwrap();
+                }
+            }
+            most = most.max(windows.iter().map(|window| window.length).sum());
+        }
+        assert_eq!(at, 1 << 30);
+        (most, given_back)
+    }
+
+    #[test]
+    fn limit_is_kept_and_what_is_given_back_is_written_before() {
+        for (limit, windows) in [(64, 32), (2, 1024), (1, 1024), (300, 8)] {
+            let kind = Destination::Sterna(ChunkSize::LEAST);
+            let mut remote = lookahead(kind, Some(limit * MIB), Lookahead::MOST_AHEAD);
+            remote.add([range(0, 1024)]);
+
+            let (most, given_back) = carry_out(&mut remote);
+
+            assert!(most <= limit * MIB, "{most} bytes with a limit of {limit} MiB");
+            let kept = remote.plan().pinned() / (1024 / windows * MIB);
+            assert_eq!(given_back as u64 + kept, windows, "limit {limit} MiB");
+        }
+    }
+
+    #[test]
+    fn while_one_window_is_written_the_next_is_registered_below_a_limit() {
+        let (mut own, kind) = (other(), Destination::Sterna(ChunkSize::LEAST));
+        let mut remote = lookahead(kind, Some(64 * MIB), Lookahead::MOST_AHEAD);
+        for side in [&mut own, &mut remote] {
+            side.add([range(0, 1024)]);
+        }
+        own.next_step(1).unwrap();
+        for at in [0, 32] {
+            assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(at, 32)]));
+        }
+        remote.registered(2).unwrap();
+        assert_eq!(remote.next_step(1).unwrap(), Step::Wait);
+
+        next_write(&mut own, &mut remote, 32 * MIB).unwrap();
+        next_write(&mut own, &mut remote, 32 * MIB).unwrap();
+        remote.written().unwrap();
+
+        assert_eq!(remote.next_step(1).unwrap(), Step::GiveBack(vec![range(0, 32)]));
+        assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(64, 32)]));
+    }
+
+    #[test]
+    fn reports_of_what_never_was_are_our_fault() {
+        let mut remote = lookahead(qemu(16), None, u64::MAX);
+        assert_eq!(remote.registered(1).unwrap_err().fault, Fault::Local);
+        assert_eq!(remote.written().unwrap_err().fault, Fault::Local);
+        remote.add([BlockRange { block: 1, start: 0, length: MIB }]);
+        assert_eq!(remote.next_step(1).unwrap_err().fault, Fault::Local);
+    }
+}

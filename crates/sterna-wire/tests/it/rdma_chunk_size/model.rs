@@ -1,0 +1,172 @@
+//! What a migration's memory costs in virtual time: a link, two sides that register, and who asks for what.
+
+use std::collections::{BTreeMap, HashMap};
+use sterna_wire::rdma::{BlockPlace, BlockPlaces, BlockRange, ChunkSize, RegisterRequest, RegisterResult};
+
+/// Nanoseconds.
+pub type Time = u64;
+
+pub const MIB: u64 = 1 << 20;
+
+/// What registering costs at one side.
+#[derive(Debug, Clone, Copy)]
+pub struct Registering {
+    /// Each call.
+    pub call: Time,
+    /// Each MiB.
+    pub mib: Time,
+}
+
+impl Registering {
+    pub fn time(&self, bytes: u64) -> Time {
+        self.call + (self.mib * bytes).div_ceil(MIB)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Costs {
+    pub bytes_per_second: u64,
+    /// From a request's last byte until its completion.
+    pub round_trip: Time,
+    /// Each request, beside its bytes.
+    pub request: Time,
+    pub source: Registering,
+    pub destination: Registering,
+}
+
+/// As the default costs of the adapters for tests in `sterna-transport`: a fast adapter (ConnectX-7).
+pub const DEFAULT: Costs = {
+    let registering = Registering { call: 2_021_500, mib: 224_600 };
+    Costs {
+        bytes_per_second: 12_500_000_000,
+        round_trip: 20_000,
+        request: 200,
+        source: registering,
+        destination: registering,
+    }
+};
+
+impl Costs {
+    pub fn transfer(&self, bytes: u64) -> Time {
+        self.request + (u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second)) as Time
+    }
+
+    /// No program is faster: what the slowest of the two sides and the link needs for all bytes, in one call.
+    pub fn least(&self, bytes: u64) -> Time {
+        self.transfer(bytes).max(self.source.time(bytes)).max(self.destination.time(bytes))
+    }
+
+    /// What a program takes that registers, waits and writes chunk by chunk, as QEMU's source does: it asks the
+    /// destination, registers itself when the answer is there, writes, and waits for the completion.
+    pub fn chunk_by_chunk(&self, bytes: u64, chunk: ChunkSize) -> Time {
+        let chunk = chunk.bytes();
+        let exchange = 2 * self.request + self.round_trip + self.destination.time(chunk);
+        let write = self.transfer(chunk) + self.round_trip;
+        bytes.div_ceil(chunk) * (exchange + self.source.time(chunk) + write)
+    }
+}
+
+/// What happens, and when.
+#[derive(Debug)]
+pub enum Event {
+    /// The source has registered its window.
+    OwnRegistered,
+    /// A request has reached the destination.
+    Requested(Vec<RegisterRequest>),
+    /// The keys have reached the source.
+    Answered(Vec<RegisterResult>),
+    /// A READY has.
+    Ready,
+    /// The oldest WRITE is complete.
+    Written,
+}
+
+/// A clock, and a link that carries one request after the other: a SEND waits for the WRITEs that were posted before it.
+#[derive(Debug, Default)]
+pub struct World {
+    pub now: Time,
+    events: BTreeMap<(Time, u64), Event>,
+    happened: u64,
+    link_busy_until: Time,
+}
+
+impl World {
+    /// The next event; the clock shows its time.
+    pub fn next_event(&mut self) -> Option<Event> {
+        let ((at, _), event) = self.events.pop_first()?;
+        self.now = at;
+        Some(event)
+    }
+
+    pub fn at(&mut self, time: Time, event: Event) {
+        assert!(time >= self.now, "the past");
+        self.happened += 1;
+        self.events.insert((time, self.happened), event);
+    }
+
+    /// The source posts a request of so many bytes. When the last of them has left.
+    pub fn post(&mut self, bytes: u64, costs: &Costs) -> Time {
+        self.link_busy_until = self.link_busy_until.max(self.now) + costs.transfer(bytes);
+        self.link_busy_until
+    }
+}
+
+/// A destination: it carries out one request after the other and remembers what is registered under its first chunk.
+pub struct Destination {
+    pub places: BlockPlaces,
+    chunk: ChunkSize,
+    known: HashMap<(usize, u64), RegisterResult>,
+    /// What key n + 1 covers.
+    keys: Vec<BlockRange>,
+    busy_until: Time,
+}
+
+const HOST_ADDRESS: u64 = 1 << 40;
+
+impl Destination {
+    /// With blocks of these lengths, which registers whole chunks.
+    pub fn new(blocks: &[u64], chunk: ChunkSize) -> Self {
+        let place = |length: &u64| BlockPlace {
+            host_address: HOST_ADDRESS,
+            offset: 0,
+            length_bytes: *length,
+            key: 0,
+        };
+        let places = BlockPlaces::new(blocks.iter().map(place).collect()).unwrap();
+        Self { places, chunk, known: HashMap::new(), keys: Vec::new(), busy_until: 0 }
+    }
+
+    /// Registers. The answer leaves when it is done, and a READY after it.
+    pub fn requested(&mut self, requests: &[RegisterRequest], world: &mut World, costs: &Costs) {
+        self.busy_until = self.busy_until.max(world.now);
+        let results = requests.iter().map(|request| self.register(request, costs)).collect();
+        let arrives = self.busy_until + costs.request + costs.round_trip / 2;
+        world.at(arrives, Event::Answered(results));
+        world.at(arrives + costs.request, Event::Ready);
+    }
+
+    fn register(&mut self, request: &RegisterRequest, costs: &Costs) -> RegisterResult {
+        let range = self.places.requested(request, self.chunk, 0).unwrap();
+        *self.known.entry((range.block, range.start)).or_insert_with(|| {
+            self.busy_until += costs.destination.time(range.length);
+            self.keys.push(range);
+            RegisterResult { key: self.keys.len() as u32, host_address: HOST_ADDRESS }
+        })
+    }
+
+    /// An adapter refuses a WRITE that leaves what its key covers.
+    pub fn check_write(&self, write: &BlockRange, key: u32) {
+        let covered = self.keys[key as usize - 1];
+        let is_inside =
+            covered.block == write.block && covered.start <= write.start && write.end() <= covered.end();
+        assert!(is_inside, "remote access error: {write:?} with the key of {covered:?}");
+    }
+
+    pub fn registrations(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn registered_bytes(&self) -> u64 {
+        self.keys.iter().map(|range| range.length).sum()
+    }
+}

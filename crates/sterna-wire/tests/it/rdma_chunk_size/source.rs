@@ -1,0 +1,261 @@
+//! Sterna's source, as far as memory is concerned: the real plan, lookahead, probe and session, in virtual time.
+
+use super::model::{Costs, Destination, Event, Time, World};
+use std::collections::HashMap;
+use sterna_wire::rdma::session::{Command, Peer, SourceSession};
+use sterna_wire::rdma::{
+    self, BlockRange, ChunkProbe, ChunkSize, Lookahead, Message, MessageType, PlanLimits, RegistrationPlan,
+    Step, encode_records, next_write,
+};
+
+/// Longest WRITE, and most bytes in flight: a request for more windows waits for what is in flight.
+const WRITE_BYTES: u64 = 2 << 20;
+const IN_FLIGHT_BYTES: u64 = 8 << 20;
+/// A control message with a few records.
+const MESSAGE_BYTES: u64 = 64;
+
+/// What the source migrates to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// A QEMU whose chunk size a monitor has told.
+    KnownQemu,
+    UnknownQemu,
+    Sterna,
+}
+
+/// What is wrong with the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Planted {
+    Nothing,
+    /// It asks for a window when all before have been written.
+    WaitsForEachWindow,
+    /// Windows towards a QEMU are one chunk long.
+    WindowsOfOneChunk,
+    /// It asks a QEMU that it does not know for long windows, counted in units of 1 MiB.
+    CountsInMib,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    pub to: To,
+    pub source_chunk: ChunkSize,
+    pub destination_chunk: ChunkSize,
+    pub planted: Planted,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    pub time: Time,
+    pub exchanges: usize,
+    pub registrations: usize,
+    pub registered_bytes: u64,
+}
+
+struct Source {
+    migration: Migration,
+    blocks: Vec<u64>,
+    session: SourceSession,
+    own: Lookahead,
+    probe: Option<ChunkProbe>,
+    /// Not while the probe runs.
+    remote: Option<Lookahead>,
+    /// In which requests count.
+    unit: ChunkSize,
+    asked: Vec<BlockRange>,
+    keys: HashMap<(usize, u64), u32>,
+    is_registering: bool,
+    in_flight: u64,
+    exchanges: usize,
+}
+
+/// All pages of `blocks` are written once.
+pub fn migrate(migration: Migration, blocks: &[u64], costs: &Costs) -> Outcome {
+    let granted = match migration.to {
+        To::Sterna => migration.destination_chunk.min(migration.source_chunk),
+        To::KnownQemu | To::UnknownQemu => migration.destination_chunk,
+    };
+    let mut destination = Destination::new(blocks, granted);
+    let mut world = World::default();
+    let mut source = Source::new(migration, blocks, &destination, granted);
+    world.at(costs.round_trip / 2, Event::Ready);
+    source.go_on(&destination, &mut world, costs);
+    while !source.is_done() {
+        match world.next_event().expect("the source waits, and nothing will happen") {
+            Event::Requested(requests) => destination.requested(&requests, &mut world, costs),
+            event => source.take(event),
+        }
+        source.go_on(&destination, &mut world, costs);
+    }
+    let _ = source.session.send(Command::Finished).unwrap();
+    Outcome {
+        time: world.now,
+        exchanges: source.exchanges,
+        registrations: destination.registrations(),
+        registered_bytes: destination.registered_bytes(),
+    }
+}
+
+impl Source {
+    fn new(migration: Migration, blocks: &[u64], destination: &Destination, granted: ChunkSize) -> Self {
+        let chunk = migration.source_chunk;
+        let mut own =
+            Lookahead::new(plan(blocks, rdma::Destination::Sterna(chunk), chunk), Lookahead::MOST_AHEAD);
+        own.add(all(blocks));
+        let peer = if migration.to == To::Sterna { Peer::Sterna } else { Peer::Qemu };
+        let mut source = Self {
+            migration,
+            blocks: blocks.to_vec(),
+            session: in_second_phase(peer, destination),
+            own,
+            probe: None,
+            remote: None,
+            unit: granted,
+            asked: Vec::new(),
+            keys: HashMap::new(),
+            is_registering: false,
+            in_flight: 0,
+            exchanges: 0,
+        };
+        match (migration.to, migration.planted) {
+            (To::Sterna, _) => source.begin_asking(rdma::Destination::Sterna(migration.destination_chunk)),
+            (To::KnownQemu, _) => source.begin_asking(rdma::Destination::Qemu(source.window())),
+            (To::UnknownQemu, Planted::Nothing | Planted::WaitsForEachWindow) => {
+                source.probe = Some(ChunkProbe::new(blocks));
+            }
+            (To::UnknownQemu, _) => {
+                source.unit = ChunkSize::LEAST;
+                source.begin_asking(rdma::Destination::Qemu(source.window()));
+            }
+        }
+        source
+    }
+
+    fn window(&self) -> ChunkSize {
+        match self.migration.planted {
+            Planted::WindowsOfOneChunk => self.unit,
+            _ => self.unit.window(),
+        }
+    }
+
+    fn begin_asking(&mut self, kind: rdma::Destination) {
+        let mut plan = plan(&self.blocks, kind, self.migration.source_chunk);
+        for (window, key) in self.probe.iter().flat_map(ChunkProbe::windows) {
+            plan.registered(window);
+            self.keys.insert((window.block, window.start), key);
+        }
+        let is_waiting = self.migration.planted == Planted::WaitsForEachWindow;
+        let mut remote = Lookahead::new(plan, if is_waiting { 1 } else { Lookahead::MOST_AHEAD });
+        remote.add(all(&self.blocks));
+        self.remote = Some(remote);
+    }
+
+    fn is_done(&self) -> bool {
+        self.remote.as_ref().is_some_and(Lookahead::is_done) && self.session.may_send() && self.own.is_done()
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::OwnRegistered => {
+                self.own.registered(1).unwrap();
+                self.is_registering = false;
+            }
+            Event::Ready => {
+                self.session.received(&Message::Ready).unwrap();
+            }
+            Event::Answered(results) => {
+                let mut message = Vec::new();
+                encode_records(&results, &mut message).unwrap();
+                self.session.received(&Message::decode(&message).unwrap()).unwrap();
+                match (&mut self.probe, &mut self.remote) {
+                    (Some(probe), None) => probe.answered(results[0].key),
+                    (_, remote) => {
+                        let windows = self.asked.iter().map(|window| (window.block, window.start));
+                        self.keys.extend(windows.zip(results.iter().map(|result| result.key)));
+                        remote.as_mut().unwrap().registered(results.len()).unwrap();
+                    }
+                }
+            }
+            Event::Written => {
+                let write = self.own.written().unwrap();
+                assert_eq!(self.remote.as_mut().unwrap().written().unwrap(), write);
+                self.session.completed(1).unwrap();
+                self.in_flight -= write.length;
+            }
+            Event::Requested(_) => unreachable!("that is the destination's"),
+        }
+    }
+
+    /// Does all that can be done now.
+    fn go_on(&mut self, destination: &Destination, world: &mut World, costs: &Costs) {
+        if !self.is_registering
+            && let Step::Register(windows) = self.own.next_step(1).unwrap()
+        {
+            world.at(world.now + costs.source.time(windows[0].length), Event::OwnRegistered);
+            self.is_registering = true;
+        }
+        if self.session.may_send() {
+            self.ask(destination, world, costs);
+        }
+        let Some(remote) = &mut self.remote else { return };
+        while self.in_flight < IN_FLIGHT_BYTES {
+            let Some(write) = next_write(&mut self.own, remote, WRITE_BYTES) else { return };
+            let window = remote.plan().window(write.block, write.start).unwrap();
+            destination.check_write(&write, self.keys[&(window.block, window.start)]);
+            self.session.write().unwrap();
+            self.in_flight += write.length;
+            let left = world.post(write.length, costs);
+            world.at(left + costs.round_trip, Event::Written);
+        }
+    }
+
+    fn ask(&mut self, destination: &Destination, world: &mut World, costs: &Costs) {
+        if let (Some(probe), None) = (&self.probe, &self.remote) {
+            self.unit = probe.unit();
+            match probe.next_ask() {
+                Some(range) => self.asked = vec![range],
+                None => self.begin_asking(rdma::Destination::Qemu(self.unit.window())),
+            }
+        }
+        if let Some(remote) = &mut self.remote {
+            let most = if self.migration.to == To::Sterna { rdma::MOST_REPEATED as usize } else { 1 };
+            match remote.next_step(most).unwrap() {
+                Step::Register(windows) => self.asked = windows,
+                Step::Wait => return,
+                Step::GiveBack(_) => unreachable!("there is no limit"),
+            }
+        }
+        let request = |window| destination.places.request(window, self.unit).unwrap();
+        let requests: Vec<_> = self.asked.iter().copied().map(request).collect();
+        let _ = self.session.send(Command::Register(requests.len())).unwrap();
+        self.exchanges += 1;
+        let left = world.post(MESSAGE_BYTES * requests.len() as u64, costs);
+        world.at(left + costs.round_trip / 2, Event::Requested(requests));
+    }
+}
+
+fn plan(blocks: &[u64], kind: rdma::Destination, own_chunk: ChunkSize) -> RegistrationPlan {
+    let limits = PlanLimits { own_chunk, most_message: 1 << 30, pinned: None };
+    RegistrationPlan::new(blocks, kind, limits).unwrap()
+}
+
+fn all(blocks: &[u64]) -> impl Iterator<Item = BlockRange> {
+    blocks.iter().enumerate().map(|(block, length)| BlockRange { block, start: 0, length: *length })
+}
+
+/// A session that has exchanged blocks and opened the phase of its first round. It waits for a READY.
+fn in_second_phase(peer: Peer, destination: &Destination) -> SourceSession {
+    let mut session = SourceSession::new(peer);
+    let _ = session.starting();
+    let mut blocks = Vec::new();
+    encode_records(destination.places.blocks(), &mut blocks).unwrap();
+    let hook = Command::File { bytes: 8, hook_ends_at: Some(8) };
+    for command in [hook, Command::RamBlocks, Command::Finished, hook] {
+        session.received(&Message::Ready).unwrap();
+        let _ = session.send(command).unwrap();
+        if command.kind() == MessageType::RamBlocksRequest {
+            session.received(&Message::decode(&blocks).unwrap()).unwrap();
+        }
+    }
+    session
+}
