@@ -11,7 +11,7 @@
 //! | [`read`] | [`Image`]: sniffing, checking, pages at random or in stream order |
 //! | [`compression`] | gzip, bzip2, xz, lzop, zstd |
 //! | [`convert`] | any format to any other |
-//! | [`write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
+//! | [`mod@write`] | [`MappedWriter`], [`LegacyWriter`], libvirt's container |
 //! | [`tools`] | verify, inspect, extract, diff, repair |
 //!
 //! Paragraph numbers in docs and errors are those of `specs/mapped-ram.md` and `specs/libvirt-save.md`.

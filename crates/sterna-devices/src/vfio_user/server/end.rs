@@ -7,7 +7,7 @@ use crate::vfio_user::wire::WireError;
 /// How a connection ended.
 #[derive(Debug)]
 pub enum ServerEnd {
-    /// The client closed it, or [`Stopper::stop`] did.
+    /// The client closed it, or [`crate::vfio_user::Stopper::stop`] did.
     Disconnected,
     /// The device hung up.
     HungUp,
