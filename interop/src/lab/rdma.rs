@@ -1,4 +1,5 @@
-//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run.
+//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run, except where
+//! [`DIFFERENT`] says that the two still differ.
 
 #![allow(clippy::print_stdout)]
 
