@@ -78,6 +78,7 @@ pub fn engine_statistics() -> Statistics {
             took: ms(30),
             ..sterna::StreamStatistics::of("vfio-user/0", 0)
         }],
+        rdma: None,
     }
 }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use crate::{HandedFd, TransportError};
 
-/// An address, as QEMU writes it: `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
+/// An address, as QEMU writes it: `tcp:HOST:PORT`, `rdma:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
 /// `file:PATH[,offset=N]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -20,6 +20,14 @@ pub enum Address {
         /// Host name or number; IPv6 numbers without brackets.
         host: String,
         /// The port.
+        port: u16,
+    },
+    /// A host with an RDMA adapter, and a port of the connection manager (specs/rdma.md §1). [`crate::Channel`] and
+    /// [`crate::Listener`] do not lead there: see [`crate::rdma`].
+    Rdma {
+        /// Host name or number; IPv6 numbers without brackets. Empty for every address when listening.
+        host: String,
+        /// The port; 0 lets the system choose when listening.
         port: u16,
     },
     /// A Unix socket's path.
@@ -72,10 +80,11 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, TransportError> {
         let refuse = |rule| Err(TransportError::Address { text: text.to_owned(), rule });
         let Some((kind, rest)) = text.split_once(':') else {
-            return refuse("write tcp:HOST:PORT, unix:PATH, fd:NUMBER or file:PATH");
+            return refuse("write tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH, fd:NUMBER or file:PATH");
         };
         match kind {
-            "tcp" => tcp(rest).or_else(refuse),
+            "tcp" => host_and_port(rest).map(|(host, port)| Address::Tcp { host, port }).or_else(refuse),
+            "rdma" => host_and_port(rest).map(|(host, port)| Address::Rdma { host, port }).or_else(refuse),
             "unix" if rest.is_empty() => refuse("a path must follow unix:"),
             // sockaddr_un has room for 107 bytes and the end.
             "unix" if rest.len() > 107 => refuse("the path of a Unix socket has at most 107 bytes"),
@@ -83,26 +92,27 @@ impl FromStr for Address {
             "fd" if rest.is_empty() => refuse("a number or name must follow fd:"),
             "fd" => Ok(Address::Fd(rest.to_owned())),
             "file" => file(rest).or_else(refuse),
-            "exec" | "rdma" | "vsock" => refuse("this kind of address is not supported"),
-            _ => refuse("it must begin with tcp:, unix:, fd: or file:"),
+            "exec" | "vsock" => refuse("this kind of address is not supported"),
+            _ => refuse("it must begin with tcp:, rdma:, unix:, fd: or file:"),
         }
     }
 }
 
-fn tcp(rest: &str) -> Result<Address, &'static str> {
+/// `HOST:PORT`, with IPv6 numbers in brackets.
+fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     let (host, port) = match rest.strip_prefix('[') {
-        Some(inner) => inner.split_once("]:").ok_or("an IPv6 number is written tcp:[NUMBER]:PORT")?,
-        None => rest.rsplit_once(':').ok_or("a port must follow: tcp:HOST:PORT")?,
+        Some(inner) => inner.split_once("]:").ok_or("an IPv6 number is written [NUMBER]:PORT")?,
+        None => rest.rsplit_once(':').ok_or("a port must follow: HOST:PORT")?,
     };
     if rest.contains(',') {
         return Err("options after the port (such as ,ipv4=on) are not supported");
     }
     if !rest.starts_with('[') && host.contains(':') {
-        return Err("an IPv6 number is written in brackets: tcp:[NUMBER]:PORT");
+        return Err("an IPv6 number is written in brackets: [NUMBER]:PORT");
     }
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse() {
-        Ok(port) if digits => Ok(Address::Tcp { host: host.to_owned(), port }),
+        Ok(port) if digits => Ok((host.to_owned(), port)),
         _ => Err("the port must be a number from 0 to 65535"),
     }
 }
@@ -149,14 +159,21 @@ fn size(text: &str) -> Option<u64> {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Address::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            Address::Tcp { host, port } => place(f, "tcp", host, *port),
+            Address::Rdma { host, port } => place(f, "rdma", host, *port),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
             Address::Fd(name) => write!(f, "fd:{name}"),
             Address::Handed(fd) => write!(f, "fd:{}", fd.name()),
             Address::File { path, offset: 0 } => write!(f, "file:{}", path.display()),
             Address::File { path, offset } => write!(f, "file:{},offset={offset}", path.display()),
         }
+    }
+}
+
+fn place(f: &mut fmt::Formatter<'_>, kind: &str, host: &str, port: u16) -> fmt::Result {
+    match host.contains(':') {
+        true => write!(f, "{kind}:[{host}]:{port}"),
+        false => write!(f, "{kind}:{host}:{port}"),
     }
 }
 
@@ -171,6 +188,8 @@ mod tests {
             "tcp:127.0.0.1:0",
             "tcp::65535",
             "tcp:[::1]:4444",
+            "rdma:host:4444",
+            "rdma:[fd08::1]:4444",
             "unix:/tmp/a,b:c",
             "fd:12",
             "fd:mig",
@@ -217,7 +236,9 @@ mod tests {
             ("tcp:localhost:1,ipv4=on", "options"),
             ("tcp:[::1]:1,ipv6=on", "options"),
             ("tcp:::1:4444", "brackets"),
-            ("tcp:[::1]4444", "tcp:[NUMBER]"),
+            ("tcp:[::1]4444", "[NUMBER]:PORT"),
+            ("rdma:host", "port"),
+            ("rdma:fd08::1:4444", "brackets"),
             ("unix:", "path"),
             ("fd:", "number or name"),
             ("exec:cat", "not supported"),

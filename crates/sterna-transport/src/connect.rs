@@ -34,7 +34,9 @@ pub(crate) fn connect(
         }
         Address::Tcp { host, port } => attempt.tcp(host, *port),
         Address::Unix(path) => attempt.unix(path),
-        Address::Handed(_) | Address::File { .. } => Err(attempt.failed(io::ErrorKind::Unsupported.into())),
+        Address::Handed(_) | Address::File { .. } | Address::Rdma { .. } => {
+            Err(attempt.failed(io::ErrorKind::Unsupported.into()))
+        }
     }
 }
 

@@ -61,8 +61,8 @@ impl Listener {
             }
             Address::Fd(name) => (kind_of(handed::duplicate(name)?)?, address.clone()),
             Address::Handed(fd) => (kind_of(handed::take(fd)?)?, address.clone()),
-            // Nobody connects to a file.
-            Address::File { .. } => return Err(io::ErrorKind::Unsupported.into()),
+            // Nobody connects to a file; an RDMA fabric has a listener of its own.
+            Address::File { .. } | Address::Rdma { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Listener { kind, address, closed, path })
     }

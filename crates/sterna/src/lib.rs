@@ -66,17 +66,22 @@ pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, RetryError};
 pub use params::{
-    Capabilities, Compression, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
+    Capabilities, Compression, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
+    ZeroPageDetection,
 };
 pub use precopy::Recording;
 pub use settings_error::SettingsError;
 pub use start_error::StartError;
-pub use stats::{IncomingStatistics, LaneTimes, Round, Sample, Statistics, StreamStatistics, SyncParts};
+pub use stats::{
+    IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Round, Sample, Statistics,
+    StreamStatistics, SyncParts,
+};
 pub use sterna_ram as ram;
 pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, HandedFd, Tls, TlsCredentials,
     TlsEndpoint, TlsFiles,
 };
+pub use sterna_wire::rdma::ChunkSize;
 #[cfg(feature = "planted-faults")]
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};

@@ -2,9 +2,12 @@
 //!
 //! `sterna-qmp` keeps QEMU's spelling, ranges and refusals; this module keeps the meaning.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_transport::rdma::{Fabric, VerbsFabric};
 use sterna_transport::{Direct, Tls};
+use sterna_wire::rdma::ChunkSize;
 
 use crate::settings_error::SettingsError;
 
@@ -112,8 +115,41 @@ pub struct Parameters {
     /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; any other source may
     /// send larger chunks than that, up to 1 MiB, of which one is held.
     pub max_queued_stream_bytes: u64,
+    /// What concerns migrations to and from `rdma:` alone.
+    pub rdma: RdmaParameters,
     /// How long Sterna waits for what. QEMU has no such limits.
     pub limits: WaitLimits,
+}
+
+/// What concerns RDMA alone (specs/rdma.md §6). Later versions add fields, as with [`Parameters`].
+#[derive(Debug, Clone, Default)]
+pub struct RdmaParameters {
+    /// `x-rdma-chunk-size`: at the source the longest WRITE and the least piece of memory that is registered at once, at the
+    /// destination the latter. The two sides may differ unless both are QEMUs.
+    pub chunk: ChunkSize,
+    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at once, on each side. Counts between
+    /// two Sternas only, since a QEMU gives no memory back; `None` for no limit.
+    pub pinned_limit_bytes: Option<u64>,
+    /// The adapters to use; `None` for those of this host.
+    pub fabric: Option<Arc<dyn Fabric>>,
+}
+
+impl RdmaParameters {
+    /// The adapters to use.
+    #[expect(dead_code, reason = "source and destination of RDMA are about to use it")]
+    pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
+        self.fabric.clone().unwrap_or_else(|| Arc::new(VerbsFabric::new()))
+    }
+}
+
+impl PartialEq for RdmaParameters {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same_fabric = match (&self.fabric, &other.fabric) {
+            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+            (ours, theirs) => ours.is_none() && theirs.is_none(),
+        };
+        is_same_fabric && self.chunk == other.chunk && self.pinned_limit_bytes == other.pinned_limit_bytes
+    }
 }
 
 impl Parameters {
@@ -149,6 +185,7 @@ impl Parameters {
             ("replace_file", self.replace_file != running.replace_file),
             ("status_questions", self.status_questions != running.status_questions),
             ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
+            ("rdma", self.rdma != running.rdma),
             ("limits", self.limits != running.limits),
         ];
         let fields = fixed.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
@@ -180,6 +217,7 @@ impl Default for Parameters {
             non_convergence: NonConvergence::KeepGoing,
             status_questions: StatusQuestions::Auto,
             max_queued_stream_bytes: 64 << 20,
+            rdma: RdmaParameters::default(),
             limits: WaitLimits::default(),
         }
     }
@@ -242,6 +280,9 @@ pub struct Capabilities {
     pub dirty_limit: bool,
     /// `pause-before-switchover`: wait, with the guest stopped, for [`crate::Migration::continue_switchover`].
     pub pause_before_switchover: bool,
+    /// `rdma-pin-all`: the destination registers all memory before the first page is sent, and the source, too. Only with
+    /// `rdma:`; the source's word counts (specs/rdma.md §2.2).
+    pub rdma_pin_all: bool,
     /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. When false the guest
     /// stays held until [`crate::Incoming::release`] (see ARCHITECTURE.md, *Handover*).
     pub unmanaged: bool,
@@ -257,6 +298,7 @@ impl Default for Capabilities {
             auto_converge: false,
             dirty_limit: false,
             pause_before_switchover: false,
+            rdma_pin_all: false,
             unmanaged: true,
         }
     }
@@ -283,7 +325,7 @@ mod tests {
     #[test]
     fn every_fixed_setting_is_refused_by_its_name() {
         let running = Parameters::default();
-        let changes: [fn(&mut Parameters); 10] = [
+        let changes: [fn(&mut Parameters); 11] = [
             |to| to.multifd_channels += 1,
             |to| to.multifd_compression = Compression::Zstd,
             |to| to.multifd_zlib_level += 1,
@@ -293,6 +335,7 @@ mod tests {
             |to| to.replace_file = true,
             |to| to.status_questions = StatusQuestions::Operator,
             |to| to.max_queued_stream_bytes += 1,
+            |to| to.rdma.pinned_limit_bytes = Some(1),
             |to| to.limits.setup = Duration::ZERO,
         ];
         for change in changes {

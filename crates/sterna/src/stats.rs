@@ -83,6 +83,48 @@ pub struct Statistics {
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     /// Devices with a stream, in the VM's order.
     pub streams: Vec<StreamStatistics>,
+    /// What RDMA did; `None` over any other transport.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaStatistics>,
+}
+
+/// What the source of a migration over RDMA did (specs/rdma.md §6).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct RdmaStatistics {
+    /// WRITEs that were posted.
+    pub writes: u64,
+    /// Bytes that they carried.
+    pub written_bytes: u64,
+    /// Bytes that are posted and not known to be complete.
+    pub in_flight_bytes: u64,
+    /// Registrations of this side's guest memory.
+    pub registrations: u64,
+    /// Bytes of this side's guest memory that are registered now.
+    pub pinned_bytes: u64,
+    /// Windows that the destination was asked to register.
+    pub windows: u64,
+    /// Bytes of the destination's memory that it was asked to register, and that are registered now as far as this side
+    /// knows.
+    pub destination_pinned_bytes: u64,
+    /// Commands that were answered: a message there and one back.
+    pub exchanges: u64,
+    /// Messages for which the peer had posted no receive. 0 unless something is wrong.
+    pub receiver_not_ready: u64,
+}
+
+/// What the destination of a migration over RDMA did (specs/rdma.md §6).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct IncomingRdmaStatistics {
+    /// Registrations of guest memory.
+    pub registrations: u64,
+    /// Bytes of guest memory that are registered now.
+    pub pinned_bytes: u64,
+    /// Commands that were carried out.
+    pub commands: u64,
+    /// Zero ranges among them.
+    pub zero_ranges: u64,
 }
 
 /// One side's statistics of a device stream.
@@ -224,6 +266,9 @@ pub struct IncomingStatistics {
     /// Devices with a stream, in the VM's order.
     #[serde(default)]
     pub streams: Vec<StreamStatistics>,
+    /// What RDMA did; `None` over any other transport.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<IncomingRdmaStatistics>,
 }
 
 impl LaneTimes {

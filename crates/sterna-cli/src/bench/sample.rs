@@ -136,6 +136,7 @@ mod tests {
             zero_pages: 0,
             cleared_pages: 0,
             streams: Vec::new(),
+            rdma: None,
         };
 
         let sample = Sample::of(&statistics, &incoming);

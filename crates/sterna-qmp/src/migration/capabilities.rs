@@ -24,7 +24,7 @@ use Support::{Harmless, Missing, Works};
 /// until `cont`.
 pub const CAPABILITIES: &[(&str, Support)] = &[
     ("xbzrle", Missing),
-    ("rdma-pin-all", Harmless),
+    ("rdma-pin-all", Works),
     ("auto-converge", Works),
     ("events", Works),
     ("postcopy-ram", Missing),
@@ -134,6 +134,7 @@ impl CapabilitySet {
             auto_converge: self.get("auto-converge"),
             dirty_limit: self.get("dirty-limit"),
             pause_before_switchover: self.get("pause-before-switchover"),
+            rdma_pin_all: self.get("rdma-pin-all"),
             unmanaged: autostart && !self.get(HOLD),
         }
     }

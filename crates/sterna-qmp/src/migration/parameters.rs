@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sterna::{
-    Compression, Direct, NonConvergence, Parameters, StatusQuestions, WaitLimits, ZeroPageDetection,
+    ChunkSize, Compression, Direct, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
+    ZeroPageDetection,
 };
 
 use crate::error::QmpError;
@@ -300,6 +301,11 @@ impl ParameterSet {
                 _ => StatusQuestions::Auto,
             },
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
+            rdma: RdmaParameters {
+                // The table takes no other.
+                chunk: ChunkSize::new(self.number("x-rdma-chunk-size")).unwrap_or_default(),
+                ..RdmaParameters::default()
+            },
             limits: WaitLimits {
                 setup: milliseconds("x-sterna-setup-limit"),
                 stall: milliseconds("x-sterna-stall-limit"),

@@ -438,6 +438,7 @@ impl Shared {
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
             cleared_pages: self.target.cleared_pages(),
             streams: self.streams.statistics(),
+            rdma: None,
         }
     }
 

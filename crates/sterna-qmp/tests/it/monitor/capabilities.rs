@@ -85,8 +85,14 @@ fn unknown_capability_and_malformed_lists_are_refused() {
 #[test]
 fn capabilities_reach_the_engine() {
     let (monitor, mut client) = Monitor::running().client_of();
-    for name in ["multifd", "mapped-ram", "switchover-ack", "pause-before-switchover", "late-block-activate"]
-    {
+    for name in [
+        "multifd",
+        "mapped-ram",
+        "switchover-ack",
+        "pause-before-switchover",
+        "late-block-activate",
+        "rdma-pin-all",
+    ] {
         client.capability(name, true).unwrap();
     }
     client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
@@ -98,6 +104,7 @@ fn capabilities_reach_the_engine() {
         auto_converge: false,
         dirty_limit: false,
         pause_before_switchover: true,
+        rdma_pin_all: true,
         unmanaged: true,
     };
     assert_eq!(monitor.engine.outgoing().capabilities, expected);

@@ -305,6 +305,7 @@ impl Outgoing for FakeMigration {
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
             streams: Vec::new(),
+            rdma: None,
             is_dirty_limited: false,
             dirty_limit_times: Some(sterna::DirtyLimitTimes {
                 throttled_per_round: Duration::from_micros(1500),
@@ -360,6 +361,7 @@ impl Receiving for FakeMigration {
             zero_pages: 100,
             cleared_pages: 0,
             streams: Vec::new(),
+            rdma: None,
         }
     }
     fn cancel(&self, force: bool) -> Result<(), String> {

@@ -192,6 +192,7 @@ impl LiveStatistics {
             is_dirty_limited: self.is_dirty_limited,
             dirty_limit_times: self.dirty_limit_times,
             streams: Vec::new(),
+            rdma: None,
         }
     }
 
