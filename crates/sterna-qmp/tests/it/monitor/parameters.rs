@@ -184,6 +184,10 @@ fn every_parameter_reaches_the_engine() {
         direct_io: sterna::Direct::Wanted,
         replace_file: true,
         max_queued_stream_bytes: 104 << 10,
+        rdma: sterna::RdmaParameters {
+            chunk: sterna::ChunkSize::new(2 << 20).unwrap(),
+            ..sterna::RdmaParameters::default()
+        },
         limits: sterna::WaitLimits {
             setup: Duration::from_millis(101),
             stall: Duration::from_millis(102),
