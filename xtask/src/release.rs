@@ -15,6 +15,8 @@ use crate::process::{self, Failure, Result};
 use crate::workspace::{Metadata, target_directory};
 
 const PARTS: [&str; 8] = ["manifests", "package", "msrv", "features", "docs", "api", "deny", "mutants"];
+/// Features of which a crate that does TLS needs one.
+const TLS_LIBRARIES: [&str; 2] = ["aws-lc-rs", "ring"];
 /// What cargo-deny says when it has no network.
 const NO_NETWORK: &str = "failed to fetch advisory database";
 
@@ -107,30 +109,28 @@ fn msrv(crates: &[Published]) -> Result<Outcome> {
     if let Err(why) = tools::toolchain(version) {
         return Ok(Outcome::Skipped(why));
     }
-    for features in [&["--features", "aws-lc-rs"][..], &["--features", "ring"]] {
+    for library in TLS_LIBRARIES {
         let mut command = Command::new("cargo");
         command.current_dir(crate::workspace::root()).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
         command.arg(format!("+{version}")).args(["check", "--quiet", "--locked", "--no-default-features"]);
-        let with_feature = crates.iter().filter(|each| each.features().contains(&features[1].to_owned()));
+        let with_feature = crates.iter().filter(|each| each.features().iter().any(|name| name == library));
         let names: Vec<String> = with_feature.map(|each| each.name.clone()).collect();
         select(&mut command, &names);
-        command.args(features).arg("--target-dir").arg(target_directory().join("msrv"));
+        command.args(["--features", library]).arg("--target-dir").arg(target_directory().join("msrv"));
         process::run(&mut command).map_err(|why| format!("with Rust {version}: {why}"))?;
     }
     println!("Rust {version} builds the libraries");
     Ok(Outcome::Passed)
 }
 
-/// Checks each crate without features, and with each feature alone.
+/// Checks each crate without features, and with each feature alone. One that does TLS needs a library for it in every set.
 fn features(crates: &[Published]) -> Result<Outcome> {
     let mut count = 0;
     for each in crates {
-        let alone = each.features();
-        let sets = std::iter::once(None).chain(alone.iter().map(Some));
-        for feature in sets {
+        for set in sets(&each.features()) {
             let mut command = process::cargo();
             command.args(["check", "--quiet", "--locked", "--no-default-features", "--package", &each.name]);
-            command.args(feature.iter().flat_map(|feature| ["--features", feature.as_str()]));
+            command.args(["--features", &set.join(",")]);
             command.arg("--target-dir").arg(target_directory().join("release-check"));
             process::run(&mut command)?;
             count += 1;
@@ -138,6 +138,19 @@ fn features(crates: &[Published]) -> Result<Outcome> {
     }
     println!("{count} sets of features");
     Ok(Outcome::Passed)
+}
+
+/// The smallest sets that a crate with these features can be built with, and each with one feature more.
+fn sets(features: &[String]) -> Vec<Vec<&str>> {
+    let (libraries, others): (Vec<&str>, Vec<&str>) =
+        features.iter().map(String::as_str).partition(|name| TLS_LIBRARIES.contains(name));
+    let mut sets: Vec<Vec<&str>> = libraries.iter().map(|library| vec![*library]).collect();
+    let least = sets.first().cloned().unwrap_or_default();
+    if sets.is_empty() {
+        sets.push(Vec::new());
+    }
+    sets.extend(others.iter().map(|other| least.iter().copied().chain([*other]).collect()));
+    sets
 }
 
 /// Builds the documentation; a broken link is an error.
@@ -173,4 +186,19 @@ fn deny() -> Result<Outcome> {
 
 fn select(command: &mut Command, names: &[String]) {
     command.args(names.iter().flat_map(|name| ["--package", name.as_str()]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_of_a_crate_with_tls_has_a_library_for_it() {
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+
+        assert_eq!(sets(&[]), [Vec::<&str>::new()]);
+        assert_eq!(sets(&of(&["statebank"])), [vec![], vec!["statebank"]]);
+        let with_tls = of(&["ring", "vm-memory", "aws-lc-rs"]);
+        assert_eq!(sets(&with_tls), [vec!["ring"], vec!["aws-lc-rs"], vec!["ring", "vm-memory"]]);
+    }
 }
