@@ -10,6 +10,7 @@
 mod inside;
 mod modules;
 mod rdma;
+mod selection;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -20,11 +21,13 @@ use crate::kernel::output;
 use crate::scenarios::Failure;
 use crate::{Root, cpio, kernel};
 pub use inside::{run_as_init, run_in_tree_as_asked};
+pub use selection::Selection;
 
 /// The line that ends a run, before the number of failures.
 const DONE: &str = "LAB-DONE";
-/// How long the VM may take, boot and all.
-const LIMIT: Duration = Duration::from_secs(300);
+/// How long the VM may take, boot and all; shorter than the suite's limits.
+const LIMIT: Duration = Duration::from_secs(500);
+const CHOSEN_LIMIT: Duration = Duration::from_secs(1700);
 
 /// How a run of the lab ended.
 #[derive(Debug)]
@@ -106,10 +109,10 @@ struct Prepared {
     shares: Vec<(&'static str, PathBuf)>,
 }
 
-/// Boots the lab and runs every scenario of that kind in it; `report` gets each line that it prints.
-pub fn run(kind: Kind, report: impl FnMut(&str)) -> Outcome {
+/// Boots the lab and runs the scenarios of that kind that are chosen in it; `report` gets each line that it prints.
+pub fn run(kind: Kind, selection: &Selection, report: impl FnMut(&str)) -> Outcome {
     match prepare(kind) {
-        Ok(prepared) => boot(&prepared, report).unwrap_or_else(Outcome::Skipped),
+        Ok(prepared) => boot(&prepared, selection, report).unwrap_or_else(Outcome::Skipped),
         Err(why) => Outcome::Skipped(why),
     }
 }
@@ -164,10 +167,15 @@ fn libraries(exe: &Path) -> Result<Vec<String>, Failure> {
     Ok(listing.lines().filter_map(path).collect())
 }
 
-fn boot(prepared: &Prepared, mut report: impl FnMut(&str)) -> Result<Outcome, Failure> {
+fn boot(
+    prepared: &Prepared,
+    selection: &Selection,
+    mut report: impl FnMut(&str),
+) -> Result<Outcome, Failure> {
     let Prepared { kind, kernel, initramfs, exe, shares } = prepared;
     let (variable, name, exe) = (Kind::VARIABLE, kind.name(), exe.display());
-    let append = format!("console=ttyS0 quiet panic=-1 {variable}={name} {PROGRAM_VARIABLE}={exe}");
+    let words = selection.for_kernel();
+    let append = format!("console=ttyS0 quiet panic=-1 {variable}={name} {PROGRAM_VARIABLE}={exe} {words}");
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg", "-cpu", "max,+svm,+npt", "-smp", "1"]);
     command.args(["-m", &kind.memory_mib().to_string(), "-append", &append]).arg("-kernel").arg(kernel);
@@ -196,9 +204,10 @@ fn boot(prepared: &Prepared, mut report: impl FnMut(&str)) -> Result<Outcome, Fa
             }
         }
     });
-    let begin = std::time::Instant::now();
+    let (begin, limit) =
+        (std::time::Instant::now(), if selection.is_all_short() { LIMIT } else { CHOSEN_LIMIT });
     let mut outcome = Outcome::Failed(-1);
-    while let Ok(line) = receiver.recv_timeout(LIMIT.saturating_sub(begin.elapsed())) {
+    while let Ok(line) = receiver.recv_timeout(limit.saturating_sub(begin.elapsed())) {
         report(&line);
         if let Some(failures) = line.strip_prefix(DONE) {
             outcome = match failures.trim().parse() {

@@ -27,6 +27,7 @@
 //!
 //! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
 
+mod content;
 mod cpio;
 pub mod guests;
 mod kernel;
@@ -40,6 +41,7 @@ mod sterna_program;
 pub mod ticks;
 mod workload;
 
+pub use content::fill;
 pub use libvirt::{Libvirt, SAVE_FORMATS};
 pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};

@@ -9,9 +9,6 @@ use std::process::Command;
 
 /// Where Debian puts libraries of this architecture.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// xtask writes it when the root is whole.
-const STAMP: &str = "sterna-root";
-
 /// A Debian tree with programs to test against.
 #[derive(Debug, Clone)]
 pub struct Root {
@@ -19,14 +16,19 @@ pub struct Root {
 }
 
 impl Root {
+    /// xtask writes this file when the root is whole.
+    pub(crate) const STAMP: &str = "sterna-root";
+    /// The directory of the root with QEMU.
+    pub(crate) const QEMU: &str = "qemu";
+
     /// The root with QEMU; if there is none, `test` is said to be skipped.
     pub fn qemu_for(test: &str) -> Option<Self> {
-        Self::named_for("qemu", test)
+        Self::named_for(Self::QEMU, test)
     }
 
     /// The root with QEMU, if there is one.
     pub(crate) fn qemu() -> Option<Self> {
-        Self::found("qemu")
+        Self::found(Self::QEMU)
     }
 
     /// The root with Debian 12's QEMU, 7.2; if there is none, `test` is said to be skipped.
@@ -54,7 +56,7 @@ impl Root {
 
     fn found(name: &str) -> Option<Self> {
         let places = places();
-        let found = places.iter().map(|place| place.join(name)).find(|path| path.join(STAMP).is_file());
+        let found = places.iter().map(|place| place.join(name)).find(|path| path.join(Self::STAMP).is_file());
         found.map(|path| Self { path })
     }
 
@@ -77,7 +79,7 @@ impl Root {
 
     /// The version of a Debian package in it, if it is there.
     pub fn version(&self, package: &str) -> Option<String> {
-        let stamp = std::fs::read_to_string(self.path.join(STAMP)).ok()?;
+        let stamp = std::fs::read_to_string(self.path.join(Self::STAMP)).ok()?;
         stamp
             .lines()
             .skip(1)

@@ -3,6 +3,7 @@
 //! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
 
 use std::process::Command;
+use std::time::Duration;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{Failure, Result};
@@ -24,22 +25,29 @@ const KERNEL: &str = "linux-image-6.12-amd64";
 /// What a lab may have; the program of the recipe takes the name.
 const KINDS: [&str; 2] = ["kvm", "rdma"];
 
-/// `cargo xtask lab [KIND]`.
+/// How long a run of chosen scenarios may take: among them are those that take long.
+const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
+
+/// `cargo xtask lab [KIND [--all | --only=TEXT]]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    let kinds: Vec<&str> = match arguments {
-        [] => KINDS.to_vec(),
-        [name] => KINDS.into_iter().filter(|kind| kind == name).collect(),
-        _ => Vec::new(),
+    let (kinds, chosen): (Vec<&str>, _) = match arguments {
+        [] => (KINDS.to_vec(), arguments),
+        [name, chosen @ ..] => (KINDS.into_iter().filter(|kind| kind == name).collect(), chosen),
     };
-    if kinds.is_empty() {
-        return Err(Failure::Usage(format!("lab takes one of {}, or nothing", KINDS.join(", "))));
+    let is_choice = |argument: &String| argument == "--all" || argument.starts_with("--only=");
+    if kinds.is_empty() || !chosen.iter().all(is_choice) {
+        let kinds = KINDS.join(", ");
+        return Err(Failure::Usage(format!(
+            "lab takes one of {kinds}, or nothing; after the kind --all (also what takes long) or --only=TEXT \
+             (what has such a name)"
+        )));
     }
     let mut parts = Parts::default();
     let mut runner = Runner::new()?;
     if kinds.contains(&"rdma") {
         runner.add(roots::job_of(&roots::QEMU));
     }
-    add(&mut runner, &mut parts, &kinds);
+    add(&mut runner, &mut parts, &kinds, chosen);
     let report = runner.run(Some(Build::new()?), |_| Ok(Vec::new()))?;
     report.close(&mut parts);
     parts.finish()
@@ -47,24 +55,25 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 
 /// A VM of each kind, or the reason for which none can run here.
 pub fn add_all(runner: &mut Runner, parts: &mut Parts) {
-    add(runner, parts, &KINDS);
+    add(runner, parts, &KINDS, &[]);
 }
 
-fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str]) {
-    match jobs(kinds) {
+fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str], chosen: &[String]) {
+    match jobs(kinds, chosen) {
         Ok(jobs) => jobs.into_iter().for_each(|job| runner.add(job)),
         Err(why) => parts.part("lab", || Ok(Outcome::Skipped(why))),
     }
 }
 
-fn jobs(kinds: &[&str]) -> Result<Vec<Job>> {
+fn jobs(kinds: &[&str], chosen: &[String]) -> Result<Vec<Job>> {
     setup::ensure(TOOLS)?;
     setup::package_lists(KERNEL)?;
     let job = |kind: &&str| {
         let mut command = Command::new(built_program("lab"));
-        command.arg(kind).env("STERNA_ROOTS", roots::directory());
+        command.arg(kind).args(chosen).env("STERNA_ROOTS", roots::directory());
         let after: &[&str] = if *kind == "rdma" { &["build", "roots"] } else { &["build"] };
-        Job::new("lab", format!("lab {kind}"), command).after(after)
+        let job = Job::new("lab", format!("lab {kind}"), command).after(after);
+        if chosen.is_empty() { job } else { Job { limit: CHOSEN_LIMIT, ..job } }
     };
     Ok(kinds.iter().map(job).collect())
 }

@@ -1,10 +1,11 @@
-//! Boots the lab VM and runs every scenario of the kind that the argument names: `kvm` (the default) or `rdma`. Exit code 0: all
-//! passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: there is no such kind.
+//! Boots the lab VM and runs the scenarios of the kind that the first argument names: `kvm` (the default) or `rdma`. `--all`
+//! adds those of `rdma` that take long, `--only=TEXT` takes those with such a name (an underscore stands for a blank). Exit code
+//! 0: all passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: the arguments are wrong.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 
-use sterna_interop::lab::{self, Kind, Outcome};
+use sterna_interop::lab::{self, Kind, Outcome, Selection};
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
@@ -18,7 +19,14 @@ fn main() -> ExitCode {
         eprintln!("there is no lab `{name}`");
         return ExitCode::from(2);
     };
-    match lab::run(kind, |line| println!("{line}")) {
+    let selection = match Selection::of_arguments(std::env::args().skip(2)) {
+        Ok(selection) => selection,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    match lab::run(kind, &selection, |line| println!("{line}")) {
         Outcome::Passed => ExitCode::SUCCESS,
         Outcome::Skipped(why) => {
             eprintln!("SKIPPED lab {name}: {why}");

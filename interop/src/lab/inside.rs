@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use super::{DONE, Kind, PROGRAM_VARIABLE, TARGET_TAG, TREE_TAG, rdma};
+use super::{DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
+use crate::Root;
 use crate::scenarios::{ALL, Failure};
 
 /// The argument of this program in the tree.
@@ -39,7 +40,11 @@ pub fn run_as_init() -> ! {
 pub fn run_in_tree_as_asked() -> Option<u8> {
     std::env::args().nth(1).filter(|argument| argument == IN_TREE)?;
     let failures = match rdma::prepare() {
-        Ok(()) => all(rdma::scenarios()),
+        Ok(()) => {
+            let selection = Selection::of_environment();
+            let chosen = rdma::scenarios().into_iter().filter(|one| selection.takes(&one.name, one.is_long));
+            all(chosen.map(|one| (one.name, one.run)))
+        }
         Err(why) => {
             println!("LAB no RDMA device: {why}");
             -1
@@ -96,16 +101,20 @@ fn run_in_tree() -> Result<i32, Failure> {
         make(&inside(name))?;
         mount(&format!("/{name}"), "", &inside(name), libc::MS_BIND, "")?;
     }
-    for name in ["tmp", "run", "var/tmp"] {
+    for name in ["tmp", "run", "var/tmp", "roots"] {
         make(&inside(name))?;
     }
+    // Programs in the tree find the root where they are.
+    symlink("/", inside(&format!("roots/{}", Root::QEMU))).map_err(|error| format!("roots: {error}"))?;
+    std::fs::copy(format!("/root/{}", Root::STAMP), inside(Root::STAMP))
+        .map_err(|error| format!("{}: {error}", Root::STAMP))?;
     make(&inside("dev/shm"))?;
     mount("tmpfs", "tmpfs", &inside("dev/shm"), 0, "size=90%")?;
     shared(TARGET_TAG, &inside(target.to_string_lossy().trim_start_matches('/')))?;
     chroot(TREE).map_err(|error| format!("chroot: {error}"))?;
     std::env::set_current_dir("/tmp").map_err(|error| format!("/tmp: {error}"))?;
     let mut command = Command::new(&program);
-    command.arg(IN_TREE).env("PATH", "/usr/sbin:/usr/bin").env("STERNA_ROOTS", target.join("roots"));
+    command.arg(IN_TREE).env("PATH", "/usr/sbin:/usr/bin").env("STERNA_ROOTS", "/roots");
     let status = command.status().map_err(|error| format!("{program}: {error}"))?;
     Ok(status.code().unwrap_or(-1))
 }

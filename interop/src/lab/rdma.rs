@@ -1,7 +1,10 @@
 //! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run, except where
-//! [`DIFFERENT`] says that the two still differ.
+//! [`DIFFERENT`] says that the two still differ. And guests must move over it ([`qemu`]).
 
 #![allow(clippy::print_stdout)]
+
+mod qemu;
+mod way;
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -49,21 +52,35 @@ const DIFFERENT: &[(&str, &str)] = &[
 ];
 const RESPONDER: &str = "the refusing side's queue pair stays usable until the other side disconnects";
 
-/// A name, and what runs it.
-type Scenario = (String, Box<dyn FnOnce() -> Result<(), Failure>>);
+/// Something that soft-RoCE must do.
+pub(super) struct Scenario {
+    pub(super) name: String,
+    /// It runs only if it is asked for.
+    pub(super) is_long: bool,
+    pub(super) run: Box<dyn FnOnce() -> Result<(), Failure>>,
+}
 
-pub(super) fn scenarios() -> impl Iterator<Item = Scenario> {
-    let report: Scenario = ("rdma: the device is reported".to_owned(), Box::new(reported));
+impl Scenario {
+    fn short(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failure> + 'static) -> Self {
+        Self { name: name.into(), is_long: false, run: Box::new(run) }
+    }
+
+    fn long(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failure> + 'static) -> Self {
+        Self { is_long: true, ..Self::short(name, run) }
+    }
+}
+
+pub(super) fn scenarios() -> Vec<Scenario> {
     let of = |address: &'static str| {
-        cases().filter(|(name, _)| is_shown(name)).map(move |(name, run)| -> Scenario {
-            let run = move || {
+        cases().filter(|(name, _)| is_shown(name)).map(move |(name, run)| {
+            Scenario::short(format!("rdma, {address}: {name}"), move || {
                 run(&setup(address)?);
                 Ok(())
-            };
-            (format!("rdma, {address}: {name}"), Box::new(run))
+            })
         })
     };
-    std::iter::once(report).chain(of(ADDRESS)).chain(of(ADDRESS_V6))
+    let report = Scenario::short("rdma: the device is reported", reported);
+    std::iter::once(report).chain(of(ADDRESS)).chain(of(ADDRESS_V6)).chain(qemu::scenarios()).collect()
 }
 
 /// Whether soft-RoCE shows what that case expects; if not, it is said to be skipped.

@@ -13,6 +13,8 @@ pub enum Accelerator {
     Tcg,
     /// The host's KVM.
     Kvm,
+    /// Nothing: the guest stands still even if it may run.
+    Nothing,
 }
 
 /// Where the guest's RAM comes from.
@@ -80,7 +82,7 @@ impl Builder {
         self
     }
 
-    /// TCG or KVM.
+    /// TCG, KVM, or nothing.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = accelerator;
         self
@@ -162,6 +164,7 @@ impl Builder {
         command.args(match self.accelerator {
             Accelerator::Tcg => ["-accel", "tcg"],
             Accelerator::Kvm => ["-accel", "kvm"],
+            Accelerator::Nothing => ["-accel", "qtest"],
         });
         command.args(backend);
         for monitor in ["qmp", "operator"] {

@@ -12,7 +12,7 @@ use sterna_image::tools::diff::{DiffOptions, diff};
 use sterna_image::tools::state::State;
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
-use sterna_interop::{Failure, Guest, Qemu, Ram, Root, skip, unbroken};
+use sterna_interop::{Failure, Guest, Qemu, Ram, Root, fill, skip, unbroken};
 
 /// How a machine travels.
 #[derive(Clone, Copy, Debug)]
@@ -86,25 +86,6 @@ impl Way {
             "zero-page-detection": self.zero_pages,
         }))
     }
-}
-
-/// Pages of every kind: noise, text that compresses, a few bytes, zero.
-fn fill(path: &Path, seed: u64) -> Result<(), Failure> {
-    let length = std::fs::metadata(path).map_err(|e| e.to_string())?.len() as usize;
-    let mut bytes = vec![0u8; length];
-    let mut random = fastrand::Rng::with_seed(seed);
-    for page in bytes.chunks_mut(4096) {
-        match random.u8(..4) {
-            0 => random.fill(page),
-            1 => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = b"sterna "[at % 7]),
-            2 => page[random.usize(..4096)] = 1,
-            _ => {}
-        }
-    }
-    // In place: the machine maps this very file.
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| e.to_string())?;
-    file.write_all_at(&bytes, 0).map_err(|e| e.to_string())
 }
 
 fn listen(way: Way, place: &Path) -> Result<Receiving, Failure> {

@@ -1,0 +1,111 @@
+//! How a guest travels over RDMA, and the QEMU at either end.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use serde_json::json;
+
+use super::{ADDRESS, ADDRESS_V6};
+use crate::qemu::Qemu;
+use crate::{Accelerator, Builder, Failure, Ram, Root, fill};
+
+/// RAM of the guests.
+const MEMORY_MIB: u64 = 32;
+
+/// How a guest travels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    /// `x-rdma-chunk-size` of source and destination, in MiB.
+    pub(super) chunks_mib: [u64; 2],
+    pub(super) pin_all: bool,
+    pub(super) return_path: bool,
+    pub(super) ipv6: bool,
+}
+
+impl Way {
+    pub(super) const PLAIN: Self =
+        Self { chunks_mib: [1, 1], pin_all: false, return_path: true, ipv6: false };
+
+    pub(super) fn name(&self) -> String {
+        let Self { chunks_mib: [source, destination], pin_all, return_path, ipv6 } = self;
+        let registration = if *pin_all { "all pinned" } else { "dynamic" };
+        let return_path = if *return_path { "with" } else { "without" };
+        let family = if *ipv6 { "IPv6" } else { "IPv4" };
+        format!(
+            "{registration}, chunks of {source} and {destination} MiB, {return_path} return path, {family}"
+        )
+    }
+
+    /// An address that no other migration of this run uses.
+    pub(super) fn uri(&self) -> String {
+        static NEXT: AtomicU16 = AtomicU16::new(4444);
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        if self.ipv6 { format!("rdma:[{ADDRESS_V6}]:{port}") } else { format!("rdma:{ADDRESS}:{port}") }
+    }
+
+    /// Tells a QEMU that will be the source.
+    pub(super) fn set_source(&self, qemu: &mut Qemu) -> Result<(), Failure> {
+        self.set(qemu, self.chunks_mib[0])
+    }
+
+    /// Tells a QEMU that will be the destination.
+    pub(super) fn set_destination(&self, qemu: &mut Qemu) -> Result<(), Failure> {
+        self.set(qemu, self.chunks_mib[1])
+    }
+
+    fn set(&self, qemu: &mut Qemu, chunk_mib: u64) -> Result<(), Failure> {
+        for (name, is_on) in [("rdma-pin-all", self.pin_all), ("return-path", self.return_path)] {
+            if is_on { qemu.capabilities(&[name]) } else { qemu.capabilities_off(&[name]) }?;
+        }
+        qemu.parameters(json!({ "x-rdma-chunk-size": chunk_mib << 20, "max-bandwidth": 0 }))
+    }
+}
+
+/// A QEMU whose guest stands still, with what its RAM holds. It can be the source of one migration after another.
+#[derive(Default)]
+pub(super) struct Source(Option<(Qemu, Vec<u8>)>);
+
+impl Source {
+    /// It, started now unless it was before.
+    pub(super) fn get(&mut self) -> Result<(&mut Qemu, &[u8]), Failure> {
+        if let Some((qemu, _)) = &mut self.0 {
+            // Of a machine whose migration has completed no other may begin.
+            qemu.resume()?;
+        } else {
+            let qemu = still()?.spawn()?;
+            fill(&qemu.directory().join("ram"), 1)?;
+            let filled = ram(&qemu)?;
+            self.0 = Some((qemu, filled));
+        }
+        self.0.as_mut().map(|(qemu, ram)| (qemu, ram.as_slice())).ok_or_else(|| "no source".to_owned())
+    }
+}
+
+/// A machine whose RAM is a file in its directory.
+pub(super) fn machine() -> Result<Builder, Failure> {
+    let root = Root::qemu().ok_or("there is no QEMU in the tree")?;
+    Ok(Qemu::builder(&root).memory_mib(MEMORY_MIB).ram(Ram::File))
+}
+
+/// A [`machine`] whose guest stands still whatever it is told.
+pub(super) fn still() -> Result<Builder, Failure> {
+    Ok(machine()?.accelerator(Accelerator::Nothing))
+}
+
+/// A stopped machine's RAM.
+pub(super) fn ram(qemu: &Qemu) -> Result<Vec<u8>, Failure> {
+    let path = qemu.directory().join("ram");
+    std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Whether that RAM is what left the source; where it differs first if not.
+pub(super) fn same(left: &[u8], arrived: &[u8]) -> Result<(), Failure> {
+    if left.len() != arrived.len() {
+        return Err(format!("{} bytes of RAM left, {} arrived", left.len(), arrived.len()));
+    }
+    let pages = left.chunks(4096).zip(arrived.chunks(4096));
+    let different: Vec<_> = pages.enumerate().filter(|(_, (a, b))| a != b).map(|(page, _)| page).collect();
+    match different.first() {
+        None => Ok(()),
+        Some(first) => Err(format!("{} pages of RAM arrived changed, the first is {first}", different.len())),
+    }
+}

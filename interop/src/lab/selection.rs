@@ -1,0 +1,111 @@
+//! Which of a lab's scenarios run.
+
+use crate::scenarios::Failure;
+
+/// Which scenarios of a lab run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Selection {
+    /// Those that take long, too.
+    long: bool,
+    /// Only those whose name contains this text, and of these the long ones, too.
+    part_of_name: Option<String>,
+}
+
+impl Selection {
+    /// The variable of init's environment that holds it. The kernel takes it from its command line, where blanks separate
+    /// words: underscores stand for them.
+    const VARIABLE: &str = "LAB_SELECTION";
+    const LONG: &str = "--all";
+    const PART: &str = "--only=";
+
+    /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text.
+    ///
+    /// # Errors
+    /// An argument that is neither.
+    pub fn of_arguments(arguments: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
+        let mut selection = Self::default();
+        for argument in arguments {
+            match argument.strip_prefix(Self::PART) {
+                Some(text) if !text.is_empty() && !text.contains(char::is_whitespace) => {
+                    selection.part_of_name = Some(text.replace('_', " "));
+                }
+                None if argument == Self::LONG => selection.long = true,
+                _ => {
+                    let (long, part) = (Self::LONG, Self::PART);
+                    return Err(format!(
+                        "{argument:?} is not {long}, nor {part}TEXT with an underscore for each blank of the text"
+                    ));
+                }
+            }
+        }
+        Ok(selection)
+    }
+
+    /// Whether it is what runs unless somebody chooses.
+    pub(super) fn is_all_short(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the kernel's command line says.
+    pub(super) fn of_environment() -> Self {
+        let words = std::env::var(Self::VARIABLE).unwrap_or_default();
+        Self::of_arguments(words.split(',').filter(|word| !word.is_empty()).map(str::to_owned))
+            .unwrap_or_default()
+    }
+
+    /// The word for the kernel's command line.
+    pub(super) fn for_kernel(&self) -> String {
+        let part = self.part_of_name.as_ref().map(|text| format!("{}{}", Self::PART, text.replace(' ', "_")));
+        let long = self.long.then(|| Self::LONG.to_owned());
+        let words: Vec<_> = part.into_iter().chain(long).collect();
+        format!("{}={}", Self::VARIABLE, words.join(","))
+    }
+
+    /// Whether the scenario of that name runs.
+    pub(super) fn takes(&self, name: &str, is_long: bool) -> bool {
+        match &self.part_of_name {
+            Some(text) => name.contains(text.as_str()),
+            None => self.long || !is_long,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(arguments: &[&str]) -> Selection {
+        Selection::of_arguments(arguments.iter().map(|text| (*text).to_owned())).unwrap()
+    }
+
+    #[test]
+    fn takes_what_is_short_what_is_named_or_all() {
+        let cases = [
+            (of(&[]), [true, false, false]),
+            (of(&["--all"]), [true, true, true]),
+            (of(&["--only=QEMU_to"]), [false, true, false]),
+        ];
+
+        for (selection, wanted) in cases {
+            let took = [("short", false), ("QEMU to QEMU", true), ("long", true)]
+                .map(|(name, is_long)| selection.takes(name, is_long));
+            assert_eq!(took, wanted, "{selection:?}");
+        }
+    }
+
+    #[test]
+    fn words_of_the_kernels_line_have_no_blanks_and_say_the_same() {
+        let selection = of(&["--all", "--only=QEMU_to_QEMU"]);
+        let line = selection.for_kernel();
+
+        let (_, words) = line.split_once('=').unwrap();
+        assert!(!line.contains(' '), "{line}");
+        assert_eq!(of(&words.split(',').collect::<Vec<_>>()), selection);
+    }
+
+    #[test]
+    fn unknown_arguments_are_refused() {
+        assert!(Selection::of_arguments(["--some".to_owned()]).is_err());
+        assert!(Selection::of_arguments(["--only=".to_owned()]).is_err());
+    }
+}
