@@ -24,6 +24,12 @@ pub enum StreamFailure {
          capability return-path, or neither"
     )]
     NoReturnPath,
+    /// A lane was asked of a destination that is no Sterna.
+    #[error(
+        "the destination took a lane and did not answer as a Sterna does: multifd together with RDMA needs a Sterna on both \
+         sides; switch multifd off"
+    )]
+    NotASterna,
 }
 
 impl From<StreamFailure> for StreamError {

@@ -10,11 +10,15 @@
 //! sends other commands and writes the destination's memory: [`SourceStream::begin_phase`],
 //! [`DestinationStream::begin_phase`].
 //!
+//! Between two Sternas each lane has a connection of its own, [`LaneSourceStream`] and [`LaneDestinationStream`]: packets go
+//! one way on credit, and pages are written before the packet that names them.
+//!
 //! Who may send when is decided by the machines in [`sterna_wire::rdma::session`]; what a command holds is checked by
 //! whoever carries it out.
 
 mod commands;
 mod destination;
+mod lane;
 mod leftover;
 mod return_path;
 mod sizes;
@@ -22,4 +26,5 @@ mod source;
 
 pub use commands::StreamFailure;
 pub use destination::DestinationStream;
+pub use lane::{LaneDestinationStream, LaneSourceStream};
 pub use source::{SourceStream, Written};

@@ -10,6 +10,7 @@
 //! | [`Listener`] | the side that takes them: tokens |
 //! | [`SourceSession`] | the source on the main connection: a commander with phases and WRITEs |
 //! | [`DestinationSession`] | the destination on it: a listener with phases |
+//! | [`LaneSource`], [`LaneDestination`] | both ends of a lane: FILE messages on credit |
 //!
 //! On the return path the destination is a [`Commander`] of FILE messages and the source a [`Listener`].
 //!
@@ -19,11 +20,13 @@
 
 mod commander;
 mod destination;
+mod lane;
 mod listener;
 mod source;
 
 pub use commander::{Commander, Heard};
 pub use destination::{Arrival, DestinationSession};
+pub use lane::{Credit, LaneDestination, LaneSource};
 pub use listener::Listener;
 pub use source::{Command, Peer, SourceSession};
 

@@ -3,6 +3,7 @@
 
 mod broken;
 mod bytes;
+mod lanes;
 mod phases;
 
 use std::sync::Arc;

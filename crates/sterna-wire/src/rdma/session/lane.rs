@@ -1,0 +1,256 @@
+//! Both ends of a lane between two Sternas (`specs/rdma.md §9`): messages on credit.
+
+use super::{END, Receives, Sending, local, misbehaved};
+use crate::error::WireError;
+use crate::rdma::header::{Header, MessageType};
+
+const CREDIT: &str = "specs/rdma.md §9.2";
+/// Messages that may be on their way or unread.
+const MESSAGES: u32 = 16;
+/// A READY gives so many back at least, so that READYs are fewer than messages.
+const BATCH: u32 = MESSAGES / 2;
+/// READYs that the source has receives for: credit for all messages comes in no more.
+const READYS: usize = (MESSAGES / BATCH) as usize;
+
+/// The source's end of a lane: sends FILE messages as long as it has credit.
+#[derive(Debug, Clone)]
+pub struct LaneSource {
+    receives: Receives,
+    credit: u32,
+    is_over: bool,
+}
+
+/// The destination's end of a lane: gives credit, and takes FILE messages.
+#[derive(Debug, Clone)]
+pub struct LaneDestination {
+    receives: Receives,
+    /// Messages that the source may send now.
+    given: u32,
+    is_over: bool,
+}
+
+/// What a message means at the source's end of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Credit {
+    /// So many messages more may be sent.
+    More(u32),
+    /// The destination has failed. No ERROR goes back; disconnect.
+    Failed,
+}
+
+impl Default for LaneSource {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LaneSource {
+    /// Most bytes of a message on a lane, its header included.
+    pub const MESSAGE_BYTES: usize = 64 << 10;
+    /// Receives that are ever posted at once.
+    pub const RECEIVES: usize = READYS + 1;
+
+    /// The source's end of a lane that is not connected yet.
+    pub fn new() -> Self {
+        Self { receives: Receives::new(1), credit: 0, is_over: false }
+    }
+
+    /// Receives to post before connecting.
+    pub fn starting(&mut self) -> usize {
+        self.receives.post_for(READYS)
+    }
+
+    /// Whether a message may be sent now.
+    pub fn may_send(&self) -> bool {
+        self.credit > 0 && !self.is_over
+    }
+
+    /// Asks to send a FILE message. Afterwards it counts as sent.
+    ///
+    /// # Errors
+    /// There is no credit; the session is over.
+    pub fn send(&mut self) -> Result<Sending, WireError> {
+        let kind = MessageType::File;
+        if self.is_over {
+            return Err(local(kind, END, "the session is over"));
+        }
+        let Some(left) = self.credit.checked_sub(1) else {
+            return Err(local(kind, CREDIT, "there is no credit for it"));
+        };
+        self.credit = left;
+        Ok(Sending { receives: self.receives.post_for(READYS) })
+    }
+
+    /// Takes a message that has come.
+    ///
+    /// # Errors
+    /// Credit beyond what there can be, any message but READY and ERROR.
+    pub fn received(&mut self, header: Header) -> Result<Credit, WireError> {
+        self.receives.used(header.kind)?;
+        let heard = self.hear(header);
+        self.is_over |= !matches!(heard, Ok(Credit::More(_)));
+        heard
+    }
+
+    fn hear(&mut self, header: Header) -> Result<Credit, WireError> {
+        match header.kind {
+            MessageType::Error => Ok(Credit::Failed),
+            MessageType::Ready if header.repeat == 0 || header.repeat > MESSAGES - self.credit => {
+                let rule = format!("credit for {} more, and there are {}", header.repeat, self.credit);
+                Err(misbehaved(header.kind, CREDIT, rule))
+            }
+            MessageType::Ready => {
+                self.credit += header.repeat;
+                Ok(Credit::More(header.repeat))
+            }
+            kind => Err(misbehaved(kind, CREDIT, "a destination sends READY on a lane, and ERROR")),
+        }
+    }
+
+    /// Nothing more is sent.
+    pub fn finish(&mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Default for LaneDestination {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LaneDestination {
+    /// Receives that are ever posted at once.
+    pub const RECEIVES: usize = MESSAGES as usize + 1;
+
+    /// The destination's end of a lane that is not accepted yet.
+    pub fn new() -> Self {
+        // One more than there is credit for: a message too many is then named, and ERROR has a receive.
+        Self { receives: Receives::new(1), given: 0, is_over: false }
+    }
+
+    /// Receives to post before accepting.
+    pub fn starting(&mut self) -> usize {
+        self.receives.post_for(MESSAGES as usize)
+    }
+
+    /// How much credit to give now, in one READY: none before there is a batch of it.
+    pub fn due(&self) -> Option<u32> {
+        let free = MESSAGES - self.given;
+        (free >= BATCH && !self.is_over).then_some(free)
+    }
+
+    /// Asks to send a READY with all credit that is due, which it gives. Afterwards it counts as sent.
+    ///
+    /// # Errors
+    /// None is due.
+    pub fn invite(&mut self) -> Result<(u32, Sending), WireError> {
+        let Some(due) = self.due() else {
+            return Err(local(MessageType::Ready, CREDIT, "there is no credit to give"));
+        };
+        self.given += due;
+        Ok((due, Sending { receives: self.receives.post_for(self.given as usize) }))
+    }
+
+    /// Takes a message that has come: FILE, or ERROR (the source has failed: no ERROR goes back).
+    ///
+    /// # Errors
+    /// A message without credit, any other type.
+    pub fn received(&mut self, kind: MessageType) -> Result<(), WireError> {
+        self.receives.used(kind)?;
+        let heard = self.hear(kind);
+        self.is_over |= heard.is_err() || kind == MessageType::Error;
+        heard
+    }
+
+    fn hear(&mut self, kind: MessageType) -> Result<(), WireError> {
+        if self.is_over {
+            return Err(misbehaved(kind, END, "the session is over"));
+        }
+        match kind {
+            MessageType::Error => Ok(()),
+            MessageType::File => {
+                let no_credit = || misbehaved(kind, CREDIT, "no credit was given for it");
+                self.given = self.given.checked_sub(1).ok_or_else(no_credit)?;
+                Ok(())
+            }
+            _ => Err(misbehaved(kind, CREDIT, "a source sends FILE on a lane, and ERROR")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fault;
+
+    fn header(kind: MessageType, repeat: u32) -> Header {
+        Header { kind, length: u32::from(kind == MessageType::File), repeat }
+    }
+
+    /// Any order of reading and sending: what is posted always has room for what comes, and no message is without credit.
+    #[test]
+    fn every_message_meets_a_receive_in_any_order() {
+        for seed in 0..500 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut source, mut destination) = (LaneSource::new(), LaneDestination::new());
+            let (mut here, mut there) = (source.starting(), destination.starting());
+            let (mut readys, mut files) = (std::collections::VecDeque::new(), 0);
+            let mut sent = 0;
+            while sent < 300 {
+                match random.u8(..4) {
+                    0 if destination.due().is_some() => {
+                        let (count, sending) = destination.invite().unwrap();
+                        there += sending.receives;
+                        readys.push_back(count);
+                        assert!(readys.len() <= here, "seed {seed}: READY without a receive");
+                    }
+                    1 => {
+                        if let Some(count) = readys.pop_front() {
+                            here -= 1;
+                            let heard = source.received(header(MessageType::Ready, count)).unwrap();
+                            assert_eq!(heard, Credit::More(count));
+                        }
+                    }
+                    2 if source.may_send() => {
+                        here += source.send().unwrap().receives;
+                        files += 1;
+                        sent += 1;
+                        assert!(files < there, "seed {seed}: no receive is left for ERROR");
+                    }
+                    3 if files > 0 => {
+                        files -= 1;
+                        there -= 1;
+                        destination.received(MessageType::File).unwrap();
+                    }
+                    _ => {}
+                }
+                assert!(here <= LaneSource::RECEIVES && there <= LaneDestination::RECEIVES, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn message_without_credit_and_credit_without_end_are_the_peers_fault() {
+        let mut destination = LaneDestination::new();
+        let _ = destination.starting();
+        assert_eq!(destination.received(MessageType::File).unwrap_err().fault, Fault::PeerMisbehaved);
+
+        for repeat in [0, MESSAGES + 1] {
+            let mut source = LaneSource::new();
+            let _ = source.starting();
+            let refused = source.received(header(MessageType::Ready, repeat)).unwrap_err();
+            assert_eq!(refused.fault, Fault::PeerMisbehaved, "{repeat}");
+            assert!(!source.may_send());
+        }
+
+        let mut source = LaneSource::new();
+        let _ = source.starting();
+        assert_eq!(source.send().unwrap_err().fault, Fault::Local, "before any credit");
+        assert_eq!(source.received(header(MessageType::File, 0)).unwrap_err().fault, Fault::PeerMisbehaved);
+
+        let mut destination = LaneDestination::new();
+        let _ = destination.starting();
+        assert_eq!(destination.received(MessageType::Compress).unwrap_err().fault, Fault::PeerMisbehaved);
+    }
+}
