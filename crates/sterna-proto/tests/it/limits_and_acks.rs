@@ -100,6 +100,9 @@ fn undecided_with_qemu_peer_asks_nobody_and_waits_for_operator() {
     let lost = machine.handle(at(1), E::ConnectionLost);
     assert_eq!(lost, Ok(vec![A::CloseChannels, A::ReportUndecided(Cause::ConnectionLost)]));
     assert_eq!(machine.deadline(), None);
+    // Not even an answer that cannot have come makes it ask.
+    assert_eq!(machine.handle(at(2), E::AskFailed), Ok(vec![]));
+    assert_eq!(machine.deadline(), None);
     assert_eq!(machine.handle(at(2), E::Cancel), Err(Refusal::CancelUndecided));
 }
 
