@@ -88,3 +88,46 @@ fn guest_whose_source_cannot_be_told_is_held_where_hooks_are_missing() {
 
     assert_eq!(told(Config::default(), &events).state(), S::Held);
 }
+
+#[test]
+fn prepare_without_a_return_path_is_the_sources_fault() {
+    let machine = told(Config::default(), &[E::ChannelsReady, E::PrepareRead]);
+
+    // Nothing could be answered, so nothing is loaded to the end for it.
+    assert_eq!(machine.state(), S::Failed);
+}
+
+#[test]
+fn final_states_are_those_after_which_nothing_comes() {
+    let all = [
+        S::Setup,
+        S::Active,
+        S::Completing,
+        S::Preparing,
+        S::Prepared,
+        S::Committed,
+        S::Held,
+        S::Running,
+        S::Paused,
+        S::Failing,
+        S::Failed,
+    ];
+    let over: Vec<S> = all.into_iter().filter(|state| state.is_final()).collect();
+    assert_eq!(over, [S::Running, S::Paused, S::Failed]);
+}
+
+#[test]
+fn guest_of_a_qemu_is_held_only_where_it_is_managed_and_ran() {
+    let all = [
+        (false, false, S::Paused),
+        (false, true, S::Committed),
+        (true, false, S::Paused),
+        (true, true, S::Held),
+    ];
+    for (managed, run, expected) in all {
+        let config = Config { managed, ..Config::default() };
+        let events =
+            [E::ChannelsReady, E::ReturnPathOpened, E::EofRead, E::LoadComplete { run }, E::HooksAcquired];
+        assert_eq!(told(config, &events).state(), expected, "managed {managed}, ran {run}");
+    }
+}

@@ -120,6 +120,24 @@ fn hooks_that_the_destination_still_holds_are_tried_again() {
 }
 
 #[test]
+fn hooks_are_not_tried_again_from_the_limit_on() {
+    let limits = Limits { reacquire: at(10), reacquire_interval: at(1), ..Limits::default() };
+    let config = Config { return_path: true, limits, ..Default::default() };
+    for (failed_at, state) in [(9, S::Cancelling), (10, S::Held)] {
+        let mut machine = source(config, true, &TO_ACK[..4]);
+        machine.handle(at(0), E::Cancel).expect("not refused");
+        let mut answered = machine.handle(at(failed_at), E::HooksReacquireFailed).expect("not refused");
+        // What remains to be undone is undone without the hooks.
+        while let Some(action) = answered.pop() {
+            if action == A::StopTracking {
+                answered = machine.handle(at(failed_at), E::TrackingStopped).expect("not refused");
+            }
+        }
+        assert_eq!(machine.state(), state, "failed after {failed_at} s");
+    }
+}
+
+#[test]
 fn limit_of_max_has_no_deadline() {
     let limits = Limits { setup: Duration::MAX, ..Limits::default() };
     let machine = Source::new(Config { limits, ..Default::default() }, Duration::ZERO);
