@@ -118,10 +118,9 @@ impl Destination {
     }
 
     /// Everything is here, the source has completed or believes so, and no
-    /// failure can be told to it any more.
+    /// failure can be told to it any more. Asked before the end only.
     fn is_only_copy(&self) -> bool {
-        let loaded = self.state >= S::Preparing && self.state < S::Failing;
-        self.committed || (loaded && !self.return_path)
+        self.committed || (self.state >= S::Preparing && !self.return_path)
     }
 
     fn acquire(&mut self, now: Duration) -> Step {
