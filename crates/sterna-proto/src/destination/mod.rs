@@ -73,10 +73,10 @@ impl Destination {
     /// `now` is the time since any fixed moment, as in every later call.
     #[must_use]
     pub fn new(config: Config, now: Duration) -> Self {
-        Self {
+        let mut machine = Self {
             config,
             state: State::Setup,
-            deadline: after(now, config.limits.setup),
+            deadline: None,
             return_path: false,
             id: None,
             prepares: false,
@@ -86,7 +86,9 @@ impl Destination {
             committed: false,
             conts: false,
             cause: None,
-        }
+        };
+        machine.enter(now, State::Setup);
+        machine
     }
 
     /// Tells the machine what happened; the engine performs what comes back,

@@ -62,7 +62,7 @@ impl Destination {
             (S::Held, E::Discard) => self.fail(now, Cause::Abandoned),
             (S::Held, E::Abandon) => Err(Refusal::MayBeOnlyCopy),
             // All is here: the channels have nothing more to say.
-            (s, e) if is_from_channels(e) && self.is_only_copy() && s < S::Running => IGNORE,
+            (_, e) if is_from_channels(e) && self.is_only_copy() => IGNORE,
             (S::Committed | S::Held, e) if is_from_channels(e) => IGNORE,
             // A source without return path closes when it has sent all.
             (S::Completing, E::ConnectionLost) if self.ended && !self.return_path => IGNORE,
@@ -118,7 +118,7 @@ impl Destination {
     }
 
     /// Everything is here, the source has completed or believes so, and no
-    /// failure can be told to it any more. Asked before the end only.
+    /// failure can be told to it any more.
     fn is_only_copy(&self) -> bool {
         self.committed || (self.state >= S::Preparing && !self.return_path)
     }
