@@ -99,20 +99,7 @@ fn prepare_without_a_return_path_is_the_sources_fault() {
 
 #[test]
 fn final_states_are_those_after_which_nothing_comes() {
-    let all = [
-        S::Setup,
-        S::Active,
-        S::Completing,
-        S::Preparing,
-        S::Prepared,
-        S::Committed,
-        S::Held,
-        S::Running,
-        S::Paused,
-        S::Failing,
-        S::Failed,
-    ];
-    let over: Vec<S> = all.into_iter().filter(|state| state.is_final()).collect();
+    let over: Vec<S> = S::ALL.into_iter().filter(|state| state.is_final()).collect();
     assert_eq!(over, [S::Running, S::Paused, S::Failed]);
 }
 

@@ -115,6 +115,7 @@ fn hooks_that_the_destination_still_holds_are_tried_again() {
     assert_eq!(cancelled, Ok(vec![A::CloseChannels, A::ReacquireHooks]));
     assert_eq!(machine.handle(at(0), E::HooksReacquireFailed), Ok(vec![]));
     assert_eq!(machine.deadline(), Some(at(1)));
+    assert_eq!(machine.handle(Duration::from_millis(999), E::Tick), Ok(vec![]));
     assert_eq!(machine.handle(at(1), E::Tick), Ok(vec![A::ReacquireHooks]));
     assert_eq!(machine.handle(at(1), E::HooksReacquired), Ok(vec![A::ResumeGuest]));
 }
@@ -166,4 +167,10 @@ fn tracking_that_nobody_stopped_yet_is_stopped_at_its_turn() {
         assert_eq!(machine.handle(at(0), E::HooksReacquired), Ok(vec![A::ResumeGuest]));
         assert_eq!(machine.handle(at(0), E::GuestResumed), Ok(vec![A::StopTracking]));
     }
+}
+
+#[test]
+fn final_states_are_those_after_which_nothing_comes() {
+    let over: Vec<S> = S::ALL.into_iter().filter(|state| state.is_final()).collect();
+    assert_eq!(over, [S::Completed, S::Cancelled, S::Failed]);
 }
