@@ -24,7 +24,7 @@ mod shared;
 mod streams;
 mod tail;
 pub(crate) mod target;
-mod vm_target;
+pub(crate) mod vm_target;
 
 use std::sync::Arc;
 use std::thread::{JoinHandle, current};

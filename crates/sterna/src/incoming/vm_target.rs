@@ -194,23 +194,26 @@ impl Target for VmTarget {
 
     fn reset(&self) -> Vec<String> {
         let reset = caught("TargetVm::reset", || self.vm.reset());
-        let left = self.ram.blocks().iter().enumerate().filter_map(|(index, block)| {
-            let name = block.name();
-            match self.sink.empty(index) {
-                Ok(None) => None,
-                Ok(Some(why)) => {
-                    Some(format!("memory of {name:?} was filled with zeros and not freed: {why}"))
-                }
-                Err(error) => Some(format!(
-                    "memory of {name:?} still contains pages of this migration ({error}); the next one checks each \
-                     page before it takes it for zero"
-                )),
-            }
-        });
-        reset.err().map(|error| error.to_string()).into_iter().chain(left).collect()
+        reset.err().map(|error| error.to_string()).into_iter().chain(emptied(&self.sink, &self.ram)).collect()
     }
 
     fn cleared_pages(&self) -> u64 {
         self.sink.cleared_pages()
     }
+}
+
+/// Gives the memory back that came, and forgets what did; what could not be done is returned.
+pub(crate) fn emptied(sink: &RamSink, ram: &GuestRam) -> Vec<String> {
+    let left = ram.blocks().iter().enumerate().filter_map(|(index, block)| {
+        let name = block.name();
+        match sink.empty(index) {
+            Ok(None) => None,
+            Ok(Some(why)) => Some(format!("memory of {name:?} was filled with zeros and not freed: {why}")),
+            Err(error) => Some(format!(
+                "memory of {name:?} still contains pages of this migration ({error}); the next one checks each \
+                 page before it takes it for zero"
+            )),
+        }
+    });
+    left.collect()
 }

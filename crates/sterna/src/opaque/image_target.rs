@@ -4,17 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna_image::model::Beside;
-use sterna_image::{BlockShape, MappedWriter, OPAQUE_BYTES, RamShape, Shape};
+use sterna_image::{MappedWriter, OPAQUE_BYTES, Shape};
 use sterna_ram::{GuestRam, RamBlock};
 use sterna_transport::Flusher;
-use sterna_wire::extension::Handover;
-use sterna_wire::main::{
-    BodyKind, Configuration, Expectations, SectionHeader, SectionKind, SectionKnowledge, Tail, TailEnd,
-    encode_footer, encode_section_part,
-};
-use sterna_wire::ram;
+use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
 
+use super::gathered::{Gathered, knowledge};
 use super::image_plan::{ImagePlan, RAM_BYTES};
 use super::lane::ImageLane;
 use crate::error::MigrationError;
@@ -24,8 +19,6 @@ use crate::pages::PageSink;
 use crate::params::Capabilities;
 use crate::vm::Device;
 
-const CHANNEL: &str = "main channel";
-
 /// What grows into an image.
 pub(super) struct ImageTarget {
     plan: ImagePlan,
@@ -33,12 +26,7 @@ pub(super) struct ImageTarget {
 }
 
 struct ReceivedImage {
-    /// Shared, so that making it durable holds no lock: that takes as long as the disk.
-    shape: Arc<Shape>,
-    /// Names of the FULL sections that came before RAM's END.
-    early: Vec<(String, u32)>,
-    /// What stands between RAM's sections and after its END.
-    beside: Beside,
+    machine: Gathered,
     /// From the block list on.
     image: Option<Growing>,
     /// The description came after everything else had been made durable.
@@ -66,13 +54,13 @@ impl ImageTarget {
 
     /// The machine as far as it has come.
     pub(super) fn shape(&self) -> Shape {
-        let shape = Arc::clone(&self.state.lock().shape);
+        let shape = Arc::clone(self.state.lock().machine.shape());
         Shape::clone(&shape)
     }
 
     /// Bytes of its RAM, as far as they are known.
     pub(super) fn ram_bytes(&self) -> u64 {
-        self.state.lock().shape.ram_bytes()
+        self.state.lock().machine.shape().ram_bytes()
     }
 
     fn lanes(
@@ -94,45 +82,8 @@ impl ImageTarget {
 
 impl ReceivedImage {
     fn new() -> Self {
-        let (shape, beside) = (Arc::new(Shape::empty()), Beside::default());
-        Self { shape, early: Vec::new(), beside, image: None, more_came: false }
+        Self { machine: Gathered::new(), image: None, more_came: false }
     }
-
-    fn shape(&mut self) -> &mut Shape {
-        Arc::make_mut(&mut self.shape)
-    }
-
-    /// Keeps bytes that stand before RAM or beside it: no more than a reader of the image takes.
-    fn keep(&mut self, kind: Option<SectionKind>, parts: &[&[u8]]) -> Result<(), MigrationError> {
-        let ReceivedImage { shape, beside, image, .. } = self;
-        let shape = Arc::make_mut(shape);
-        let kept = if image.is_some() { beside.place(shape, kind) } else { &mut shape.early };
-        let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
-        if bytes > OPAQUE_BYTES.saturating_sub(kept.len()) {
-            return Err(too_much(kept.len() + bytes));
-        }
-        parts.iter().for_each(|part| kept.extend_from_slice(part));
-        Ok(())
-    }
-
-    /// Adds to the devices what came before the tail, and `tail`.
-    fn add_devices(&mut self, tail: &[u8]) -> Result<(), MigrationError> {
-        let ReceivedImage { shape, beside, .. } = self;
-        let shape = Arc::make_mut(shape);
-        let came = beside.devices(shape);
-        let bytes = shape.devices.len() + came.len() + tail.len();
-        if bytes > OPAQUE_BYTES {
-            return Err(too_much(bytes));
-        }
-        shape.devices.extend_from_slice(&came);
-        shape.devices.extend_from_slice(tail);
-        Ok(())
-    }
-}
-
-fn too_much(bytes: usize) -> MigrationError {
-    let what = format!("{bytes} bytes of device state in one place, more than {OPAQUE_BYTES}");
-    MigrationError::PeerIncompatible { what }
 }
 
 impl Target for ImageTarget {
@@ -153,12 +104,7 @@ impl Target for ImageTarget {
     }
 
     fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
-        Box::new(|name: &str, _: u32, _: u32, _: SectionKind| match name {
-            ram::SECTION_NAME => BodyKind::Ram,
-            // The migration's name, not the machine's: it does not go into the image.
-            Handover::SECTION_NAME => BodyKind::LengthPrefixed { most: Handover::BODY_BYTES },
-            _ => BodyKind::OpaqueByFooter,
-        })
+        knowledge()
     }
 
     fn devices(&self) -> Vec<Arc<dyn Device>> {
@@ -170,14 +116,12 @@ impl Target for ImageTarget {
     }
 
     fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
-        let mut state = self.state.lock();
-        state.shape().configuration = configuration.clone();
-        state.shape().has_configuration = true;
+        self.state.lock().machine.configuration(configuration);
         Ok(())
     }
 
     fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
-        self.state.lock().keep(None, &[bytes])
+        self.state.lock().machine.command(bytes)
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
@@ -188,78 +132,43 @@ impl Target for ImageTarget {
             return Err(MigrationError::PeerIncompatible { what });
         }
         let mut state = self.state.lock();
-        let blocks = start.blocks.blocks.iter().map(|block| BlockShape {
-            name: block.name.clone(),
-            length_bytes: block.length_bytes,
-            address: block.address,
-            host_page_bytes: None,
-            is_skipped: false,
-        });
-        state.shape().ram =
-            RamShape { section_id: start.section_id, blocks: blocks.collect(), footers: true };
-        let writer = self.plan.begin(&state.shape)?;
+        state.machine.ram_starts(start);
+        let writer = self.plan.begin(state.machine.shape())?;
         let (layout, lanes) = self.lanes(&writer, start)?;
         let file = writer.file();
         let flusher = (!file.is_direct()).then(|| Arc::new(Mutex::new(Flusher::start(file))));
         state.image = Some(Growing { writer, lanes, flusher });
+        state.machine.ram_has_started();
         Ok(RamStarted { layout: Some(layout), warning: None })
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
-        let mut state = self.state.lock();
-        state.beside.ram_went_on(kind);
-        state.shape().has_end |= kind == SectionKind::End;
+        self.state.lock().machine.ram_section_ended(kind);
     }
 
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
-        let Section { id, name, instance, version, kind, body } = *section;
-        let header = SectionHeader { id, name, instance, version };
-        let (mut head, mut foot) = (Vec::new(), Vec::new());
-        match kind {
-            SectionKind::Start => header.encode_start(&mut head),
-            SectionKind::Full => header.encode_full(&mut head),
-            SectionKind::Part | SectionKind::End => {
-                encode_section_part(id, kind == SectionKind::End, &mut head);
-                Ok(())
-            }
-        }
-        .map_err(MigrationError::wire(CHANNEL))?;
-        encode_footer(id, &mut foot);
-        let mut state = self.state.lock();
-        state.keep(Some(kind), &[&head, body, &foot])?;
-        if kind == SectionKind::Full {
-            state.early.push((name.to_owned(), instance));
-        }
-        Ok(())
+        self.state.lock().machine.section(section)
     }
 
     fn tail(&self) -> Option<Tail> {
-        Some(Tail::new(self.state.lock().early.clone()))
+        Some(self.state.lock().machine.tail())
     }
 
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
-        let mut state = self.state.lock();
-        state.add_devices(&tail.bytes()[..end.devices_bytes])?;
-        let shape = state.shape();
-        shape.has_eof = end.has_eof;
-        shape.description = end.description.clone().map(|range| tail.bytes()[range].to_vec());
-        Ok(())
+        self.state.lock().machine.devices_came(tail, end)
     }
 
     fn end_came(&self, description: Option<Vec<u8>>) {
         let mut state = self.state.lock();
-        state.shape().description = description;
+        state.machine.description(description);
         state.more_came = true;
     }
 
     fn finish_loading(&self) -> Result<bool, MigrationError> {
         let (image, shape) = {
             let mut state = self.state.lock();
-            // A source that asks to prepare before the tail has sent all of its devices.
-            state.add_devices(&[])?;
-            // A Sterna source commits after this: the image must need nothing but its description then.
-            state.shape().has_eof = true;
-            (state.image.clone(), Arc::clone(&state.shape))
+            let shape = state.machine.finish()?;
+            (state.image.clone(), shape)
         };
         let Some(image) = image else {
             let what = "the stream ended without a section of RAM".to_owned();
@@ -284,7 +193,7 @@ impl Target for ImageTarget {
     fn start(&self) -> Result<(), MigrationError> {
         let (image, shape, more_came) = {
             let state = self.state.lock();
-            (state.image.clone(), Arc::clone(&state.shape), state.more_came)
+            (state.image.clone(), Arc::clone(state.machine.shape()), state.more_came)
         };
         let Some(image) = image else {
             return Err(MigrationError::Internal(
@@ -328,7 +237,7 @@ impl Target for ImageTarget {
 mod tests {
     use super::*;
     use sterna_image::{Image, MappedOptions};
-    use sterna_wire::main::encode_end;
+    use sterna_wire::main::{SectionHeader, encode_end, encode_footer};
     use sterna_wire::multifd::BlockTable;
     use sterna_wire::ram::{BlockEntry, BlockList};
 
@@ -353,7 +262,7 @@ mod tests {
         for error in [parts, commands] {
             assert!(matches!(error, Some(MigrationError::PeerIncompatible { .. })), "{error:?}");
         }
-        let kept = target.state.lock().shape.early.len();
+        let kept = target.state.lock().machine.shape().early.len();
         assert!((OPAQUE_BYTES - 100..=OPAQUE_BYTES).contains(&kept), "{kept}");
     }
 

@@ -8,7 +8,7 @@ use sterna_image::tools::verify::refuse_damage;
 use sterna_image::{Image, ImageError};
 use sterna_transport::{Address, OpenOptions, PageFile};
 
-use super::stored::StoredMachine;
+use super::stored::stored_machine;
 use crate::error::MigrationError;
 use crate::events::Observer;
 use crate::machine_type::flushes_silently;
@@ -77,7 +77,7 @@ pub fn send(
         })?;
     }
     let (image, file) = open(image, options).map_err(|error| system(&error))?;
-    let machine = StoredMachine::new(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
+    let machine = stored_machine(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
     // Pages are read once and sent once: nothing to be gained by looking at them with the guest's downtime in mind.
     Migration::begin(Arc::new(machine), to, params, capabilities, observer)
 }

@@ -1,5 +1,6 @@
 //! Machines that the engine does not know: into images and out of them.
 
+mod memory;
 mod stream;
 
 use std::io::{Read, Write};

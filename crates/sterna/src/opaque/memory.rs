@@ -1,0 +1,148 @@
+//! An opaque machine in memory of this process.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_image::Shape;
+use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, SyncReport};
+use sterna_transport::Address;
+
+use super::machine::{OpaqueMachine, Pages};
+use super::memory_target::MemoryTarget;
+use crate::error::MigrationError;
+use crate::events::Observer;
+use crate::incoming::Incoming;
+use crate::outgoing::Migration;
+use crate::outgoing::guest_source::{PageReader, RamReader};
+use crate::params::{Capabilities, Parameters};
+use crate::settings_error::SettingsError;
+use crate::start_error::StartError;
+
+/// An opaque machine whose RAM is memory of this process. It comes from a QEMU or a Sterna, stands still here, and is sent on to
+/// a QEMU or a Sterna with the same devices. Cloning gives another handle to the same machine.
+///
+/// Unlike an image's, its RAM can be written by a peer, so it may come and go over `rdma:`.
+#[derive(Clone)]
+pub struct MemoryMachine {
+    ram: GuestRam,
+    /// All of it but its pages; `None` until it has come.
+    shape: Arc<Mutex<Option<Shape>>>,
+}
+
+impl MemoryMachine {
+    /// A place for a machine that has `ram`: blocks of the source's names and lengths, in any order. QEMU's `info ramblock`
+    /// says them, or an image of the machine ([`Shape::ram`]).
+    pub fn new(ram: GuestRam) -> Self {
+        Self { ram, shape: Arc::default() }
+    }
+
+    /// A machine that is in memory already: `ram` has the blocks that `shape` lists.
+    ///
+    /// # Errors
+    /// [`StartError::Image`] if it has others.
+    pub fn of(ram: GuestRam, shape: Shape) -> Result<Self, StartError> {
+        let has = |name: &str, length: u64| {
+            ram.blocks().iter().any(|b| b.name() == name && b.len_bytes() == length)
+        };
+        let listed = &shape.ram.blocks;
+        if listed.len() != ram.blocks().len() || !listed.iter().all(|b| has(&b.name, b.length_bytes)) {
+            return Err(StartError::Image("its RAM has other blocks than it lists".to_owned()));
+        }
+        Ok(Self { ram, shape: Arc::new(Mutex::new(Some(shape))) })
+    }
+
+    /// Its RAM.
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// All of it but its pages, once it has come.
+    pub fn shape(&self) -> Option<Shape> {
+        self.shape.lock().clone()
+    }
+
+    /// Waits at `at` for a source. The machine is here when that [`Incoming`] has completed; a source that prepares is told
+    /// that all is well when it is.
+    ///
+    /// # Errors
+    /// As of [`Incoming::listen`].
+    pub fn receive(
+        &self,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Incoming, StartError> {
+        if matches!(at, Address::File { .. }) {
+            return Err(SettingsError::ImageIntoFile.into());
+        }
+        // No guest is held here that would run: it stands still until it is sent on.
+        let capabilities = Capabilities { unmanaged: true, ..capabilities };
+        let target = MemoryTarget::new(self.ram.clone(), Arc::clone(&self.shape));
+        let target = target.map_err(|error| StartError::System(error.to_string()))?;
+        Incoming::listen_for(Arc::new(target), at, params, capabilities, observer)
+    }
+
+    /// Sends it to `to`. It runs there if it ran at the source that it came from.
+    ///
+    /// # Errors
+    /// As of [`Migration::start`]; [`StartError::Image`] while there is no machine.
+    pub fn send(
+        &self,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Migration, StartError> {
+        if matches!(to, Address::File { .. }) {
+            return Err(SettingsError::ImageIntoFile.into());
+        }
+        let mut shape = self.shape().ok_or_else(|| StartError::Image("no machine has come".to_owned()))?;
+        // Lanes count blocks as RAM does.
+        shape.ram.blocks.sort_by_key(|block| self.ram.blocks().iter().position(|b| b.name() == block.name));
+        let pages = MemoryPages(self.ram.clone());
+        let machine = OpaqueMachine::new(pages, shape, self.ram.clone(), None, NeverWritten);
+        Migration::begin(Arc::new(machine), to, params, capabilities, observer)
+    }
+}
+
+struct MemoryPages(GuestRam);
+
+impl Pages for MemoryPages {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError> {
+        Ok(Arc::new(RamReader(self.0.clone())))
+    }
+
+    fn check_unchanged(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+}
+
+/// Nobody runs the guest.
+struct NeverWritten;
+
+impl DirtySource for NeverWritten {
+    fn start(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+
+    fn sync(&self, _: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        Ok(SyncReport::default())
+    }
+
+    fn rearm(&self, _: usize, _: u64, _: u64, _: &PageBitmap) -> Result<(), DirtyError> {
+        Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        "stopped machine"
+    }
+}

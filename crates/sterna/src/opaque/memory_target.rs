@@ -1,0 +1,157 @@
+//! An opaque machine arrives in memory.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_image::{OPAQUE_BYTES, Shape};
+use sterna_ram::{GuestRam, RamError};
+use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
+use sterna_wire::multifd::BlockTable;
+
+use super::gathered::{Gathered, knowledge};
+use crate::error::MigrationError;
+use crate::hooks::Hook;
+use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
+use crate::incoming::vm_target::emptied;
+use crate::pages::{PageSink, RamSink};
+use crate::params::Capabilities;
+use crate::vm::Device;
+
+/// Memory that a machine comes into.
+pub(super) struct MemoryTarget {
+    ram: GuestRam,
+    sink: Arc<RamSink>,
+    gathered: Mutex<Gathered>,
+    /// Where the machine is stated once it is here.
+    here: Arc<Mutex<Option<Shape>>>,
+}
+
+impl MemoryTarget {
+    /// # Errors
+    /// There is no memory for what comes for blocks that cannot be written.
+    pub(super) fn new(ram: GuestRam, here: Arc<Mutex<Option<Shape>>>) -> Result<Self, RamError> {
+        let sink = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
+        Ok(Self { ram, sink, gathered: Mutex::new(Gathered::new()), here })
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        self.ram.blocks().iter().map(|block| (block.name().to_owned(), block.len_bytes()))
+    }
+}
+
+impl Target for MemoryTarget {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn guest(&self) -> Option<&GuestRam> {
+        Some(&self.ram)
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    fn expectations(&self, capabilities: &Capabilities) -> Expectations {
+        Expectations {
+            blocks: Some(self.blocks().collect()),
+            multifd: capabilities.multifd,
+            // Without knowing the machine's version: a START without a flush says so.
+            accept_legacy_flush: true,
+            opaque_tail: true,
+            device_state_bytes: OPAQUE_BYTES as u64,
+            ..Expectations::default()
+        }
+    }
+
+    fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
+        knowledge()
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+
+    fn known_layout(&self, lanes: usize) -> Result<Option<Layout>, MigrationError> {
+        let sink: Arc<dyn PageSink> = self.sink.clone();
+        Ok(Some(Layout {
+            ram: self.sink.ram().clone(),
+            table: BlockTable::new(self.blocks()).map_err(MigrationError::wire("RAM of this side"))?,
+            sinks: vec![sink; lanes + 1],
+        }))
+    }
+
+    fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
+        self.gathered.lock().configuration(configuration);
+        Ok(())
+    }
+
+    fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
+        self.gathered.lock().command(bytes)
+    }
+
+    fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
+        let mut gathered = self.gathered.lock();
+        gathered.ram_starts(start);
+        gathered.ram_has_started();
+        Ok(RamStarted::default())
+    }
+
+    fn ram_section_ended(&self, kind: SectionKind) {
+        self.gathered.lock().ram_section_ended(kind);
+    }
+
+    fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
+        self.gathered.lock().section(section)
+    }
+
+    fn tail(&self) -> Option<Tail> {
+        Some(self.gathered.lock().tail())
+    }
+
+    fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+        self.gathered.lock().devices_came(tail, end)
+    }
+
+    fn end_came(&self, description: Option<Vec<u8>>) {
+        self.gathered.lock().description(description);
+    }
+
+    fn finish_loading(&self) -> Result<bool, MigrationError> {
+        let shape = self.gathered.lock().finish()?;
+        if !shape.has_end {
+            let what = "the stream ended before RAM's END section".to_owned();
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        self.sink.finish()?;
+        Ok(true)
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+
+    fn start(&self) -> Result<(), MigrationError> {
+        let shape = Shape::clone(self.gathered.lock().shape());
+        *self.here.lock() = Some(shape);
+        Ok(())
+    }
+
+    fn runs_guests(&self) -> bool {
+        false
+    }
+
+    fn take_over_paused(&self) -> Result<(), MigrationError> {
+        self.start()
+    }
+
+    fn reset(&self) -> Vec<String> {
+        *self.gathered.lock() = Gathered::new();
+        *self.here.lock() = None;
+        emptied(&self.sink, &self.ram)
+    }
+
+    fn cleared_pages(&self) -> u64 {
+        self.sink.cleared_pages()
+    }
+}
