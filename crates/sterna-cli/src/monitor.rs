@@ -125,17 +125,26 @@ impl Monitor {
         self.change("migrate-set-capabilities", json!({ "capabilities": states }))
     }
 
-    /// Sets parameters from `NAME=VALUE` pairs. What a value is, the monitor's present one says: a number may
-    /// carry a size's suffix.
+    /// Parameters from `NAME=VALUE` pairs. What a value is, the monitor's present one says: a number may carry a size's
+    /// suffix.
+    pub fn parameters(&mut self, pairs: &[(String, String)]) -> Result<Map<String, Value>, Stop> {
+        let mut parameters = Map::new();
+        if pairs.is_empty() {
+            return Ok(parameters);
+        }
+        let present = self.execute("query-migrate-parameters", Value::Null)?;
+        for (name, value) in pairs {
+            parameters.insert(name.clone(), parameter(&present, name, value)?);
+        }
+        Ok(parameters)
+    }
+
+    /// Sets parameters from `NAME=VALUE` pairs.
     pub fn set_parameters(&mut self, pairs: &[(String, String)]) -> Result<(), Stop> {
         if pairs.is_empty() {
             return Ok(());
         }
-        let present = self.execute("query-migrate-parameters", Value::Null)?;
-        let mut changes = Map::new();
-        for (name, value) in pairs {
-            changes.insert(name.clone(), parameter(&present, name, value)?);
-        }
+        let changes = self.parameters(pairs)?;
         self.change("migrate-set-parameters", Value::Object(changes))
     }
 

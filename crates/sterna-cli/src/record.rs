@@ -231,6 +231,18 @@ mod tests {
     }
 
     #[test]
+    fn record_of_a_migration_over_rdma_is_read_again_and_names_rdma_there_alone() {
+        let statistics = Statistics { rdma: Some(samples::rdma()), ..samples::engine_statistics() };
+        let record = Record { statistics, ..samples::record() };
+
+        let text = record.to_json();
+
+        assert!(text.contains("\"destination_pinned_bytes\": 1073741824"), "{text}");
+        assert!(!samples::record().to_json().contains("rdma"));
+        assert_eq!(Record::from_json(&text), Ok(record));
+    }
+
+    #[test]
     fn record_reads_times_in_either_form_and_refuses_what_is_no_time() {
         let with =
             |time: &str| OF_0_1.replacen("\"total_time\": 2.35", &format!("\"total_time\": {time}"), 1);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
-use sterna::{LaneTimes, Statistics, StreamStatistics};
+use sterna::{LaneTimes, RdmaStatistics, Statistics, StreamStatistics};
 
 use crate::derived;
 use crate::plan::Plan;
@@ -57,6 +57,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     );
     row("pages sent", pages);
     row("channels", statistics.channels.to_string());
+    if let Some(rdma) = &statistics.rdma {
+        row("RDMA", of_rdma(rdma));
+    }
     if let Some(devices) = devices(statistics) {
         row("devices' state", devices);
     }
@@ -99,6 +102,26 @@ pub fn table(record: &Record) -> String {
     }
     let text = table.to_string();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// What RDMA did in a line.
+fn of_rdma(rdma: &RdmaStatistics) -> String {
+    let mut text = format!(
+        "{} in {} writes, {} in flight; registered: {} in {} calls at the source, {} in {} windows at the destination; {} \
+         commands answered",
+        units::bytes(rdma.written_bytes),
+        units::count(rdma.writes),
+        units::bytes(rdma.in_flight_bytes),
+        units::bytes(rdma.pinned_bytes),
+        units::count(rdma.registrations),
+        units::bytes(rdma.destination_pinned_bytes),
+        units::count(rdma.windows),
+        units::count(rdma.exchanges),
+    );
+    if rdma.receiver_not_ready > 0 {
+        text += &format!("; receiver not ready {} times", units::count(rdma.receiver_not_ready));
+    }
+    text
 }
 
 /// Large state of devices in a line.
@@ -166,6 +189,28 @@ mod tests {
     fn rows_of_nothing_leave_out_what_is_not_known() {
         let rows = rows(&Record::new("", "", Statistics::default()));
 
-        assert!(rows.iter().all(|(name, _)| !name.contains("downtime") && name != "check"));
+        assert!(rows.iter().all(|(name, _)| !name.contains("downtime") && name != "check" && name != "RDMA"));
+    }
+
+    #[test]
+    fn rows_of_a_migration_over_rdma_say_what_it_did_and_what_is_wrong() {
+        let rdma = samples::rdma();
+        let of = |rdma| {
+            let statistics = Statistics { rdma: Some(rdma), ..samples::engine_statistics() };
+            let rows = rows(&Record::new("", "", statistics));
+            rows.into_iter().find(|(name, _)| name == "RDMA").expect("a row").1
+        };
+
+        let (right, wrong) = (of(rdma), of(RdmaStatistics { receiver_not_ready: 3, ..rdma }));
+
+        for words in [
+            "4.34 GiB in 4\u{202f}500 writes, 3.00 MiB in flight",
+            "2.00 GiB in 12 calls at the source",
+            "1.00 GiB in 11 windows at the destination",
+            "16 commands answered",
+        ] {
+            assert!(right.contains(words), "{words} in {right}");
+        }
+        assert!(!right.contains("not ready") && wrong.contains("receiver not ready 3 times"), "{wrong}");
     }
 }

@@ -143,6 +143,7 @@ fn from_trace(trace: &Trace) -> Statistics {
         throughput_bytes: last.bandwidth_bytes as u64,
         dirty_pages_per_second: dirty_pages(&last),
         rounds_begun: last.round,
+        rdma: last.rdma,
         status: status_of(&end.status),
         error: end.error,
         ..figures

@@ -14,6 +14,9 @@
 //!   `migrate_cancel` discards it only with `"x-sterna-force": true`, as it may be the only copy; `quit` ends the VM with
 //!   whatever guest it has.
 //!
+//! * *RDMA*: `x-sterna-rdma` has what it did (specs/stream.md §8.3). A destination that listens at `rdma:` says where in
+//!   `x-sterna-address`, since QEMU's `socket-address` has no RDMA.
+//!
 //! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `cont` of a guest that has left. The
 //! capability `return-path` is on unless an operator switches it off; QEMU has it off.
 
@@ -29,6 +32,7 @@ mod objects;
 mod parameters;
 mod qom;
 mod query;
+pub(crate) mod rdma;
 mod real;
 mod refusal;
 mod relay;

@@ -82,6 +82,9 @@ impl FromStr for Address {
         let Some((kind, rest)) = text.split_once(':') else {
             return refuse("write tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH, fd:NUMBER or file:PATH");
         };
+        if text.contains('\0') {
+            return refuse("it must not contain NUL");
+        }
         match kind {
             "tcp" => host_and_port(rest).map(|(host, port)| Address::Tcp { host, port }).or_else(refuse),
             "rdma" => host_and_port(rest).map(|(host, port)| Address::Rdma { host, port }).or_else(refuse),
@@ -113,7 +116,7 @@ fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse() {
         Ok(port) if digits => Ok((host.to_owned(), port)),
-        _ => Err("the port must be a number from 0 to 65535"),
+        _ => Err("the port must be a number from 0 to 65535; service names are not resolved"),
     }
 }
 
@@ -240,6 +243,9 @@ mod tests {
             ("rdma:host", "port"),
             ("rdma:fd08::1:4444", "brackets"),
             ("unix:", "path"),
+            ("unix:/a\0b", "NUL"),
+            ("file:/a\0b", "NUL"),
+            ("rdma:h\0:1", "NUL"),
             ("fd:", "number or name"),
             ("exec:cat", "not supported"),
             ("file:", "path"),

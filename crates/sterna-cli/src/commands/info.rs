@@ -97,8 +97,15 @@ impl Info {
         row("writes", &self.pages_per_second.map_or(String::new(), writes));
         let progress = Progress::from_query(&self.migration);
         row("migration", &progress.status);
-        if let Some(address) = self.migration["socket-address"][0]["port"].as_str() {
-            row("listens at", &format!("port {address}"));
+        let port = |address: &Value| address["port"].as_str().map(str::to_owned);
+        if let Some(port) = port(&self.migration["socket-address"][0]) {
+            row("listens at", &format!("port {port}"));
+        }
+        if let Some(port) = port(&self.migration["x-sterna-address"]) {
+            row("listens at", &format!("port {port} of RDMA"));
+        }
+        if self.record.is_none() {
+            row("RDMA", &rdma_here(&self.migration["x-sterna-rdma"]));
         }
         match &self.record {
             Some(record) => {
@@ -118,6 +125,21 @@ impl Info {
         text += &how_to_go_on(&self.status, &progress.status);
         text
     }
+}
+
+/// What RDMA has done at a destination; nothing if it does nothing there.
+fn rdma_here(rdma: &Value) -> String {
+    let count = |name: &str| rdma[name].as_u64().unwrap_or(0);
+    if !rdma.is_object() {
+        return String::new();
+    }
+    format!(
+        "{} registered in {} calls; {} commands, {} zero ranges among them",
+        units::bytes(count("pinned-bytes")),
+        units::count(count("registrations")),
+        units::count(count("commands")),
+        units::count(count("zero-ranges"))
+    )
 }
 
 /// A save that was killed leaves its guest stopped: nobody is left to start it again.
@@ -143,6 +165,18 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rdma_of_a_destination_is_one_line_or_none() {
+        let rdma =
+            json!({"registrations": 12, "pinned-bytes": 3 << 20, "commands": 1200, "zero-ranges": 1100});
+
+        assert_eq!(
+            rdma_here(&rdma),
+            "3.00 MiB registered in 12 calls; 1\u{202f}200 commands, 1\u{202f}100 zero ranges among them"
+        );
+        assert_eq!(rdma_here(&Value::Null), "");
+    }
 
     #[test]
     fn how_to_go_on_is_said_of_a_guest_that_a_broken_save_left_paused() {

@@ -8,10 +8,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::{Statistics, Status as Stage, TlsEndpoint};
+use sterna::{Address, Statistics, Status as Stage, TlsEndpoint};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::handover::{self, Arrived, Handover, OnArrival, StaysPaused};
+use sterna_qmp::drive::rdma::{self, Wanted};
 use sterna_qmp::drive::{DriveError, Settings};
+use sterna_transport::TransportError;
 
 use super::pair;
 use crate::exit::{Done, Status, Stop};
@@ -28,7 +30,7 @@ use crate::{summary, tls, watch};
 pub struct Arguments {
     /// QMP socket of the source: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// Where the destination listens: tcp:HOST:PORT, unix:PATH or fd:NAME
+    /// Where the destination listens: tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH or fd:NAME
     #[arg(value_parser = address)]
     pub destination: String,
     /// QMP socket of the destination: it gets the same settings and is told to listen, unless it listens already
@@ -38,7 +40,9 @@ pub struct Arguments {
     /// there, unless the destination was started with -S, which can be detected only on the destination's own host
     #[arg(long, requires = "dest_qmp")]
     pub paused: bool,
-    /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4
+    /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4. With `--dest-qmp` the
+    /// destination gets those that both sides must share, too: multifd-*, and for rdma: alone x-rdma-chunk-size and
+    /// x-sterna-rdma-pinned-limit
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
     /// Migration capability under QEMU's name, such as multifd
@@ -68,10 +72,22 @@ pub struct Arguments {
 
 /// An address that some QEMU knows; which of them, the VM says.
 fn address(text: &str) -> Result<String, String> {
-    const KINDS: [&str; 7] = ["tcp", "unix", "fd", "vsock", "exec", "file", "rdma"];
+    const KINDS: [&str; 7] = ["tcp", "rdma", "unix", "fd", "vsock", "exec", "file"];
     match text.split_once(':') {
+        Some(("rdma", _)) => rdma_address(text).map(|_| text.to_owned()),
         Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
-        _ => Err(format!("`{text}` is not an address such as tcp:HOST:PORT or unix:PATH")),
+        _ => Err(format!("`{text}` is not an address such as tcp:HOST:PORT, rdma:HOST:PORT or unix:PATH")),
+    }
+}
+
+/// Checked here, since a QEMU that is told to listen at one without a port aborts. It ignores options after a comma.
+fn rdma_address(text: &str) -> Result<Address, String> {
+    let place = text.split(',').next().unwrap_or_default();
+    match place.parse().map_err(|error: TransportError| error.to_string())? {
+        Address::Rdma { host, .. } if host.is_empty() => Err(format!(
+            "{text:?} is not an address: a host must follow rdma:, since the source connects to it"
+        )),
+        address => Ok(address),
     }
 }
 
@@ -109,13 +125,17 @@ pub fn drive(
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
     }
+    let needs = match arguments.destination.starts_with("rdma:") {
+        true => compare_for_rdma(arguments, source, destination.as_deref_mut())?,
+        false => Vec::new(),
+    };
     source.switch_on(&arguments.cap)?;
     if let Some(directory) = &arguments.tls_dir {
         tls::give(source, directory, TlsEndpoint::Client)?;
     }
     source.set_parameters(&arguments.set)?;
     if let Some(destination) = destination.as_deref_mut() {
-        address = listen(arguments, destination)?;
+        address = listen(arguments, &needs, destination)?;
     }
     let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
     let on_arrival = if arguments.paused { OnArrival::Paused } else { OnArrival::AsStarted };
@@ -212,9 +232,25 @@ fn channels(monitor: &mut Monitor) -> Result<u32, Stop> {
     })
 }
 
-/// Makes the destination listen with the same settings, unless it does already. Gives back the address with
-/// its real port.
-fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, Stop> {
+/// Finds what does not match over `rdma:`; gives back what the destination needs besides the settings of the command line.
+fn compare_for_rdma(
+    arguments: &Arguments,
+    source: &mut Monitor,
+    destination: Option<&mut Monitor>,
+) -> Result<Vec<&'static str>, Stop> {
+    let address = rdma_address(&arguments.destination).map_err(Stop::usage)?;
+    let parameters = source.parameters(&arguments.set)?;
+    let wanted = Wanted {
+        capabilities: &arguments.cap,
+        parameters: &parameters,
+        has_tls: arguments.tls_dir.is_some(),
+    };
+    Ok(rdma::compare(source.vm(), destination.map(Monitor::vm), &address, wanted)?)
+}
+
+/// Makes the destination listen with the same settings and the capabilities that it `needs`, unless it does already.
+/// Gives back the address with its real port.
+fn listen(arguments: &Arguments, needs: &[&str], destination: &mut Monitor) -> Result<String, Stop> {
     let state = destination.run_state()?;
     if state != "inmigrate" {
         return Err(Stop::failed(format!(
@@ -224,20 +260,26 @@ fn listen(arguments: &Arguments, destination: &mut Monitor) -> Result<String, St
     }
     let before = destination.execute("query-migrate", Value::Null)?;
     if before["status"] != "setup" {
-        destination.switch_on(&without_throttling(&arguments.cap))?;
+        let mut capabilities = without_throttling(&arguments.cap);
+        capabilities.extend(needs.iter().map(|name| (*name).to_owned()));
+        destination.switch_on(&capabilities)?;
         if let Some(directory) = &arguments.tls_dir {
             tls::give(destination, directory, TlsEndpoint::Server)?;
         }
-        destination.set_parameters(&both_sides(&arguments.set))?;
+        let known = Settings::read(destination.vm())?;
+        destination.set_parameters(&both_sides(&arguments.set, |name| known.parameter(name).is_some()))?;
         destination.vm().migrate_incoming(&arguments.destination)?;
     }
     let now = destination.execute("query-migrate", Value::Null)?;
     Ok(with_real_port(&arguments.destination, &now))
 }
 
-/// Settings that the destination must share; the others are the source's alone.
-fn both_sides(set: &[(String, String)]) -> Vec<(String, String)> {
-    set.iter().filter(|(name, _)| name.starts_with("multifd-")).cloned().collect()
+/// Settings that the destination must share; the others are the source's alone. Those of RDMA it gets if it `knows` them:
+/// they may differ unless both sides are QEMUs.
+fn both_sides(set: &[(String, String)], knows: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+    const OF_RDMA: [&str; 2] = ["x-rdma-chunk-size", "x-sterna-rdma-pinned-limit"];
+    let is_shared = |name: &str| name.starts_with("multifd-") || OF_RDMA.contains(&name) && knows(name);
+    set.iter().filter(|(name, _)| is_shared(name)).cloned().collect()
 }
 
 /// Capabilities that the destination must have as well. It throttles nobody, and may lack what that needs.
@@ -246,11 +288,15 @@ fn without_throttling(capabilities: &[String]) -> Vec<String> {
     capabilities.iter().filter(is_for_both).cloned().collect()
 }
 
-/// `tcp:HOST:0` with the port that the destination says it got.
+/// `tcp:HOST:0` or `rdma:HOST:0` with the port that the destination says it got.
 fn with_real_port(address: &str, query: &Value) -> String {
-    let port = query["socket-address"][0]["port"].as_str();
-    match (address.strip_suffix(":0"), port) {
-        (Some(host), Some(port)) if address.starts_with("tcp:") => format!("{host}:{port}"),
+    let port = match address.split_once(':') {
+        Some(("tcp", _)) => &query["socket-address"][0]["port"],
+        Some(("rdma", _)) => &query["x-sterna-address"]["port"],
+        _ => &Value::Null,
+    };
+    match (address.strip_suffix(":0"), port.as_str()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
         _ => address.to_owned(),
     }
 }
@@ -267,14 +313,37 @@ mod tests {
         assert_eq!(with_real_port("tcp:127.0.0.1:80", &query), "tcp:127.0.0.1:80");
         assert_eq!(with_real_port("unix:/tmp/a:0", &query), "unix:/tmp/a:0");
         assert_eq!(with_real_port("tcp:127.0.0.1:0", &json!({})), "tcp:127.0.0.1:0");
+        let query = json!({"x-sterna-address": {"transport": "rdma", "host": "10.9.0.1", "port": "4567"}});
+        assert_eq!(with_real_port("rdma:10.9.0.1:0", &query), "rdma:10.9.0.1:4567");
+        assert_eq!(with_real_port("rdma:10.9.0.1:80", &query), "rdma:10.9.0.1:80");
+    }
+
+    #[test]
+    fn address_of_rdma_needs_host_and_port_and_keeps_the_options_that_qemu_ignores() {
+        for good in ["rdma:h:4444", "rdma:[fd09::1]:4444", "rdma:h:4444,ipv4=on", "rdma:h:0", "tcp:h"] {
+            assert_eq!(address(good), Ok(good.to_owned()));
+        }
+        for (bad, word) in [
+            ("rdma:", "port"),
+            ("rdma:host", "port"),
+            ("rdma:host,ipv4=on", "port"),
+            ("rdma:host:http", "number"),
+            ("rdma::4444", "a host"),
+            ("rdma", "rdma:HOST:PORT"),
+        ] {
+            let refused = address(bad).unwrap_err();
+            assert!(refused.contains(word), "{bad}: {refused}");
+        }
     }
 
     #[test]
     fn both_sides_keeps_what_the_wire_depends_on() {
-        let set =
-            [("multifd-channels".to_owned(), "4".to_owned()), ("max-bandwidth".to_owned(), "0".to_owned())];
+        let set = ["multifd-channels", "x-rdma-chunk-size", "x-sterna-rdma-pinned-limit", "max-bandwidth"]
+            .map(|name| (name.to_owned(), "4M".to_owned()));
 
-        assert_eq!(both_sides(&set), set[..1]);
+        assert_eq!(both_sides(&set, |_| true), set[..3]);
+        assert_eq!(both_sides(&set, |name| name == "x-rdma-chunk-size"), set[..2]);
+        assert_eq!(both_sides(&set, |_| false), set[..1]);
     }
 
     #[test]

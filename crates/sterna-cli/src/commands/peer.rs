@@ -167,6 +167,7 @@ pub struct Sending<'a> {
 pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     let Sending { image, to, direct, force_damaged, wire, json } = *sending;
     let (parameters, capabilities) = wire.engine(TlsEndpoint::Client)?;
+    let to_address = address(to)?;
     let opened = Image::open(image).map_err(|error| Stop::of_image(&error, &[image]))?;
     if force_damaged {
         warn_of_damage(&opened)?;
@@ -176,7 +177,7 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     let options =
         SendOptions { uuid: wire.uuid.map(Uuid::into_bytes), file, force_damaged, ..SendOptions::default() };
     let began = Instant::now();
-    let migration = send(opened, &address(to)?, &options, parameters, capabilities, Arc::new(()))
+    let migration = send(opened, &to_address, &options, parameters, capabilities, Arc::new(()))
         .map_err(|error| not_sent(&error))?;
     let live = Live::new(json);
     let mut seen = interrupts.count();
@@ -274,6 +275,12 @@ fn undecided(to: &str) -> Stop {
 /// An address of the command line. A descriptor that it names was handed over by whoever started this program.
 fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
+    if matches!(address, Address::Rdma { .. }) {
+        return Err(Stop::usage(
+            "an image cannot be received from or sent to rdma:, since remote writes need memory of the guest's size: use \
+             tcp: or unix:",
+        ));
+    }
     sterna_vmm::claim_inherited(address).map_err(|error| Stop::usage(error.to_string()))
 }
 

@@ -156,6 +156,10 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("repair @whole -o @made", File);
     world.check("restore @whole send:tcp:127.0.0.1:1", Failed);
     world.check("restore @whole send:nonsense", Usage);
+    world.check("restore @whole send:rdma:127.0.0.1:4444", Usage);
+    world.check("save listen:rdma:127.0.0.1:4444 @made", Usage);
+    world.check("run --machine=process --ram=16M --incoming rdma:127.0.0.1", Usage);
+    world.check("run --machine=process --ram=16M --incoming rdma:127.0.0.1:4444", Failed);
     world.check("restore @whole @nowhere --force-damaged", Usage);
     world.check("restore @damaged send:tcp:127.0.0.1:1", File);
     world.check("restore @damaged send:tcp:127.0.0.1:1 --force-damaged", Failed);
@@ -205,6 +209,10 @@ fn settings_that_a_vm_does_not_know_are_usage_errors() {
         ("migrate @vm tcp:127.0.0.1:1 --set multifd-channels=0", Usage),
         ("migrate @vm tcp:127.0.0.1:1 --set novalue", Parser),
         ("migrate @vm nonsense", Parser),
+        ("migrate @vm rdma:host", Parser),
+        ("migrate @vm rdma::4444", Parser),
+        ("migrate @vm rdma:host:4444 --set x-rdma-chunk-size=3M", Usage),
+        ("migrate @vm rdma:host:4444 --set x-sterna-rdma-pinned-limit=1K", Usage),
         ("migrate @vm tcp:127.0.0.1:1 --paused", Parser),
         ("migrate @vm tcp:127.0.0.1:1 --tls-dir @missing", File),
         ("migrate @vm tcp:127.0.0.1:1", Failed),

@@ -11,5 +11,6 @@ mod demo;
 mod dirty_limit;
 mod exit_statuses;
 mod peer;
+mod rdma;
 mod save;
 mod vfio_user;

@@ -31,6 +31,11 @@ impl Process {
         process
     }
 
+    /// Its monitor, as a command line names it.
+    pub fn socket(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
     pub fn vm(&self) -> Vm {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

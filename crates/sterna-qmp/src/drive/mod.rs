@@ -6,6 +6,7 @@
 //! jobs:
 //!
 //! * [`handover`]: which guest may run when two monitors are in hand;
+//! * [`rdma`]: whether two monitors' settings match for a migration over `rdma:`;
 //! * [`save`](mod@save): a guest into an image;
 //! * [`restore`](mod@restore): an image into a VM that waits for a guest;
 //! * [`survey`]: what a forecast must know of a VM.
@@ -18,6 +19,7 @@ pub mod handover;
 mod launch_line;
 mod pipe;
 mod progress;
+pub mod rdma;
 pub mod restore;
 pub mod save;
 mod settings;

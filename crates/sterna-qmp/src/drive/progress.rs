@@ -1,6 +1,7 @@
 //! What `query-migrate` says, as far as both kinds of monitor say it.
 
 use serde_json::Value;
+use sterna::RdmaStatistics;
 
 /// How a migration stands. Nothing yet: all default.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -35,6 +36,8 @@ pub struct Progress {
     pub downtime_ms: Option<u64>,
     /// From 1.
     pub round: u64,
+    /// What RDMA did; only a Sterna says.
+    pub rdma: Option<RdmaStatistics>,
     /// Why it failed, or what must be known.
     pub error: Option<String>,
 }
@@ -67,6 +70,7 @@ impl Progress {
             total_ms: query["total-time"].as_u64(),
             downtime_ms: query["downtime"].as_u64().or(query["expected-downtime"].as_u64()),
             round: number("dirty-sync-count"),
+            rdma: crate::migration::rdma::from_query(query),
             error: query["error-desc"].as_str().map(str::to_owned),
         }
     }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use sterna::Address;
+use sterna_transport::TransportError;
 
 use crate::error::QmpError;
 use crate::server::Arguments;
@@ -21,24 +22,28 @@ pub(super) fn from_arguments(command: &str, arguments: &Map<String, Value>) -> R
     }
 }
 
-/// `tcp:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH`, `fd:NAME` or `file:PATH[,offset=N]`.
+/// What a refusal offers.
+const KINDS: &str = "tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH, fd:NAME or file:PATH";
+
+/// `tcp:HOST:PORT` or `rdma:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH`, `fd:NAME` or
+/// `file:PATH[,offset=N]`.
 pub fn from_uri(uri: &str) -> Result<Address, QmpError> {
-    let (scheme, rest) = uri.split_once(':').unwrap_or((uri, ""));
-    match scheme {
-        "tcp" => tcp(rest, uri),
-        "unix" => unix(rest),
-        "fd" => fd(rest),
-        "file" => uri.parse().map_err(|error| QmpError::generic(format!("{error}"))),
-        "exec" | "rdma" | "vsock" => Err(QmpError::generic(format!(
-            "'{scheme}:' migration is not supported by Sterna; use tcp:HOST:PORT, unix:PATH, fd:NAME or file:PATH"
-        ))),
-        _ => Err(QmpError::generic(format!(
-            "unknown migration protocol: {uri}; use tcp:HOST:PORT, unix:PATH, fd:NAME or file:PATH"
-        ))),
-    }
+    uri.parse().map_err(|error| {
+        let rule = match &error {
+            TransportError::Address { rule, .. } => *rule,
+            other => return QmpError::generic(other.to_string()),
+        };
+        QmpError::generic(match uri.split_once(':').map_or(uri, |(scheme, _)| scheme) {
+            "tcp" | "rdma" | "unix" | "fd" | "file" => format!("error parsing address '{uri}': {rule}"),
+            scheme @ ("exec" | "vsock") => {
+                format!("'{scheme}:' migration is not supported by Sterna; use {KINDS}")
+            }
+            _ => format!("unknown migration protocol: {uri}; use {KINDS}"),
+        })
+    })
 }
 
-/// The `channels` list: one channel of the type `main` over a socket or a file.
+/// The `channels` list: one channel of the type `main` over a socket, RDMA or a file.
 pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     let list = channels.as_array().ok_or_else(|| QmpError::wrong_type("channels", "array"))?;
     let [channel] = list.as_slice() else {
@@ -60,18 +65,23 @@ pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     match address.required_string("transport")? {
         "socket" => socket(address),
         "file" => file(address),
-        transport @ ("exec" | "rdma") => Err(QmpError::generic(format!(
-            "Transport '{transport}' is not supported by Sterna; use 'socket' or 'file'"
-        ))),
+        "rdma" => {
+            address.only(&["transport", "host", "port"])?;
+            host_and_port("rdma", address)
+        }
+        "exec" => Err(QmpError::generic(
+            "Transport 'exec' is not supported by Sterna; use 'socket', 'rdma' or 'file'",
+        )),
         other => Err(QmpError::generic(format!(
             "Parameter 'channels[0].addr.transport' does not accept value '{other}'"
         ))),
     }
 }
 
-/// `address` as QEMU's `socket-address` shows it.
-pub(super) fn to_json(address: &Address) -> Value {
-    match address {
+/// Where a destination listens, as a member of `query-migrate`: QEMU's `socket-address`, which has no RDMA, or
+/// `x-sterna-address` in the form of a channel's `addr`.
+pub(super) fn to_member(address: &Address) -> (&'static str, Value) {
+    let socket = match address {
         Address::Tcp { host, port } => json!({"type": "inet", "host": host, "port": port.to_string()}),
         Address::Unix(path) => json!({"type": "unix", "path": path.to_string_lossy()}),
         Address::Fd(name) => json!({"type": "fd", "str": name}),
@@ -79,9 +89,16 @@ pub(super) fn to_json(address: &Address) -> Value {
         Address::File { path, offset } => {
             json!({"type": "file", "filename": path.to_string_lossy(), "offset": offset})
         }
+        Address::Rdma { host, port } => {
+            return (
+                "x-sterna-address",
+                json!({"transport": "rdma", "host": host, "port": port.to_string()}),
+            );
+        }
         // One of a later engine, which QEMU does not have.
         other => json!({"type": "x-sterna", "str": other.to_string()}),
-    }
+    };
+    ("socket-address", json!([socket]))
 }
 
 fn file(address: Arguments<'_>) -> Result<Address, QmpError> {
@@ -106,17 +123,15 @@ fn socket(address: Arguments<'_>) -> Result<Address, QmpError> {
             // Ranges of ports and choices of family are QEMU's own extras; leaving them out silently would
             // connect elsewhere than asked for.
             address.only(&["transport", "type", "host", "port"])?;
-            let host = address.required_string("host")?;
-            let port = address.required_string("port")?;
-            Ok(Address::Tcp { host: host.to_owned(), port: parse_port(port)? })
+            host_and_port("tcp", address)
         }
         "unix" => {
             address.only(&["transport", "type", "path"])?;
-            unix(address.required_string("path")?)
+            from_uri(&format!("unix:{}", address.required_string("path")?))
         }
         "fd" => {
             address.only(&["transport", "type", "str"])?;
-            fd(address.required_string("str")?)
+            from_uri(&format!("fd:{}", address.required_string("str")?))
         }
         "vsock" => {
             Err(QmpError::generic("Socket type 'vsock' is not supported by Sterna; use inet, unix or fd"))
@@ -127,43 +142,14 @@ fn socket(address: Arguments<'_>) -> Result<Address, QmpError> {
     }
 }
 
-fn tcp(rest: &str, uri: &str) -> Result<Address, QmpError> {
-    let malformed =
-        || QmpError::generic(format!("error parsing address '{uri}'; write tcp:HOST:PORT, tcp:[IPV6]:PORT"));
-    let (host, port) = match rest.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once("]:").ok_or_else(malformed)?,
-        None => rest.split_once(':').ok_or_else(malformed)?,
-    };
-    if port.contains([':', ',']) {
-        return Err(malformed());
-    }
-    Ok(Address::Tcp { host: host.to_owned(), port: parse_port(port)? })
-}
-
-fn parse_port(text: &str) -> Result<u16, QmpError> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| digits).ok_or_else(|| {
-        QmpError::generic(format!(
-            "port '{text}' is not a number from 0 to 65535; service names are not resolved"
-        ))
+/// `host` and `port`, both strings as in QEMU.
+fn host_and_port(scheme: &str, address: Arguments<'_>) -> Result<Address, QmpError> {
+    let host = address.required_string("host")?;
+    let port = address.required_string("port")?;
+    from_uri(&match host.contains(':') {
+        true => format!("{scheme}:[{host}]:{port}"),
+        false => format!("{scheme}:{host}:{port}"),
     })
-}
-
-fn unix(path: &str) -> Result<Address, QmpError> {
-    const LONGEST: usize = 107;
-    if path.is_empty() || path.len() > LONGEST || path.contains('\0') {
-        return Err(QmpError::generic(format!(
-            "UNIX socket path '{path}' must have 1 to {LONGEST} bytes without NUL"
-        )));
-    }
-    Ok(Address::Unix(path.into()))
-}
-
-fn fd(name: &str) -> Result<Address, QmpError> {
-    if name.is_empty() {
-        return Err(QmpError::generic("fd: needs the name that 'getfd' gave a descriptor, or its number"));
-    }
-    Ok(Address::Fd(name.to_owned()))
 }
 
 fn object<'a>(value: &'a Value, name: &str) -> Result<&'a Map<String, Value>, QmpError> {

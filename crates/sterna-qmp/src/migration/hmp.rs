@@ -181,7 +181,7 @@ fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(
 
 fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
     match (spec.range, spec.unit) {
-        (Range::Integer { .. } | Range::PowerOfTwo { .. }, unit) => {
+        (Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. }, unit) => {
             let number = match unit {
                 Unit::BytesPerSecond => parse_size(text, 1 << 20),
                 Unit::Bytes | Unit::BytesPerSecondBare => parse_size(text, 1),

@@ -32,6 +32,11 @@ pub enum Range {
         /// The greatest.
         greatest: u64,
     },
+    /// 0 for no limit, or bytes, this many at least.
+    Limit {
+        /// The least limit.
+        least: u64,
+    },
     /// True or false.
     Boolean,
     /// One of some words.
@@ -90,6 +95,8 @@ pub struct ParameterSpec {
     pub unit: Unit,
     /// When it may change.
     pub change: Change,
+    /// The kind of address to which alone it applies, as `rdma:`; `None` if it applies to all.
+    pub only_for: Option<&'static str>,
     default: Default,
 }
 
@@ -112,7 +119,12 @@ const fn number(least: u64, greatest: u64) -> Range {
 }
 
 const fn row(name: &'static str, range: Range, unit: Unit, change: Change, default: u64) -> ParameterSpec {
-    ParameterSpec { name, range, unit, change, default: Default::Number(default) }
+    ParameterSpec { name, range, unit, change, only_for: None, default: Default::Number(default) }
+}
+
+/// One that applies to RDMA alone, in bytes.
+const fn rdma_row(name: &'static str, range: Range, default: u64) -> ParameterSpec {
+    ParameterSpec { only_for: Some("rdma:"), ..row(name, range, Bytes, Frozen, default) }
 }
 
 const fn word(
@@ -126,12 +138,20 @@ const fn word(
         range: Range::Word(words),
         unit: Unit::None,
         change,
+        only_for: None,
         default: Default::Word(default),
     }
 }
 
 const fn flag(name: &'static str, range: Range) -> ParameterSpec {
-    ParameterSpec { name, range, unit: Unit::None, change: Harmless, default: Default::Boolean(false) }
+    ParameterSpec {
+        name,
+        range,
+        unit: Unit::None,
+        change: Harmless,
+        only_for: None,
+        default: Default::Boolean(false),
+    }
 }
 
 const fn frozen_flag(name: &'static str) -> ParameterSpec {
@@ -139,7 +159,14 @@ const fn frozen_flag(name: &'static str) -> ParameterSpec {
 }
 
 const fn text(name: &'static str) -> ParameterSpec {
-    ParameterSpec { name, range: Range::Text, unit: Unit::None, change: Frozen, default: Default::Word("") }
+    ParameterSpec {
+        name,
+        range: Range::Text,
+        unit: Unit::None,
+        change: Frozen,
+        only_for: None,
+        default: Default::Word(""),
+    }
 }
 
 const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
@@ -147,6 +174,10 @@ const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
 const NON_CONVERGENCE: &str = "x-sterna-non-convergence";
 /// Whether a lost acknowledgement is asked for, and such questions answered.
 const STATUS_QUESTION: &str = "x-sterna-status-question";
+/// The longest WRITE and the least piece of memory that is registered.
+const CHUNK_SIZE: &str = "x-rdma-chunk-size";
+/// Most bytes of guest memory that are registered at once.
+const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
 const HOUR_MS: u64 = 3_600_000;
 
 /// Every parameter, in the order in which they are shown. Those named `x-sterna-` QEMU does not know.
@@ -181,21 +212,24 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         range: Range::Only(Neutral::Word("normal", MODES), "Sterna has no CPR modes"),
         unit: Unit::None,
         change: Harmless,
+        only_for: None,
         default: Default::Word("normal"),
     },
     word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
     frozen_flag("direct-io"),
-    row("x-rdma-chunk-size", Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, Bytes, Frozen, 1 << 20),
+    rdma_row(CHUNK_SIZE, Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, 1 << 20),
     ParameterSpec {
         name: NON_CONVERGENCE,
         range: Range::Word(&["keep-going", "fail"]),
         unit: Unit::None,
         change: Live,
+        only_for: None,
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
+    rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-prepare-limit", number(100, HOUR_MS), Milliseconds, Frozen, 60_000),
@@ -303,7 +337,8 @@ impl ParameterSet {
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {
                 // The table takes no other.
-                chunk: ChunkSize::new(self.number("x-rdma-chunk-size")).unwrap_or_default(),
+                chunk: ChunkSize::new(self.number(CHUNK_SIZE)).unwrap_or_default(),
+                pinned_limit_bytes: Some(self.number(PINNED_LIMIT)).filter(|limit| *limit > 0),
                 ..RdmaParameters::default()
             },
             limits: WaitLimits {
@@ -339,7 +374,7 @@ pub fn parameter(name: &str) -> Option<&'static ParameterSpec> {
 pub(crate) fn argument_specs() -> Vec<ArgumentSpec> {
     let argument = |spec: &ParameterSpec| {
         let kind = match spec.range {
-            Range::Integer { .. } | Range::PowerOfTwo { .. } => ArgumentKind::Integer,
+            Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. } => ArgumentKind::Integer,
             Range::Boolean | Range::Only(Neutral::False, _) => ArgumentKind::Boolean,
             Range::Word(_) | Range::Only(Neutral::Word(..), _) => ArgumentKind::String,
             Range::Text => ArgumentKind::Any,
@@ -381,6 +416,13 @@ impl ParameterSpec {
                 let fits = |number: &u64| number.is_power_of_two() && (least..=greatest).contains(number);
                 number.filter(fits).map(Value::from).ok_or_else(|| {
                     QmpError::expects(self.name, format!("a power of two from {least} to {greatest} bytes"))
+                })
+            }
+            Range::Limit { least } => {
+                let number = self.integer(value)?;
+                let fits = |number: &u64| *number == 0 || *number >= least;
+                number.filter(fits).map(Value::from).ok_or_else(|| {
+                    QmpError::expects(self.name, format!("0 for no limit, or at least {least} bytes"))
                 })
             }
             Range::Boolean => {

@@ -8,6 +8,7 @@ use sterna::{IncomingStatistics, Statistics, Status};
 
 use super::address;
 use super::engine::Receiving;
+use super::rdma;
 
 /// QEMU's word for `status`. Undecided and held have none of their own: see [`crate::migration`].
 pub fn status_word(status: Status) -> &'static str {
@@ -56,6 +57,9 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
         info.insert("dirty-limit-throttle-time-per-round".into(), per_round);
         info.insert("dirty-limit-ring-full-time".into(), microseconds(times.ring_full));
     }
+    if let Some(rdma) = &statistics.rdma {
+        info.insert("x-sterna-rdma".into(), rdma::outgoing(rdma));
+    }
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
     }
@@ -71,19 +75,23 @@ pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: 
 
 /// The destination's side.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
-    let IncomingStatistics { status, error, .. } = receiving.statistics();
+    let IncomingStatistics { status, error, rdma, .. } = receiving.statistics();
     let mut info = Map::new();
     // QEMU says setup from migrate-incoming on.
     let status = if status == Status::None { Status::Setup } else { status };
     info.insert("status".into(), status_word(status).into());
     if matches!(status, Status::Setup | Status::Active) {
-        info.insert("socket-address".into(), json!([address::to_json(&receiving.address())]));
+        let (name, address) = address::to_member(&receiving.address());
+        info.insert(name.into(), address);
     }
     if let Some(error) = error {
         info.insert("error-desc".into(), error.into());
     }
     if status == Status::Held {
         info.insert("x-sterna-held".into(), true.into());
+    }
+    if let Some(rdma) = rdma {
+        info.insert("x-sterna-rdma".into(), rdma::incoming(&rdma));
     }
     info.into()
 }

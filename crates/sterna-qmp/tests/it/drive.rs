@@ -16,7 +16,7 @@ use sterna_qmp::drive::{DriveError, Progress, Vm, Watch, Wish};
 use sterna_transport::Direct;
 
 /// What a monitor does with a command.
-enum Answer {
+pub enum Answer {
     Return(Value),
     Refuse(&'static str),
     /// Closes the connection.
@@ -25,21 +25,30 @@ enum Answer {
 
 /// The commands that a monitor was given, in order.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<String>>>);
+pub struct Asked(Arc<Mutex<Vec<String>>>);
 
 impl Asked {
-    fn count(&self, command: &str) -> usize {
+    pub fn count(&self, command: &str) -> usize {
         self.0.lock().unwrap().iter().filter(|asked| *asked == command).count()
     }
 }
 
 /// A QEMU's monitor called `at`.
-fn qemu(at: &str, mut answer: impl FnMut(&str, &Value) -> Answer + Send + 'static) -> (Vm, Asked) {
+fn qemu(at: &str, answer: impl FnMut(&str, &Value) -> Answer + Send + 'static) -> (Vm, Asked) {
+    monitor(at, "", answer)
+}
+
+/// The monitor called `at` of a VM with this package version.
+pub fn monitor(
+    at: &str,
+    package: &'static str,
+    mut answer: impl FnMut(&str, &Value) -> Answer + Send + 'static,
+) -> (Vm, Asked) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let asked = Asked::default();
     let notes = asked.clone();
     std::thread::spawn(move || {
-        let version = json!({"qemu": {"major": 11, "minor": 1, "micro": 0}, "package": ""});
+        let version = json!({"qemu": {"major": 11, "minor": 1, "micro": 0}, "package": package});
         writeln!(theirs, "{}", json!({"QMP": {"version": version, "capabilities": []}})).unwrap();
         let lines = BufReader::new(theirs.try_clone().unwrap()).lines();
         for line in lines.map_while(Result::ok) {

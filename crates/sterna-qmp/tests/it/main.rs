@@ -5,4 +5,5 @@
 mod certificates;
 
 mod drive;
+mod drive_rdma;
 mod monitor;

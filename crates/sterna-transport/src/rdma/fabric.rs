@@ -25,7 +25,8 @@ pub trait Fabric: Debug + Send + Sync {
     /// [`RdmaError::Bind`], [`RdmaError::NoDevice`], [`RdmaError::NoLibrary`].
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Arc<dyn Listener>, RdmaError>;
 
-    /// Finds the adapter that leads to `address`, and the route. Sends nothing that the peer's program would see.
+    /// Finds the adapter that leads to `address`, and the route. Sends nothing that the peer's program would see. Port 0
+    /// stands for none, where nobody wants to connect: errors then name the host alone.
     ///
     /// # Errors
     /// [`RdmaError::Resolve`], [`RdmaError::NoDevice`], [`RdmaError::NoLibrary`], [`RdmaError::TimedOut`],

@@ -42,13 +42,38 @@ pub(super) fn migrate(query: &Value, all: bool) -> String {
             line(format!("Socket address: \t{address}"));
         }
     }
+    if let Some(address) = query.get("x-sterna-address") {
+        line(format!("Address: \t\t{address}"));
+    }
     if let Some(percent) = query["cpu-throttle-percentage"].as_u64() {
         line(format!("CPU Throttle (%): \t{percent}"));
     }
     if query["ram"].is_object() {
         ram(&query["ram"], all, &mut line);
     }
+    if query["x-sterna-rdma"].is_object() {
+        rdma(query, &mut line);
+    }
     text
+}
+
+fn rdma(query: &Value, line: &mut impl FnMut(String)) {
+    let count = |name: &str| query["x-sterna-rdma"][name].as_u64().unwrap_or(0);
+    let size = |name: &str| human(count(name));
+    line("RDMA info:".into());
+    let pinned = format!("registrations={}, pinned={}", count("registrations"), size("pinned-bytes"));
+    if query["x-sterna-rdma"].get("writes").is_none() {
+        line(format!("  Memory: \t\t{pinned}"));
+        line(format!("  Commands: \t\tall={}, zero_ranges={}", count("commands"), count("zero-ranges")));
+        return;
+    }
+    let (written, in_flight) = (size("written-bytes"), size("in-flight-bytes"));
+    line(format!("  Writes: \t\tcount={}, written={written}, in_flight={in_flight}", count("writes")));
+    line(format!("  Memory: \t\t{pinned}"));
+    let pinned = size("destination-pinned-bytes");
+    line(format!("  Destination memory: \twindows={}, pinned={pinned}", count("windows")));
+    let (exchanges, not_ready) = (count("exchanges"), count("receiver-not-ready"));
+    line(format!("  Messages: \t\texchanges={exchanges}, receiver_not_ready={not_ready}"));
 }
 
 fn ram(ram: &Value, all: bool, line: &mut impl FnMut(String)) {
@@ -87,7 +112,8 @@ pub(super) fn parameters(set: &ParameterSet) -> String {
             Some(other) => other.to_string(),
             None => continue,
         };
-        let _ = write!(text, "{}: {value}{}\r\n", spec.name, spec.unit.suffix());
+        let only = spec.only_for.map_or(String::new(), |only| format!(" (only for {only})"));
+        let _ = write!(text, "{}: {value}{}{only}\r\n", spec.name, spec.unit.suffix());
     }
     text
 }

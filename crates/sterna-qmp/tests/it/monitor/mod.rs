@@ -9,6 +9,7 @@ mod fuzz;
 mod hmp;
 mod parameters;
 mod python;
+mod rdma;
 mod refusals;
 mod session;
 mod support;

@@ -70,6 +70,11 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
         words("x-sterna-status-question", &["auto", "operator"]),
         range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
+        (
+            "x-sterna-rdma-pinned-limit",
+            vec![json!(0), json!(1 << 20), json!(64 << 20), json!(u64::MAX)],
+            vec![json!(1), json!((1 << 20) - 1), json!(-1), json!("64M")],
+        ),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
         range("x-sterna-prepare-limit", 100, 3_600_000),
@@ -118,7 +123,7 @@ fn defaults_are_those_of_qemu_11() {
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
         "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
         "x-sterna-status-question": "auto",
-        "x-sterna-device-queue-size": 64 << 20, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
+        "x-sterna-device-queue-size": 64 << 20, "x-sterna-rdma-pinned-limit": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });
     assert_eq!(shown, expected);
@@ -165,6 +170,7 @@ fn every_parameter_reaches_the_engine() {
             "max-bandwidth": 7, "downtime-limit": 8, "avail-switchover-bandwidth": 9, "multifd-channels": 10,
             "multifd-compression": "zstd", "multifd-zlib-level": 3, "multifd-zstd-level": 4,
             "zero-page-detection": "legacy", "x-rdma-chunk-size": 2 << 20, "x-sterna-setup-limit": 101,
+            "x-sterna-rdma-pinned-limit": 3 << 20,
             "x-sterna-stall-limit": 102, "x-sterna-device-queue-size": 104 << 10, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
             "direct-io": true, "x-sterna-replace-file": true,
         }),
@@ -186,6 +192,7 @@ fn every_parameter_reaches_the_engine() {
         max_queued_stream_bytes: 104 << 10,
         rdma: sterna::RdmaParameters {
             chunk: sterna::ChunkSize::new(2 << 20).unwrap(),
+            pinned_limit_bytes: Some(3 << 20),
             ..sterna::RdmaParameters::default()
         },
         limits: sterna::WaitLimits {
@@ -220,6 +227,7 @@ fn set_while_migrating_takes_live_ones_and_refuses_frozen_ones() {
         ("multifd-zstd-level", json!(2)),
         ("zero-page-detection", json!("none")),
         ("x-rdma-chunk-size", json!(2 << 20)),
+        ("x-sterna-rdma-pinned-limit", json!(2 << 20)),
     ] {
         let refusal = client.set(name, value.clone()).unwrap_err();
         assert!(refusal.contains("migrate_cancel"), "{refusal}");

@@ -21,6 +21,7 @@ fn to_somewhere() -> Value {
 #[test]
 fn uris_give_addresses_or_refusals() {
     let tcp = |host: &str, port| Address::Tcp { host: host.into(), port };
+    let rdma = |host: &str, port| Address::Rdma { host: host.into(), port };
     for (uri, expected) in [
         ("tcp:127.0.0.1:4444", tcp("127.0.0.1", 4444)),
         ("tcp::0", tcp("", 0)),
@@ -28,6 +29,9 @@ fn uris_give_addresses_or_refusals() {
         ("unix:/run/a:b", Address::Unix(PathBuf::from("/run/a:b"))),
         ("fd:mig", Address::Fd("mig".into())),
         ("fd:7", Address::Fd("7".into())),
+        ("rdma:h:4444", rdma("h", 4444)),
+        ("rdma:[fd09::1]:4444", rdma("fd09::1", 4444)),
+        ("rdma::0", rdma("", 0)),
         ("file:/x,offset=1M", Address::File { path: "/x".into(), offset: 1 << 20 }),
     ] {
         assert_eq!(from_uri(uri).unwrap(), expected);
@@ -47,7 +51,14 @@ fn uris_give_addresses_or_refusals() {
         "unix:",
         "fd:",
         "exec:cat",
-        "rdma:h:1",
+        "rdma:",
+        "rdma:h",
+        "rdma:h:",
+        "rdma:h:http",
+        "rdma:h:65536",
+        "rdma:h:1,ipv4=on",
+        "rdma:fd09::1:1",
+        "unix:/a\0b",
         "file:",
         "file:/x,offset=y",
         "file:/dev/fdset/1",
@@ -61,11 +72,42 @@ fn uris_give_addresses_or_refusals() {
 }
 
 #[test]
+fn refused_uris_are_answered_in_qemus_words_and_with_the_rule() {
+    for (uri, words) in [
+        ("ftp:x", ["unknown migration protocol: ftp:x", "rdma:HOST:PORT"]),
+        ("localhost", ["unknown migration protocol: localhost", "tcp:HOST:PORT"]),
+        ("exec:cat", ["'exec:' migration is not supported by Sterna", "rdma:HOST:PORT"]),
+        ("vsock:2:1", ["'vsock:' migration is not supported by Sterna", "unix:PATH"]),
+        ("tcp:h:http", ["error parsing address 'tcp:h:http'", "service names are not resolved"]),
+        ("tcp:::1:1", ["error parsing address 'tcp:::1:1'", "[NUMBER]:PORT"]),
+        ("rdma:h", ["error parsing address 'rdma:h'", "a port must follow"]),
+        ("unix:", ["error parsing address 'unix:'", "a path must follow"]),
+        ("fd:", ["error parsing address 'fd:'", "name must follow"]),
+        ("file:/dev/fdset/1", ["error parsing address 'file:/dev/fdset/1'", "give the file's own path"]),
+    ] {
+        let refusal = from_uri(uri).unwrap_err().desc;
+        assert!(words.iter().all(|word| refusal.contains(word)), "{uri}: {refusal}");
+    }
+}
+
+#[test]
 fn channels_give_addresses_or_refusals() {
     let main = |addr: Value| json!([{"channel-type": "main", "addr": addr}]);
     let inet = json!({"transport": "socket", "type": "inet", "host": "h", "port": "44"});
     for (addr, expected) in [
         (inet.clone(), Address::Tcp { host: "h".into(), port: 44 }),
+        (
+            json!({"transport": "socket", "type": "inet", "host": "fd09::1", "port": "44"}),
+            Address::Tcp { host: "fd09::1".into(), port: 44 },
+        ),
+        (
+            json!({"transport": "rdma", "host": "h", "port": "44"}),
+            Address::Rdma { host: "h".into(), port: 44 },
+        ),
+        (
+            json!({"transport": "rdma", "host": "fd09::1", "port": "44"}),
+            Address::Rdma { host: "fd09::1".into(), port: 44 },
+        ),
         (json!({"transport": "socket", "type": "unix", "path": "/s"}), Address::Unix("/s".into())),
         (json!({"transport": "socket", "type": "fd", "str": "mig"}), Address::Fd("mig".into())),
         (
@@ -93,6 +135,15 @@ fn channels_give_addresses_or_refusals() {
         main(json!({"transport": "socket", "type": "vsock", "cid": "2", "port": "44"})),
         main(json!({"transport": "socket", "type": "carrier-pigeon"})),
         main(json!({"transport": "exec", "args": ["cat"]})),
+        main(json!({"transport": "socket", "type": "inet", "host": "h", "port": "http"})),
+        main(json!({"transport": "socket", "type": "unix", "path": ""})),
+        main(json!({"transport": "rdma", "host": "h"})),
+        main(json!({"transport": "rdma", "port": "44"})),
+        main(json!({"transport": "rdma", "host": "h", "port": 44})),
+        main(json!({"transport": "rdma", "host": 7, "port": "44"})),
+        main(json!({"transport": "rdma", "host": "h", "port": "http"})),
+        main(json!({"transport": "rdma", "host": "h", "port": ""})),
+        main(json!({"transport": "rdma", "host": "h", "port": "44", "ipv4": true})),
         main(json!({"transport": "file", "filename": "/x"})),
         main(json!({"transport": "file", "filename": "", "offset": 0})),
         main(json!({"transport": "file", "filename": "/x", "offset": -1})),

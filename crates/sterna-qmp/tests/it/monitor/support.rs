@@ -167,6 +167,8 @@ pub struct FakeMigration {
     pub held: Mutex<bool>,
     /// What an outgoing one says of who has the guest.
     custody: Option<CustodyClaim>,
+    pub rdma: Mutex<Option<sterna::RdmaStatistics>>,
+    pub incoming_rdma: Mutex<Option<sterna::IncomingRdmaStatistics>>,
 }
 
 impl FakeEngine {
@@ -230,6 +232,8 @@ fn migration(
         held: Mutex::default(),
         custody,
         expected: Mutex::new(Duration::from_millis(66)),
+        rdma: Mutex::default(),
+        incoming_rdma: Mutex::default(),
     })
 }
 
@@ -305,7 +309,7 @@ impl Outgoing for FakeMigration {
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
             streams: Vec::new(),
-            rdma: None,
+            rdma: *self.rdma.lock().unwrap(),
             is_dirty_limited: false,
             dirty_limit_times: Some(sterna::DirtyLimitTimes {
                 throttled_per_round: Duration::from_micros(1500),
@@ -361,7 +365,7 @@ impl Receiving for FakeMigration {
             zero_pages: 100,
             cleared_pages: 0,
             streams: Vec::new(),
-            rdma: None,
+            rdma: *self.incoming_rdma.lock().unwrap(),
         }
     }
     fn cancel(&self, force: bool) -> Result<(), String> {

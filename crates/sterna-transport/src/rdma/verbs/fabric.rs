@@ -73,7 +73,7 @@ impl Fabric for VerbsFabric {
     ) -> Result<Box<dyn Route>, RdmaError> {
         let library = Library::get()?;
         refuse_loopback(address)?;
-        let subject = address.to_string();
+        let subject = place(address);
         let resolve = || {
             let channel = EventChannel::new(library, &subject)?;
             let id = Id::new(library, &channel)?;
@@ -105,8 +105,16 @@ impl Fabric for VerbsFabric {
 /// A loopback address has no device, but the kernel would let one listen there.
 pub(crate) fn refuse_loopback(address: SocketAddr) -> Result<(), RdmaError> {
     match address.ip().to_canonical().is_loopback() {
-        true => Err(with_addresses(RdmaError::NoDevice { address: address.to_string(), having: Vec::new() })),
+        true => Err(with_addresses(RdmaError::NoDevice { address: place(address), having: Vec::new() })),
         false => Ok(()),
+    }
+}
+
+/// The address in a sentence: without a port if it has none.
+fn place(address: SocketAddr) -> String {
+    match address.port() {
+        0 => address.ip().to_string(),
+        _ => address.to_string(),
     }
 }
 
