@@ -249,20 +249,11 @@ mod tests {
     use super::super::decompress;
     use super::*;
 
-    const ALL: [Compression; 6] = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Bzip2,
-        Compression::Xz,
-        Compression::Lzop,
-        Compression::Zstd,
-    ];
-
     #[test]
     fn decompress_what_the_compressor_wrote_gives_it_back() {
         // More than three pieces of every format but xz.
         let long: Vec<u8> = (0..3_500_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
-        for compression in ALL {
+        for compression in Compression::ALL {
             for from in [&long[..], &long[..1], b""] {
                 let mut compressor = Compressor::new(Vec::new(), compression, 2);
                 compressor.write_all(from).unwrap();
@@ -278,7 +269,7 @@ mod tests {
 
     #[test]
     fn packer_of_less_than_a_piece_starts_no_thread_and_of_more_does() {
-        for compression in &ALL[1..] {
+        for compression in &Compression::ALL[1..] {
             let piece = piece_bytes(*compression);
             let mut compressor = Compressor::new(Vec::new(), *compression, 2);
             compressor.write_all(&vec![7; piece - 1]).unwrap();
@@ -317,7 +308,7 @@ mod tests {
     #[test]
     fn decompress_compressed_stream_cut_anywhere_is_told() {
         let from: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 5).to_le_bytes()).collect();
-        for compression in &ALL[1..] {
+        for compression in &Compression::ALL[1..] {
             let mut compressor = Compressor::new(Vec::new(), *compression, 1);
             compressor.write_all(&from).unwrap();
             let compressed = compressor.finish().unwrap();

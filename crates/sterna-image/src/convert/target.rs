@@ -13,16 +13,6 @@ pub struct Target {
     compression: Compression,
 }
 
-/// Compressions by name.
-const COMPRESSIONS: [Compression; 6] = [
-    Compression::None,
-    Compression::Gzip,
-    Compression::Bzip2,
-    Compression::Xz,
-    Compression::Lzop,
-    Compression::Zstd,
-];
-
 impl Target {
     /// A stream without a container. mapped-ram is never compressed.
     pub fn bare(form: Form, compression: Compression) -> Self {
@@ -45,7 +35,7 @@ impl Target {
     /// All of them.
     pub fn all() -> Vec<Self> {
         let legacy = |make: fn(Form, Compression) -> Self| {
-            COMPRESSIONS.map(|compression| make(Form::Legacy, compression))
+            Compression::ALL.map(|compression| make(Form::Legacy, compression))
         };
         let mapped = |make: fn(Form, Compression) -> Self| [make(Form::Mapped, Compression::None)];
         [&mapped(Self::bare)[..], &legacy(Self::bare), &mapped(Self::libvirt), &legacy(Self::libvirt)]

@@ -29,6 +29,16 @@ pub enum Compression {
 }
 
 impl Compression {
+    /// All of them.
+    pub(crate) const ALL: [Compression; 6] = [
+        Compression::None,
+        Compression::Gzip,
+        Compression::Bzip2,
+        Compression::Xz,
+        Compression::Lzop,
+        Compression::Zstd,
+    ];
+
     /// The name, as libvirt has it; `raw` for none.
     pub fn name(self) -> &'static str {
         match self {

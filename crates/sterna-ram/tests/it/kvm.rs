@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::slots::{set_slot, slot};
 use crate::support::skipped;
-use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
+use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use sterna_ram::dirty::{KvmDirtyLog, KvmLogMode, KvmSlot};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
@@ -37,10 +38,6 @@ fn machine(test: &str) -> Option<Machine> {
     machine_of(test, vec![slot(0, 0, 0, 5, 150), slot(1, 150, 0, 155, 70), slot(7, 220, 1, 0, 100)])
 }
 
-fn slot(slot: u32, guest_page: u64, block: usize, first_page: u64, pages: u64) -> KvmSlot {
-    KvmSlot { slot, flags: 0, guest_address: guest_page * PAGE, block, first_page, pages }
-}
-
 /// The guest reaches its pages below 256.
 fn machine_of(test: &str, slots: Vec<KvmSlot>) -> Option<Machine> {
     let kvm = match Kvm::new() {
@@ -61,18 +58,6 @@ fn machine_of(test: &str, slots: Vec<KvmSlot>) -> Option<Machine> {
     sregs.cs.selector = 0;
     vcpu.set_sregs(&sregs).unwrap();
     Some(Machine { ram, vcpu, vm, slots })
-}
-
-fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
-    let region = kvm_userspace_memory_region {
-        slot: slot.slot,
-        flags: 0,
-        guest_phys_addr: slot.guest_address,
-        memory_size: slot.pages * PAGE,
-        userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
-    };
-    // SAFETY: the RAM lives as long as the machine, which drops it last.
-    unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
 impl Machine {

@@ -18,6 +18,7 @@ mod kvm;
 mod merge;
 mod poison;
 mod ring;
+mod slots;
 mod vhost;
 mod vmm_logs;
 mod zero;

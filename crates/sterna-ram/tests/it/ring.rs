@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::slots::{set_slot, slot};
 use crate::support::{self, skipped};
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use sterna_ram::dirty::{KvmDirtyRing, KvmDirtyRings, KvmSlot};
+use sterna_ram::dirty::{KvmDirtyRing, KvmDirtyRings};
 use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -69,23 +70,6 @@ fn machine(test: &str, low: u64, vcpus: u64) -> Option<Machine> {
         return Some(Machine { ring, vcpus, entries, overruns: Cell::new(0), vm, ram });
     }
     panic!("no size of {SIZES:?} is good enough");
-}
-
-fn slot(slot: u32, guest_page: u64, block: usize, first_page: u64, pages: u64) -> KvmSlot {
-    KvmSlot { slot, flags: 0, guest_address: guest_page * PAGE, block, first_page, pages }
-}
-
-/// Sets a slot of the VM's up, or moves it.
-fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
-    let region = kvm_userspace_memory_region {
-        slot: slot.slot,
-        flags: 0,
-        guest_phys_addr: slot.guest_address,
-        memory_size: slot.pages * PAGE,
-        userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
-    };
-    // SAFETY: the RAM lives as long as the machine, which drops it last.
-    unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
 fn fd(of: &impl AsRawFd) -> BorrowedFd<'_> {
