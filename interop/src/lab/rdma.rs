@@ -3,6 +3,7 @@
 
 #![allow(clippy::print_stdout)]
 
+mod command;
 mod qemu;
 mod way;
 
@@ -80,7 +81,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         })
     };
     let report = Scenario::short("rdma: the device is reported", reported);
-    std::iter::once(report).chain(of(ADDRESS)).chain(of(ADDRESS_V6)).chain(qemu::scenarios()).collect()
+    std::iter::once(report)
+        .chain(of(ADDRESS))
+        .chain(of(ADDRESS_V6))
+        .chain(qemu::scenarios())
+        .chain(command::scenarios())
+        .collect()
 }
 
 /// Whether soft-RoCE shows what that case expects; if not, it is said to be skipped.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sterna::{Address, Statistics, Status as Stage, TlsEndpoint};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::handover::{self, Arrived, Handover, OnArrival, StaysPaused};
-use sterna_qmp::drive::rdma::{self, Wanted};
+use sterna_qmp::drive::rdma::{self, Needs, Wanted};
 use sterna_qmp::drive::{DriveError, Settings};
 use sterna_transport::TransportError;
 
@@ -127,7 +127,7 @@ pub fn drive(
     }
     let needs = match arguments.destination.starts_with("rdma:") {
         true => compare_for_rdma(arguments, source, destination.as_deref_mut())?,
-        false => Vec::new(),
+        false => Needs::default(),
     };
     source.switch_on(&arguments.cap)?;
     if let Some(directory) = &arguments.tls_dir {
@@ -135,11 +135,14 @@ pub fn drive(
     }
     source.set_parameters(&arguments.set)?;
     if let Some(destination) = destination.as_deref_mut() {
-        address = listen(arguments, &needs, destination)?;
+        address = listen(arguments, needs, destination)?;
     }
     let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
     let on_arrival = if arguments.paused { OnArrival::Paused } else { OnArrival::AsStarted };
-    let handover = Handover::begin(source.vm(), destination.as_deref_mut().map(Monitor::vm), on_arrival)?;
+    let handover = {
+        let destination = destination.as_deref_mut().map(Monitor::vm);
+        Handover::begin(source.vm(), destination, on_arrival, needs.return_path)?
+    };
     if let Some(remark) = handover.remark() {
         live.note(&format!("sterna: warning: {remark}"));
     }
@@ -237,7 +240,7 @@ fn compare_for_rdma(
     arguments: &Arguments,
     source: &mut Monitor,
     destination: Option<&mut Monitor>,
-) -> Result<Vec<&'static str>, Stop> {
+) -> Result<Needs, Stop> {
     let address = rdma_address(&arguments.destination).map_err(Stop::usage)?;
     let parameters = source.parameters(&arguments.set)?;
     let wanted = Wanted {
@@ -248,9 +251,9 @@ fn compare_for_rdma(
     Ok(rdma::compare(source.vm(), destination.map(Monitor::vm), &address, wanted)?)
 }
 
-/// Makes the destination listen with the same settings and the capabilities that it `needs`, unless it does already.
+/// Makes the destination listen with the same settings and what it `needs`, unless it does already.
 /// Gives back the address with its real port.
-fn listen(arguments: &Arguments, needs: &[&str], destination: &mut Monitor) -> Result<String, Stop> {
+fn listen(arguments: &Arguments, needs: Needs, destination: &mut Monitor) -> Result<String, Stop> {
     let state = destination.run_state()?;
     if state != "inmigrate" {
         return Err(Stop::failed(format!(
@@ -261,7 +264,7 @@ fn listen(arguments: &Arguments, needs: &[&str], destination: &mut Monitor) -> R
     let before = destination.execute("query-migrate", Value::Null)?;
     if before["status"] != "setup" {
         let mut capabilities = without_throttling(&arguments.cap);
-        capabilities.extend(needs.iter().map(|name| (*name).to_owned()));
+        capabilities.extend(needs.return_path_there.then(|| "return-path".to_owned()));
         destination.switch_on(&capabilities)?;
         if let Some(directory) = &arguments.tls_dir {
             tls::give(destination, directory, TlsEndpoint::Server)?;

@@ -9,7 +9,9 @@
 //! is looked up before ([`Vm::was_started_stopped`]), and then nobody gives `cont`.
 //!
 //! A QEMU source believes a migration completed as soon as its last byte is written, unless `return-path` is
-//! on. With both monitors in hand it is switched on for the time of the migration.
+//! on. With both monitors in hand it is switched on for the time of the migration, but where [`ReturnPath::AsSet`] says
+//! otherwise. Without it the destination is asked, too, before anybody gives `cont`; but a guest that did not arrive stays
+//! stopped at its source until somebody gives `cont` there.
 
 use std::time::{Duration, Instant};
 
@@ -42,6 +44,16 @@ pub enum OnArrival {
     AsStarted,
     /// It stays paused until `cont`.
     Paused,
+}
+
+/// What becomes of a QEMU source's `return-path`, with both monitors in hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReturnPath {
+    /// It is on for the time of the migration.
+    #[default]
+    On,
+    /// It stays as the operator set it.
+    AsSet,
 }
 
 /// Why a guest stays paused where it has arrived.
@@ -112,11 +124,12 @@ impl Handover {
         source: &mut Vm,
         mut destination: Option<&mut Vm>,
         on_arrival: OnArrival,
+        return_path: ReturnPath,
     ) -> Result<Self, DriveError> {
         let ran = source.run_state()? == "running";
         let mut capabilities = vec![("events", true)];
         let is_held = destination.is_some() && !source.is_sterna();
-        if is_held {
+        if is_held && return_path == ReturnPath::On {
             capabilities.push(("return-path", true));
         }
         let changed = if source.is_sterna() {

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 use sterna::Address;
 
+use super::handover::ReturnPath;
 use super::{DriveError, Settings, Vm};
 
 const CHUNK_SIZE: &str = "x-rdma-chunk-size";
@@ -44,8 +45,17 @@ struct Side<'a> {
     wanted: Option<Wanted<'a>>,
 }
 
+/// What a migration over `rdma:` needs besides what the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// The destination must have `return-path` before it listens.
+    pub return_path_there: bool,
+    /// What the source must have.
+    pub return_path: ReturnPath,
+}
+
 /// Refuses what cannot work over `address`, which is of the kind `rdma:`, between `source` and `destination`, if that
-/// has a monitor. Gives back the capabilities that must be switched on at the destination before it listens.
+/// has a monitor; else says what is needed.
 ///
 /// # Errors
 /// [`DriveError::Unfit`] with what does not match and what mends it. Nothing was changed.
@@ -54,14 +64,14 @@ pub fn compare(
     destination: Option<&mut Vm>,
     address: &Address,
     wanted: Wanted<'_>,
-) -> Result<Vec<&'static str>, DriveError> {
+) -> Result<Needs, DriveError> {
     let source = Side::ask(source, wanted)?;
     let destination = destination.map(|destination| Side::ask(destination, wanted)).transpose()?;
     let sides: Vec<&Side<'_>> = [Some(&source), destination.as_ref()].into_iter().flatten().collect();
     refuse_tls(&sides)?;
     refuse_capabilities(&sides)?;
     let Some(destination) = destination.filter(|destination| !destination.is_sterna) else {
-        return Ok(Vec::new());
+        return Ok(Needs::default());
     };
     refuse_open_port(&destination, address)?;
     if !source.is_sterna {
@@ -167,12 +177,12 @@ fn compare_chunks(source: &Side<'_>, destination: &Side<'_>) -> Result<(), Drive
     )))
 }
 
-/// Over RDMA the return path is a connection of its own, which a QEMU destination accepts only with the capability. A
-/// QEMU source gets it for the time of the migration ([`super::handover`]).
-fn return_path(source: &Side<'_>, destination: &Side<'_>) -> Result<Vec<&'static str>, DriveError> {
-    let is_needed = !source.is_sterna || source.has("return-path");
-    if !is_needed || destination.has("return-path") {
-        return Ok(Vec::new());
+/// Over RDMA the return path is a connection of its own, which a QEMU destination accepts only with the capability. Towards
+/// one, a QEMU source may use it before it was accepted, which ends the migration: so it gets none that nobody asked for.
+fn return_path(source: &Side<'_>, destination: &Side<'_>) -> Result<Needs, DriveError> {
+    let return_path = if source.is_sterna { ReturnPath::On } else { ReturnPath::AsSet };
+    if !source.has("return-path") || destination.has("return-path") {
+        return Ok(Needs { return_path_there: false, return_path });
     }
     if destination.listens {
         return Err(DriveError::Unfit(format!(
@@ -181,5 +191,5 @@ fn return_path(source: &Side<'_>, destination: &Side<'_>) -> Result<Vec<&'static
             destination.at
         )));
     }
-    Ok(vec!["return-path"])
+    Ok(Needs { return_path_there: true, return_path })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna_image::{BlockShape, Envelope, MappedOptions, MappedWriter, Shape};
 use sterna_qmp::Client;
-use sterna_qmp::drive::handover::{Arrived, Handover, OnArrival, StaysPaused};
+use sterna_qmp::drive::handover::{Arrived, Handover, OnArrival, ReturnPath, StaysPaused};
 use sterna_qmp::drive::restore::{RestoreRequest, Start, restore};
 use sterna_qmp::drive::save::{Format, SaveRequest, save};
 use sterna_qmp::drive::{DriveError, Progress, Vm, Watch, Wish};
@@ -105,10 +105,30 @@ fn destination(status: &'static str) -> (Vm, Asked) {
 
 fn begun(destination: (Vm, Asked)) -> (Handover, (Vm, Asked), (Vm, Asked)) {
     let (mut from, mut to) = (source(), destination);
-    let handover = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted).unwrap();
+    let handover =
+        Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted, ReturnPath::On).unwrap();
     assert!(handover.is_held());
     assert_eq!((to.1.count("stop"), from.1.count("migrate-set-capabilities")), (1, 1));
     (handover, from, to)
+}
+
+#[test]
+fn return_path_that_stays_as_it_was_set_is_not_switched_on_and_the_destination_is_held_all_the_same() {
+    let states = Arc::new(Mutex::new(Vec::new()));
+    let seen = states.clone();
+    let (mut from, _) = qemu("SOURCE", move |command, arguments| {
+        if command == "migrate-set-capabilities" {
+            seen.lock().unwrap().push(arguments["capabilities"].clone());
+        }
+        usual(command)
+    });
+    let mut to = destination("completed");
+
+    let as_set = Handover::begin(&mut from, Some(&mut to.0), OnArrival::AsStarted, ReturnPath::AsSet);
+
+    assert!(as_set.unwrap().is_held());
+    assert_eq!(to.1.count("stop"), 1);
+    assert_eq!(*states.lock().unwrap(), [json!([{"capability": "events", "state": true}])]);
 }
 
 #[test]
@@ -208,7 +228,7 @@ fn completed_starts_the_guest_where_nobody_wants_it_paused() {
 #[test]
 fn completed_leaves_a_guest_paused_that_the_operator_wants_paused() {
     let (mut from, mut to) = (source(), destination("completed"));
-    let handover = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::Paused).unwrap();
+    let handover = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::Paused, ReturnPath::On).unwrap();
     assert_eq!(handover.remark(), None);
 
     let arrived = handover.completed(&mut from.0, Some(&mut to.0)).unwrap();
@@ -235,7 +255,7 @@ fn begin_with_a_destination_that_cannot_be_held_puts_the_sources_settings_back()
         _ => usual(command),
     });
 
-    let error = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted)
+    let error = Handover::begin(&mut from.0, Some(&mut to.0), OnArrival::AsStarted, ReturnPath::On)
         .expect_err("it would start by itself");
 
     assert!(error.to_string().contains("DEST"), "{error}");

@@ -1,7 +1,8 @@
 //! What does not match between two monitors for a migration over `rdma:`, and what a destination needs.
 
 use serde_json::{Map, Value, json};
-use sterna_qmp::drive::rdma::{Wanted, compare};
+use sterna_qmp::drive::handover::ReturnPath;
+use sterna_qmp::drive::rdma::{Needs, Wanted, compare};
 use sterna_qmp::drive::{DriveError, Vm};
 
 use super::drive::{Answer, Asked, monitor};
@@ -55,7 +56,7 @@ fn compared(
     address: &str,
     caps: &[&str],
     chunk: Option<u64>,
-) -> Result<Vec<&'static str>, String> {
+) -> Result<Needs, String> {
     let (mut from, asked) = source.vm("SOURCE");
     let mut to = destination.map(|destination| destination.vm("DEST"));
     let capabilities: Vec<String> = caps.iter().map(|&name| name.to_owned()).collect();
@@ -171,19 +172,26 @@ fn tls_is_refused_whichever_side_has_it() {
 fn qemu_as_destination_gets_a_port_and_the_return_path() {
     let on = Say { on: RETURN_PATH, ..QEMU };
     let listens = Say { listens: true, ..QEMU };
-    for (from, to, needs) in [
-        (QEMU, QEMU, RETURN_PATH),
-        (STERNA, QEMU, RETURN_PATH),
-        (Say { on: &[], ..STERNA }, QEMU, &[]),
-        (STERNA, on.clone(), &[]),
-        (STERNA, Say { listens: true, ..on.clone() }, &[]),
-        (Say { on: &[], ..STERNA }, listens.clone(), &[]),
-        (QEMU, STERNA, &[]),
-        (STERNA, STERNA, &[]),
+    let off = Say { on: &[], ..STERNA };
+    let needs = |return_path_there, return_path| Needs { return_path_there, return_path };
+    for (from, to, caps, needed) in [
+        // A QEMU source keeps what it has, and a QEMU destination follows.
+        (QEMU, QEMU, &[][..], needs(false, ReturnPath::AsSet)),
+        (QEMU, on.clone(), &[], needs(false, ReturnPath::AsSet)),
+        (on.clone(), QEMU, &[], needs(true, ReturnPath::AsSet)),
+        (QEMU, QEMU, &["return-path"], needs(false, ReturnPath::AsSet)),
+        (QEMU, listens.clone(), &[], needs(false, ReturnPath::AsSet)),
+        (STERNA, QEMU, &[], needs(true, ReturnPath::On)),
+        (off.clone(), QEMU, &[], needs(false, ReturnPath::On)),
+        (STERNA, on.clone(), &[], needs(false, ReturnPath::On)),
+        (STERNA, Say { listens: true, ..on.clone() }, &[], needs(false, ReturnPath::On)),
+        (off, listens.clone(), &[], needs(false, ReturnPath::On)),
+        (QEMU, STERNA, &[], needs(false, ReturnPath::On)),
+        (STERNA, STERNA, &[], needs(false, ReturnPath::On)),
     ] {
-        assert_eq!(compared(from, Some(to), ADDRESS, &[], None).as_deref(), Ok(needs));
+        assert_eq!(compared(from, Some(to), ADDRESS, caps, None), Ok(needed));
     }
-    let refusal = compared(QEMU, Some(listens), ADDRESS, &[], None).unwrap_err();
+    let refusal = compared(on, Some(listens), ADDRESS, &[], None).unwrap_err();
     assert!(refusal.contains("DEST listens without return-path"), "{refusal}");
 
     let refusal = compared(STERNA, Some(QEMU), "rdma:h:0", &[], None).unwrap_err();
