@@ -18,7 +18,9 @@ use crate::cancel::timespec;
 use crate::group::{ChannelGroup, Wait};
 use crate::parts::{Part, Place, Remaining, own};
 use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
-use crate::{Address, ByteStream, CancelFlag, Direction, IoPart, TransportError, connect, socket};
+use crate::{
+    Address, ByteStream, CancelFlag, Direction, IoPart, StreamError, TransportError, connect, socket,
+};
 use medium::{Medium, Unmoved};
 
 /// One connected stream socket, or a [`ByteStream`] that stands for one.
@@ -194,6 +196,12 @@ impl Channel {
             tls: OnceLock::new(),
             turn: Mutex::new(()),
         }
+    }
+
+    /// What an error of the stream that this channel goes over means for it: for those who use the stream beside the
+    /// channel.
+    pub fn stream_error(&self, direction: Direction, error: StreamError) -> TransportError {
+        medium::explain(self, direction, error)
     }
 
     /// Its socket, if it has one.

@@ -42,7 +42,11 @@ pub(crate) fn connect(
 
 /// Numbers of a host for listening or connecting. Names are looked up on a thread of its own, as the
 /// resolver can neither be limited nor cancelled; a thread whose answer comes too late just ends.
-pub(crate) fn resolve(
+///
+/// # Errors
+/// `TimedOut` after the deadline and `Interrupted` after a cancel, both without a number of the system; what the resolver
+/// says.
+pub fn resolve(
     host: &str,
     port: u16,
     deadline: Option<Instant>,

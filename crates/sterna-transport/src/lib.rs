@@ -34,6 +34,7 @@ mod tls;
 pub use address::Address;
 pub use cancel::CancelFlag;
 pub use channel::Channel;
+pub use connect::resolve;
 pub use error::{Direction, TransportError};
 pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
-use sterna_transport::{TlsFault, TransportError};
+use sterna_transport::rdma::RdmaError;
+use sterna_transport::{StreamError, TlsFault, TransportError};
 use sterna_wire::WireError;
 
 use crate::order::RearmError;
+use crate::rdma::StreamFailure;
 
 /// Who has to change something so that it works.
 pub use sterna_wire::Fault;
@@ -149,7 +151,7 @@ impl MigrationError {
             | Self::System(_)
             | Self::Internal(_)
             | Self::NotConverging { .. } => Some(Fault::Local),
-            Self::Transport(_, Some(error)) => tls_fault(error),
+            Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
             Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,
         }
     }
@@ -215,6 +217,25 @@ fn tls_fault(error: &TransportError) -> Option<Fault> {
         TlsFault::Ours => Some(Fault::Local),
         TlsFault::Setup => Some(Fault::PeerIncompatible),
         TlsFault::Peer | TlsFault::Nobody => None,
+    }
+}
+
+/// Over RDMA, a message may have broken a rule, and an adapter or the kernel may have refused what this side wanted.
+fn rdma_fault(error: &TransportError) -> Option<Fault> {
+    let source: &(dyn std::error::Error + 'static) = match error {
+        TransportError::Protocol { source, .. } => &**source,
+        TransportError::Rdma { source, .. } => source,
+        TransportError::Connect { source, .. } => match source.get_ref()?.downcast_ref()? {
+            StreamError::Rdma(error) => error,
+            StreamError::Protocol(error) => &**error,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    match (source.downcast_ref::<StreamFailure>(), source.downcast_ref::<RdmaError>()) {
+        (Some(failure), _) => failure.fault(),
+        (_, Some(error)) if error.is_local() => Some(Fault::Local),
+        _ => None,
     }
 }
 

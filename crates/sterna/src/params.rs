@@ -136,7 +136,6 @@ pub struct RdmaParameters {
 
 impl RdmaParameters {
     /// The adapters to use.
-    #[expect(dead_code, reason = "source and destination of RDMA are about to use it")]
     pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
         self.fabric.clone().unwrap_or_else(|| Arc::new(VerbsFabric::new()))
     }

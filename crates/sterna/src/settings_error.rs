@@ -57,6 +57,23 @@ pub enum SettingsError {
     /// An image to or from another file.
     #[error("an image goes into another file by converting it")]
     ImageIntoFile,
+    /// TLS over RDMA.
+    #[error("rdma: carries no TLS, since the adapter writes memory as it is: give no credentials")]
+    RdmaHasNoTls,
+    /// Compression over RDMA.
+    #[error(
+        "rdma: carries no compressed pages, since bytes that must be unpacked cannot be written in place: set \
+         multifd_compression to none"
+    )]
+    RdmaIsUncompressed,
+    /// Multifd over RDMA.
+    #[error("rdma: is one lane in this version: switch multifd off")]
+    RdmaIsOneLane,
+    /// An image to or from an address of RDMA.
+    #[error(
+        "an image does not go over rdma:, since remote writes need memory of the guest's size: use tcp: or unix:"
+    )]
+    ImageOverRdma,
     /// A machine of an old QEMU over multifd.
     #[error(
         "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \

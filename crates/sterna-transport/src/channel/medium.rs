@@ -78,10 +78,7 @@ impl Medium {
             Medium::Socket(socket) => rustix::net::shutdown(socket, Shutdown::Write)
                 .map_err(|error| channel.system("shutdown", error.into())),
             Medium::Stream(stream) => {
-                stream.finish_writing().map_err(|error| match broken(channel, Direction::Write, error) {
-                    Unmoved::Broken(error) => error,
-                    Unmoved::System(error) => channel.system("finish_writing", error),
-                })
+                stream.finish_writing().map_err(|error| explain(channel, Direction::Write, error))
             }
         }
     }
@@ -136,9 +133,21 @@ fn over_stream<P: Part>(
 
 /// What an error of a stream means for its channel.
 fn broken(channel: &Channel, direction: Direction, error: StreamError) -> Unmoved {
+    match error {
+        // Whether it was too long is for the channel to say.
+        StreamError::Quiet => Unmoved::System(rustix::io::Errno::AGAIN.into()),
+        error => Unmoved::Broken(explain(channel, direction, error)),
+    }
+}
+
+/// The same, where nothing may move for the stall limit at most.
+pub(super) fn explain(channel: &Channel, direction: Direction, error: StreamError) -> TransportError {
     let (name, offset) = (channel.peer.clone(), channel.offset(direction));
-    Unmoved::Broken(match error {
-        StreamError::Quiet => return Unmoved::System(rustix::io::Errno::AGAIN.into()),
+    match error {
+        StreamError::Quiet => {
+            let after = channel.stall_limit().unwrap_or_default();
+            TransportError::Stalled { channel: name, direction, offset, after }
+        }
         StreamError::Rdma(error) if error.is_cancelled() => channel.cancelled(),
         StreamError::Rdma(error) if error.is_end() => {
             let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
@@ -148,5 +157,5 @@ fn broken(channel: &Channel, direction: Direction, error: StreamError) -> Unmove
         StreamError::Protocol(source) => {
             TransportError::Protocol { channel: name, direction, offset, source }
         }
-    })
+    }
 }

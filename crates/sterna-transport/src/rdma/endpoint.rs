@@ -167,6 +167,19 @@ impl Endpoint {
         self.sending.lock().reap(&self.waiter(None))
     }
 
+    /// Waits until at most `most` writes are in flight.
+    ///
+    /// # Errors
+    /// As [`Endpoint::send`].
+    pub fn wait_for_writes(&self, most: usize, limit: Option<Duration>) -> Result<(), RdmaError> {
+        self.sending.lock().wait_for_writes(most, &self.waiter(limit))
+    }
+
+    /// Writes that were posted and are not known to be complete.
+    pub fn writes_in_flight(&self) -> usize {
+        self.sending.lock().writes_in_flight()
+    }
+
     /// Bytes that were posted to be sent or written and are not known to be complete.
     pub fn bytes_in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)

@@ -164,6 +164,27 @@ impl RdmaError {
         matches!(self, RdmaError::Cancelled { .. } | RdmaError::Ended { event: None, .. })
     }
 
+    /// Whether this host refused what this side wanted: its adapter, kernel, libraries or limits.
+    pub fn is_local(&self) -> bool {
+        match self {
+            RdmaError::NoLibrary { .. }
+            | RdmaError::NoDevice { .. }
+            | RdmaError::Bind { .. }
+            | RdmaError::PrivateData { .. }
+            | RdmaError::MessageTooLong { .. }
+            | RdmaError::QueueFull { .. }
+            | RdmaError::LockedMemory { .. }
+            | RdmaError::Registration { .. }
+            | RdmaError::System { .. } => true,
+            RdmaError::Resolve { .. }
+            | RdmaError::Rejected { .. }
+            | RdmaError::TimedOut { .. }
+            | RdmaError::Cancelled { .. }
+            | RdmaError::Ended { .. }
+            | RdmaError::Failed { .. } => false,
+        }
+    }
+
     /// Whether the peer is gone or the network between us is broken.
     pub fn is_end(&self) -> bool {
         use CompletionStatus::{RetryExceeded, WorkRequestFlushed};

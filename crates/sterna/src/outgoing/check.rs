@@ -25,6 +25,9 @@ pub(super) fn check(
     if is_file && capabilities.switchover_ack {
         return Err(SettingsError::FileDoesNotAnswer);
     }
+    if matches!(to, Address::Rdma { .. }) {
+        check_rdma(params, capabilities)?;
+    }
     if capabilities.mapped_ram && !is_file {
         return Err(SettingsError::MappedNeedsFile);
     }
@@ -42,6 +45,19 @@ pub(super) fn check(
     }
     if capabilities.switchover_ack && !capabilities.return_path {
         return Err(SettingsError::AckNeedsReturnPath);
+    }
+    Ok(())
+}
+
+fn check_rdma(params: &Parameters, capabilities: &Capabilities) -> Result<(), SettingsError> {
+    if params.tls.is_some() {
+        return Err(SettingsError::RdmaHasNoTls);
+    }
+    if capabilities.multifd && params.multifd_compression != Compression::None {
+        return Err(SettingsError::RdmaIsUncompressed);
+    }
+    if capabilities.multifd {
+        return Err(SettingsError::RdmaIsOneLane);
     }
     Ok(())
 }

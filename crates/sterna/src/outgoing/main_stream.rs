@@ -41,6 +41,8 @@ pub(crate) struct MainStream {
     configuration: Configuration,
     /// What the description after EOF will list.
     described: Vec<vmdesc::Device>,
+    /// A phase of RDMA is open: nothing may be written.
+    is_in_phase: bool,
 }
 
 impl MainStream {
@@ -54,7 +56,17 @@ impl MainStream {
             next_section: ids.1,
             configuration: Configuration::default(),
             described: Vec::new(),
+            is_in_phase: false,
         }
+    }
+
+    /// Whether a phase of RDMA is open.
+    pub(super) fn is_in_phase(&self) -> bool {
+        self.is_in_phase
+    }
+
+    pub(super) fn set_in_phase(&mut self, is_in_phase: bool) {
+        self.is_in_phase = is_in_phase;
     }
 
     /// Writes bytes that `fill` appends: whole elements.
@@ -131,8 +143,33 @@ impl MainStream {
         self.ram_section
     }
 
-    /// Ends a START section of RAM whose block list was written piece by piece.
-    pub(super) fn end_ram_start(&mut self) -> Result<(), MigrationError> {
+    /// What RAM's START section begins with over RDMA: the block list and a hook. Counts as written.
+    pub(super) fn ram_start_before_phase(
+        &self,
+        blocks: &sterna_wire::ram::BlockList,
+    ) -> Result<Vec<u8>, MigrationError> {
+        let mut out = Vec::new();
+        let header = SectionHeader { id: self.ram_section, name: "ram", instance: 0, version: 4 };
+        header.encode_start(&mut out).map_err(MigrationError::wire(CHANNEL))?;
+        blocks.encode(&mut out).map_err(MigrationError::wire(CHANNEL))?;
+        Ok(self.before_phase(out))
+    }
+
+    /// What a PART (or the END) of RAM begins with over RDMA. Counts as written.
+    pub(super) fn ram_part_before_phase(&self, last: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode_section_part(self.ram_section, last, &mut out);
+        self.before_phase(out)
+    }
+
+    fn before_phase(&self, mut out: Vec<u8>) -> Vec<u8> {
+        RamRecordWriter::hook(&mut out);
+        self.counters.main(out.len() as u64);
+        out
+    }
+
+    /// Ends a section of RAM whose block list was written piece by piece, or whose phase is over.
+    pub(super) fn end_ram_section(&mut self) -> Result<(), MigrationError> {
         let id = self.ram_section;
         self.send(|out| {
             end_of_ram(id, false, out);

@@ -16,6 +16,7 @@ mod main_channel;
 pub(crate) mod main_stream;
 mod measure;
 mod outcome;
+mod rdma;
 mod return_path;
 mod running_streams;
 mod shared;
@@ -85,7 +86,9 @@ impl Migration {
         // What went wrong on the way (a lost acknowledgement) is over when it has completed.
         let error = error.filter(|_| statistics.status() != Status::Completed);
         let streams = self.shared.streams.lock().as_ref().map(|streams| streams.statistics());
+        let is_rdma = matches!(self.shared.to, Address::Rdma { .. });
         Statistics {
+            rdma: is_rdma.then(|| self.shared.rdma.now()),
             streams: streams.unwrap_or_default(),
             ..statistics.snapshot(self.shared.counters.now(), error)
         }
@@ -213,6 +216,9 @@ impl Migration {
             }
             // A file does not answer.
             capabilities.return_path = false;
+        }
+        if matches!(to, Address::Rdma { .. }) && !guest_source.is_in_memory() {
+            return Err(SettingsError::ImageOverRdma.into());
         }
         let (vm, ram) = (guest_source.vm(), guest_source.ram());
         check_throttle(vm.as_ref(), &capabilities)?;

@@ -7,6 +7,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::return_path::ReturnMessage;
 
+use super::rdma::RdmaSource;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -14,10 +15,10 @@ use crate::events::Event;
 const CHANNEL: &str = "return path";
 
 /// Works until the destination closes, misbehaves, or the channel is shut down.
-pub(super) fn read(shared: &Shared, channel: &Arc<Channel>) {
+pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
     let mut reader = Reader { shared, channel, features: None };
     if let Err(error) = reader.run() {
-        shared.fail(error);
+        shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
     }
 }
 

@@ -16,6 +16,7 @@ use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
+use super::rdma::counts::RdmaCounts;
 use super::running_streams::RunningStreams;
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
@@ -60,6 +61,8 @@ pub(super) struct Shared {
     pub probes: Mutex<Probes>,
     /// Devices' streams, once they are begun.
     pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
+    /// What a source over RDMA counts.
+    pub rdma: Arc<RdmaCounts>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
@@ -111,6 +114,7 @@ impl Shared {
             policy: Mutex::default(),
             probes: Mutex::default(),
             streams: Mutex::default(),
+            rdma: Arc::default(),
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),
@@ -187,9 +191,10 @@ impl Shared {
         channel
     }
 
-    /// Bytes that were written and are still on this host.
+    /// Bytes that were written, or taken to be, and are still on this host.
     pub(super) fn unsent_bytes(&self) -> u64 {
-        self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
+        let written: u64 = self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum();
+        written + self.rdma.queued_bytes()
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.

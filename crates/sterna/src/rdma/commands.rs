@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use sterna_transport::StreamError;
 use sterna_transport::rdma::{Endpoint, RdmaError};
-use sterna_wire::WireError;
 use sterna_wire::rdma::session::Sending;
 use sterna_wire::rdma::{MessageType, encode_empty};
+use sterna_wire::{Fault, WireError};
 
 /// The stream over RDMA cannot go on, although the connection could.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,17 @@ pub enum StreamFailure {
          sides; switch multifd off"
     )]
     NotASterna,
+}
+
+impl StreamFailure {
+    /// Whose fault it is; `None` where the peer's log says more.
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            StreamFailure::Wire(error) => Some(error.fault),
+            StreamFailure::PeerFailed => None,
+            StreamFailure::NoReturnPath | StreamFailure::NotASterna => Some(Fault::PeerIncompatible),
+        }
+    }
 }
 
 impl From<StreamFailure> for StreamError {

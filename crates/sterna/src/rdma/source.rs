@@ -123,6 +123,31 @@ impl SourceStream {
         Ok(self.main.write(writes, limit)?)
     }
 
+    /// Takes in writes that are complete, and says how many. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Endpoint::reap`].
+    pub fn completed_writes(&self) -> Result<usize, StreamError> {
+        self.main.reap()?;
+        self.count_completed()
+    }
+
+    /// Waits until at most `most` writes are in flight; says how many have become complete.
+    ///
+    /// # Errors
+    /// As [`Endpoint::wait_for_writes`].
+    pub fn wait_for_writes(&self, most: usize, limit: Option<Duration>) -> Result<usize, StreamError> {
+        self.main.wait_for_writes(most, limit)?;
+        self.count_completed()
+    }
+
+    fn count_completed(&self) -> Result<usize, StreamError> {
+        let mut session = self.session.lock();
+        let completed = session.writes_in_flight().saturating_sub(self.main.writes_in_flight());
+        session.completed(completed).map_err(broken)?;
+        Ok(completed)
+    }
+
     /// Waits until all writes are complete.
     ///
     /// # Errors
@@ -131,6 +156,22 @@ impl SourceStream {
         let posted = self.session.lock().writes_in_flight();
         self.main.flush(limit)?;
         self.session.lock().completed(posted).map_err(broken)
+    }
+
+    /// Waits until everything that was written has reached the destination.
+    ///
+    /// # Errors
+    /// As [`Endpoint::flush`].
+    pub fn flush(&self, limit: Option<Duration>) -> Result<(), StreamError> {
+        Ok(self.main.flush(limit)?)
+    }
+
+    /// Destroys the queue pairs: when this returns, no adapter reads memory for them any more. What was written and not
+    /// flushed is lost.
+    pub fn destroy(&self) {
+        self.shutdown();
+        let back = self.back.as_ref().map(|back| &back.endpoint);
+        std::iter::once(&self.main).chain(back).for_each(|endpoint| endpoint.connection().destroy());
     }
 
     /// Tells the destination that this side has failed, as far as it hears.

@@ -24,6 +24,8 @@ pub(super) struct Sending {
     capacity: usize,
     /// In the order of posting.
     outstanding: VecDeque<Outstanding>,
+    /// Writes among them.
+    writes: usize,
     /// The number of the next request.
     next: u64,
     /// The first failure: every later call gives it again.
@@ -59,6 +61,7 @@ impl Sending {
             free: (0..sizes.sends).collect(),
             capacity: (sizes.sends + sizes.writes) as usize,
             outstanding: VecDeque::new(),
+            writes: 0,
             next: 0,
             failure: None,
         }
@@ -121,6 +124,18 @@ impl Sending {
         Ok(())
     }
 
+    pub(super) fn wait_for_writes(&mut self, most: usize, waiter: &Waiter<'_>) -> Result<(), RdmaError> {
+        self.reap(waiter)?;
+        while self.writes > most {
+            self.wait(waiter)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn writes_in_flight(&self) -> usize {
+        self.writes
+    }
+
     /// Takes in what is complete.
     pub(super) fn reap(&mut self, waiter: &Waiter<'_>) -> Result<(), RdmaError> {
         let mut completions = Vec::with_capacity(BATCH);
@@ -146,7 +161,10 @@ impl Sending {
                     self.free.push(slot);
                     ("a send", None)
                 }
-                What::Write { address } => ("a write", Some(address)),
+                What::Write { address } => {
+                    self.writes -= 1;
+                    ("a write", Some(address))
+                }
             };
             if id == completion.id && !completion.status.is_success() && self.failure.is_none() {
                 self.failure = Some((operation, completion.status, address));
@@ -169,7 +187,9 @@ impl Sending {
         for (at, request) in requests[..count].iter().enumerate() {
             let bytes = u64::from(request.from.len);
             waiter.in_flight.fetch_add(bytes, Ordering::Relaxed);
-            self.outstanding.push_back(Outstanding { id: request.id, bytes, what: what(at) });
+            let what = what(at);
+            self.writes += usize::from(matches!(what, What::Write { .. }));
+            self.outstanding.push_back(Outstanding { id: request.id, bytes, what });
         }
         self.next += count as u64;
         posted

@@ -22,6 +22,7 @@ use super::file::SaveFile;
 use super::limits::limit_of;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
+use super::rdma::{RdmaSource, Work};
 use super::return_path;
 use super::shared::Shared;
 use super::streams::DeviceStreams;
@@ -91,6 +92,9 @@ pub(super) struct Control {
     /// The file, where the guest goes into one.
     file: Option<SaveFile>,
     multifd: Vec<Arc<Channel>>,
+    /// Where memory is written by RDMA; and, once pages move, what is registered.
+    rdma: Option<Arc<RdmaSource>>,
+    rdma_work: Option<Arc<Work>>,
     workers: Workers,
     waits: Waits,
     rounds: Option<Rounds>,
@@ -117,6 +121,8 @@ impl Control {
             main: None,
             file: None,
             multifd: Vec::new(),
+            rdma: None,
+            rdma_work: None,
             workers: Workers::new(Arc::clone(&shared)),
             waits: Waits::new(Arc::clone(&shared)),
             rounds: None,
@@ -139,7 +145,7 @@ impl Control {
             Ok(connected) => {
                 self.waits.keep_alive(Some(Arc::clone(&connected.main)));
                 self.main = Some(connected.main);
-                (self.multifd, self.file) = (connected.multifd, connected.file);
+                (self.multifd, self.file, self.rdma) = (connected.multifd, connected.file, connected.rdma);
                 self.shared.report(Fed::ChannelsReady);
             }
             Err(error) => self.shared.fail(error),
@@ -222,8 +228,9 @@ impl Control {
     fn identify(&mut self) -> Result<(), MigrationError> {
         let main = self.main()?;
         if let Some(channel) = main.channel.clone() {
-            let shared = Arc::clone(&self.shared);
-            self.workers.spawn("return path", move || return_path::read(&shared, &channel))?;
+            let (shared, rdma) = (Arc::clone(&self.shared), self.rdma.clone());
+            self.workers
+                .spawn("return path", move || return_path::read(&shared, &channel, rdma.as_deref()))?;
         }
         self.identify_sent = Some(Instant::now());
         main.commands(&[
@@ -346,6 +353,11 @@ impl Control {
         // Unless it is in its place, it is gone with this.
         self.file = None;
         self.multifd.clear();
+        if let Some(rdma) = self.rdma.take() {
+            // First the adapter's access ends, then memory is deregistered.
+            rdma.destroy();
+            self.rdma_work = None;
+        }
         self.shared.drop_channels();
     }
 

@@ -16,6 +16,7 @@ use crate::events::Event;
 use crate::interruption::Break;
 use crate::order::RoundPages;
 use crate::outgoing::limits::ack_form;
+use crate::outgoing::rdma::Work;
 use crate::outgoing::streams::DeviceStreams;
 use crate::params::ZeroPageDetection;
 use crate::precopy::{Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW};
@@ -34,8 +35,9 @@ impl Control {
         self.count_acknowledgements();
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
-        if is_mapped {
-            // Lanes into a file must know the places of pages.
+        // Lanes into a file and into the destination's memory must know the places of pages.
+        let needs_places = is_mapped || self.rdma.is_some();
+        if needs_places {
             self.start_ram()?;
         }
         let main = self.main()?;
@@ -44,11 +46,18 @@ impl Control {
             streams.start(&main, &mut self.workers)?;
         }
         let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
-        let writers = setup::writers(&shared, &main, &self.multifd, self.file.as_ref())?;
+        if let Some(rdma) = &self.rdma {
+            self.rdma_work = Some(Work::new(Arc::clone(rdma), &shared.ram)?);
+        }
+        let ends = (self.multifd.as_slice(), self.file.as_ref(), self.rdma_work.as_ref());
+        let writers = setup::writers(&shared, &main, ends)?;
         setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
+        if let Some(work) = &self.rdma_work {
+            setup::start_rdma(&shared, work, &mut self.workers)?;
+        }
         self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
         call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
-        if !is_mapped {
+        if !needs_places {
             self.start_ram()?;
         }
 
@@ -78,8 +87,12 @@ impl Control {
     fn start_ram(&mut self) -> Result<(), MigrationError> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         main.with(|stream| shared.guest_source.send_early(stream))?;
-        match &mut self.file {
-            Some(file) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
+        match (&mut self.file, &self.rdma) {
+            (Some(file), _) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
+            (_, Some(rdma)) => {
+                rdma.start_ram(&main, &shared.guest_source.blocks())?;
+                main.with(|stream| shared.guest_source.send_setup(stream))
+            }
             _ => main.with(|stream| {
                 stream.ram_start(&shared.guest_source.blocks(), shared.capabilities.multifd)?;
                 shared.guest_source.send_setup(stream)

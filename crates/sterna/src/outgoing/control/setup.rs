@@ -13,6 +13,7 @@ use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
+use crate::outgoing::rdma::{self, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::Streams;
 use crate::outgoing::workers::Workers;
@@ -24,6 +25,8 @@ pub(super) struct Connected {
     pub multifd: Vec<Arc<Channel>>,
     /// The file, where the guest goes into one.
     pub file: Option<SaveFile>,
+    /// The other side of the main channel, where memory is written by RDMA.
+    pub rdma: Option<Arc<RdmaSource>>,
 }
 
 /// Opens every channel, and writes the first bytes of each.
@@ -43,9 +46,14 @@ pub(super) fn connect(shared: &Shared) -> Result<Connected, MigrationError> {
 fn open(shared: &Shared) -> Result<Connected, MigrationError> {
     if matches!(shared.to, Address::File { .. }) {
         let (file, main) = SaveFile::open(shared)?;
-        return Ok(Connected { main, multifd: Vec::new(), file: Some(file) });
+        return Ok(Connected { main, multifd: Vec::new(), file: Some(file), rdma: None });
     }
     let params = shared.params();
+    if matches!(shared.to, Address::Rdma { .. }) {
+        let rdma = rdma::connect(shared, &params)?;
+        let main = main_channel(shared, Arc::clone(&rdma.channel));
+        return Ok(Connected { main, multifd: Vec::new(), file: None, rdma: Some(rdma) });
+    }
     // One limit for all of them together.
     let began = Instant::now();
     let open = || -> Result<Arc<Channel>, TransportError> {
@@ -55,10 +63,7 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
             shared.adopt(channel)
         })
     };
-    let channel = open()?;
-    let sink: Arc<dyn Sink> = channel.clone();
-    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
-    let main = MainChannel::new(Some(channel), stream);
+    let main = main_channel(shared, open()?);
     let mut multifd = Vec::new();
     if shared.capabilities.multifd {
         for id in 0..params.multifd_channels {
@@ -70,7 +75,13 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
             multifd.push(channel);
         }
     }
-    Ok(Connected { main, multifd, file: None })
+    Ok(Connected { main, multifd, file: None, rdma: None })
+}
+
+fn main_channel(shared: &Shared, channel: Arc<Channel>) -> Arc<MainChannel> {
+    let sink: Arc<dyn Sink> = channel.clone();
+    let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
+    MainChannel::new(Some(channel), stream)
 }
 
 /// What lanes work between, and what multifd lanes share.
@@ -83,9 +94,8 @@ pub(super) struct Writers {
 /// Makes a writer for each lane.
 pub(super) fn writers(
     shared: &Arc<Shared>,
-    main: &MainChannel,
-    channels: &[Arc<Channel>],
-    file: Option<&SaveFile>,
+    main: &Arc<MainChannel>,
+    (channels, file, rdma): (&[Arc<Channel>], Option<&SaveFile>, Option<&Arc<Work>>),
 ) -> Result<Writers, MigrationError> {
     let detection = shared.params().zero_page_detection;
     let is_mapped = shared.capabilities.mapped_ram;
@@ -98,11 +108,14 @@ pub(super) fn writers(
     });
     let lanes = match file {
         Some(file) if is_mapped => file.lanes(shared)?,
+        _ if rdma.is_some() => {
+            rdma.map(|work| rdma_lane(shared, main, work)).transpose()?.into_iter().collect()
+        }
         _ if shared.capabilities.multifd => multifd_lanes(shared, &multifd, channels)?,
         _ => vec![main_lane(shared, main)?],
     };
-    // Two pieces of I/O that write one page must never be on their way at once.
-    Ok(Writers { lanes, detection, after_flush: legacy || is_mapped })
+    // Two pieces of I/O that write one page must never be on their way at once: no receiver would put them in order.
+    Ok(Writers { lanes, detection, after_flush: legacy || is_mapped || rdma.is_some() })
 }
 
 /// Starts one thread per lane. Each writes its opening barrier and waits for rounds.
@@ -136,6 +149,30 @@ pub(super) fn start_lanes(
         })?;
     }
     Ok(())
+}
+
+/// Starts the threads that work for a lane over RDMA. They end with it.
+pub(super) fn start_rdma(
+    shared: &Arc<Shared>,
+    work: &Arc<Work>,
+    workers: &mut Workers,
+) -> Result<(), MigrationError> {
+    let mut start = |name: &str, run: fn(&Work, &Shared) -> Result<(), MigrationError>| {
+        let (shared, work) = (Arc::clone(shared), Arc::clone(work));
+        workers.spawn(name, move || {
+            if let Err(error) = run(&work, &shared) {
+                shared.fail(error);
+            }
+        })
+    };
+    start("rdma windows", |work, shared| rdma::ask(work, &shared.counters))?;
+    start("rdma memory", |work, _| rdma::register(work))
+}
+
+fn rdma_lane(shared: &Shared, main: &Arc<MainChannel>, work: &Arc<Work>) -> Result<LaneEnds, MigrationError> {
+    let measures = (Arc::clone(&shared.counters), Arc::clone(&shared.limiter));
+    let lane = RdmaLane::new(Arc::clone(work), Arc::clone(main), measures);
+    Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? })
 }
 
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {

@@ -34,8 +34,10 @@ impl Control {
         }
         shared.lanes.queue.end();
         // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
-        if has_end {
-            main.with(|stream| stream.ram_part(true, false))?;
+        match &self.rdma {
+            _ if !has_end => {}
+            Some(rdma) => rdma.end_ram(&main)?,
+            None => main.with(|stream| stream.ram_part(true, false))?,
         }
         if let Some(streams) = self.streams.as_ref().filter(|_| !is_on_lanes) {
             streams.send_in_turn(&mut self.waits, &main)?;
@@ -82,6 +84,10 @@ impl Control {
             self.step(SwitchoverStep::Prepare);
         }
         let sent = self.main().and_then(|main| main.with(|stream| self.shared.guest_source.send_end(stream)));
+        let sent = match &self.rdma {
+            Some(rdma) => sent.and_then(|()| rdma.finish(self.shared.capabilities.return_path)),
+            None => sent,
+        };
         // A QEMU demands it after the last packet (specs/stream.md §3.7). A lane whose end is lost has lost
         // nothing else: its last SYNC is out.
         for channel in &self.multifd {

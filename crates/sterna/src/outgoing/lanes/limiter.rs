@@ -44,6 +44,12 @@ impl Limiter {
         self.changed.notify_all();
     }
 
+    /// How much may go out at once without holding the rest back for longer than a window; `None` without a limit.
+    pub(crate) fn burst(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.budget.filter(|_| !state.open)
+    }
+
     /// From now on nobody waits.
     pub(crate) fn open(&self) {
         self.state.lock().open = true;

@@ -72,6 +72,19 @@ impl Counters {
         timed(&self.moving_nanos, write)
     }
 
+    /// Bytes moved for so long, while the lane did something else.
+    pub(crate) fn moved(&self, time: Duration) {
+        add(&self.moving_nanos, time);
+    }
+
+    /// Runs `wait`, in which a lane waits for bytes that move: [`Counters::moved`] counts the time.
+    pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = wait();
+        PARTS.set(PARTS.get() + began.elapsed());
+        result
+    }
+
     /// Runs `wait`, in which a lane has nothing to do.
     pub(crate) fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         timed(&self.idle_nanos, wait)

@@ -1,0 +1,118 @@
+//! Connecting over RDMA (`specs/rdma.md §1`, `§2`).
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use sterna_transport::rdma::RdmaError;
+use sterna_transport::{Address, Channel, StreamError, TransportError, resolve};
+use sterna_wire::rdma::{ConnectReply, ConnectRequest, Introduction, Part};
+
+use super::super::shared::Shared;
+use super::source::{Peer, RdmaSource, WRITES};
+use crate::error::MigrationError;
+use crate::identity;
+use crate::params::Parameters;
+use crate::rdma::SourceStream;
+
+/// Connects to the destination, over all numbers that its name has: the main connection, and the return path if there is
+/// one.
+pub(in crate::outgoing) fn connect(
+    shared: &Shared,
+    params: &Parameters,
+) -> Result<Arc<RdmaSource>, MigrationError> {
+    let Address::Rdma { host, port } = &shared.to else {
+        return Err(MigrationError::Internal(format!("{} is no address of RDMA", shared.to)));
+    };
+    let (began, limit) = (Instant::now(), params.limits.setup);
+    let failed = |error| MigrationError::from(explain(shared, params, error));
+    let addresses = resolve(host, *port, began.checked_add(limit), &shared.connecting)
+        .map_err(|error| failed(Unconnected::System(error)))?;
+    let fabric = params.rdma.fabric();
+    let mut last = Unconnected::System(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
+    for address in addresses {
+        let main = request(shared, params, Part::Main)?;
+        let back = shared.capabilities.return_path.then(|| request(shared, params, Part::ReturnPath));
+        let back = back.transpose()?;
+        let left = limit.saturating_sub(began.elapsed());
+        match SourceStream::connect(
+            &*fabric,
+            address,
+            (&main, back.as_ref()),
+            WRITES,
+            left,
+            &shared.connecting,
+        ) {
+            Ok((stream, reply)) => return connected(shared, params, Arc::new(stream), (&main, &reply)),
+            Err(error) => last = Unconnected::Stream(error),
+        }
+        if shared.connecting.is_cancelled() || began.elapsed() >= limit {
+            break;
+        }
+    }
+    Err(failed(last))
+}
+
+fn connected(
+    shared: &Shared,
+    params: &Parameters,
+    stream: Arc<SourceStream>,
+    (request, reply): (&ConnectRequest, &ConnectReply),
+) -> Result<Arc<RdmaSource>, MigrationError> {
+    let registration = request.agreed(reply).map_err(MigrationError::wire("RDMA connection"))?;
+    let channel = Channel::over(stream.clone(), shared.to.to_string());
+    channel.set_stall_limit(Some(params.limits.stall));
+    Ok(Arc::new(RdmaSource {
+        stream,
+        channel: shared.adopt(channel),
+        peer: reply.introduction.map_or(Peer::Qemu, |destination| Peer::Sterna(destination.chunk)),
+        registration,
+        chunk: params.rdma.chunk,
+        pinned_limit: params.rdma.pinned_limit_bytes,
+        places: OnceLock::new(),
+        stall: params.limits.stall,
+        counts: Arc::clone(&shared.rdma),
+        qemu_chunk: OnceLock::new(),
+    }))
+}
+
+fn request(shared: &Shared, params: &Parameters, part: Part) -> Result<ConnectRequest, MigrationError> {
+    let introduction = Introduction {
+        version: Introduction::VERSION,
+        part,
+        chunk: params.rdma.chunk,
+        lanes: 0,
+        session: shared.identity.id,
+        nonce: identity::nonce()?,
+    };
+    Ok(ConnectRequest { pin_all: shared.capabilities.rdma_pin_all, introduction: Some(introduction) })
+}
+
+/// Why there is no connection.
+enum Unconnected {
+    /// The name could not be looked up.
+    System(io::Error),
+    Stream(StreamError),
+}
+
+fn explain(shared: &Shared, params: &Parameters, error: Unconnected) -> TransportError {
+    let address = shared.to.to_string();
+    if shared.connecting.is_cancelled() {
+        return TransportError::Cancelled { channel: address };
+    }
+    let is_late = match &error {
+        Unconnected::System(error) => {
+            error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
+        }
+        Unconnected::Stream(error) => {
+            matches!(error, StreamError::Quiet | StreamError::Rdma(RdmaError::TimedOut { .. }))
+        }
+    };
+    match error {
+        _ if is_late => {
+            TransportError::TimedOut { what: "connecting to", address, after: params.limits.setup }
+        }
+        Unconnected::System(source) => TransportError::Connect { address, source },
+        Unconnected::Stream(error) => TransportError::Connect { address, source: io::Error::other(error) },
+    }
+}

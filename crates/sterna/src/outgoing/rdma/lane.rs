@@ -1,0 +1,277 @@
+//! The lane: posts WRITEs as soon as it can, while it goes on taking pages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_ram::PAGE_SIZE;
+use sterna_wire::rdma::BlockRange;
+
+use super::super::lanes::limiter::Limiter;
+use super::super::main_channel::MainChannel;
+use super::super::measure::Counters;
+use super::gather::{Gather, Ranges, SHORT_ZEROS};
+use super::source::WRITES;
+use super::work::{State, Work};
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageWriter;
+
+/// WRITEs that are posted with one call; one of them is signalled.
+const BATCH: usize = 64;
+/// Most bytes in flight: a command waits for what was posted before it.
+const IN_FLIGHT_BYTES: u64 = 8 << 20;
+/// How far the lane goes ahead of the WRITEs: in the first round as far as memory is registered ahead, later as far as
+/// keeps the link busy while a window is registered.
+const AHEAD_BYTES: [u64; 2] = [2 << 30, 256 << 20];
+/// Most zero ranges that wait.
+const WAITING_ZEROS: usize = 16384;
+/// How long a phase lasts at most, so that the destination hears of the source now and then.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// Carries pages by WRITEs into the destination's memory.
+pub(in crate::outgoing) struct RdmaLane {
+    work: Arc<Work>,
+    main: Arc<MainChannel>,
+    counters: Arc<Counters>,
+    limiter: Arc<Limiter>,
+    gather: Gather,
+    ranges: Ranges,
+    write_bytes: u64,
+    /// Barriers so far.
+    rounds: u64,
+    /// When the open phase began.
+    phase: Option<Instant>,
+    /// Bytes that were taken and are not posted, and those that are posted and not complete.
+    queued: u64,
+    in_flight: u64,
+    writes_in_flight: usize,
+    /// Since when something has been in flight; moves on with each look at it.
+    moving_since: Option<Instant>,
+}
+
+/// Until when the lane goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// More pages may be taken.
+    Room,
+    /// All that was taken is at the destination.
+    Done,
+}
+
+impl RdmaLane {
+    pub(in crate::outgoing) fn new(
+        work: Arc<Work>,
+        main: Arc<MainChannel>,
+        (counters, limiter): (Arc<Counters>, Arc<Limiter>),
+    ) -> Self {
+        let rdma = &work.rdma;
+        let short_zeros = if rdma.is_sterna() { 0 } else { SHORT_ZEROS };
+        let write_bytes = rdma.longest_write();
+        Self {
+            gather: Gather::new(short_zeros),
+            work,
+            main,
+            counters,
+            limiter,
+            ranges: Ranges::default(),
+            write_bytes,
+            rounds: 0,
+            phase: None,
+            queued: 0,
+            in_flight: 0,
+            writes_in_flight: 0,
+            moving_since: None,
+        }
+    }
+
+    /// Adds what was gathered, and goes on.
+    fn take(&mut self, until: Until) -> Result<(), MigrationError> {
+        if self.phase.is_none() && !(self.ranges.data.is_empty() && self.ranges.zeros.is_empty()) {
+            self.open_phase()?;
+        }
+        self.queued += self.work.add(&mut self.ranges)?;
+        self.go_on(until)
+    }
+
+    /// Posts what can be posted until that state is reached.
+    fn go_on(&mut self, until: Until) -> Result<(), MigrationError> {
+        loop {
+            let completed = self.work.rdma.stream.completed_writes().map_err(self.work.rdma.failed())?;
+            self.completed(completed)?;
+            self.renew_phase()?;
+            let has_posted = self.post()?;
+            let work = Arc::clone(&self.work);
+            if work.rdma.channel.is_shut_down() {
+                return Err(work.rdma.cancelled());
+            }
+            let state = work.state()?;
+            if self.is_reached(until, &state) {
+                return Ok(());
+            }
+            if has_posted {
+                continue;
+            }
+            if self.writes_in_flight > 0 {
+                drop(state);
+                self.wait_for_writes(self.writes_in_flight - 1)?;
+            } else {
+                self.counters.idle(|| work.wait(state));
+            }
+        }
+    }
+
+    fn is_reached(&self, until: Until, state: &State) -> bool {
+        match until {
+            Until::Room => {
+                let ahead = AHEAD_BYTES[usize::from(self.rounds > 1)];
+                self.queued <= ahead && state.waiting_zeros() <= WAITING_ZEROS
+            }
+            Until::Done => self.in_flight == 0 && state.is_done(),
+        }
+    }
+
+    /// Posts as long as something is ready and not too much is in flight. Says whether anything was.
+    fn post(&mut self) -> Result<bool, MigrationError> {
+        let mut has_posted = false;
+        while self.phase.is_some()
+            && self.in_flight < IN_FLIGHT_BYTES
+            && self.writes_in_flight + BATCH <= WRITES as usize
+        {
+            let most =
+                self.limiter.burst().map_or(self.write_bytes, |burst| whole_pages(burst, self.write_bytes));
+            let (writes, bytes) = self.work.next_writes(most, BATCH)?;
+            if writes.is_empty() {
+                break;
+            }
+            self.counters.throttled(self.limiter.take(bytes));
+            self.look_at_clock();
+            let rdma = &self.work.rdma;
+            rdma.stream.write_memory(&writes, Some(rdma.stall)).map_err(rdma.failed())?;
+            rdma.counts.posted(writes.len() as u64, bytes);
+            self.moving_since.get_or_insert_with(Instant::now);
+            self.queued -= bytes;
+            self.in_flight += bytes;
+            self.writes_in_flight += writes.len();
+            rdma.counts.lane(self.in_flight, self.queued);
+            has_posted = true;
+        }
+        Ok(has_posted)
+    }
+
+    fn wait_for_writes(&mut self, most: usize) -> Result<(), MigrationError> {
+        let rdma = &self.work.rdma;
+        let waited = self.counters.waiting(|| rdma.stream.wait_for_writes(most, Some(rdma.stall)));
+        self.completed(waited.map_err(self.work.rdma.failed())?)
+    }
+
+    /// So many WRITEs are complete.
+    fn completed(&mut self, writes: usize) -> Result<(), MigrationError> {
+        self.look_at_clock();
+        if writes == 0 {
+            return Ok(());
+        }
+        let bytes = self.work.written(writes)?;
+        self.writes_in_flight -= writes;
+        self.in_flight -= bytes;
+        if self.writes_in_flight == 0 {
+            self.moving_since = None;
+        }
+        self.work.rdma.counts.lane(self.in_flight, self.queued);
+        self.counters.main(bytes);
+        self.counters.pages(bytes / PAGE_SIZE as u64, 0);
+        Ok(())
+    }
+
+    /// The time in which something is in flight counts as the time in which bytes move.
+    fn look_at_clock(&mut self) {
+        if let Some(since) = &mut self.moving_since {
+            let now = Instant::now();
+            self.counters.moved(now - *since);
+            *since = now;
+        }
+    }
+
+    /// Ends the phase and opens the next one, if somebody wants to write the stream or it has lasted long enough.
+    fn renew_phase(&mut self) -> Result<(), MigrationError> {
+        let Some(opened) = self.phase else { return Ok(()) };
+        if !self.main.is_wanted() && opened.elapsed() < SLICE {
+            return Ok(());
+        }
+        // While a command is under way, WRITEs go on.
+        if self.work.let_ask(false)? {
+            return Ok(());
+        }
+        self.close_phase()?;
+        self.open_phase()
+    }
+
+    fn open_phase(&mut self) -> Result<(), MigrationError> {
+        self.counters.idle(|| self.work.rdma.begin_part(&self.main))?;
+        self.phase = Some(Instant::now());
+        self.work.let_ask(true).map(drop)
+    }
+
+    /// No command is under way, and none will begin.
+    fn close_phase(&mut self) -> Result<(), MigrationError> {
+        self.wait_for_writes(0)?;
+        let ended = self.counters.idle(|| self.work.rdma.end_part(&self.main));
+        self.phase = None;
+        ended
+    }
+
+    fn range(run: PageRun) -> BlockRange {
+        let page = PAGE_SIZE as u64;
+        BlockRange { block: run.block, start: run.first * page, length: run.count * page }
+    }
+}
+
+impl PageWriter for RdmaLane {
+    fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.gather.data(Self::range(run), &mut self.ranges);
+        self.take(Until::Room)
+    }
+
+    fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.gather.zeros(Self::range(run), false, &mut self.ranges);
+        self.take(Until::Room)
+    }
+
+    fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.gather.zeros(Self::range(run), true, &mut self.ranges);
+        self.take(Until::Room)
+    }
+
+    /// Every WRITE is complete, and every command has been carried out: the end of the phase says so.
+    fn barrier(&mut self) -> Result<(), MigrationError> {
+        self.gather.flush(&mut self.ranges);
+        self.work.send_all_zeros(true)?;
+        self.take(Until::Done)?;
+        self.work.send_all_zeros(false)?;
+        self.rounds += 1;
+        if self.phase.is_some() {
+            self.work.let_ask(false)?;
+            self.close_phase()?;
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.work.rdma.channel.shutdown();
+    }
+}
+
+impl Drop for RdmaLane {
+    fn drop(&mut self) {
+        self.work.end();
+        if self.phase.is_some() {
+            // Whoever waits to write learns that the channel is of no use any more.
+            let _ = self.main.end_phase(|_| Ok(()));
+        }
+    }
+}
+
+/// `bytes` in whole pages, one at least and `most` at most.
+fn whole_pages(bytes: u64, most: u64) -> u64 {
+    let page = PAGE_SIZE as u64;
+    (bytes / page * page).clamp(page, most)
+}

@@ -1,0 +1,35 @@
+//! The source over RDMA: the destination's memory is written where it is (`specs/rdma.md §6`).
+//!
+//! Three threads share the [`Work`]:
+//!
+//! | thread | does |
+//! | --- | --- |
+//! | the lane ([`RdmaLane`]) | takes pages, posts WRITEs as soon as their memory is registered on both sides, opens and closes phases |
+//! | `rdma windows` ([`ask`]) | sends the commands of a phase: windows to register or to give back, ranges that are all zero |
+//! | `rdma memory` ([`register`]) | registers this side's memory, and deregisters it below a limit |
+//!
+//! So both sides register at the same time, ahead of the WRITEs, and none waits for the other but where it has to.
+//!
+//! A phase is open while a round's pages move; it is renewed when somebody else wants to write the stream, and once a
+//! second. A round's end is the end of its phase: every WRITE is complete and every command carried out then. The next
+//! round begins after that, so no page can overtake itself.
+//!
+//! Memory stays registered until the migration ends, unless there is a limit. [`RdmaSource::destroy`] ends the adapter's
+//! access before anything is deregistered.
+
+mod blocks;
+mod connect;
+pub(super) mod counts;
+mod gather;
+mod lane;
+mod memory;
+mod source;
+mod windows;
+mod work;
+
+pub(super) use connect::connect;
+pub(super) use lane::RdmaLane;
+pub(super) use memory::register;
+pub(super) use source::RdmaSource;
+pub(super) use windows::ask;
+pub(super) use work::Work;

@@ -1,0 +1,491 @@
+//! What the threads of a source over RDMA share: what is registered on both sides, and what is to be done.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use sterna_ram::GuestRam;
+use sterna_transport::rdma::{RdmaError, Registration, Write};
+use sterna_wire::rdma::{
+    self, BlockRange, ChunkProbe, ChunkSize, Destination, Lookahead, MOST_REPEATED, PlanLimits,
+    RegistrationPlan, Step, next_write,
+};
+
+use super::gather::{Ranges, SHORT_ZEROS};
+use super::source::{Peer, RdmaSource};
+use crate::error::MigrationError;
+
+/// How long a thread sleeps at most before it looks whether it was overlooked.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Towards a Sterna zero ranges are sent in messages of so many at least, but at the end of a round.
+const ZEROS_AT_ONCE: usize = MOST_REPEATED as usize / 4;
+
+/// Registrations and WRITEs of one migration, shared by its threads.
+pub(in crate::outgoing) struct Work {
+    pub(super) rdma: Arc<RdmaSource>,
+    pub(super) ram: GuestRam,
+    state: Mutex<State>,
+    /// What the lane, the thread that asks and the one that registers wait for.
+    lane: Condvar,
+    asker: Condvar,
+    memory: Condvar,
+}
+
+pub(super) struct State {
+    /// This side's memory.
+    own: Lookahead,
+    own_steps: VecDeque<Step>,
+    registrations: BTreeMap<(usize, u64), Registration>,
+    /// The destination's.
+    remote: Remote,
+    remote_steps: VecDeque<Step>,
+    /// Windows that there are: keys and lengths. The plan is ahead of them.
+    keys: BTreeMap<(usize, u64), (u32, u64)>,
+    /// In which requests for windows count.
+    unit: ChunkSize,
+    zeros: VecDeque<BlockRange>,
+    /// All zero ranges are to be sent, however few.
+    is_last_zeros: bool,
+    was_clearing: bool,
+    /// A phase is open, and is not about to end.
+    may_ask: bool,
+    is_asking: bool,
+    is_over: bool,
+    failure: Option<MigrationError>,
+}
+
+enum Remote {
+    /// Of a QEMU whose chunk size is not known yet: these runs wait.
+    Probing(ChunkProbe, Vec<BlockRange>),
+    Known(Lookahead),
+}
+
+/// A command for the destination.
+pub(super) enum Task {
+    /// Ask for this, to learn its chunk size.
+    Probe(BlockRange),
+    Register(Vec<BlockRange>),
+    GiveBack(Vec<BlockRange>),
+    Clear(Vec<BlockRange>),
+}
+
+impl Work {
+    /// Nothing is registered yet.
+    pub(in crate::outgoing) fn new(
+        rdma: Arc<RdmaSource>,
+        ram: &GuestRam,
+    ) -> Result<Arc<Self>, MigrationError> {
+        let blocks: Vec<u64> = ram.blocks().iter().map(|block| block.len_bytes()).collect();
+        let plan = |destination, own_chunk, pinned| {
+            let most_message = u64::from(rdma.adapter().info().max_message_bytes);
+            let limits = PlanLimits { own_chunk, most_message, pinned };
+            let plan = RegistrationPlan::new(&blocks, destination, limits);
+            plan.map_err(MigrationError::wire("RDMA memory"))
+        };
+        let own = plan(Destination::Sterna(rdma.chunk), rdma.chunk, own_limit(&rdma)?)?;
+        let ahead = |plan| Lookahead::new(plan, Lookahead::MOST_AHEAD);
+        let mut unit = ChunkSize::LEAST;
+        let remote = match (rdma.registration, rdma.peer) {
+            (rdma::Registration::PinAll, _) => {
+                rdma.counts.destination_pins(blocks.iter().sum());
+                Remote::Known(ahead(plan(Destination::PinAll, rdma.chunk, None)?))
+            }
+            (_, Peer::Qemu) => Remote::Probing(ChunkProbe::new(&blocks), Vec::new()),
+            (_, Peer::Sterna(chunk)) => {
+                unit = chunk;
+                // What is given back must begin with a chunk of the destination that nothing else lies in.
+                let least = rdma.pinned_limit.map(|limit| limit.max(2 * chunk.bytes()));
+                let grid = if least.is_some() { chunk } else { rdma.chunk };
+                Remote::Known(ahead(plan(Destination::Sterna(chunk), grid, least)?))
+            }
+        };
+        let state = State {
+            own: ahead(own),
+            own_steps: VecDeque::new(),
+            registrations: BTreeMap::new(),
+            remote,
+            remote_steps: VecDeque::new(),
+            keys: BTreeMap::new(),
+            unit,
+            zeros: VecDeque::new(),
+            is_last_zeros: false,
+            was_clearing: false,
+            may_ask: false,
+            is_asking: false,
+            is_over: false,
+            failure: None,
+        };
+        let (lane, asker, memory) = (Condvar::new(), Condvar::new(), Condvar::new());
+        Ok(Arc::new(Self { rdma, ram: ram.clone(), state: Mutex::new(state), lane, asker, memory }))
+    }
+
+    /// The state, unless a thread has failed.
+    pub(super) fn state(&self) -> Result<MutexGuard<'_, State>, MigrationError> {
+        let state = self.state.lock();
+        match &state.failure {
+            Some(error) => Err(error.clone()),
+            None => Ok(state),
+        }
+    }
+
+    /// Adds what is to be sent. Gives the bytes of data.
+    pub(super) fn add(&self, ranges: &mut Ranges) -> Result<u64, MigrationError> {
+        if ranges.data.is_empty() && ranges.zeros.is_empty() {
+            return Ok(0);
+        }
+        let mut state = self.state()?;
+        for zeros in ranges.zeros.drain(..) {
+            let is_short = !zeros.is_absent && zeros.range.length <= SHORT_ZEROS;
+            if self.rdma.peer == Peer::Qemu && is_short && state.is_registered(&zeros.range) {
+                ranges.data.push(zeros.range);
+            } else {
+                state.zeros.push_back(zeros.range);
+            }
+        }
+        let bytes = ranges.data.iter().map(|range| range.length).sum();
+        state.own.add(ranges.data.iter().copied());
+        match &mut state.remote {
+            Remote::Known(remote) => remote.add(ranges.data.drain(..)),
+            Remote::Probing(_, runs) => runs.append(&mut ranges.data),
+        }
+        self.plan(state)?;
+        Ok(bytes)
+    }
+
+    /// The next WRITEs whose memory is registered on both sides, `most_bytes` and `most` at most, and their bytes.
+    pub(super) fn next_writes(
+        &self,
+        most_bytes: u64,
+        most: usize,
+    ) -> Result<(Vec<Write>, u64), MigrationError> {
+        let places = self.rdma.places()?;
+        let mut state = self.state()?;
+        let (mut writes, mut bytes) = (Vec::new(), 0);
+        while bytes < most_bytes && writes.len() < most {
+            let State { own, remote: Remote::Known(remote), .. } = &mut *state else { break };
+            let Some(range) = next_write(own, remote, most_bytes - bytes) else { break };
+            let write = state.write(range, self.rdma.registration, places);
+            writes.push(write.ok_or_else(|| {
+                MigrationError::Internal(format!("{range:?} is to be written and is not registered"))
+            })?);
+            bytes += range.length;
+        }
+        Ok((writes, bytes))
+    }
+
+    /// So many WRITEs are complete; gives their bytes.
+    pub(super) fn written(&self, writes: usize) -> Result<u64, MigrationError> {
+        let wire = MigrationError::wire("RDMA memory");
+        let mut state = self.state()?;
+        let mut bytes = 0;
+        for _ in 0..writes {
+            bytes += state.own.written().map_err(&wire)?.length;
+            if let Remote::Known(remote) = &mut state.remote {
+                remote.written().map_err(&wire)?;
+            }
+        }
+        self.plan(state)?;
+        Ok(bytes)
+    }
+
+    /// What to ask the destination next; waits for it. `None`: nothing more.
+    pub(super) fn next_task(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_asking {
+                state.is_asking = false;
+                self.lane.notify_all();
+            }
+            if state.is_over || state.failure.is_some() {
+                return None;
+            }
+            let task = if state.may_ask { state.pick(self.rdma.is_sterna()) } else { None };
+            if task.is_some() {
+                state.is_asking = true;
+                return task;
+            }
+            self.asker.wait_for(&mut state, PATIENCE);
+        }
+    }
+
+    /// What to do with this side's memory next; waits for it. `None`: nothing more.
+    pub(super) fn next_own_step(&self) -> Option<Step> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_over || state.failure.is_some() {
+                return None;
+            }
+            match state.own_steps.pop_front() {
+                Some(step) => return Some(step),
+                None => self.memory.wait_for(&mut state, PATIENCE),
+            };
+        }
+    }
+
+    /// A window of this side's memory is registered.
+    pub(super) fn registered(
+        &self,
+        window: BlockRange,
+        registration: Registration,
+    ) -> Result<(), MigrationError> {
+        let mut state = self.state()?;
+        state.registrations.insert((window.block, window.start), registration);
+        state.own.registered(1).map_err(MigrationError::wire("RDMA memory"))?;
+        self.plan(state)?;
+        self.lane.notify_all();
+        Ok(())
+    }
+
+    /// Windows of this side's memory are given back: their registrations.
+    pub(super) fn given_back(&self, windows: &[BlockRange]) -> Result<Vec<Registration>, MigrationError> {
+        let mut state = self.state()?;
+        let registrations =
+            windows.iter().filter_map(|window| state.registrations.remove(&(window.block, window.start)));
+        Ok(registrations.collect())
+    }
+
+    /// Changes what is known of the destination's memory, and plans anew.
+    pub(super) fn learn(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        let mut state = self.state()?;
+        change(&mut state)?;
+        self.plan(state)?;
+        self.lane.notify_all();
+        Ok(())
+    }
+
+    /// A thread has failed: the others end.
+    pub(super) fn fail(&self, error: MigrationError) {
+        self.state.lock().failure.get_or_insert(error);
+        self.wake_all();
+    }
+
+    /// No more pages come: the threads end. What is registered stays so.
+    pub(super) fn end(&self) {
+        self.state.lock().is_over = true;
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        for condvar in [&self.lane, &self.asker, &self.memory] {
+            condvar.notify_all();
+        }
+    }
+
+    /// A phase is open, or is about to end. Gives whether a command is under way.
+    pub(super) fn let_ask(&self, may_ask: bool) -> Result<bool, MigrationError> {
+        let mut state = self.state()?;
+        state.may_ask = may_ask;
+        if may_ask {
+            self.asker.notify_all();
+        }
+        Ok(state.is_asking)
+    }
+
+    /// Whether all zero ranges are to be sent, however few.
+    pub(super) fn send_all_zeros(&self, all: bool) -> Result<(), MigrationError> {
+        self.state()?.is_last_zeros = all;
+        self.asker.notify_all();
+        Ok(())
+    }
+
+    /// Waits until something has changed, or for a moment.
+    pub(super) fn wait(&self, mut state: MutexGuard<'_, State>) {
+        self.lane.wait_for(&mut state, PATIENCE);
+    }
+
+    /// Whoever has something to do shall do it.
+    fn plan(&self, mut state: MutexGuard<'_, State>) -> Result<(), MigrationError> {
+        let wire = MigrationError::wire("RDMA memory");
+        let State { own, own_steps, remote, remote_steps, .. } = &mut *state;
+        steps(own, own_steps, 1).map_err(&wire)?;
+        if let Remote::Known(remote) = remote {
+            let most = if self.rdma.is_sterna() { MOST_REPEATED as usize } else { 1 };
+            steps(remote, remote_steps, most).map_err(&wire)?;
+        }
+        let may_ask = state.may_ask && !state.is_asking && state.has_task(self.rdma.is_sterna());
+        let may_register = !state.own_steps.is_empty();
+        drop(state);
+        if may_ask {
+            self.asker.notify_one();
+        }
+        if may_register {
+            self.memory.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Whether all that was added has been written, and all zero ranges have been sent.
+    pub(super) fn is_done(&self) -> bool {
+        let is_written = match &self.remote {
+            Remote::Probing(_, runs) => runs.is_empty(),
+            Remote::Known(remote) => remote.is_done(),
+        };
+        is_written && self.own.is_done() && self.zeros.is_empty() && !self.is_asking
+    }
+
+    /// Zero ranges that wait.
+    pub(super) fn waiting_zeros(&self) -> usize {
+        self.zeros.len()
+    }
+
+    /// In which requests for windows count.
+    pub(super) fn unit(&self) -> ChunkSize {
+        self.unit
+    }
+
+    /// The destination has answered the probe with this key. At its end the windows of the plan are known.
+    pub(super) fn probed(
+        &mut self,
+        key: u32,
+        rdma: &RdmaSource,
+        ram: &GuestRam,
+    ) -> Result<(), MigrationError> {
+        let Remote::Probing(probe, runs) = &mut self.remote else { return Ok(()) };
+        probe.answered(key);
+        self.unit = probe.unit();
+        if probe.next_ask().is_some() {
+            return Ok(());
+        }
+        let blocks: Vec<u64> = ram.blocks().iter().map(|block| block.len_bytes()).collect();
+        let most_message = u64::from(rdma.adapter().info().max_message_bytes);
+        let limits = PlanLimits { own_chunk: rdma.chunk, most_message, pinned: None };
+        let plan = RegistrationPlan::new(&blocks, Destination::Qemu(self.unit.window()), limits);
+        let mut plan = plan.map_err(MigrationError::wire("RDMA memory"))?;
+        rdma.qemu_chunk.set(self.unit).ok();
+        for (window, key) in probe.windows() {
+            rdma.counts.window(window.length);
+            plan.registered(window);
+            self.keys.insert((window.block, window.start), (key, window.length));
+        }
+        let mut remote = Lookahead::new(plan, Lookahead::MOST_AHEAD);
+        remote.add(runs.drain(..));
+        self.remote = Remote::Known(remote);
+        Ok(())
+    }
+
+    /// The destination has registered these windows.
+    pub(super) fn granted(&mut self, windows: &[BlockRange], keys: &[u32]) -> Result<(), MigrationError> {
+        for (window, key) in windows.iter().zip(keys) {
+            self.keys.insert((window.block, window.start), (*key, window.length));
+        }
+        match &mut self.remote {
+            Remote::Known(remote) => {
+                remote.registered(windows.len()).map_err(MigrationError::wire("RDMA memory"))
+            }
+            Remote::Probing(..) => Ok(()),
+        }
+    }
+
+    /// The destination has deregistered these windows.
+    pub(super) fn taken_back(&mut self, windows: &[BlockRange]) {
+        for window in windows {
+            self.keys.remove(&(window.block, window.start));
+        }
+    }
+
+    fn is_registered(&self, range: &BlockRange) -> bool {
+        self.key(range).is_some()
+    }
+
+    /// The key of the window that holds this range.
+    fn key(&self, range: &BlockRange) -> Option<u32> {
+        let (&(_, start), &(key, length)) = before(&self.keys, range)?;
+        (range.end() <= start + length).then_some(key)
+    }
+
+    fn write(
+        &self,
+        range: BlockRange,
+        registration: rdma::Registration,
+        places: &rdma::BlockPlaces,
+    ) -> Option<Write> {
+        let (&(_, start), own) = before(&self.registrations, &range)?;
+        let from = own.piece((range.start - start) as usize, u32::try_from(range.length).ok()?)?;
+        let rkey = match registration {
+            rdma::Registration::PinAll => places.blocks().get(range.block)?.key,
+            rdma::Registration::Dynamic => self.key(&range)?,
+        };
+        Some(Write { from, address: places.address(range).ok()?, rkey })
+    }
+
+    /// Whether there is something to ask for.
+    fn has_task(&self, is_sterna: bool) -> bool {
+        let is_probing = matches!(&self.remote, Remote::Probing(_, runs) if !runs.is_empty());
+        is_probing || !self.remote_steps.is_empty() || self.zeros.len() >= self.least_zeros(is_sterna)
+    }
+
+    /// So many zero ranges make a message.
+    fn least_zeros(&self, is_sterna: bool) -> usize {
+        if is_sterna && !self.is_last_zeros { ZEROS_AT_ONCE } else { 1 }
+    }
+
+    /// The next command: windows and zero ranges in turn, so that neither holds the other up.
+    fn pick(&mut self, is_sterna: bool) -> Option<Task> {
+        let may_clear = self.zeros.len() >= self.least_zeros(is_sterna);
+        if (!may_clear || self.was_clearing)
+            && let Some(task) = self.next_window()
+        {
+            self.was_clearing = false;
+            return Some(task);
+        }
+        self.was_clearing = may_clear;
+        may_clear.then(|| {
+            let most = if is_sterna { MOST_REPEATED as usize } else { 1 };
+            let count = self.zeros.len().min(most);
+            Task::Clear(self.zeros.drain(..count).collect())
+        })
+    }
+
+    fn next_window(&mut self) -> Option<Task> {
+        if let Remote::Probing(probe, runs) = &self.remote {
+            return probe.next_ask().filter(|_| !runs.is_empty()).map(Task::Probe);
+        }
+        match self.remote_steps.pop_front()? {
+            Step::Register(windows) => Some(Task::Register(windows)),
+            Step::GiveBack(windows) => Some(Task::GiveBack(windows)),
+            Step::Wait => None,
+        }
+    }
+}
+
+/// What begins last at or before the range, in its block.
+fn before<'a, T>(
+    map: &'a BTreeMap<(usize, u64), T>,
+    range: &BlockRange,
+) -> Option<(&'a (usize, u64), &'a T)> {
+    map.range((range.block, 0)..=(range.block, range.start)).next_back()
+}
+
+/// Takes all steps that there are.
+fn steps(
+    lookahead: &mut Lookahead,
+    to: &mut VecDeque<Step>,
+    most: usize,
+) -> Result<(), sterna_wire::WireError> {
+    loop {
+        match lookahead.next_step(most)? {
+            Step::Wait => return Ok(()),
+            step => to.push_back(step),
+        }
+    }
+}
+
+/// Most bytes of this side's memory that may be registered at once: no more than an operator wants, and than the process
+/// may pin. Windows are given back below a limit, so a small one costs speed only.
+fn own_limit(rdma: &RdmaSource) -> Result<Option<u64>, MigrationError> {
+    let locked = rdma.adapter().locked_memory();
+    let Some(limit) = locked.limit_bytes else { return Ok(rdma.pinned_limit) };
+    let (pinned, least) = (locked.pinned_bytes, 2 * ChunkSize::LEAST.bytes());
+    let room = limit.saturating_sub(pinned);
+    if room < least {
+        let error = RdmaError::LockedMemory { wanted: least, pinned, limit };
+        return Err(rdma.failed()(error.into()));
+    }
+    Ok(Some(rdma.pinned_limit.map_or(room, |wanted| wanted.min(room))))
+}

@@ -1,0 +1,90 @@
+//! What is refused before it begins, and what ends with a sentence that says what to do.
+
+use sterna::{Compression, SettingsError};
+use sterna_wire::Fault;
+
+use super::*;
+
+#[test]
+fn settings_that_rdma_does_not_carry_are_refused() {
+    let lab = Lab::new(Settings::new());
+    let guest = Plain::new(ram(None));
+    let vm: Arc<dyn SourceVm> = guest;
+    let to: Address = "rdma:10.0.0.2:1".parse().unwrap();
+    let start = |params: Parameters, capabilities: Capabilities| match Migration::start(
+        Arc::clone(&vm),
+        &to,
+        params,
+        capabilities,
+        Arc::new(()),
+    ) {
+        Err(StartError::Settings(error)) => error,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it has started"),
+    };
+    let params = || lab.parameters(ChunkSize::LEAST);
+    let multifd = || Capabilities { multifd: true, ..Capabilities::default() };
+
+    assert_eq!(start(params(), multifd()), SettingsError::RdmaIsOneLane);
+    let compressed = Parameters { multifd_compression: Compression::Zstd, ..params() };
+    assert_eq!(start(compressed, multifd()), SettingsError::RdmaIsUncompressed);
+    let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
+    assert_eq!(start(params(), mapped), SettingsError::MappedNeedsFile);
+}
+
+#[test]
+fn destination_that_registers_less_than_asked_for_is_named_with_its_chunk_size() {
+    for mib in [1, 2, 4] {
+        let lab = Lab::new(Settings::new());
+        let source = Plain::new(ram(Some(7)));
+        let short = Manner { ignores_counts: true, ..manner(Kind::Qemu, mib) };
+
+        let (outcome, ..) = migrate(&lab, &source, short, lab.parameters(ChunkSize::LEAST), false);
+
+        let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+        assert_eq!(error.fault(), Some(Fault::PeerIncompatible), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("remote access error") && text.contains("x-rdma-chunk-size"), "{text}");
+        assert!(text.contains(&format!("one chunk of {mib} MiB")), "{mib} MiB: {text}");
+        lab.assert_empty();
+    }
+}
+
+#[test]
+fn locked_memory_limit_that_is_too_small_is_named() {
+    for limit_mib in [0, 3, 5] {
+        let mut settings = Settings::new();
+        settings.locked_memory_bytes = Some(limit_mib * MIB);
+        let lab = Lab::new(settings);
+        let destination = Network::new(Settings::new()).unwrap().host(&[[10, 0, 0, 2].into()]);
+        drop(destination);
+
+        let guest = Plain::new(ram(Some(7)));
+        let target = Destination::listen(&lab.destination, ram(None), manner(Kind::Qemu, 1));
+        let migration =
+            start(&guest, &target, lab.parameters(ChunkSize::LEAST), Capabilities::default()).unwrap();
+
+        let outcome = migration.wait();
+        let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+        assert_eq!(error.fault(), Some(Fault::Local), "{error}");
+        assert!(error.to_string().contains("ulimit -l"), "{error}");
+        lab.network.kill(&lab.destination);
+        target.wait();
+    }
+}
+
+#[test]
+fn address_where_nobody_listens_is_an_error_that_says_so() {
+    let lab = Lab::new(Settings::new());
+    let vm: Arc<dyn SourceVm> = Plain::new(ram(None));
+    let to: Address = "rdma:10.0.0.2:9".parse().unwrap();
+    let params = lab.parameters(ChunkSize::LEAST);
+
+    let migration = Migration::start(vm, &to, params, Capabilities::default(), Arc::new(())).unwrap();
+
+    let outcome = migration.wait();
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    let text = error.to_string();
+    assert!(text.contains("cannot connect to rdma:10.0.0.2:9") && text.contains("nobody listens"), "{text}");
+    lab.assert_empty();
+}

@@ -1,0 +1,117 @@
+//! Memory arrives whole, whatever the destination is like.
+
+use sterna_wire::rdma::ChunkSize;
+
+use super::*;
+
+fn chunk(mib: u64) -> ChunkSize {
+    ChunkSize::new(mib * MIB).unwrap()
+}
+
+fn completes(
+    lab: &Lab,
+    seed: u64,
+    manner: Manner,
+    params: Parameters,
+    pin_all: bool,
+) -> (sterna::Statistics, Seen) {
+    println!("{manner:?}, own chunk {}, pin-all {pin_all}: seed {seed}", params.rdma.chunk);
+    let guest = guest(&mut fastrand::Rng::with_seed(seed));
+    // The guest writes when all of its memory has been sent.
+    guest.at_last(|guest| (0..300).for_each(|at| guest.write(at * 17 % 5000, at as u8)));
+    let (outcome, statistics, seen) = migrate(lab, &guest, manner, params, pin_all);
+    assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+    assert!(seen.is_whole && seen.session.is_some_and(|session| session != [0; 16]));
+    lab.assert_empty();
+    (statistics, seen)
+}
+
+#[test]
+fn qemu_of_any_chunk_size_gets_all_memory_and_no_question_twice() {
+    for (index, mib) in [1, 2, 8, 64, 1024].into_iter().enumerate() {
+        for own in [1, 16, 1024] {
+            let lab = Lab::new(Settings::seeded(index as u64));
+            let (statistics, seen) =
+                completes(&lab, mib, manner(Kind::Qemu, mib), lab.parameters(chunk(own)), false);
+
+            let mut starts: Vec<_> = seen.windows.iter().map(|window| (window.block, window.start)).collect();
+            starts.sort_unstable();
+            starts.dedup();
+            assert_eq!(starts.len(), seen.windows.len(), "{:?}", seen.windows);
+            let rdma = statistics.rdma.unwrap();
+            assert_eq!((rdma.in_flight_bytes, rdma.pinned_bytes, rdma.destination_pinned_bytes), (0, 0, 0));
+            assert!(rdma.written_bytes > 0 && rdma.writes > 0 && rdma.registrations > 0, "{rdma:?}");
+            assert_eq!(rdma.windows, seen.windows.len() as u64);
+            let counts = lab.network.counts();
+            assert_eq!((counts.writes, counts.write_bytes), (rdma.writes, rdma.written_bytes));
+            assert!(counts.write_bytes_most <= (own * MIB).min(2 * MIB));
+        }
+    }
+}
+
+#[test]
+fn qemu_without_return_path_gets_all_memory() {
+    let lab = Lab::new(Settings::seeded(3));
+    let without = Manner { has_return_path: false, ..manner(Kind::Qemu, 1) };
+    completes(&lab, 3, without, lab.parameters(chunk(1)), false);
+}
+
+#[test]
+fn pin_all_asks_for_nothing() {
+    for kind in [Kind::Qemu, Kind::Sterna] {
+        let lab = Lab::new(Settings::seeded(4));
+        let (statistics, seen) = completes(&lab, 4, manner(kind, 1), lab.parameters(chunk(1)), true);
+
+        assert_eq!(seen.windows.len(), BLOCKS.len());
+        assert_eq!(statistics.rdma.unwrap().windows, 0);
+    }
+}
+
+#[test]
+fn sterna_of_any_chunk_size_gets_all_memory_and_zero_ranges_in_few_messages() {
+    for (own, there) in [(1, 1), (1, 64), (64, 1), (1024, 1024)] {
+        let lab = Lab::new(Settings::seeded(5));
+        let (statistics, seen) =
+            completes(&lab, 5, manner(Kind::Sterna, there), lab.parameters(chunk(own)), false);
+
+        // A message for each round that has some.
+        assert!(seen.zero_ranges > 15 && seen.zero_messages < seen.phases, "{seen:?}");
+        assert_eq!(statistics.rdma.unwrap().registrations > 0, !seen.windows.is_empty());
+    }
+}
+
+#[test]
+fn limit_on_pinned_memory_holds_on_both_sides() {
+    let lab = Lab::new(Settings::seeded(6));
+    let mut params = lab.parameters(chunk(1));
+    params.rdma.pinned_limit_bytes = Some(4 * MIB);
+
+    let (_, seen) = completes(&lab, 6, manner(Kind::Sterna, 1), params, false);
+
+    assert!(seen.most_pinned <= 4 * MIB && seen.given_back > 0, "{seen:?}");
+    let buffers = 8 * MIB;
+    let here = lab.network.counts_of(&lab.source).pinned_bytes_most;
+    assert!(here <= 4 * MIB + buffers, "{here} bytes");
+}
+
+#[test]
+fn locked_memory_limit_bounds_what_is_registered_at_once() {
+    let mut settings = Settings::seeded(7);
+    settings.locked_memory_bytes = Some(40 * MIB);
+    let lab = Lab::new(settings);
+    let other = lab.source.other_program();
+    let adapter = other
+        .resolve(([10, 0, 0, 2], 1).into(), Duration::from_secs(9), &sterna_transport::CancelFlag::new())
+        .unwrap()
+        .adapter();
+    let memory = sterna_transport::rdma::Memory::anonymous((26 * MIB) as usize).unwrap();
+    let taken = adapter.register(memory, sterna_transport::rdma::Access::SOURCE).unwrap();
+
+    let guest = guest(&mut fastrand::Rng::with_seed(7));
+    let (outcome, ..) = migrate(&lab, &guest, manner(Kind::Qemu, 1), lab.parameters(chunk(1)), false);
+
+    assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+    assert!(lab.network.counts_of(&lab.source).pinned_bytes_most <= 40 * MIB);
+    drop(taken);
+    lab.assert_empty();
+}
