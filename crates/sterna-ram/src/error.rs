@@ -47,6 +47,18 @@ pub enum RamError {
         /// What was to be done.
         action: &'static str,
     },
+    /// Memory cannot be given back as long as an adapter uses its pages: see [`RamBlock::pin`](crate::RamBlock::pin).
+    #[error(
+        "memory of RAM block {block:?} cannot be given back: {len} bytes from {offset:#x} on are registered with an adapter"
+    )]
+    Pinned {
+        /// The block's name.
+        block: String,
+        /// The first byte that is pinned.
+        offset: u64,
+        /// How many from there on.
+        len: u64,
+    },
     /// The block's memory cannot be written.
     #[error("RAM block {block:?} is mapped read-only and cannot be written")]
     ReadOnly {

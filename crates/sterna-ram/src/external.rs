@@ -291,6 +291,7 @@ impl RamBlock {
             permissions: memory.permissions,
             owner: Owner::External(memory.owner),
             siblings: Mutex::default(),
+            pins: Mutex::default(),
         };
         let block = RamBlock::of(name, len_bytes, mapping);
         if memory.is_fresh {

@@ -34,6 +34,7 @@ mod guest;
 mod guest_memory;
 mod mapping;
 pub mod merge;
+mod pinned;
 mod poison;
 mod slice;
 mod sys;
@@ -51,6 +52,7 @@ pub use guest::{ChangeError, GuestRam, TrackingClaim};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::RegionPlan;
 pub use mapping::Backing;
+pub use pinned::PinnedRam;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;
 pub use sys::is_failed_memory;

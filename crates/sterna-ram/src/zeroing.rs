@@ -1,5 +1,6 @@
 //! Making pages zero, and giving memory back where that is permitted.
 
+use crate::mapping::NotDiscarded;
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock, RamError, absent};
 
 /// From this many pages on, making a range zero gives its memory back instead of storing zeros.
@@ -15,7 +16,8 @@ pub enum Emptied {
 }
 
 impl RamBlock {
-    /// Makes pages read as zero. Long ranges give their memory back where that is permitted; otherwise each page that is
+    /// Makes pages read as zero. Long ranges give their memory back where that is permitted and no page is
+    /// [pinned](RamBlock::pin); otherwise each page that is
     /// populated is compared, and written if it is not zero. Nothing is populated by this.
     ///
     /// # Errors
@@ -37,7 +39,7 @@ impl RamBlock {
     ///
     /// # Errors
     /// [`RamError::NotPermitted`] for memory of a VMM that does not permit it; nothing has changed then.
-    /// [`RamError::System`]; the bytes are then anything. [`RamBlock::empty`] does not depend on the kernel's leave.
+    /// [`RamError::Pinned`]; nothing has changed then, either. [`RamError::System`]; the bytes are then anything. [`RamBlock::empty`] does not depend on the kernel's leave.
     pub fn discard_all(&self) -> Result<(), RamError> {
         let pages = self.mapped_bytes() >> PAGE_SHIFT;
         let (inner, end) = self.whole_units(0, pages);
@@ -46,8 +48,8 @@ impl RamBlock {
         self.store_zeros(end, pages - end)
     }
 
-    /// Makes all bytes zero: gives the memory back, or where that is not permitted or the kernel refuses it (locked
-    /// memory before Linux 5.18, a sandbox) stores zeros.
+    /// Makes all bytes zero: gives the memory back, or where that is not permitted, a page is [pinned](RamBlock::pin), or
+    /// the kernel refuses it (locked memory before Linux 5.18, a sandbox), stores zeros.
     ///
     /// # Errors
     /// [`RamError`], if zeros cannot be stored either; the bytes are then anything.
@@ -127,9 +129,12 @@ impl RamBlock {
                 action: "give back memory of",
             });
         }
-        self.mapping
-            .discard(first * PAGE_BYTES, count * PAGE_BYTES)
-            .map_err(|(call, source)| self.system(call, source))?;
+        self.mapping.discard(first * PAGE_BYTES, count * PAGE_BYTES).map_err(|why| match why {
+            NotDiscarded::Pinned { offset, len } => {
+                RamError::Pinned { block: self.name().to_owned(), offset, len }
+            }
+            NotDiscarded::System(call, source) => self.system(call, source),
+        })?;
         // Pages that have failed went with the rest; the kernel does not give them again.
         self.poison.clear(first, count);
         Ok(())

@@ -1,6 +1,7 @@
 //! One mapping of this process: the engine's own, or memory that the VMM mapped.
 
 mod own;
+mod pins;
 
 use std::any::Any;
 use std::fmt;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Weak};
 use crate::sys::check;
 use crate::{MemoryPermissions, PAGE_BYTES};
 use parking_lot::Mutex;
+use pins::Pins;
 
 /// What the memory of a block is made of that the engine maps itself ([`RamBlock::new`](crate::RamBlock::new)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,6 +130,8 @@ pub(crate) struct Mapping {
     pub(super) owner: Owner,
     /// Other mappings of the same file in the same guest: see [`Mapping::link`].
     pub(super) siblings: Mutex<Vec<Weak<Mapping>>>,
+    /// Bytes whose pages must not be given back.
+    pub(crate) pins: Mutex<Pins>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw pointers
@@ -159,6 +163,7 @@ impl Mapping {
             permissions: MemoryPermissions::all(),
             owner: Owner::Mapping,
             siblings: Mutex::default(),
+            pins: Mutex::default(),
         })
     }
 
@@ -175,6 +180,7 @@ impl Mapping {
             permissions: MemoryPermissions::all(),
             owner: Owner::Nobody,
             siblings: Mutex::default(),
+            pins: Mutex::default(),
         }
     }
 
@@ -256,13 +262,22 @@ impl Mapping {
     }
 
     /// Gives the memory of bytes `[offset, offset + len)` back; they read as zero afterwards. Whole pages of
-    /// [`Mapping::page_bytes`] only, and only where the owner permits it: the one place that gives memory back.
-    /// On failure says which call failed; the bytes are then anything.
-    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
+    /// [`Mapping::page_bytes`] only, only where the owner permits it, and nothing that is pinned: the one place that gives
+    /// memory back. If a call fails, the bytes are then anything.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), NotDiscarded> {
         assert!(self.permissions.discard, "whoever discards has asked for the permission");
         if len == 0 {
             return Ok(());
         }
+        // Until it is done: what is pinned afterwards is pinned as it is then.
+        let pins = self.pins.lock();
+        if let Some(pinned) = pins.first_in(offset..offset + len) {
+            return Err(NotDiscarded::Pinned { offset: pinned.start, len: pinned.end - pinned.start });
+        }
+        self.discard_unpinned(offset, len).map_err(|(call, source)| NotDiscarded::System(call, source))
+    }
+
+    fn discard_unpinned(&self, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
         match (self.kind, &self.file) {
             (Kind::Anonymous, _) => match self.advise(offset, len, libc::MADV_DONTNEED) {
                 // What a locked mapping says. Linux 5.18 has an advice of its own for those.
@@ -277,6 +292,15 @@ impl Mapping {
             (_, Some(range)) => punch_hole(range, offset, len),
         }
     }
+}
+
+/// Why memory was not given back.
+#[derive(Debug)]
+pub(crate) enum NotDiscarded {
+    /// These bytes are pinned. Nothing was given back.
+    Pinned { offset: u64, len: u64 },
+    /// This call failed.
+    System(&'static str, io::Error),
 }
 
 fn punch_hole(range: &FileRange, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {

@@ -16,6 +16,7 @@ mod external;
 mod fork;
 mod kvm;
 mod merge;
+mod pinned;
 mod poison;
 mod ring;
 mod slots;

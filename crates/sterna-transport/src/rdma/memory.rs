@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use sterna_ram::{Backing, PAGE_SIZE, RamBlock, RamError, RamSlice};
+use sterna_ram::{Backing, PAGE_SIZE, PinnedRam, RamBlock, RamError, RamSlice};
 
 /// A range of this process's memory, and what keeps it mapped. The guest may write it at any time.
 #[derive(Clone)]
@@ -127,35 +127,53 @@ impl Access {
     }
 }
 
-/// Registered memory. Dropping it deregisters it; the memory lives at least until then.
-pub struct Registration {
-    /// Deregisters when it is dropped, which must be before `memory` is.
-    _handle: Box<dyn Any + Send + Sync>,
+/// Memory that an adapter is about to register: its pages stay in place from now on ([`RamBlock::pin`]).
+#[derive(Debug)]
+pub struct PinnedMemory {
     memory: Memory,
     access: Access,
+    /// `None` for memory that is not a block's, and where the adapter follows the pages.
+    _pin: Option<PinnedRam>,
+}
+
+impl PinnedMemory {
+    /// Keeps the pages of `memory` in place, unless `access` is on demand.
+    pub fn new(memory: Memory, access: Access) -> Self {
+        let block = memory.block().filter(|_| !access.on_demand);
+        // It is inside the block, so nothing refuses it.
+        let pin = block.and_then(|(block, offset)| block.pin(offset, memory.len() as u64).ok());
+        Self { memory, access, _pin: pin }
+    }
+
+    /// What it is.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+/// Registered memory. Dropping it deregisters it; the memory lives at least until then, and its pages stay in place.
+pub struct Registration {
+    /// Deregisters when it is dropped, which must be before `pinned` is.
+    _handle: Box<dyn Any + Send + Sync>,
+    pinned: PinnedMemory,
     lkey: u32,
     rkey: u32,
 }
 
 impl Registration {
-    /// What an adapter makes of memory; `handle` deregisters when it is dropped.
-    pub fn new(
-        memory: Memory,
-        access: Access,
-        (lkey, rkey): (u32, u32),
-        handle: impl Any + Send + Sync,
-    ) -> Self {
-        Self { _handle: Box::new(handle), memory, access, lkey, rkey }
+    /// What an adapter makes of memory that was pinned before it was registered; `handle` deregisters when it is dropped.
+    pub fn new(pinned: PinnedMemory, (lkey, rkey): (u32, u32), handle: impl Any + Send + Sync) -> Self {
+        Self { _handle: Box::new(handle), pinned, lkey, rkey }
     }
 
     /// What is registered.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.pinned.memory
     }
 
     /// What may be done to it.
     pub fn access(&self) -> Access {
-        self.access
+        self.pinned.access
     }
 
     /// The key for work requests of this side.
@@ -170,8 +188,8 @@ impl Registration {
 
     /// `len` bytes from `offset` on, for a work request; `None` if they are not inside.
     pub fn piece(&self, offset: usize, len: u32) -> Option<Piece> {
-        (offset.checked_add(len as usize)? <= self.memory.len()).then(|| Piece {
-            address: self.memory.address() + offset as u64,
+        (offset.checked_add(len as usize)? <= self.memory().len()).then(|| Piece {
+            address: self.memory().address() + offset as u64,
             len,
             lkey: self.lkey,
         })
@@ -180,7 +198,7 @@ impl Registration {
 
 impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { _handle: _, memory, access, lkey, rkey } = self;
+        let Self { _handle: _, pinned: PinnedMemory { memory, access, _pin: _ }, lkey, rkey } = self;
         let mut out = f.debug_struct("Registration");
         out.field("memory", memory).field("access", access).field("lkey", lkey).field("rkey", rkey).finish()
     }

@@ -36,6 +36,6 @@ pub use connection::{ConnectParameters, Connection, Event, Queue, QueuePairAttri
 pub use endpoint::{Endpoint, EndpointSizes, Write};
 pub use error::{RdmaError, RejectReason};
 pub use fabric::{Fabric, Listener, PRIVATE_DATA, PrivateDataLimits, Request, Route};
-pub use memory::{Access, Memory, Piece, Registration};
+pub use memory::{Access, Memory, Piece, PinnedMemory, Registration};
 pub use verbs::{GidReport, HostReport, PortReport, VerbsFabric};
 pub use work::{Completion, CompletionKind, CompletionStatus, Operation, SendRequest};

@@ -34,17 +34,23 @@ const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 /// A TLS handshake's first bytes, whatever the version.
 const TLS_MAGIC: [u8; 2] = [0x16, 3];
 /// Between two attempts to accept when the system refuses.
-const RETRY: Duration = Duration::from_millis(200);
+pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// Starts the listener thread. The address is free when it has ended.
 pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
-    let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
-    let died = move |error: MigrationError| {
-        if !at_death.end_before_it_began(error.clone()) {
-            at_death.fail(error);
-        }
-    };
+    let died = unless_begun(shared);
+    let shared = Arc::clone(shared);
     threads::spawn("listener", move || listen(&shared, &listener), died)
+}
+
+/// What the death of a listener thread means.
+pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Send + 'static {
+    let shared = Arc::clone(shared);
+    move |error: MigrationError| {
+        if !shared.end_before_it_began(error.clone()) {
+            shared.fail(error);
+        }
+    }
 }
 
 fn listen(shared: &Arc<Shared>, listener: &Listener) {
@@ -69,7 +75,20 @@ fn listen(shared: &Arc<Shared>, listener: &Listener) {
 }
 
 fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
-    if let Some(gone) = shared.greetings.enter(&channel) {
+    enter(shared, &channel);
+    let greeter = {
+        let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
+        move || greet_with(&shared, channel, sort)
+    };
+    // What may panic in it is caught there.
+    if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
+        end_greeting(shared, channel, Some(error));
+    }
+}
+
+/// A connection is about to say what it is for.
+pub(super) fn enter(shared: &Shared, channel: &Arc<Channel>) {
+    if let Some(gone) = shared.greetings.enter(channel) {
         gone.shutdown();
         warn(shared, &format!("{}: refused for a newer connection, because too many are open", gone.peer()));
     }
@@ -77,17 +96,16 @@ fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
     if shared.closing.is_cancelled() {
         channel.shutdown();
     }
-    let greeter = {
-        let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
-        move || {
-            let sorted = tried("the greeting of a connection", || Break::failure(sort(&shared, &channel)));
-            end_greeting(&shared, channel, sorted.err());
-        }
-    };
-    // What may panic in it is caught there.
-    if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
-        end_greeting(shared, channel, Some(error));
-    }
+}
+
+/// Lets a connection that was entered say what it is for.
+pub(super) fn greet_with(
+    shared: &Arc<Shared>,
+    channel: Arc<Channel>,
+    sort: impl FnOnce(&Arc<Shared>, &Arc<Channel>) -> Result<(), Break>,
+) {
+    let sorted = tried("the greeting of a connection", || Break::failure(sort(shared, &channel)));
+    end_greeting(shared, channel, sorted.err());
 }
 
 /// A connection's greeting is over, well or with an error.
@@ -150,7 +168,7 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     Err(MigrationError::PeerMisbehaved { what }.into())
 }
 
-fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
+pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
@@ -172,7 +190,7 @@ fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
 
 /// Reads on, without taking anything, until header and configuration are known to fit this side.
 fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
-    let expect = shared.target.expectations(&shared.capabilities);
+    let expect = shared.expectations();
     let mut decoder = MainDecoder::new(shared.target.knowledge(), expect);
     let (mut bytes, mut position) = (greeting.peek(0, 4)?, 0);
     loop {

@@ -206,6 +206,10 @@ impl Control {
     /// Waits until all is loaded, and checks it. Gives whether the guest ran at the source.
     fn await_completion(&self, driver: &Driver<Destination>) -> Result<bool, Break> {
         self.wait_for_streams(driver)?;
+        // The last of guest memory has come: from here on it is checked, and then the guest's.
+        if let Some(rdma) = &self.shared.rdma {
+            rdma.end_writes()?;
+        }
         self.shared.rounds.complete()?;
         let wants_to_run = self.shared.target.finish_loading()?;
         self.check_memory()?;
@@ -418,12 +422,16 @@ impl Control {
     fn close_channels(&mut self) {
         if !self.shared.stopping.load(Ordering::Acquire) {
             self.hear_the_source_out();
+        } else if let Some(rdma) = &self.shared.rdma {
+            // Loading was stopped: this side has failed.
+            rdma.say_error();
         }
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.end();
         self.join();
+        self.shared.close_rdma();
     }
 
     fn reset(&mut self) {

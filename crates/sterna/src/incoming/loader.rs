@@ -17,6 +17,7 @@ use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
+use super::rdma::phase::Phases;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
 use super::streams::inbox::Inbox;
@@ -63,19 +64,21 @@ pub(super) struct Loader<'a> {
     pub(super) was_asked: bool,
     /// The source keeps to what devices' streams are granted.
     has_stream_credit: bool,
+    /// Over RDMA.
+    phases: Option<Phases<'a>>,
 }
 
 impl<'a> Loader<'a> {
     fn new(shared: &'a Shared, channel: &Arc<Channel>) -> Self {
-        let expect = shared.target.expectations(&shared.capabilities);
-        let decoder = MainDecoder::new(shared.target.knowledge(), expect);
-        Self::with(shared, Reader::new(Arc::clone(channel)), decoder)
+        let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations());
+        let mut loader = Self::with(shared, Reader::new(Arc::clone(channel)), decoder);
+        loader.phases = shared.rdma.as_deref().map(|rdma| Phases::new(shared, rdma, Arc::clone(channel)));
+        loader
     }
 
     /// A loader of what lies in a file from byte `offset` on.
     pub(super) fn of_file(shared: &'a Shared, file: &Arc<PageFile>, offset: u64) -> Self {
-        let expect = shared.target.expectations(&shared.capabilities);
-        let decoder = MainDecoder::new(shared.target.knowledge(), expect).starting_at(offset);
+        let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations()).starting_at(offset);
         Self::with(shared, Reader::of_file(file, offset), decoder)
     }
 
@@ -91,6 +94,7 @@ impl<'a> Loader<'a> {
             has_return_path: false,
             was_asked: false,
             has_stream_credit: false,
+            phases: None,
         }
     }
 
@@ -185,13 +189,16 @@ impl<'a> Loader<'a> {
                 let silence = self.shared.group.watch();
                 self.shared.rounds.flush(silence, self.shared.params.limits.stall)
             }
-            // Only a main channel over RDMA expects them, and this loader reads sockets and files.
-            MainItem::Hook { .. } => {
-                let rule = "a hook of RDMA, and this connection is none";
-                let error =
-                    WireError::local("RAM record", self.decoder.position(), "specs/rdma.md §5.2", rule);
-                Err(MigrationError::wire(CHANNEL)(error))
-            }
+            MainItem::Hook { .. } => match &mut self.phases {
+                Some(phases) => phases.run(),
+                // Only a main channel over RDMA expects them.
+                None => {
+                    let rule = "a hook of RDMA, and this connection is none";
+                    let error =
+                        WireError::local("RAM record", self.decoder.position(), "specs/rdma.md §5.2", rule);
+                    Err(MigrationError::wire(CHANNEL)(error))
+                }
+            },
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);
                 // A source with credit has written a barrier after the last chunk.
@@ -224,6 +231,9 @@ impl<'a> Loader<'a> {
     fn command(&mut self, command: Command) -> Result<(), MigrationError> {
         match command {
             Command::OpenReturnPath => {
+                if let Some(rdma) = &self.shared.rdma {
+                    rdma.await_return_path(self.shared.params.limits.setup)?;
+                }
                 self.has_return_path = true;
                 self.shared.report(Fed::ReturnPathOpened);
                 let streams = &self.shared.streams;
@@ -279,6 +289,9 @@ impl<'a> Loader<'a> {
         let Some(table) = table else {
             return Err(MigrationError::Internal("a block list without a table of blocks".to_owned()));
         };
+        if let Some(phases) = &mut self.phases {
+            phases.blocks_came(blocks, table)?;
+        }
         let started = shared.target.ram_starts(&RamStart {
             section_id: self.decoder.section_id(),
             blocks,
@@ -340,6 +353,7 @@ impl<'a> Loader<'a> {
         if name == Handover::SECTION_NAME {
             let handover = Handover::decode(version, body).map_err(MigrationError::wire(CHANNEL))?;
             let id = MigrationId(handover.migration_id);
+            self.check_session(id)?;
             self.is_sterna = true;
             self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
             match handover.secret {
@@ -366,6 +380,22 @@ impl<'a> Loader<'a> {
             kind,
             body,
         })
+    }
+}
+
+impl Loader<'_> {
+    /// Over RDMA, a Sterna has named its migration when it connected (specs/rdma.md §2.3).
+    fn check_session(&self, id: MigrationId) -> Result<(), MigrationError> {
+        let introduction = self.shared.rdma.as_ref().and_then(|rdma| rdma.introduction());
+        match introduction {
+            Some(introduction) if introduction.session != id.0 => {
+                let rule = "another migration's id than the session of the RDMA connection";
+                let error =
+                    WireError::misbehaved("handover", self.decoder.position(), "specs/rdma.md §2.3", rule);
+                Err(MigrationError::wire(CHANNEL)(error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

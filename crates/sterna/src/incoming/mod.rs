@@ -17,6 +17,7 @@ mod load_file;
 mod loader;
 mod places;
 mod questions;
+mod rdma;
 mod reader;
 mod rounds;
 mod sections;
@@ -36,13 +37,15 @@ use sterna_transport::{Address, Listener, TlsEndpoint};
 pub use arrival::Arrival;
 pub use sterna_proto::destination::Refusal;
 
+use crate::error::MigrationError;
 use crate::events::{Observer, Status};
-use crate::params::{Capabilities, Parameters};
+use crate::params::{Capabilities, Compression, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::TargetVm;
 use load_file::LoadFile;
+use rdma::state::Rdma;
 use shared::Shared;
 use target::Target;
 use vm_target::VmTarget;
@@ -95,20 +98,40 @@ impl Incoming {
         if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
             return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server }.into());
         }
+        if matches!(at, Address::Rdma { .. }) {
+            check_rdma(target.as_ref(), &params, &capabilities)?;
+        }
         let file = LoadFile::open(at, &params, &capabilities)?;
         let custody = claim(target.as_ref())?;
         if let Some(file) = file {
             return Self::load((target, custody), at, file, params, capabilities, observer);
         }
+        if let Address::Rdma { host, port } = at {
+            let bound = rdma::listen::bind((host, *port), &params);
+            let (listener, port) = bound.map_err(|error| StartError::System(error.to_string()))?;
+            let address = Address::Rdma { host: host.clone(), port };
+            let of_rdma = Arc::new(Rdma::new(params.rdma.chunk, params.rdma.pinned_limit_bytes));
+            let mut shared = Shared::new((target, custody), address, params, capabilities, observer)
+                .map_err(|error| StartError::System(error.to_string()))?;
+            shared.rdma = Some(Arc::clone(&of_rdma));
+            return Self::begin(shared, |shared| rdma::listen::spawn(shared, &of_rdma, listener));
+        }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
         let address = listener.local_address();
         let shared = Shared::new((target, custody), address, params, capabilities, observer)
             .map_err(|error| StartError::System(error.to_string()))?;
-        let shared = Arc::new(shared);
+        Self::begin(shared, |shared| accept::spawn(shared, listener))
+    }
+
+    /// Starts the threads. `listen` starts the one that accepts connections.
+    fn begin(
+        shared: Shared,
+        listen: impl FnOnce(&Arc<Shared>) -> Result<JoinHandle<()>, MigrationError>,
+    ) -> Result<Self, StartError> {
         // Before the threads: if only one of them starts, it ends that one.
-        let mut guard = Guard { shared, listening: None };
+        let mut guard = Guard { shared: Arc::new(shared), listening: None };
         control::spawn(&guard.shared)
-            .and_then(|()| accept::spawn(&guard.shared, listener))
+            .and_then(|()| listen(&guard.shared))
             .map(|thread| guard.listening = Some(thread))
             .map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { guard: Arc::new(guard) })
@@ -218,6 +241,27 @@ impl Incoming {
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
     }
+}
+
+/// What does not go with a destination at `rdma:`.
+fn check_rdma(
+    target: &dyn Target,
+    params: &Parameters,
+    capabilities: &Capabilities,
+) -> Result<(), SettingsError> {
+    if target.ram_sink().is_none() {
+        return Err(SettingsError::ImageOverRdma);
+    }
+    if params.tls.is_some() {
+        return Err(SettingsError::RdmaHasNoTls);
+    }
+    if capabilities.multifd && params.multifd_compression != Compression::None {
+        return Err(SettingsError::RdmaIsUncompressed);
+    }
+    if capabilities.multifd {
+        return Err(SettingsError::RdmaIsOneLane);
+    }
+    Ok(())
 }
 
 /// Claims the VM's guest, or the place for one.

@@ -12,11 +12,13 @@ use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, Stat
 use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
 use sterna_wire::extension::MigrationSecret;
+use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
 use super::places::Places;
+use super::rdma::state::Rdma;
 use super::rounds::Rounds;
 use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
@@ -36,6 +38,8 @@ pub(super) struct Shared {
     pub address: Address,
     /// The file, where the guest comes out of one.
     pub file: Option<LoadFile>,
+    /// What there is beside the channel where the guest comes over RDMA.
+    pub rdma: Option<Arc<Rdma>>,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -121,6 +125,7 @@ impl Shared {
             custody: custody.map(Arc::new),
             layout: OnceLock::new(),
             file: None,
+            rdma: None,
             rounds: Rounds::new(lanes),
             streams: Inboxes::new(Streamed::of(&target.devices()), params.max_queued_stream_bytes),
             driver: OnceLock::new(),
@@ -151,6 +156,11 @@ impl Shared {
             shared.set_layout(layout);
         }
         Ok(shared)
+    }
+
+    /// What the main channel has to agree with.
+    pub(super) fn expectations(&self) -> Expectations {
+        Expectations { rdma: self.rdma.is_some(), ..self.target.expectations(&self.capabilities) }
     }
 
     /// Where pages go, once RAM's blocks are known.
@@ -220,8 +230,16 @@ impl Shared {
         drop(arrival);
         self.note_error(why);
         self.places.end();
+        self.close_rdma();
         self.changed.notify_all();
         true
+    }
+
+    /// Nothing is written to guest memory over RDMA any more, and none of it is registered.
+    pub(super) fn close_rdma(&self) {
+        if let Some(rdma) = &self.rdma {
+            rdma.close();
+        }
     }
 
     /// Says who has the guest, where the machine alone does not tell.
@@ -438,7 +456,7 @@ impl Shared {
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
             cleared_pages: self.target.cleared_pages(),
             streams: self.streams.statistics(),
-            rdma: None,
+            rdma: self.rdma.as_ref().map(|rdma| rdma.statistics()),
         }
     }
 

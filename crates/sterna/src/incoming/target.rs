@@ -15,7 +15,7 @@ use sterna_wire::ram::BlockList;
 
 use crate::error::MigrationError;
 use crate::hooks::Hook;
-use crate::pages::PageSink;
+use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
 use crate::vm::Device;
 
@@ -24,6 +24,10 @@ pub(crate) trait Target: Send + Sync {
     /// Whether the guest's RAM is memory of this process, so that it can be loaded from a file to where it is.
     fn is_in_memory(&self) -> bool {
         false
+    }
+    /// Where pages go that come without this side's doing, by RDMA; `None` where the guest is not in memory.
+    fn ram_sink(&self) -> Option<&RamSink> {
+        None
     }
     /// The RAM of the VM that the guest comes into; `None` where it lies elsewhere.
     fn guest(&self) -> Option<&GuestRam> {

@@ -81,6 +81,10 @@ impl Target for VmTarget {
         true
     }
 
+    fn ram_sink(&self) -> Option<&RamSink> {
+        Some(&self.sink)
+    }
+
     fn guest(&self) -> Option<&GuestRam> {
         Some(&self.ram)
     }

@@ -44,6 +44,10 @@ impl Target for MemoryTarget {
         true
     }
 
+    fn ram_sink(&self) -> Option<&RamSink> {
+        Some(&self.sink)
+    }
+
     fn guest(&self) -> Option<&GuestRam> {
         Some(&self.ram)
     }

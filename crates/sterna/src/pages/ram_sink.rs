@@ -1,5 +1,7 @@
 //! Received pages go into guest RAM, in place.
 
+mod remote;
+
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -137,7 +139,7 @@ impl RamSink {
         })
     }
 
-    /// Makes those pages of a run zero that may hold bytes. Then they hold none.
+    /// Makes those pages of a run zero that may hold bytes. Then they hold none, unless they are registered.
     fn clear(&self, run: PageRun) -> Result<(), MigrationError> {
         let (holds, block) = (self.holds().block(run.block), self.ram.block(run.block));
         let mut page = run.first;
@@ -146,6 +148,7 @@ impl RamSink {
                 holds.set_range(held.first, held.count);
                 return Err(error.into());
             }
+            remote::hold_what_is_pinned(block, holds, held);
             self.cleared.fetch_add(held.count, Ordering::Relaxed);
             page = held.end();
         }

@@ -21,6 +21,9 @@ pub struct DestinationStream {
     main: Endpoint,
     incoming: Mutex<(DestinationSession, Leftover)>,
     back: OnceLock<Writer>,
+    /// Whether all memory is registered at once, as this side has agreed to.
+    pins_all: bool,
+    has_begun_phases: AtomicBool,
     is_reading_over: AtomicBool,
 }
 
@@ -38,10 +41,17 @@ impl DestinationStream {
         let mut session = DestinationSession::new();
         let main = accept(request, reply, session.starting(), limit, cancel)?;
         let incoming = Mutex::new((session, Leftover::default()));
-        Ok(Self { main, incoming, back: OnceLock::new(), is_reading_over: AtomicBool::new(false) })
+        Ok(Self {
+            main,
+            incoming,
+            back: OnceLock::new(),
+            pins_all: reply.pin_all,
+            has_begun_phases: AtomicBool::new(false),
+            is_reading_over: AtomicBool::new(false),
+        })
     }
 
-    /// Accepts a request as the return path. A second one is rejected: false.
+    /// Accepts a request as the return path. A second one is rejected: false. The source cannot write memory through it.
     ///
     /// # Errors
     /// [`StreamError::Rdma`].
@@ -58,6 +68,7 @@ impl DestinationStream {
         }
         let mut commander = Commander::new();
         let endpoint = accept(request, reply, commander.starting(), limit, cancel)?;
+        endpoint.connection().set_remote_write(false)?;
         Ok(self.back.set(Writer::new(endpoint, commander)).is_ok())
     }
 
@@ -66,6 +77,7 @@ impl DestinationStream {
     /// # Errors
     /// [`StreamError::Protocol`] if one is open already.
     pub fn begin_phase(&self) -> Result<(), StreamError> {
+        self.has_begun_phases.store(true, Ordering::SeqCst);
         self.incoming.lock().0.hook().map_err(broken)
     }
 
@@ -100,6 +112,31 @@ impl DestinationStream {
     /// [`StreamError::Rdma`] if it could not be taken away: shut the stream down instead.
     pub fn end_remote_writes(&self) -> Result<(), StreamError> {
         Ok(self.main.connection().set_remote_write(false)?)
+    }
+
+    /// Ends both connections and destroys their queue pairs: when this returns, nothing is written to this side's memory any
+    /// more.
+    pub fn destroy(&self) {
+        self.shutdown();
+        self.main.connection().destroy();
+        if let Some(back) = self.back.get() {
+            back.endpoint.connection().destroy();
+        }
+    }
+
+    /// Whether the source has opened the return path.
+    pub fn has_return_path(&self) -> bool {
+        self.back.get().is_some()
+    }
+
+    /// Whether the stream has come to a hook.
+    pub fn has_begun_phases(&self) -> bool {
+        self.has_begun_phases.load(Ordering::SeqCst)
+    }
+
+    /// Whether all memory is to be registered when the source asks for the blocks.
+    pub fn pins_all(&self) -> bool {
+        self.pins_all
     }
 
     /// Tells the source that this side has failed, as far as it hears.

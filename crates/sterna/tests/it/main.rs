@@ -19,6 +19,7 @@ mod migrate;
 mod opaque;
 mod page_order;
 mod poisoned;
+mod rdma_destination;
 mod rdma_source;
 mod rdma_stream;
 mod save;

@@ -22,6 +22,11 @@ impl Recording {
     pub fn take(machine_type: &str, lanes: u8) -> Self {
         let (source, _) = super::vms();
         source.is_machine(machine_type);
+        Self::of(&source, lanes)
+    }
+
+    /// What the engine sends of this guest, which is paused and stays so.
+    pub fn of(source: &Arc<super::TestVm>, lanes: u8) -> Self {
         source.guest.pause().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to: Address = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
@@ -40,7 +45,7 @@ impl Recording {
         params.limits.setup = std::time::Duration::from_secs(10);
         capabilities.multifd = lanes > 0;
         capabilities.return_path = false;
-        let migration = super::vm::start(&source, &to, &params, capabilities, Arc::new(()));
+        let migration = super::vm::start(source, &to, &params, capabilities, Arc::new(()));
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
         let (mut main, mut rest) = (Vec::new(), vec![Vec::new(); usize::from(lanes)]);

@@ -9,7 +9,9 @@ use super::faults::Fault;
 use super::network::World;
 use super::region::Region;
 use super::state::{State, keys};
-use crate::rdma::{Access, Adapter, AdapterInfo, LockedMemory, Memory, RdmaError, Registration};
+use crate::rdma::{
+    Access, Adapter, AdapterInfo, LockedMemory, Memory, PinnedMemory, RdmaError, Registration,
+};
 
 /// A host's adapter, with a protection domain.
 #[derive(Debug, Clone)]
@@ -82,6 +84,7 @@ impl Adapter for DoubleAdapter {
             core.state().counts(self.host).registrations_failed += 1;
             return Err(refusal);
         }
+        let pinned_memory = PinnedMemory::new(memory.clone(), access);
         // Populating takes time, so without the lock.
         let pins = !access.on_demand && core.settings.copies_writes;
         let mut region = Region::new(self.domain, memory.clone(), access, pins);
@@ -96,7 +99,7 @@ impl Adapter for DoubleAdapter {
         counts.pinned_bytes += pinned;
         counts.pinned_bytes_most = counts.pinned_bytes_most.max(counts.pinned_bytes);
         let handle = Handle { world: self.world.clone(), host: self.host, index, pinned };
-        Ok(Registration::new(memory, access, keys(index), handle))
+        Ok(Registration::new(pinned_memory, keys(index), handle))
     }
 }
 

@@ -9,7 +9,9 @@ use super::abi::*;
 use super::context::Context;
 use super::locked::locked_memory;
 use super::{failed, ports};
-use crate::rdma::{Access, Adapter, AdapterInfo, LockedMemory, Memory, RdmaError, Registration};
+use crate::rdma::{
+    Access, Adapter, AdapterInfo, LockedMemory, Memory, PinnedMemory, RdmaError, Registration,
+};
 
 /// A fabric's protection domain on one device.
 pub(crate) struct Domain {
@@ -44,8 +46,9 @@ impl Domain {
         if let Some(refusal) = locked.and_then(|locked| refusal(locked, len as u64)) {
             return Err(refusal);
         }
+        let pinned = PinnedMemory::new(memory, access);
         let register = self.context.library().verbs.ibv_reg_mr;
-        let start = memory.slice().as_ptr().cast();
+        let start = pinned.memory().slice().as_ptr().cast();
         // SAFETY: the memory is mapped as long as its owner lives, which is as long as the registration below: it keeps both
         // and drops the handle first. The adapter's access is like that of another thread through raw pointers.
         let raw = NonNull::new(unsafe { register(self.raw(), start, len, flags(access)) });
@@ -55,7 +58,7 @@ impl Domain {
         };
         // SAFETY: the library has just given it to us.
         let keys = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Registration::new(memory, access, keys, Region { domain: self.clone(), raw }))
+        Ok(Registration::new(pinned, keys, Region { domain: self.clone(), raw }))
     }
 }
 

@@ -1,0 +1,106 @@
+//! What becomes of a connect request.
+
+use std::sync::Arc;
+
+use sterna_transport::Channel;
+use sterna_transport::rdma::Request;
+use sterna_wire::rdma::{ConnectReply, Part};
+
+use super::super::accept::{enter, greet_with, main_channel, warn};
+use super::super::greeting::Greeting;
+use super::super::shared::Shared;
+use super::state::Rdma;
+use crate::error::MigrationError;
+use crate::rdma::DestinationStream;
+use crate::threads::{self, tried};
+
+/// Says that something was refused, unless too much of that was said.
+pub(super) fn refuse(shared: &Shared, rdma: &Rdma, text: &str) {
+    match rdma.refusals.next(text) {
+        Some(text) => warn(shared, &text),
+        None => tracing::debug!("{text}"),
+    }
+}
+
+/// A request that was admitted.
+struct Admitted {
+    request: Box<dyn Request>,
+    part: Part,
+    reply: ConnectReply,
+    /// The source that it belongs to.
+    source: u64,
+    peer: String,
+}
+
+/// Decides on a request: rejects it, or lets a thread accept it, which may take as long as the peer likes.
+pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Request>) {
+    let peer = format!("rdma:{}", request.peer());
+    match rdma.admit(request.private_data(), shared.places.is_complete()) {
+        Err(refused) => {
+            // Without a word: a QEMU would take it for its version.
+            let rejected = request.reject(&[]).err().map(|error| format!(" ({error})")).unwrap_or_default();
+            refuse(shared, rdma, &format!("connection refused: {peer}: {refused}{rejected}"));
+        }
+        Ok((part, reply, source)) => {
+            let admitted = Admitted { request, part, reply, source, peer };
+            let (of_thread, of_rdma) = (Arc::clone(shared), Arc::clone(rdma));
+            let connect = move || admitted.connect(&of_thread, &of_rdma);
+            if let Err(error) = threads::spawn("greeter", connect, |_| ()) {
+                rdma.gone(part, source);
+                refuse(shared, rdma, &format!("connection refused: {error}"));
+            }
+        }
+    }
+}
+
+impl Admitted {
+    fn connect(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) {
+        let (part, source, peer) = (self.part, self.source, self.peer.clone());
+        let connected = tried("accepting a connection over RDMA", || match part {
+            Part::Main => self.main(shared, rdma),
+            Part::ReturnPath => self.return_path(shared, rdma),
+            Part::Lane(_) | Part::Question => {
+                Err(MigrationError::PeerIncompatible { what: format!("{peer}: {part} is not taken here") })
+            }
+        });
+        if let Err(error) = connected {
+            rdma.gone(part, source);
+            refuse(shared, rdma, &format!("connection refused: {error}"));
+        }
+    }
+
+    /// The main connection: the channel that the guest comes on, if its first bytes fit.
+    fn main(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
+        let setup = shared.params.limits.setup;
+        let limit = Greeting::limit_of(setup);
+        let stream = DestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
+        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
+        let channel = Arc::new(Channel::over(stream.clone(), self.peer));
+        if !rdma.has_main(self.source, stream) {
+            return Ok(());
+        }
+        enter(shared, &channel);
+        greet_with(shared, channel, |shared, channel| main_channel(shared, &Greeting::new(channel, setup)));
+        if !shared.places.is_complete() {
+            // The next source can come.
+            rdma.gone(Part::Main, self.source);
+        }
+        Ok(())
+    }
+
+    fn return_path(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
+        let limit = Greeting::limit_of(shared.params.limits.setup);
+        let gone = || MigrationError::PeerIncompatible {
+            what: format!("{}: a return path, and its main connection is gone", self.peer),
+        };
+        let stream = rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
+        let accepted = stream.accept_return_path(self.request, &self.reply, limit, &shared.closing);
+        accepted.map_err(|error| refused(&self.peer, &error))?;
+        rdma.has_return_path();
+        Ok(())
+    }
+}
+
+fn refused(peer: &str, error: &sterna_transport::StreamError) -> MigrationError {
+    MigrationError::Transport(format!("{peer}: {error}"), None)
+}

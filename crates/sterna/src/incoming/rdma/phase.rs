@@ -1,0 +1,303 @@
+//! A phase: the commands between a hook of the stream and REGISTER_FINISHED (specs/rdma.md §5.3).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sterna_transport::rdma::{Access, Adapter, Memory, RdmaError, Registration};
+use sterna_transport::{Channel, Direction, StreamError};
+use sterna_wire::multifd::BlockTable;
+use sterna_wire::ram::BlockList;
+use sterna_wire::rdma::session::Arrival;
+use sterna_wire::rdma::{
+    BlockPlace, BlockPlaces, BlockRange, Message, MessageType, Record, Records, RegisterRequest,
+    RegisterResult, UnregisterRequest, ZeroRange, encode_empty, encode_records,
+};
+
+use super::super::shared::Shared;
+use super::source_chunk::SourceChunk;
+use super::state::Rdma;
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::pages::RamSink;
+use crate::rdma::DestinationStream;
+
+const CHANNEL: &str = "commands over RDMA";
+
+/// Carries out the phases of one migration, for its loader.
+pub(in crate::incoming) struct Phases<'a> {
+    shared: &'a Shared,
+    rdma: &'a Rdma,
+    channel: Arc<Channel>,
+    /// The index in this side's RAM of each block of the source's list.
+    blocks: Vec<usize>,
+    /// Once the source has asked for them.
+    places: Option<BlockPlaces>,
+    source_chunk: SourceChunk,
+    /// An operator was told that windows are smaller than they should be.
+    has_warned: bool,
+}
+
+impl<'a> Phases<'a> {
+    pub(in crate::incoming) fn new(shared: &'a Shared, rdma: &'a Rdma, channel: Arc<Channel>) -> Self {
+        let (blocks, source_chunk) = (Vec::new(), SourceChunk::default());
+        Self { shared, rdma, channel, blocks, places: None, source_chunk, has_warned: false }
+    }
+
+    /// The source's block list has come; every name in it is one of `table`'s.
+    pub(in crate::incoming) fn blocks_came(
+        &mut self,
+        list: &BlockList,
+        table: &BlockTable,
+    ) -> Result<(), MigrationError> {
+        let own = list.blocks.iter().map(|block| table.find(block.name.as_bytes()));
+        let unknown = || MigrationError::Internal("a block that passed is not in the table".to_owned());
+        self.blocks = own.collect::<Option<_>>().ok_or_else(unknown)?;
+        Ok(())
+    }
+
+    /// The stream has come to a hook: carries out commands until the source goes on with the stream.
+    pub(in crate::incoming) fn run(&mut self) -> Result<(), MigrationError> {
+        let stream = self.rdma.stream()?;
+        stream.begin_phase().map_err(|error| self.broken(error))?;
+        let limit = Some(self.shared.params.limits.stall);
+        loop {
+            let (arrival, message) = stream.next_command(limit).map_err(|error| self.broken(error))?;
+            self.rdma.commands.fetch_add(1, Ordering::Relaxed);
+            match (arrival, Message::decode(&message).map_err(MigrationError::wire(CHANNEL))?) {
+                (Arrival::PhaseOver, _) => return Ok(()),
+                (Arrival::Blocks, _) => self.state_blocks(&stream)?,
+                (Arrival::Clear, Message::Compress(ranges)) => self.clear(&ranges)?,
+                (Arrival::Register, Message::RegisterRequest(requests)) => {
+                    self.register(&stream, &requests)?;
+                }
+                (Arrival::Unregister, Message::UnregisterRequest(requests)) => {
+                    self.unregister(&stream, &requests)?;
+                }
+                (arrival, message) => {
+                    let what = format!("{arrival:?} with {:?}", message.kind());
+                    return Err(MigrationError::Internal(what));
+                }
+            }
+        }
+    }
+
+    /// RAM_BLOCKS_REQUEST: where the blocks are; with pin-all their keys, too.
+    fn state_blocks(&mut self, stream: &DestinationStream) -> Result<(), MigrationError> {
+        let adapter = stream.main().connection().adapter();
+        let ram = &self.shared.layout()?.ram;
+        let pins_all = stream.pins_all();
+        if pins_all {
+            let wanted = self.blocks.iter().map(|own| ram.block(*own).len_bytes()).sum();
+            check_room(&*adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))?;
+        }
+        let mut places = Vec::with_capacity(self.blocks.len());
+        for own in self.blocks.clone() {
+            let (host_address, length_bytes) =
+                (ram.block(own).host_address() as u64, ram.block(own).len_bytes());
+            let key = match pins_all {
+                true => self.open(&*adapter, own, 0, length_bytes)?,
+                false => 0,
+            };
+            places.push(BlockPlace { host_address, offset: 0, length_bytes, key });
+        }
+        self.answer(stream, &places)?;
+        self.places = Some(BlockPlaces::new(places).map_err(MigrationError::wire(CHANNEL))?);
+        Ok(())
+    }
+
+    /// COMPRESS: ranges that are all zero.
+    fn clear(&self, ranges: &Records<'_, ZeroRange>) -> Result<(), MigrationError> {
+        for (at, range) in ranges.iter() {
+            let BlockRange { block, start, length } =
+                self.places()?.cleared(&range, at).map_err(MigrationError::wire(CHANNEL))?;
+            let pages = self.sink()?.zero_range(self.own(block)?, start, length)?;
+            self.shared.zero_pages.fetch_add(pages, Ordering::Relaxed);
+            self.rdma.zero_ranges.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// REGISTER_REQUEST: memory that the source is about to write.
+    fn register(
+        &mut self,
+        stream: &DestinationStream,
+        requests: &Records<'_, RegisterRequest>,
+    ) -> Result<(), MigrationError> {
+        let adapter = stream.main().connection().adapter();
+        let mut results = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter() {
+            let places = self.places()?;
+            let asked = places.requested(&request, self.rdma.chunk, at);
+            let asked = asked.map_err(MigrationError::wire(CHANNEL))?;
+            let place = places.blocks()[asked.block];
+            let range = BlockRange { block: self.own(asked.block)?, ..asked };
+            let key = match self.rdma.introduction() {
+                Some(_) => self.window_of_sterna(&*adapter, range)?,
+                None => self.window_of_qemu(&*adapter, range, request.key - place.offset)?,
+            };
+            results.push(RegisterResult { key, host_address: place.host_address });
+        }
+        self.answer(stream, &results)
+    }
+
+    /// A Sterna asks for all that it is going to write with the key, and gives it back by its first chunk.
+    fn window_of_sterna(&self, adapter: &dyn Adapter, range: BlockRange) -> Result<u32, MigrationError> {
+        let (known, bytes) = {
+            let windows = self.rdma.windows.lock();
+            (windows.key_for(range, true), windows.bytes())
+        };
+        if let Some(key) = known {
+            return Ok(key);
+        }
+        if let Some(limit) = self.rdma.pinned_limit_bytes
+            && bytes + range.length > limit
+        {
+            let what = format!(
+                "the source asks for {} more bytes of registered memory, {bytes} are registered and this side's \
+                 x-sterna-rdma-pinned-limit is {limit}: set the source's to no more than this",
+                range.length
+            );
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        self.open(adapter, range.block, range.start, range.length)
+    }
+
+    /// A QEMU writes anywhere in its chunk around the byte that it asked for.
+    fn window_of_qemu(
+        &mut self,
+        adapter: &dyn Adapter,
+        asked: BlockRange,
+        first: u64,
+    ) -> Result<u32, MigrationError> {
+        let (block, end) = (asked.block, asked.start + asked.length);
+        let block_bytes = self.shared.layout()?.ram.block(block).len_bytes();
+        let mut piece = self.source_chunk.asked_for(block, first).max(self.rdma.chunk).bytes();
+        let around = |piece: u64| {
+            let start = asked.start.min(first / piece * piece);
+            let end = end.max((first / piece + 1).saturating_mul(piece)).min(block_bytes);
+            BlockRange { block, start, length: end - start }
+        };
+        if let Some(key) = self.rdma.windows.lock().key_for(around(piece), false) {
+            return Ok(key);
+        }
+        let (wanted, locked) = (piece, adapter.locked_memory());
+        while piece > self.rdma.chunk.bytes() && !locked.has_room(around(piece).length) {
+            piece /= 2;
+        }
+        if piece < wanted && !std::mem::replace(&mut self.has_warned, true) {
+            let (limit, pinned) = (locked.limit_bytes.unwrap_or(u64::MAX), locked.pinned_bytes);
+            self.shared.tell(&Event::Warning(format!(
+                "the locked-memory limit is {limit} bytes and {pinned} are locked, so memory is registered in windows of \
+                 {piece} bytes: a QEMU source with a larger x-rdma-chunk-size fails with a remote access error. Raise the \
+                 limit (ulimit -l, LimitMEMLOCK= of the service)"
+            )));
+        }
+        let BlockRange { start, length, .. } = around(piece);
+        self.open(adapter, block, start, length)
+    }
+
+    /// UNREGISTER_REQUEST: windows that the source writes no more.
+    fn unregister(
+        &self,
+        stream: &DestinationStream,
+        requests: &Records<'_, UnregisterRequest>,
+    ) -> Result<(), MigrationError> {
+        let places = self.places()?;
+        for (at, request) in requests.iter() {
+            let own = self.blocks.get(request.block as usize).copied();
+            let begins = |range: BlockRange| {
+                own.is_some_and(|own| self.rdma.windows.lock().begins_at(own, range.start))
+            };
+            let range = places.given_back(&request, self.rdma.chunk, begins, at);
+            let range = range.map_err(MigrationError::wire(CHANNEL))?;
+            let taken = self.rdma.windows.lock().take(self.own(range.block)?, range.start);
+            // Deregisters, which takes time, without the lock.
+            drop(taken);
+        }
+        let mut message = Vec::new();
+        let kind = MessageType::UnregisterFinished;
+        encode_empty(kind, requests.len() as u32, &mut message).map_err(MigrationError::wire(CHANNEL))?;
+        self.say(stream, kind, &message)
+    }
+
+    /// Registers a part of a block, so that the source can write it, and gives the key. Whole pages of the memory below.
+    fn open(
+        &self,
+        adapter: &dyn Adapter,
+        own: usize,
+        start: u64,
+        length: u64,
+    ) -> Result<u32, MigrationError> {
+        let block = self.shared.layout()?.ram.block(own);
+        let unit = block.page_bytes();
+        let before = block.host_address() as u64 % unit;
+        let down = (start + before) / unit * unit;
+        let up = (start + before + length).next_multiple_of(unit) - before;
+        let (from, to) = (down.saturating_sub(before), up.min(block.len_bytes()));
+        self.sink()?.open(own, from, to - from)?;
+        let memory = Memory::of_block(block, from, (to - from) as usize)?;
+        let window = register(adapter, memory).map_err(|error| registration(block.name(), from, &error))?;
+        let key = window.rkey();
+        // Known by what was asked for: so it is given back.
+        self.rdma.windows.lock().add((own, start), window);
+        Ok(key)
+    }
+
+    fn answer<T: Record>(&self, stream: &DestinationStream, records: &[T]) -> Result<(), MigrationError> {
+        let mut message = Vec::new();
+        encode_records(records, &mut message).map_err(MigrationError::wire(CHANNEL))?;
+        self.say(stream, T::TYPE, &message)
+    }
+
+    fn say(
+        &self,
+        stream: &DestinationStream,
+        kind: MessageType,
+        message: &[u8],
+    ) -> Result<(), MigrationError> {
+        let limit = Some(self.shared.params.limits.stall);
+        stream.answer(kind, message, limit).map_err(|error| self.broken(error))
+    }
+
+    fn places(&self) -> Result<&BlockPlaces, MigrationError> {
+        let missing = || MigrationError::Internal("a command came before the blocks".to_owned());
+        self.places.as_ref().ok_or_else(missing)
+    }
+
+    fn sink(&self) -> Result<&RamSink, MigrationError> {
+        let missing = || MigrationError::Internal("RDMA into something that is no memory".to_owned());
+        self.shared.target.ram_sink().ok_or_else(missing)
+    }
+
+    /// The index in this side's RAM of a block that was checked.
+    fn own(&self, block: usize) -> Result<usize, MigrationError> {
+        let missing = || MigrationError::Internal(format!("block {block} passed and is unknown"));
+        self.blocks.get(block).copied().ok_or_else(missing)
+    }
+
+    fn broken(&self, error: StreamError) -> MigrationError {
+        self.channel.stream_error(Direction::Read, error).into()
+    }
+}
+
+/// Registers memory for the source to write. Never with key 0, which a QEMU takes for memory without a key.
+fn register(adapter: &dyn Adapter, memory: Memory) -> Result<Registration, RdmaError> {
+    let first = adapter.register(memory.clone(), Access::REMOTE_WRITE)?;
+    // The first one keeps its key until the second one has another.
+    if first.rkey() == 0 { adapter.register(memory, Access::REMOTE_WRITE) } else { Ok(first) }
+}
+
+fn check_room(adapter: &dyn Adapter, wanted: u64) -> Result<(), RdmaError> {
+    let locked = adapter.locked_memory();
+    match locked.limit_bytes {
+        Some(limit) if !locked.has_room(wanted) => {
+            Err(RdmaError::LockedMemory { wanted, pinned: locked.pinned_bytes, limit })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Memory of this side could not be registered.
+fn registration(block: &str, offset: u64, error: &RdmaError) -> MigrationError {
+    MigrationError::System(format!("RAM block {block:?} from {offset:#x} on: {error}"))
+}

@@ -1,0 +1,81 @@
+//! How much a QEMU source takes for registered after one request.
+
+use std::collections::BTreeSet;
+
+use sterna_wire::rdma::ChunkSize;
+
+/// What a QEMU source's chunk size can be.
+///
+/// A QEMU asks for the byte that it wants to write first, and then writes anywhere in its chunk around that byte. It says
+/// its chunk size to nobody. But it asks only once in each chunk: so two bytes that it asked for lie in different chunks,
+/// which bounds the size. Until the second request only the largest size that there is bounds it.
+#[derive(Debug)]
+pub(super) struct SourceChunk {
+    /// Block and offset of every byte that was asked for.
+    asked: BTreeSet<(usize, u64)>,
+    most: ChunkSize,
+}
+
+impl Default for SourceChunk {
+    fn default() -> Self {
+        Self { asked: BTreeSet::new(), most: ChunkSize::MOST }
+    }
+}
+
+impl SourceChunk {
+    /// Learns from a request. Gives the largest size that the source's chunks can have.
+    pub(super) fn asked_for(&mut self, block: usize, offset: u64) -> ChunkSize {
+        let before = self.asked.range((block, 0)..(block, offset)).next_back();
+        let after = self.asked.range((block, offset + 1)..=(block, u64::MAX)).next();
+        for (_, other) in [before, after].into_iter().flatten() {
+            // The highest bit in which they differ: with larger chunks both were in one.
+            let bit = 63 - (offset ^ other).leading_zeros();
+            let bytes = (1 << bit.min(30)).max(ChunkSize::LEAST.bytes());
+            self.most = self.most.min(ChunkSize::new(bytes).unwrap_or(self.most));
+        }
+        self.asked.insert((block, offset));
+        self.most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn bound_is_never_below_the_source_s_chunk_size_and_finds_it_in_full_memory() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for shift in 20..=30 {
+            let chunk: u64 = 1 << shift;
+            for density in [1, 3, 100] {
+                let mut source = SourceChunk::default();
+                let mut least = ChunkSize::MOST;
+                let mut order: Vec<u64> = (0..(8 << 30) / chunk).collect();
+                random.shuffle(&mut order);
+                for number in order.into_iter().take(3000) {
+                    if random.u64(0..density) > 0 {
+                        continue;
+                    }
+                    let most = source.asked_for(1, number * chunk + random.u64(0..chunk));
+                    assert!(most.bytes() >= chunk, "{most} and the source's is {chunk}");
+                    least = least.min(most);
+                }
+                let is_full = density == 1 && shift >= 22;
+                assert!(!is_full || least.bytes() == chunk, "{least} and the source's is {chunk}");
+            }
+        }
+    }
+
+    #[test]
+    fn first_request_says_nothing_and_blocks_are_apart() {
+        let mut source = SourceChunk::default();
+        assert_eq!(source.asked_for(0, 0), ChunkSize::MOST);
+        assert_eq!(source.asked_for(1, MIB), ChunkSize::MOST);
+        // A source that asks twice for one byte breaks no bound.
+        assert_eq!(source.asked_for(1, MIB), ChunkSize::MOST);
+        assert_eq!(source.asked_for(1, 6 * MIB + 5).bytes(), 4 * MIB);
+        assert_eq!(source.asked_for(0, 5), ChunkSize::LEAST);
+    }
+}

@@ -1,0 +1,204 @@
+//! What a destination at `rdma:` has beside its channel: its connections, and the memory that is registered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use sterna_transport::ByteStream as _;
+use sterna_wire::WireError;
+use sterna_wire::rdma::{Admission, ChunkSize, ConnectReply, Introduction, Part};
+
+use super::refusals::Refusals;
+use super::windows::Windows;
+use crate::error::MigrationError;
+use crate::rdma::DestinationStream;
+use crate::stats::IncomingRdmaStatistics;
+
+/// What a destination at `rdma:` has beside its channel.
+pub(in crate::incoming) struct Rdma {
+    pub(super) chunk: ChunkSize,
+    pub(super) pinned_limit_bytes: Option<u64>,
+    connections: Mutex<Connections>,
+    changed: Condvar,
+    /// Guest memory that is registered.
+    pub(super) windows: Mutex<Windows>,
+    pub(super) refusals: Refusals,
+    pub(super) commands: AtomicU64,
+    pub(super) zero_ranges: AtomicU64,
+}
+
+/// The connections of one source at a time.
+struct Connections {
+    admission: Admission,
+    /// How many main connections were admitted: which of them another connection belongs to.
+    source: u64,
+    /// The main connection, once it is accepted.
+    main: Option<Arc<DestinationStream>>,
+    /// No connection of a migration is taken any more.
+    is_over: bool,
+}
+
+impl Rdma {
+    pub(in crate::incoming) fn new(chunk: ChunkSize, pinned_limit_bytes: Option<u64>) -> Self {
+        let connections =
+            Connections { admission: Admission::new(0, chunk), source: 0, main: None, is_over: false };
+        Self {
+            chunk,
+            pinned_limit_bytes,
+            connections: Mutex::new(connections),
+            changed: Condvar::new(),
+            windows: Mutex::default(),
+            refusals: Refusals::default(),
+            commands: AtomicU64::new(0),
+            zero_ranges: AtomicU64::new(0),
+        }
+    }
+
+    /// The connections of the migration.
+    pub(in crate::incoming) fn stream(&self) -> Result<Arc<DestinationStream>, MigrationError> {
+        let gone = || MigrationError::Internal("there is no main connection over RDMA".to_owned());
+        self.connections.lock().main.clone().ok_or_else(gone)
+    }
+
+    /// What the source said when it connected, if it is a Sterna.
+    pub(in crate::incoming) fn introduction(&self) -> Option<Introduction> {
+        self.connections.lock().admission.introduction()
+    }
+
+    /// The source opens the return path: waits until its connection is there. It was asked for before the stream began.
+    pub(in crate::incoming) fn await_return_path(&self, limit: Duration) -> Result<(), MigrationError> {
+        let mut connections = self.connections.lock();
+        let is_coming = |connections: &mut Connections| {
+            let is_there = connections.main.as_ref().is_some_and(|main| main.has_return_path());
+            connections.admission.has(Part::ReturnPath) && !is_there && !connections.is_over
+        };
+        self.changed.wait_while_for(&mut connections, is_coming, limit);
+        if connections.is_over || connections.main.as_ref().is_some_and(|main| main.has_return_path()) {
+            return Ok(());
+        }
+        let what = "the source wants answers (return-path) and made one RDMA connection: give both sides the capability \
+                    return-path, or neither";
+        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
+    }
+
+    /// Takes the source's right to write away: when this returns, nothing is written to guest memory any more.
+    pub(in crate::incoming) fn end_writes(&self) -> Result<(), MigrationError> {
+        self.stream()?.end_remote_writes().map_err(|error| {
+            let what = "the source's right to write guest memory could not be taken away, so the guest cannot start here";
+            MigrationError::System(format!("{what}: {error}"))
+        })
+    }
+
+    /// Tells the source that this side has failed, as far as it hears.
+    pub(in crate::incoming) fn say_error(&self) {
+        if let Ok(stream) = self.stream() {
+            stream.say_error();
+        }
+    }
+
+    /// Destroys the queue pairs, and then deregisters all memory: takes long where there is much of it.
+    pub(in crate::incoming) fn close(&self) {
+        let main = {
+            let mut connections = self.connections.lock();
+            connections.is_over = true;
+            connections.main.take()
+        };
+        self.changed.notify_all();
+        if let Some(main) = main {
+            main.destroy();
+        }
+        let windows = self.windows.lock().end();
+        drop(windows);
+    }
+
+    pub(in crate::incoming) fn statistics(&self) -> IncomingRdmaStatistics {
+        let windows = self.windows.lock();
+        IncomingRdmaStatistics {
+            registrations: windows.made(),
+            pinned_bytes: windows.bytes(),
+            commands: self.commands.load(Ordering::Relaxed),
+            zero_ranges: self.zero_ranges.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Rdma {
+    /// Decides on private data alone: what the connection is, and which source it belongs to.
+    pub(super) fn admit(
+        &self,
+        private_data: &[u8],
+        is_migrating: bool,
+    ) -> Result<(Part, ConnectReply, u64), WireError> {
+        let mut connections = self.connections.lock();
+        if !is_migrating && connections.main.as_ref().is_some_and(|main| main.peer_has_closed()) {
+            // The source has gone, and its greeter has not noticed yet.
+            connections.admission.ended(Part::Main);
+            connections.main = None;
+        }
+        let before = connections.admission.clone();
+        let (part, reply) = connections.admission.request(private_data)?;
+        let has_begun = connections.main.as_ref().is_some_and(|main| main.has_begun_phases());
+        if part != Part::Question && (connections.is_over || part == Part::ReturnPath && has_begun) {
+            connections.admission = before;
+            let rule = format!("{part}, and the migration has begun: it comes too late");
+            return Err(WireError::incompatible("RDMA connect request", 8, "specs/rdma.md §2.4", rule));
+        }
+        if part == Part::Main {
+            connections.source += 1;
+        }
+        Ok((part, reply, connections.source))
+    }
+
+    /// A connection that was admitted has gone before it was of use: its place is free. Without the main connection
+    /// nothing is left of the others.
+    pub(super) fn gone(&self, part: Part, source: u64) {
+        let mut connections = self.connections.lock();
+        if connections.source != source || connections.is_over {
+            return;
+        }
+        connections.admission.ended(part);
+        let main = if part == Part::Main { connections.main.take() } else { None };
+        drop(connections);
+        self.changed.notify_all();
+        if let Some(main) = main {
+            main.destroy();
+        }
+    }
+
+    /// The main connection is accepted. False: it came too late.
+    pub(super) fn has_main(&self, source: u64, stream: Arc<DestinationStream>) -> bool {
+        let mut connections = self.connections.lock();
+        let is_wanted = connections.source == source && !connections.is_over;
+        if is_wanted {
+            connections.main = Some(stream);
+        }
+        self.changed.notify_all();
+        is_wanted
+    }
+
+    /// Waits until the main connection of a source is accepted.
+    pub(super) fn wait_for_main(&self, source: u64, limit: Duration) -> Option<Arc<DestinationStream>> {
+        let until = Instant::now().checked_add(limit)?;
+        let mut connections = self.connections.lock();
+        loop {
+            let is_there = connections.admission.has(Part::Main) && connections.source == source;
+            if !is_there || connections.is_over {
+                return None;
+            }
+            if let Some(main) = &connections.main {
+                return Some(main.clone());
+            }
+            if self.changed.wait_until(&mut connections, until).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// The return path of a source is there.
+    pub(super) fn has_return_path(&self) {
+        // Whoever waits for it looks under the lock.
+        drop(self.connections.lock());
+        self.changed.notify_all();
+    }
+}
