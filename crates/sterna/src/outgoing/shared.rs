@@ -97,8 +97,10 @@ impl Shared {
             }
         };
         let lanes = if capabilities.multifd { usize::from(params.multifd_channels) } else { 1 };
+        let rdma = Arc::<RdmaCounts>::default();
+        let statistics = LiveStatistics::new(ram.total_bytes(), lanes as u32, Arc::clone(&rdma));
         Self {
-            statistics: Mutex::new(LiveStatistics::new(ram.total_bytes(), lanes as u32)),
+            statistics: Mutex::new(statistics),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
@@ -114,7 +116,7 @@ impl Shared {
             policy: Mutex::default(),
             probes: Mutex::default(),
             streams: Mutex::default(),
-            rdma: Arc::default(),
+            rdma,
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),
@@ -191,10 +193,9 @@ impl Shared {
         channel
     }
 
-    /// Bytes that were written, or taken to be, and are still on this host.
+    /// Bytes that were written and are still on this host.
     pub(super) fn unsent_bytes(&self) -> u64 {
-        let written: u64 = self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum();
-        written + self.rdma.queued_bytes()
+        self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.

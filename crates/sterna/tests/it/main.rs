@@ -20,6 +20,7 @@ mod opaque;
 mod page_order;
 mod poisoned;
 mod rdma_destination;
+mod rdma_migrate;
 mod rdma_source;
 mod rdma_stream;
 mod save;

@@ -78,14 +78,17 @@ impl Rounds {
 
     /// The state at this instant, for the policy.
     pub(super) fn snapshot(&self) -> Snapshot {
+        // Over RDMA the lane is ahead of what it has sent.
+        let taken = self.shared.rdma.queued_bytes().div_ceil(PAGE_SIZE as u64);
+        let pages = self.round.pages();
         Snapshot {
             now: self.shared.statistics.lock().clock(),
             late: None,
             counts: self.shared.counters.now(),
             round: RoundProgress {
-                pages: self.round.pages(),
-                remaining: self.round.remaining_pages(),
-                is_rearmed: self.round.is_rearmed(),
+                pages,
+                remaining: self.round.remaining_pages().saturating_add(taken).min(pages),
+                is_rearmed: self.round.is_rearmed() && taken == 0,
                 is_searched: self.round.is_searched(),
             },
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
 
+use super::super::rdma::counts::RdmaCounts;
 use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::order::RoundPages;
@@ -52,10 +53,11 @@ pub(in crate::outgoing) struct LiveStatistics {
     pub cpu_throttle_percent: u8,
     pub is_dirty_limited: bool,
     pub dirty_limit_times: Option<DirtyLimitTimes>,
+    rdma: Arc<RdmaCounts>,
 }
 
 impl LiveStatistics {
-    pub(crate) fn new(ram_total_bytes: u64, channels: u32) -> Self {
+    pub(crate) fn new(ram_total_bytes: u64, channels: u32, rdma: Arc<RdmaCounts>) -> Self {
         let now = Instant::now();
         Self {
             began: now,
@@ -84,6 +86,7 @@ impl LiveStatistics {
             cpu_throttle_percent: 0,
             is_dirty_limited: false,
             dirty_limit_times: None,
+            rdma,
         }
     }
 
@@ -115,6 +118,7 @@ impl LiveStatistics {
     fn remaining_bytes(&self) -> u64 {
         self.next_round_bytes
             + self.round.as_ref().map_or(0, |round| round.remaining_pages()) * PAGE_SIZE as u64
+            + self.rdma.queued_bytes()
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -258,7 +262,7 @@ mod tests {
 
     #[test]
     fn statistics_of_a_migration_shorter_than_a_window_have_its_bandwidth() {
-        let mut statistics = LiveStatistics::new(1 << 20, 1);
+        let mut statistics = LiveStatistics::new(1 << 20, 1, Arc::default());
         let mut counts = Counts { multifd_bytes: 4096 * 100, normal_pages: 100, ..Counts::default() };
         counts.times.moving = Duration::from_millis(1);
 
@@ -270,7 +274,7 @@ mod tests {
 
     #[test]
     fn statistics_under_a_limit_show_what_went_out_and_not_how_fast_sockets_take_bursts() {
-        let mut statistics = LiveStatistics::new(1 << 30, 1);
+        let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
         statistics.set_status(Status::Active, Counts::default());
         // Windows of 100 ms, in each 500 kB within 0.2 ms.
         let mut counts = Counts::default();

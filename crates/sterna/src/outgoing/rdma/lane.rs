@@ -18,11 +18,15 @@ use crate::pages::PageWriter;
 
 /// WRITEs that are posted with one call; one of them is signalled.
 const BATCH: usize = 64;
+/// Less than this waits for more while something is in flight and more pages may come.
+const FEW_BYTES: u64 = BATCH as u64 * PAGE_SIZE as u64;
 /// Most bytes in flight: a command waits for what was posted before it.
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
 /// How far the lane goes ahead of the WRITEs: in the first round as far as memory is registered ahead, later as far as
 /// keeps the link busy while a window is registered.
 const AHEAD_BYTES: [u64; 2] = [2 << 30, 256 << 20];
+/// The same below `max-bandwidth`, in bursts of 100 ms: what lies long before it is read is written by the guest meanwhile.
+const AHEAD_BURSTS: u64 = 20;
 /// Most zero ranges that wait.
 const WAITING_ZEROS: usize = 16384;
 /// How long a phase lasts at most, so that the destination hears of the source now and then.
@@ -90,6 +94,7 @@ impl RdmaLane {
             self.open_phase()?;
         }
         self.queued += self.work.add(&mut self.ranges)?;
+        self.work.rdma.counts.lane(self.in_flight, self.queued);
         self.go_on(until)
     }
 
@@ -99,7 +104,9 @@ impl RdmaLane {
             let completed = self.work.rdma.stream.completed_writes().map_err(self.work.rdma.failed())?;
             self.completed(completed)?;
             self.renew_phase()?;
-            let has_posted = self.post()?;
+            // Single pages are posted together, as long as the adapter has something to do.
+            let is_few = self.queued < FEW_BYTES && self.writes_in_flight > 0;
+            let has_posted = (until == Until::Done || !is_few) && self.post()?;
             let work = Arc::clone(&self.work);
             if work.rdma.channel.is_shut_down() {
                 return Err(work.rdma.cancelled());
@@ -124,6 +131,7 @@ impl RdmaLane {
         match until {
             Until::Room => {
                 let ahead = AHEAD_BYTES[usize::from(self.rounds > 1)];
+                let ahead = self.limiter.burst().map_or(ahead, |burst| ahead.min(burst * AHEAD_BURSTS));
                 self.queued <= ahead && state.waiting_zeros() <= WAITING_ZEROS
             }
             Until::Done => self.in_flight == 0 && state.is_done(),
@@ -137,8 +145,12 @@ impl RdmaLane {
             && self.in_flight < IN_FLIGHT_BYTES
             && self.writes_in_flight + BATCH <= WRITES as usize
         {
-            let most =
-                self.limiter.burst().map_or(self.write_bytes, |burst| whole_pages(burst, self.write_bytes));
+            let burst = self.limiter.burst();
+            if burst.is_some() && self.in_flight > 0 {
+                // The time that a burst takes is measured, and not that in which the lane is held back.
+                break;
+            }
+            let most = burst.map_or(self.write_bytes, |burst| whole_pages(burst, self.write_bytes));
             let (writes, bytes) = self.work.next_writes(most, BATCH)?;
             if writes.is_empty() {
                 break;

@@ -39,6 +39,10 @@ fn assert_next_works(lab: &Lab, guest: &Arc<Plain>) {
 fn destination_that_leaves_fails_or_sleeps_at_any_moment_costs_nothing() {
     for trouble in [Trouble::Leaves, Trouble::Fails, Trouble::Sleeps] {
         for (seed, moment) in MOMENTS.into_iter().enumerate() {
+            // One that sleeps is waited for.
+            if trouble == Trouble::Sleeps && seed % 3 != 0 {
+                continue;
+            }
             println!("{trouble:?} at {moment:?}");
             let lab = Lab::new(Settings::seeded(seed as u64));
             let guest = guest(&mut fastrand::Rng::with_seed(seed as u64));

@@ -22,7 +22,7 @@ use destination::{Destination, Kind, Manner, Seen, contents};
 
 const MIB: u64 = 1 << 20;
 /// Neither is a multiple of a chunk.
-const BLOCKS: [(&str, u64); 3] = [("pc.ram", 20 * MIB + 12288), ("vga", 3 * MIB), ("rom", 8192)];
+const BLOCKS: [(&str, u64); 3] = [("pc.ram", 9 * MIB + 12288), ("vga", 2 * MIB), ("rom", 8192)];
 
 /// Two hosts.
 struct Lab {

@@ -18,7 +18,7 @@ fn completes(
     println!("{manner:?}, own chunk {}, pin-all {pin_all}: seed {seed}", params.rdma.chunk);
     let guest = guest(&mut fastrand::Rng::with_seed(seed));
     // The guest writes when all of its memory has been sent.
-    guest.at_last(|guest| (0..300).for_each(|at| guest.write(at * 17 % 5000, at as u8)));
+    guest.at_last(|guest| (0..300).for_each(|at| guest.write(at * 17 % 2300, at as u8)));
     let (outcome, statistics, seen) = migrate(lab, &guest, manner, params, pin_all);
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
     assert!(seen.is_whole && seen.session.is_some_and(|session| session != [0; 16]));
@@ -29,7 +29,7 @@ fn completes(
 #[test]
 fn qemu_of_any_chunk_size_gets_all_memory_and_no_question_twice() {
     for (index, mib) in [1, 2, 8, 64, 1024].into_iter().enumerate() {
-        for own in [1, 16, 1024] {
+        for own in [1, 1024] {
             let lab = Lab::new(Settings::seeded(index as u64));
             let (statistics, seen) =
                 completes(&lab, mib, manner(Kind::Qemu, mib), lab.parameters(chunk(own)), false);
@@ -75,7 +75,7 @@ fn sterna_of_any_chunk_size_gets_all_memory_and_zero_ranges_in_few_messages() {
             completes(&lab, 5, manner(Kind::Sterna, there), lab.parameters(chunk(own)), false);
 
         // A message for each round that has some.
-        assert!(seen.zero_ranges > 15 && seen.zero_messages < seen.phases, "{seen:?}");
+        assert!(seen.zero_ranges > 8 && seen.zero_messages < seen.phases, "{seen:?}");
         assert_eq!(statistics.rdma.unwrap().registrations > 0, !seen.windows.is_empty());
     }
 }
@@ -97,21 +97,21 @@ fn limit_on_pinned_memory_holds_on_both_sides() {
 #[test]
 fn locked_memory_limit_bounds_what_is_registered_at_once() {
     let mut settings = Settings::seeded(7);
-    settings.locked_memory_bytes = Some(40 * MIB);
+    settings.locked_memory_bytes = Some(28 * MIB);
     let lab = Lab::new(settings);
     let other = lab.source.other_program();
     let adapter = other
         .resolve(([10, 0, 0, 2], 1).into(), Duration::from_secs(9), &sterna_transport::CancelFlag::new())
         .unwrap()
         .adapter();
-    let memory = sterna_transport::rdma::Memory::anonymous((26 * MIB) as usize).unwrap();
+    let memory = sterna_transport::rdma::Memory::anonymous((16 * MIB) as usize).unwrap();
     let taken = adapter.register(memory, sterna_transport::rdma::Access::SOURCE).unwrap();
 
     let guest = guest(&mut fastrand::Rng::with_seed(7));
     let (outcome, ..) = migrate(&lab, &guest, manner(Kind::Qemu, 1), lab.parameters(chunk(1)), false);
 
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
-    assert!(lab.network.counts_of(&lab.source).pinned_bytes_most <= 40 * MIB);
+    assert!(lab.network.counts_of(&lab.source).pinned_bytes_most <= 28 * MIB);
     drop(taken);
     lab.assert_empty();
 }

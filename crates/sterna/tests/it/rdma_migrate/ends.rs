@@ -1,0 +1,47 @@
+//! However it ends, one side may run the guest, and nothing is left.
+
+use super::*;
+use sterna_transport::rdma::double::{Fault, Trigger};
+
+fn assert_stayed(run: Run, outcome: &Outcome) {
+    assert!(matches!(outcome, Outcome::Cancelled | Outcome::Failed { held: false, .. }), "{outcome:?}");
+    assert_lives_on(&run.source);
+    run.incoming.cancel().ok();
+    let arrival = run.incoming.wait();
+    assert!(!matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
+}
+
+#[test]
+fn cancel_while_pages_move_leaves_nothing() {
+    for (seed, after) in [0, 3, 10, 30, 80, 200].into_iter().enumerate() {
+        println!("cancelled after {after} ms, seed {seed}");
+        let lab = Lab::new(Settings::seeded(seed as u64));
+        let run = lab.start(&writer(20_000), Capabilities::default(), |params| {
+            params.downtime_limit = Duration::ZERO;
+        });
+        std::thread::sleep(Duration::from_millis(after));
+        run.migration.cancel().unwrap();
+        let outcome = run.migration.wait();
+        assert!(matches!(outcome, Outcome::Cancelled), "{outcome:?}");
+        assert_stayed(run, &outcome);
+        lab.assert_empty();
+    }
+}
+
+#[test]
+fn request_that_fails_while_pages_move_ends_the_migration_and_leaves_nothing() {
+    use sterna_transport::rdma::CompletionStatus::{RemoteOperation, RetryExceeded};
+    for (seed, status) in [RemoteOperation, RetryExceeded].into_iter().enumerate() {
+        for request in [20, 60, 150] {
+            println!("{status:?} in place of request {request}");
+            let lab = Lab::new(Settings::seeded(seed as u64));
+            lab.network.plan(&lab.source_host, Trigger::Request(request), Fault::Status(status));
+            let run = lab.start(&writer(20_000), Capabilities::default(), |params| {
+                params.downtime_limit = Duration::ZERO;
+            });
+            let outcome = run.migration.wait();
+            assert_stayed(run, &outcome);
+            lab.assert_empty();
+        }
+    }
+}
