@@ -41,12 +41,19 @@ pub struct Arguments {
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
+    /// Where the destination listens: on this host, at an address of any kind, such as rdma:HOST:PORT (with the host's own
+    /// address, as `sterna rdma` shows it)
+    #[arg(long, value_name = "ADDRESS", default_value = "tcp:127.0.0.1:0", value_parser = migrate::address)]
+    pub address: String,
     /// multifd channels; 0: everything over the main channel
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub channels: u8,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
+    /// Migration capability under QEMU's name, such as rdma-pin-all
+    #[arg(long, value_name = "NAME")]
+    pub cap: Vec<String>,
     /// Print a forecast of the migration first
     #[arg(long)]
     pub forecast: bool,
@@ -148,14 +155,16 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         set.push(("multifd-channels".into(), arguments.channels.to_string()));
     }
     set.extend(arguments.set.iter().cloned());
+    let mut cap = arguments.cap.clone();
+    cap.extend(multifd.then(|| "multifd".to_owned()));
     migrate::Arguments {
         tls_dir: arguments.tls_dir.clone(),
         socket: source.endpoint().clone(),
-        destination: "tcp:127.0.0.1:0".into(),
+        destination: arguments.address.clone(),
         dest_qmp: Some(destination.endpoint().clone()),
         paused: false,
         set,
-        cap: if multifd { vec!["multifd".into()] } else { Vec::new() },
+        cap,
         forecast: arguments.forecast,
         bandwidth: arguments.bandwidth,
         json: arguments.json,

@@ -71,7 +71,7 @@ pub struct Arguments {
 }
 
 /// An address that some QEMU knows; which of them, the VM says.
-fn address(text: &str) -> Result<String, String> {
+pub(super) fn address(text: &str) -> Result<String, String> {
     const KINDS: [&str; 7] = ["tcp", "rdma", "unix", "fd", "vsock", "exec", "file"];
     match text.split_once(':') {
         Some(("rdma", _)) => rdma_address(text).map(|_| text.to_owned()),

@@ -66,6 +66,18 @@ fn demo_of_each_kind_of_channel_arrives_whole() {
 }
 
 #[test]
+fn demo_goes_to_an_address_of_another_kind() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("--address=unix:{}", directory.path().join("migration").display());
+
+    let output = demo(&["--rate=2000", "--warm-up=0", &socket]).output().unwrap();
+
+    let record = record(&output);
+    assert!(output.status.success() && record["check"]["passed"] == true, "{record}");
+    assert!(record["destination"].as_str().unwrap().starts_with("unix:"), "{record}");
+}
+
+#[test]
 fn demo_interrupted_cancels_the_migration_and_leaves_no_process() {
     let slow = ["--set=max-bandwidth=1M", "--warm-up=0"];
     let child = demo(&slow).spawn().unwrap();
