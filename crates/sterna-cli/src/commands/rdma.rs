@@ -14,7 +14,7 @@ use crate::{terminal, units};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The last line where nothing is missing.
-const USABLE: &str = "this host can use RDMA (migrations of this version do not use it yet)";
+const USABLE: &str = "this host can use RDMA";
 
 /// Which host.
 #[derive(Debug, clap::Args)]

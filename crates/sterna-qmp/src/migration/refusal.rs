@@ -50,6 +50,13 @@ fn of_settings(error: &SettingsError) -> String {
         SettingsError::MappedIsUncompressed => {
             "Cannot use compression with mapped-ram: set multifd-compression to none"
         }
+        SettingsError::RdmaHasNoTls => {
+            "rdma: carries no TLS, since adapters write memory as it is: leave tls-creds empty, or use tcp:"
+        }
+        SettingsError::RdmaIsUncompressed => {
+            "rdma: carries no compressed pages, since what must be unpacked cannot be written in place: set \
+             multifd-compression to none"
+        }
         SettingsError::WrongCredentials { needed: TlsEndpoint::Client } => {
             "tls-creds are for the endpoint server, and a source connects: give it ones for client"
         }
@@ -82,6 +89,8 @@ mod tests {
             (SettingsError::FileIsOneChannel, "mapped-ram"),
             (SettingsError::FileDoesNotAnswer, "switchover-ack"),
             (SettingsError::MappedIsUncompressed, "multifd-compression"),
+            (SettingsError::RdmaHasNoTls, "tls-creds"),
+            (SettingsError::RdmaIsUncompressed, "multifd-compression"),
             (SettingsError::WrongCredentials { needed: TlsEndpoint::Server }, "tls-creds"),
             (SettingsError::TwoThrottles, "auto-converge"),
             (SettingsError::AckNeedsReturnPath, "return-path"),

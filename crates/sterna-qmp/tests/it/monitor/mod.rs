@@ -10,6 +10,7 @@ mod hmp;
 mod parameters;
 mod python;
 mod rdma;
+mod rdma_engine;
 mod refusals;
 mod session;
 mod support;

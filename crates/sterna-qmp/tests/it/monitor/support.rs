@@ -414,6 +414,11 @@ impl Monitor {
         Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, autostart))
     }
 
+    /// Over an engine that the test brings.
+    pub fn over(engine: Arc<dyn Engine>, vm: Arc<FakeVm>, autostart: bool) -> Self {
+        Self::build(vm, |vm, _, bus| MigrationControl::with_engine(vm, engine, bus, autostart))
+    }
+
     pub fn of(vm: Arc<FakeVm>, autostart: bool) -> Self {
         Self::build(vm, |vm, engine, bus| MigrationControl::with_engine(vm, engine, bus, autostart))
     }
