@@ -71,5 +71,6 @@ fn pages_that_are_pinned_are_told() {
     assert_eq!(block.pinned_in(4, 1), Some(Run { first: 4, count: 1 }));
     assert_eq!(block.pinned_in(6, 10), Some(Run { first: 9, count: 1 }));
     assert_eq!(block.pinned_in(6, 3), None);
+    assert_eq!(block.pinned_in(4, 0), None, "no page is asked for");
     assert!(matches!(block.pin(15 * PAGE, 2 * PAGE), Err(RamError::OutOfRange { .. })));
 }

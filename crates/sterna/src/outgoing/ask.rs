@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::Channel;
+use sterna_transport::{Address, CancelFlag, Channel, resolve};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
+use sterna_wire::rdma::{ConnectRequest, Introduction, Part};
 
 use super::asking::Asking;
 use super::shared::Shared;
@@ -15,6 +17,7 @@ use crate::events::Event;
 use crate::identity;
 use crate::limits::machine_limits;
 use crate::params::StatusQuestions;
+use crate::rdma::QuestionStream;
 
 const CHANNEL: &str = "status question";
 
@@ -48,15 +51,19 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     let params = shared.params();
     let limit = machine_limits(&params.limits).ask;
     let tls = params.tls.as_ref();
-    let channel = Channel::connect_with(&shared.to, tls, limit, &asking.connecting, |channel| {
-        let channel = Arc::new(channel);
+    let adopt = |channel| {
+        let channel: Arc<Channel> = Arc::new(channel);
         channel.set_stall_limit(Some(limit));
         *asking.channel.lock() = Some(Arc::clone(&channel));
         if asking.connecting.is_cancelled() {
             channel.shutdown();
         }
         channel
-    })?;
+    };
+    let channel = match &shared.to {
+        Address::Rdma { host, port } => adopt(over_rdma(shared, (host, *port), limit, &asking.connecting)?),
+        to => Channel::connect_with(to, tls, limit, &asking.connecting, adopt)?,
+    };
     let binding = channel.tls_binding();
     if tls.is_some() && binding.is_none() {
         let what = "the destination uses TLS 1.2, whose sessions cannot be identified: it is not asked";
@@ -89,4 +96,36 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
     })
+}
+
+/// A connection for the question at `rdma:`, to the first address of the host that takes it (specs/rdma.md §10).
+fn over_rdma(
+    shared: &Shared,
+    (host, port): (&str, u16),
+    limit: Duration,
+    cancel: &CancelFlag,
+) -> Result<Channel, MigrationError> {
+    let params = shared.params();
+    let broken =
+        |error: &dyn std::fmt::Display| MigrationError::Transport(format!("{}: {error}", shared.to), None);
+    let introduction = Introduction {
+        version: Introduction::VERSION,
+        part: Part::Question,
+        lanes: 0,
+        chunk: params.rdma.chunk,
+        session: shared.identity.id,
+        nonce: identity::nonce()?,
+    };
+    let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
+    let fabric = params.rdma.fabric();
+    let until = Instant::now().checked_add(limit);
+    let addresses = resolve(host, port, until, cancel).map_err(|error| broken(&error))?;
+    let mut failure = broken(&"the host has no address");
+    for address in addresses {
+        match QuestionStream::ask(&*fabric, address, &request, limit, cancel) {
+            Ok(stream) => return Ok(Channel::over(Arc::new(stream), format!("rdma:{address}"))),
+            Err(error) => failure = broken(&error),
+        }
+    }
+    Err(failure)
 }

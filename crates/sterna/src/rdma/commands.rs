@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use sterna_transport::StreamError;
-use sterna_transport::rdma::{Endpoint, RdmaError};
+use sterna_transport::rdma::{CompletionStatus, Endpoint, RdmaError};
 use sterna_wire::rdma::session::Sending;
 use sterna_wire::rdma::{MessageType, encode_empty};
 use sterna_wire::{Fault, WireError};
@@ -111,8 +111,19 @@ pub(super) fn say_error(endpoint: &Endpoint) {
 /// Reading: the end of the connection is the end of the stream, and so is the end of reading from this side.
 pub(super) fn or_end(read: Result<usize, StreamError>, is_reading_over: bool) -> Result<usize, StreamError> {
     match read {
-        Err(StreamError::Rdma(RdmaError::Ended { event: Some(_), .. })) => Ok(0),
+        Err(StreamError::Rdma(error)) if is_end_of_reading(&error) => Ok(0),
         Err(StreamError::Rdma(RdmaError::Cancelled { .. })) if is_reading_over => Ok(0),
         other => other,
+    }
+}
+
+/// An adapter flushes the receives that are left before it tells why.
+fn is_end_of_reading(error: &RdmaError) -> bool {
+    match error {
+        RdmaError::Ended { event, .. } => event.is_some(),
+        RdmaError::Failed { operation, status, .. } => {
+            *operation == "a receive" && *status == CompletionStatus::WorkRequestFlushed
+        }
+        _ => false,
     }
 }

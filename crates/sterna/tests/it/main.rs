@@ -21,6 +21,7 @@ mod page_order;
 mod poisoned;
 mod rdma_destination;
 mod rdma_migrate;
+mod rdma_migration;
 mod rdma_source;
 mod rdma_stream;
 mod save;

@@ -1,6 +1,7 @@
 //! What becomes of a connect request.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sterna_transport::Channel;
 use sterna_transport::rdma::Request;
@@ -8,11 +9,15 @@ use sterna_wire::rdma::{ConnectReply, Part};
 
 use super::super::accept::{enter, greet_with, main_channel, warn};
 use super::super::greeting::Greeting;
+use super::super::questions;
 use super::super::shared::Shared;
 use super::state::Rdma;
 use crate::error::MigrationError;
-use crate::rdma::DestinationStream;
+use crate::rdma::{DestinationStream, QuestionStream};
 use crate::threads::{self, tried};
+
+/// Questions that are answered at the same time: anyone who reaches the port may ask.
+const QUESTIONS: usize = 32;
 
 /// Says that something was refused, unless too much of that was said.
 pub(super) fn refuse(shared: &Shared, rdma: &Rdma, text: &str) {
@@ -42,10 +47,22 @@ pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Requ
             refuse(shared, rdma, &format!("connection refused: {peer}: {refused}{rejected}"));
         }
         Ok((part, reply, source)) => {
+            if part == Part::Question && rdma.questions.fetch_add(1, Ordering::SeqCst) >= QUESTIONS {
+                rdma.questions.fetch_sub(1, Ordering::SeqCst);
+                // Dropping a request rejects it.
+                return refuse(
+                    shared,
+                    rdma,
+                    &format!("connection refused: {peer}: too many questions at once"),
+                );
+            }
             let admitted = Admitted { request, part, reply, source, peer };
             let (of_thread, of_rdma) = (Arc::clone(shared), Arc::clone(rdma));
             let connect = move || admitted.connect(&of_thread, &of_rdma);
             if let Err(error) = threads::spawn("greeter", connect, |_| ()) {
+                if part == Part::Question {
+                    rdma.questions.fetch_sub(1, Ordering::SeqCst);
+                }
                 rdma.gone(part, source);
                 refuse(shared, rdma, &format!("connection refused: {error}"));
             }
@@ -59,10 +76,14 @@ impl Admitted {
         let connected = tried("accepting a connection over RDMA", || match part {
             Part::Main => self.main(shared, rdma),
             Part::ReturnPath => self.return_path(shared, rdma),
-            Part::Lane(_) | Part::Question => {
+            Part::Question => self.question(shared),
+            Part::Lane(_) => {
                 Err(MigrationError::PeerIncompatible { what: format!("{peer}: {part} is not taken here") })
             }
         });
+        if part == Part::Question {
+            rdma.questions.fetch_sub(1, Ordering::SeqCst);
+        }
         if let Err(error) = connected {
             rdma.gone(part, source);
             refuse(shared, rdma, &format!("connection refused: {error}"));
@@ -85,6 +106,20 @@ impl Admitted {
             // The next source can come.
             rdma.gone(Part::Main, self.source);
         }
+        Ok(())
+    }
+
+    /// Answers it, on its own connection.
+    fn question(self, shared: &Arc<Shared>) -> Result<(), MigrationError> {
+        let setup = shared.params.limits.setup;
+        let limit = Greeting::limit_of(setup);
+        let stream = QuestionStream::answer(self.request, &self.reply, limit, &shared.closing);
+        let stream = stream.map_err(|error| refused(&self.peer, &error))?;
+        let channel = Arc::new(Channel::over(Arc::new(stream), self.peer));
+        enter(shared, &channel);
+        greet_with(shared, channel, |shared, channel| {
+            Ok(questions::answer(shared, &Greeting::new(channel, setup))?)
+        });
         Ok(())
     }
 

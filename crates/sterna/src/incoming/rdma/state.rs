@@ -1,7 +1,7 @@
 //! What a destination at `rdma:` has beside its channel: its connections, and the memory that is registered.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +24,8 @@ pub(in crate::incoming) struct Rdma {
     /// Guest memory that is registered.
     pub(super) windows: Mutex<Windows>,
     pub(super) refusals: Refusals,
+    /// Questions that are being answered.
+    pub(super) questions: AtomicUsize,
     pub(super) commands: AtomicU64,
     pub(super) zero_ranges: AtomicU64,
 }
@@ -50,6 +52,7 @@ impl Rdma {
             changed: Condvar::new(),
             windows: Mutex::default(),
             refusals: Refusals::default(),
+            questions: AtomicUsize::new(0),
             commands: AtomicU64::new(0),
             zero_ranges: AtomicU64::new(0),
         }

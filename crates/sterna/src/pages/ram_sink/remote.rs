@@ -88,6 +88,10 @@ mod tests {
                 let resident = block.resident_bytes().unwrap();
                 assert_eq!(resident, PAGES * PAGE_BYTES, "{backing:?}: pages were given back under the pin");
             }
+            // A part of what is registered.
+            block.write(5 * PAGE_BYTES, &[7]).unwrap();
+            assert_eq!(sink.zero_range(0, 4 * PAGE_BYTES, 3 * PAGE_BYTES).unwrap(), 3);
+            assert_eq!(byte(&sink, 5 * PAGE_BYTES), 0);
             block.write(5 * PAGE_BYTES, &[7]).unwrap();
             drop(pin);
             sink.zero_range(0, 0, PAGES * PAGE_BYTES).unwrap();
