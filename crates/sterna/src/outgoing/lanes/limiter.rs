@@ -129,6 +129,15 @@ mod tests {
     }
 
     #[test]
+    fn burst_is_a_windows_worth_and_none_when_nobody_waits() {
+        let limiter = Limiter::new(10_000_000);
+        assert_eq!(limiter.burst(), Some(1_000_000));
+        limiter.open();
+        assert_eq!(limiter.burst(), None);
+        assert_eq!(Limiter::new(0).burst(), None);
+    }
+
+    #[test]
     fn no_limit_never_waits() {
         assert_eq!(Limiter::new(0).take(u64::MAX / 2), Duration::ZERO);
     }

@@ -3,6 +3,7 @@
 
 mod ends;
 mod order;
+mod stale;
 
 use std::sync::Arc;
 use std::time::Duration;
