@@ -1,4 +1,4 @@
-//! `sterna migrate` between two QEMUs over RDMA, as an operator runs it.
+//! The `sterna` command over RDMA, as an operator runs it: `migrate` between two QEMUs, `demo` between two Sternas.
 
 use std::process::Output;
 
@@ -10,7 +10,40 @@ use crate::scenarios::Failure;
 use crate::{Qemu, sterna};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![Scenario::short("sterna migrate between two QEMUs over RDMA, chunk sizes compared and set", drives)]
+    let unlike = "sterna migrate between two QEMUs over RDMA, chunk sizes compared and set";
+    vec![
+        Scenario::short(unlike, drives),
+        Scenario::long("sterna demo over RDMA", || demo(&["--set=x-rdma-chunk-size=4M"])),
+        Scenario::long("sterna demo over RDMA, all pinned", || demo(&["--cap=rdma-pin-all"])),
+        Scenario::long("sterna demo over RDMA, a limit of pinned memory", || {
+            demo(&["--set=x-sterna-rdma-pinned-limit=16M"])
+        }),
+    ]
+}
+
+/// A guest that writes its memory goes from one machine of Sterna's to another, and is checked there.
+fn demo(more: &[&str]) -> Result<(), Failure> {
+    let mut command = sterna();
+    command.args([
+        "demo",
+        "--machine=process",
+        "--ram=64M",
+        "--rate=2000",
+        "--channels=0",
+        "--warm-up=0.2",
+        "--json",
+    ]);
+    let output = command.arg("--address").arg(Way::PLAIN.uri()).args(more).output();
+    let output = output.map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    let record: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let written = record["statistics"]["rdma"]["written_bytes"].as_u64();
+    if record["check"]["passed"] != true || written.is_none_or(|bytes| bytes < 32 << 20) {
+        return Err(format!("{record}"));
+    }
+    Ok(())
 }
 
 /// Larger chunks at the source are refused with the option that mends it, before anything is changed; with it the RAM arrives.
