@@ -23,11 +23,14 @@ use crate::{Root, cpio, kernel};
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
 
+/// Before a line of JSON that holds the bench's results.
+pub const RESULTS: &str = "LAB-JSON ";
 /// The line that ends a run, before the number of failures.
 const DONE: &str = "LAB-DONE";
 /// How long the VM may take, boot and all; shorter than the suite's limits.
 const LIMIT: Duration = Duration::from_secs(500);
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1700);
+const BENCH_LIMIT: Duration = Duration::from_secs(5400);
 
 /// How a run of the lab ended.
 #[derive(Debug)]
@@ -81,6 +84,7 @@ impl Kind {
                 "rdma_ucm",
                 "rdma_rxe",
                 "dummy",
+                "veth",
                 "sch_netem",
             ],
         }
@@ -204,8 +208,12 @@ fn boot(
             }
         }
     });
-    let (begin, limit) =
-        (std::time::Instant::now(), if selection.is_all_short() { LIMIT } else { CHOSEN_LIMIT });
+    let begin = std::time::Instant::now();
+    let limit = match selection {
+        Selection { is_bench: true, .. } => BENCH_LIMIT,
+        _ if selection.is_all_short() => LIMIT,
+        _ => CHOSEN_LIMIT,
+    };
     let mut outcome = Outcome::Failed(-1);
     while let Ok(line) = receiver.recv_timeout(limit.saturating_sub(begin.elapsed())) {
         report(&line);

@@ -1,26 +1,26 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
 //! `e2e` (whole migrations on loopback against a plain copy), `converge` (forecasts, pauses and dirty rates of guests
-//! that write) and `qemu` (Sterna's programs beside QEMU's, in one
-//! run).
+//! that write), `qemu` (Sterna's programs beside QEMU's, in one run) and `rdma` (Sterna and QEMU over soft-RoCE, in the lab VM).
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
-use crate::roots;
 use crate::workspace::{Metadata, target_directory};
+use crate::{lab, roots};
 
 const BENCHES: [&str; 3] = ["micro", "sync", "e2e"];
 
-/// `cargo xtask bench [micro|sync|e2e|converge|qemu] [-- ARGS]`; the last two only if they are named.
+/// `cargo xtask bench [micro|sync|e2e|converge|qemu|rdma] [-- ARGS]`; the last three only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
         [] => BENCHES.to_vec(),
         [one] if one == "qemu" => return with_qemu("qemu-bench", theirs),
         [one] if one == "converge" => return with_qemu("converge", theirs),
+        [one] if one == "rdma" => return in_lab(theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, converge or qemu"
+                "there is no bench `{other}`: micro, sync, e2e, converge, qemu or rdma"
             )));
         }
     };
@@ -43,6 +43,22 @@ fn with_qemu(program: &str, arguments: &[String]) -> std::result::Result<(), Fai
         let mut bench = std::process::Command::new(programs.join(program));
         bench.env("STERNA_ROOTS", target_directory().join("roots"));
         bench.arg("--sterna").arg(programs.join("sterna")).args(arguments);
+        process::run(&mut bench).map(|()| Outcome::Passed)
+    });
+    parts.finish()
+}
+
+/// Builds the root with QEMU and the lab, and runs the lab's bench.
+fn in_lab(arguments: &[String]) -> std::result::Result<(), Failure> {
+    roots::command(&["qemu".to_owned()])?;
+    let mut parts = Parts::default();
+    parts.part("rdma", || {
+        lab::ensure()?;
+        let mut build = process::cargo();
+        build.args(["build", "--quiet", "--release", "--package", "sterna-interop", "--bin", "lab"]);
+        process::run(&mut build)?;
+        let mut bench = std::process::Command::new(target_directory().join("release/lab"));
+        bench.env("STERNA_ROOTS", roots::directory()).args(["rdma", "--bench"]).args(arguments);
         process::run(&mut bench).map(|()| Outcome::Passed)
     });
     parts.finish()

@@ -65,9 +65,14 @@ fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str], chosen: &[String]
     }
 }
 
-fn jobs(kinds: &[&str], chosen: &[String]) -> Result<Vec<Job>> {
+/// Installs what the lab's recipe needs.
+pub fn ensure() -> Result<()> {
     setup::ensure(TOOLS)?;
-    setup::package_lists(KERNEL)?;
+    setup::package_lists(KERNEL)
+}
+
+fn jobs(kinds: &[&str], chosen: &[String]) -> Result<Vec<Job>> {
+    ensure()?;
     let job = |kind: &&str| {
         let mut command = Command::new(built_program("lab"));
         command.arg(kind).args(chosen).env("STERNA_ROOTS", roots::directory());

@@ -1,11 +1,15 @@
 //! Boots the lab VM and runs the scenarios of the kind that the first argument names: `kvm` (the default) or `rdma`. `--all`
-//! adds those of `rdma` that take long, `--only=TEXT` takes those with such a name (an underscore stands for a blank). Exit code
+//! adds those of `rdma` that take long, `--only=TEXT` takes those with such a name (an underscore stands for a blank). `rdma
+//! --bench [--quick] [--json FILE]` runs the bench instead. Exit code
 //! 0: all passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: the arguments are wrong.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 
 use sterna_interop::lab::{self, Kind, Outcome, Selection};
+
+/// Where the bench's results go.
+const JSON: &str = "--json";
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
@@ -19,14 +23,27 @@ fn main() -> ExitCode {
         eprintln!("there is no lab `{name}`");
         return ExitCode::from(2);
     };
-    let selection = match Selection::of_arguments(std::env::args().skip(2)) {
+    let (mut results, mut chosen) = (None, Vec::new());
+    let mut arguments = std::env::args().skip(2);
+    while let Some(argument) = arguments.next() {
+        match argument.strip_prefix(JSON) {
+            Some("") => results = arguments.next(),
+            Some(path) if path.starts_with('=') => results = Some(path[1..].to_owned()),
+            _ => chosen.push(argument),
+        }
+    }
+    let selection = match Selection::of_arguments(chosen) {
         Ok(selection) => selection,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(2);
         }
     };
-    match lab::run(kind, &selection, |line| println!("{line}")) {
+    let report = |line: &str| match (line.strip_prefix(lab::RESULTS), &results) {
+        (Some(json), Some(path)) => written(path, json),
+        _ => println!("{line}"),
+    };
+    match lab::run(kind, &selection, report) {
         Outcome::Passed => ExitCode::SUCCESS,
         Outcome::Skipped(why) => {
             eprintln!("SKIPPED lab {name}: {why}");
@@ -40,5 +57,11 @@ fn main() -> ExitCode {
             eprintln!("{count} scenarios failed in the lab VM");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn written(path: &str, json: &str) {
+    if let Err(error) = std::fs::write(path, format!("{json}\n")) {
+        eprintln!("{path}: {error}");
     }
 }

@@ -14,6 +14,8 @@ use crate::scenarios::{ALL, Failure};
 
 /// The argument of this program in the tree.
 const IN_TREE: &str = "in-tree";
+/// The argument of this program as the bench's other process.
+pub(super) const PEER: &str = "in-tree-peer";
 /// Where init makes the tree.
 const TREE: &str = "/tree";
 
@@ -38,10 +40,18 @@ pub fn run_as_init() -> ! {
 
 /// If this is the program in the tree: runs the scenarios and gives the number of failures.
 pub fn run_in_tree_as_asked() -> Option<u8> {
-    std::env::args().nth(1).filter(|argument| argument == IN_TREE)?;
+    match std::env::args().nth(1)?.as_str() {
+        IN_TREE => {}
+        PEER => {
+            rdma::bench::serve();
+            return Some(0);
+        }
+        _ => return None,
+    }
+    let selection = Selection::of_environment();
     let failures = match rdma::prepare() {
+        Ok(()) if selection.is_bench => rdma::bench::run(selection.is_quick),
         Ok(()) => {
-            let selection = Selection::of_environment();
             let chosen = rdma::scenarios().into_iter().filter(|one| selection.takes(&one.name, one.is_long));
             all(chosen.map(|one| (one.name, one.run)))
         }

@@ -1,11 +1,15 @@
 //! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run, except where
-//! [`DIFFERENT`] says that the two still differ. And guests must move over it ([`qemu`]).
+//! [`DIFFERENT`] says that the two still differ. And guests must move over it ([`qemu`], [`sterna`]).
 
 #![allow(clippy::print_stdout)]
 
+pub(super) mod bench;
+mod blocks;
 mod command;
 mod qemu;
+mod sterna;
 mod way;
+mod wire;
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -85,6 +89,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         .chain(of(ADDRESS))
         .chain(of(ADDRESS_V6))
         .chain(qemu::scenarios())
+        .chain(sterna::scenarios())
         .chain(command::scenarios())
         .collect()
 }

@@ -5,6 +5,10 @@ use crate::scenarios::Failure;
 /// Which scenarios of a lab run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Selection {
+    /// The bench, and no scenario.
+    pub(super) is_bench: bool,
+    /// Of the bench only a few rows.
+    pub(super) is_quick: bool,
     /// Those that take long, too.
     long: bool,
     /// Only those whose name contains this text, and of these the long ones, too.
@@ -15,10 +19,14 @@ impl Selection {
     /// The variable of init's environment that holds it. The kernel takes it from its command line, where blanks separate
     /// words: underscores stand for them.
     const VARIABLE: &str = "LAB_SELECTION";
+    const BETWEEN: &str = "|";
     const LONG: &str = "--all";
+    const BENCH: &str = "--bench";
+    const QUICK: &str = "--quick";
     const PART: &str = "--only=";
 
-    /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text.
+    /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text, or `--bench` and
+    /// `--quick`.
     ///
     /// # Errors
     /// An argument that is neither.
@@ -26,10 +34,12 @@ impl Selection {
         let mut selection = Self::default();
         for argument in arguments {
             match argument.strip_prefix(Self::PART) {
-                Some(text) if !text.is_empty() && !text.contains(char::is_whitespace) => {
+                Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c == '|') => {
                     selection.part_of_name = Some(text.replace('_', " "));
                 }
                 None if argument == Self::LONG => selection.long = true,
+                None if argument == Self::BENCH => selection.is_bench = true,
+                None if argument == Self::QUICK => selection.is_quick = true,
                 _ => {
                     let (long, part) = (Self::LONG, Self::PART);
                     return Err(format!(
@@ -49,16 +59,17 @@ impl Selection {
     /// What the kernel's command line says.
     pub(super) fn of_environment() -> Self {
         let words = std::env::var(Self::VARIABLE).unwrap_or_default();
-        Self::of_arguments(words.split(',').filter(|word| !word.is_empty()).map(str::to_owned))
+        Self::of_arguments(words.split(Self::BETWEEN).filter(|word| !word.is_empty()).map(str::to_owned))
             .unwrap_or_default()
     }
 
     /// The word for the kernel's command line.
     pub(super) fn for_kernel(&self) -> String {
         let part = self.part_of_name.as_ref().map(|text| format!("{}{}", Self::PART, text.replace(' ', "_")));
-        let long = self.long.then(|| Self::LONG.to_owned());
-        let words: Vec<_> = part.into_iter().chain(long).collect();
-        format!("{}={}", Self::VARIABLE, words.join(","))
+        let switches = [(self.long, Self::LONG), (self.is_bench, Self::BENCH), (self.is_quick, Self::QUICK)];
+        let switches = switches.into_iter().filter(|(is_on, _)| *is_on).map(|(_, word)| word.to_owned());
+        let words: Vec<_> = part.into_iter().chain(switches).collect();
+        format!("{}={}", Self::VARIABLE, words.join(Self::BETWEEN))
     }
 
     /// Whether the scenario of that name runs.
@@ -95,12 +106,12 @@ mod tests {
 
     #[test]
     fn words_of_the_kernels_line_have_no_blanks_and_say_the_same() {
-        let selection = of(&["--all", "--only=QEMU_to_QEMU"]);
+        let selection = of(&["--all", "--only=QEMU_to_QEMU,_dynamic", "--bench", "--quick"]);
         let line = selection.for_kernel();
 
         let (_, words) = line.split_once('=').unwrap();
         assert!(!line.contains(' '), "{line}");
-        assert_eq!(of(&words.split(',').collect::<Vec<_>>()), selection);
+        assert_eq!(of(&words.split(Selection::BETWEEN).collect::<Vec<_>>()), selection);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::Scenario;
-use super::way::{Source, Way, machine, ram, same, still};
+use super::way::{Path, Source, Way, machine, ram, same, still};
+use super::wire::Wire;
 use crate::scenarios::Failure;
 use crate::{Guest, Qemu, unbroken};
 
@@ -15,11 +16,11 @@ const CHANCES: usize = 4;
 pub(super) fn scenarios() -> Vec<Scenario> {
     let short = [
         Way { chunks_mib: [1, 8], return_path: false, ..Way::PLAIN },
-        Way { pin_all: true, ipv6: true, ..Way::PLAIN },
+        Way { pin_all: true, path: Path::Ipv6, ..Way::PLAIN },
     ];
     let long = [
         Way::PLAIN,
-        Way { chunks_mib: [64, 64], ipv6: true, ..Way::PLAIN },
+        Way { chunks_mib: [64, 64], path: Path::Ipv6, ..Way::PLAIN },
         Way { chunks_mib: [64, 1], pin_all: true, return_path: false, ..Way::PLAIN },
     ];
     let source = Rc::new(RefCell::new(Source::default()));
@@ -31,6 +32,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     all.extend(long.map(named).map(|(name, run)| Scenario::long(name, run)));
     all.push(Scenario::long("QEMU to QEMU, a smaller chunk at the destination", mismatch));
     all.push(Scenario::long("QEMU to QEMU, the guest counts on", counts_on));
+    all.push(Scenario::long("QEMU to QEMU over a wire", || {
+        let _wire = Wire::with("pfifo")?;
+        moves(&mut Source::default(), Way { path: Path::Wire, ..Way::PLAIN })
+    }));
     all
 }
 

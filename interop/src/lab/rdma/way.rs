@@ -2,14 +2,42 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use serde_json::json;
+use serde_json::{Value, json};
+use sterna::{Capabilities, ChunkSize, Parameters, RdmaParameters};
 
-use super::{ADDRESS, ADDRESS_V6};
+use super::{ADDRESS, ADDRESS_V6, wire};
 use crate::qemu::Qemu;
 use crate::{Accelerator, Builder, Failure, Ram, Root, fill};
 
 /// RAM of the guests.
 const MEMORY_MIB: u64 = 32;
+
+/// Which addresses the two sides have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// The same one at both sides: the device loops packets back.
+    Ipv4,
+    /// As before.
+    Ipv6,
+    /// Two devices with a wire between them, if there is one ([`super::wire`]).
+    Wire,
+}
+
+impl Path {
+    const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Wire];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+            Self::Wire => "over a wire",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|path| path.name() == name)
+    }
+}
 
 /// How a guest travels.
 #[derive(Clone, Copy, Debug)]
@@ -18,28 +46,30 @@ pub(super) struct Way {
     pub(super) chunks_mib: [u64; 2],
     pub(super) pin_all: bool,
     pub(super) return_path: bool,
-    pub(super) ipv6: bool,
+    pub(super) path: Path,
 }
 
 impl Way {
     pub(super) const PLAIN: Self =
-        Self { chunks_mib: [1, 1], pin_all: false, return_path: true, ipv6: false };
+        Self { chunks_mib: [1, 1], pin_all: false, return_path: true, path: Path::Ipv4 };
 
     pub(super) fn name(&self) -> String {
-        let Self { chunks_mib: [source, destination], pin_all, return_path, ipv6 } = self;
+        let Self { chunks_mib: [source, destination], pin_all, return_path, path } = self;
         let registration = if *pin_all { "all pinned" } else { "dynamic" };
         let return_path = if *return_path { "with" } else { "without" };
-        let family = if *ipv6 { "IPv6" } else { "IPv4" };
-        format!(
-            "{registration}, chunks of {source} and {destination} MiB, {return_path} return path, {family}"
-        )
+        let path = path.name();
+        format!("{registration}, chunks of {source} and {destination} MiB, {return_path} return path, {path}")
     }
 
     /// An address that no other migration of this run uses.
     pub(super) fn uri(&self) -> String {
         static NEXT: AtomicU16 = AtomicU16::new(4444);
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        if self.ipv6 { format!("rdma:[{ADDRESS_V6}]:{port}") } else { format!("rdma:{ADDRESS}:{port}") }
+        match self.path {
+            Path::Ipv4 => format!("rdma:{ADDRESS}:{port}"),
+            Path::Ipv6 => format!("rdma:[{ADDRESS_V6}]:{port}"),
+            Path::Wire => format!("rdma:{}:{port}", wire::ADDRESSES[1]),
+        }
     }
 
     /// Tells a QEMU that will be the source.
@@ -57,6 +87,41 @@ impl Way {
             if is_on { qemu.capabilities(&[name]) } else { qemu.capabilities_off(&[name]) }?;
         }
         qemu.parameters(json!({ "x-rdma-chunk-size": chunk_mib << 20, "max-bandwidth": 0 }))
+    }
+}
+
+impl Way {
+    /// What a Sterna is told at either side.
+    pub(super) fn of_sterna(&self, chunk_mib: u64) -> (Parameters, Capabilities) {
+        let chunk = ChunkSize::new(chunk_mib << 20).unwrap_or_default();
+        let rdma = RdmaParameters { chunk, ..RdmaParameters::default() };
+        let params = Parameters { max_bandwidth_bytes: 0, rdma, ..Parameters::default() };
+        let capabilities = Capabilities {
+            rdma_pin_all: self.pin_all,
+            return_path: self.return_path,
+            ..Capabilities::default()
+        };
+        (params, capabilities)
+    }
+
+    /// For another process.
+    pub(super) fn to_json(self) -> Value {
+        let Self { chunks_mib, pin_all, return_path, path } = self;
+        json!({ "chunks": chunks_mib, "pin_all": pin_all, "return_path": return_path, "path": path.name() })
+    }
+
+    pub(super) fn of_json(value: &Value) -> Result<Self, Failure> {
+        let number = |at: usize| value["chunks"][at].as_u64();
+        let is = |name: &str| value[name].as_bool();
+        let read = || {
+            Some(Self {
+                chunks_mib: [number(0)?, number(1)?],
+                pin_all: is("pin_all")?,
+                return_path: is("return_path")?,
+                path: Path::named(value["path"].as_str()?)?,
+            })
+        };
+        read().ok_or_else(|| format!("{value} is no way"))
     }
 }
 

@@ -1,0 +1,189 @@
+//! A Sterna of its own process, with a QEMU's machine in its memory: so that its CPU time can be told.
+//!
+//! A line of JSON in, a line of JSON out. The process is this program in the tree, started again.
+#![allow(clippy::print_stdout)]
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna::opaque::MemoryMachine;
+use sterna::{Arrival, Incoming, Outcome};
+use sterna_image::Shape;
+use sterna_ram::GuestRam;
+use sterna_transport::TransportError;
+
+use super::BLOCK;
+use super::content::{self, Load};
+use crate::Failure;
+use crate::lab::inside::PEER;
+use crate::lab::rdma::blocks::made;
+use crate::lab::rdma::way::Way;
+
+/// Such a process, seen from outside.
+pub(super) struct Sterna {
+    process: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Sterna {
+    pub(super) fn start() -> Result<Self, Failure> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(program);
+        let mut process = command
+            .arg(PEER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("a Sterna: {error}"))?;
+        let orders = process.stdin.take().ok_or("no standard input")?;
+        let answers = BufReader::new(process.stdout.take().ok_or("no standard output")?);
+        Ok(Self { process, orders, answers })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Gives an order and waits for its answer.
+    pub(super) fn ask(&mut self, order: Value) -> Result<Value, Failure> {
+        self.order(order)?;
+        self.answer()
+    }
+
+    pub(super) fn order(&mut self, order: Value) -> Result<(), Failure> {
+        writeln!(self.orders, "{order}").map_err(|error| format!("a Sterna: {error}"))
+    }
+
+    pub(super) fn answer(&mut self) -> Result<Value, Failure> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).map_err(|error| format!("a Sterna: {error}"))?;
+        let answer: Value =
+            serde_json::from_str(&line).map_err(|error| format!("a Sterna said {line:?}: {error}"))?;
+        match answer["error"].as_str() {
+            None => Ok(answer),
+            Some(why) => Err(why.to_owned()),
+        }
+    }
+}
+
+impl Drop for Sterna {
+    fn drop(&mut self) {
+        // Errors mean that it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The process from inside.
+pub(in crate::lab) fn serve() {
+    let mut machine = Machine::default();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let answer = serde_json::from_str(&line)
+            .map_err(|error| error.to_string())
+            .and_then(|order: Value| machine.perform(&order))
+            .unwrap_or_else(|why| json!({ "error": why }));
+        println!("{answer}");
+    }
+}
+
+#[derive(Default)]
+struct Machine {
+    here: Option<MemoryMachine>,
+    incoming: Option<Incoming>,
+}
+
+impl Machine {
+    fn perform(&mut self, order: &Value) -> Result<Value, Failure> {
+        let way = || Way::of_json(&order["way"]);
+        match order["do"].as_str() {
+            Some("receive") => self.receive(order, way()?),
+            Some("await") => self.arrived(),
+            Some("fill") => self.fill(order),
+            Some("send") => self.send(order, way()?),
+            other => Err(format!("{other:?} is no order")),
+        }
+    }
+
+    /// Into fresh memory.
+    fn receive(&mut self, order: &Value, way: Way) -> Result<Value, Failure> {
+        (self.here, self.incoming) = (None, None);
+        let block = |pair: &Value| Some((pair[0].as_str()?.to_owned(), pair[1].as_u64()?));
+        let blocks: Option<Vec<_>> =
+            order["blocks"].as_array().ok_or("no blocks")?.iter().map(block).collect();
+        let here = MemoryMachine::new(made(blocks.ok_or("blocks without a name or a length")?.into_iter())?);
+        let (params, capabilities) = way.of_sterna(way.chunks_mib[1]);
+        let at = uri(order)?.parse().map_err(|error: TransportError| error.to_string())?;
+        self.incoming = Some(here.receive(&at, params, capabilities, Arc::new(())).map_err(said)?);
+        let address = here.ram().blocks().iter().find(|block| block.name() == BLOCK).map(address_of);
+        self.here = Some(here);
+        Ok(json!({ "address": address.ok_or("no RAM")? }))
+    }
+
+    fn arrived(&mut self) -> Result<Value, Failure> {
+        let incoming = self.incoming.as_ref().ok_or("nobody is waited for")?;
+        match incoming.wait() {
+            Arrival::Completed(_) => Ok(json!({ "rdma": incoming.statistics().rdma })),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    fn fill(&mut self, order: &Value) -> Result<Value, Failure> {
+        let load = order["load"].as_str().and_then(Load::named).ok_or("no such load")?;
+        let (ram, shape) = self.held()?;
+        // Fresh memory, so that what is zero was never touched.
+        let blocks = ram.blocks().iter().map(|block| (block.name().to_owned(), block.len_bytes()));
+        let fresh = made(blocks)?;
+        for (old, new) in ram.blocks().iter().zip(fresh.blocks()) {
+            if new.name() == BLOCK {
+                content::fill(new, load)?;
+            } else {
+                let mut bytes = vec![0; old.len_bytes() as usize];
+                old.read(0, &mut bytes).map_err(said)?;
+                new.write(0, &bytes).map_err(said)?;
+            }
+        }
+        self.here = Some(MemoryMachine::of(fresh, shape).map_err(said)?);
+        Ok(json!({}))
+    }
+
+    /// The machine stays here as it is, so that it can be sent again.
+    fn send(&mut self, order: &Value, way: Way) -> Result<Value, Failure> {
+        let (ram, shape) = self.held()?;
+        let again = GuestRam::new(ram.blocks().to_vec()).map_err(said)?;
+        let here = MemoryMachine::of(again, shape).map_err(said)?;
+        let (params, capabilities) = way.of_sterna(way.chunks_mib[0]);
+        let to = uri(order)?.parse().map_err(|error: TransportError| error.to_string())?;
+        let migration = here.send(&to, params, capabilities, Arc::new(())).map_err(said)?;
+        self.here = Some(here);
+        let mut pinned = 0;
+        while migration.outcome().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+            pinned = pinned.max(migration.statistics().rdma.map_or(0, |rdma| rdma.pinned_bytes));
+        }
+        match migration.wait() {
+            Outcome::Completed => Ok(json!({ "rdma": migration.statistics().rdma, "pinned_bytes": pinned })),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    fn held(&self) -> Result<(GuestRam, Shape), Failure> {
+        let here = self.here.as_ref().ok_or("no memory")?;
+        Ok((here.ram().clone(), here.shape().ok_or("no machine")?))
+    }
+}
+
+fn address_of(block: &sterna_ram::RamBlock) -> u64 {
+    block.slice(0, 1).map_or(0, |slice| slice.as_ptr() as u64)
+}
+
+fn uri(order: &Value) -> Result<&str, Failure> {
+    order["uri"].as_str().ok_or_else(|| "no URI".to_owned())
+}
+
+fn said(error: impl std::fmt::Display) -> Failure {
+    error.to_string()
+}
