@@ -20,6 +20,7 @@ mod leaks;
 mod ledger;
 mod network;
 mod panics;
+pub mod rdma;
 mod report;
 pub mod round_trips;
 mod schedule;

@@ -1,5 +1,7 @@
 //! `soak [--count N] [--seed S]`: N migrations cancelled, cut or killed in every state.
 //! `soak --round-trips N [--seed S]`: N migrations of a guest at full speed, each one checked.
+//! `soak --rdma N [--seed S]`: N migrations over RDMA, most of them disturbed, on adapters inside the process.
+//! `soak --rdma-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
@@ -9,9 +11,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use sterna_soak::{Blow, Case, Soak, Stop, child, round_trips, schedule, silences};
+use sterna_soak::{Blow, Case, Soak, Stop, child, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -62,6 +64,8 @@ enum What {
     RoundTrips(u64),
     Silence,
     Only(Stop, Blow),
+    Rdma(u64),
+    RdmaCase(u64),
 }
 
 impl Wish {
@@ -78,6 +82,8 @@ impl Wish {
             match argument.as_str() {
                 "--count" => wish.what = What::Cases(number(rest.next())?),
                 "--round-trips" => wish.what = What::RoundTrips(number(rest.next())?),
+                "--rdma" => wish.what = What::Rdma(number(rest.next())?),
+                "--rdma-case" => wish.what = What::RdmaCase(number(rest.next())?),
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -96,6 +102,8 @@ impl Wish {
         println!("seed {seed}");
         let cases = match self.what {
             What::RoundTrips(count) => return Ok(passed(trips(count, seed))),
+            What::Rdma(count) => return Ok(passed(over_rdma(0..count, seed, &interrupted))),
+            What::RdmaCase(number) => return Ok(passed(over_rdma(number..number + 1, seed, &interrupted))),
             What::Cases(count) => schedule(count, seed),
             What::Silence => silences(seed),
             What::Only(stop, blow) => vec![Case { number: 0, stop, blow, seed }],
@@ -124,6 +132,28 @@ impl Wish {
         }
         Ok(passed(report.failures.is_empty() && !report.has_grown()))
     }
+}
+
+fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
+    let (mut good, mut bad) = (0, 0);
+    for number in numbers {
+        if interrupted.load(std::sync::atomic::Ordering::SeqCst) {
+            println!("interrupted");
+            break;
+        }
+        match rdma::one(seed, number) {
+            Ok(how) => {
+                tracing::info!("{how}");
+                good += 1;
+            }
+            Err(why) => {
+                eprintln!("FAILED {why}");
+                bad += 1;
+            }
+        }
+    }
+    println!("{good} passed, {bad} failed");
+    bad == 0
 }
 
 fn trips(count: u64, seed: u64) -> bool {

@@ -10,6 +10,8 @@ use crate::workspace::Metadata;
 
 /// What the issue asks for.
 const FULL: u64 = 1000;
+/// Migrations over RDMA.
+const OVER_RDMA: &str = "500";
 
 /// `cargo xtask soak [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
@@ -28,6 +30,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let mut parts = Parts::default();
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
     parts.part("silence", || play(&["--silence".to_owned()], seed));
+    parts.part("rdma", || play(&["--rdma".to_owned(), OVER_RDMA.to_owned()], seed));
     parts.finish()
 }
 
