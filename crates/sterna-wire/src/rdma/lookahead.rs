@@ -164,6 +164,55 @@ impl Lookahead {
         Ok(write)
     }
 
+    /// Takes `range` out of what is ready, wherever it stands: several lanes write, each in its own order. It counts as
+    /// posted. `false`, and nothing has changed: not all of it is ready.
+    pub fn take(&mut self, range: BlockRange) -> bool {
+        let parts = |ready: &VecDeque<BlockRange>| -> u64 {
+            ready.iter().filter_map(|ready| overlap(ready, &range)).map(|part| part.length).sum()
+        };
+        let Some(first) = self.ready.iter().position(|ready| overlap(ready, &range).is_some()) else {
+            return false;
+        };
+        let mut covered = parts(&self.ready);
+        if covered < range.length {
+            return false;
+        }
+        let mut left = self.ready.split_off(first);
+        while covered > 0 {
+            let Some(ready) = left.pop_front() else { break };
+            let Some(part) = overlap(&ready, &range) else {
+                self.ready.push_back(ready);
+                continue;
+            };
+            covered -= part.length;
+            for (start, end) in [(ready.start, part.start), (part.end(), ready.end())] {
+                if start < end {
+                    self.ready.push_back(BlockRange { block: ready.block, start, length: end - start });
+                }
+            }
+            self.posted.push_back(part);
+        }
+        self.ready.append(&mut left);
+        true
+    }
+
+    /// What was taken with [`Lookahead::take`] is complete.
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) if it was not taken.
+    pub fn completed(&mut self, range: BlockRange) -> Result<(), WireError> {
+        let is_inside = |posted: &BlockRange| overlap(posted, &range).is_some_and(|part| part == *posted);
+        let bytes: u64 =
+            self.posted.iter().filter(|posted| is_inside(posted)).map(|posted| posted.length).sum();
+        if bytes != range.length {
+            let rule = format!("{range:?} is complete, and {bytes} bytes of it were posted");
+            return Err(WireError::local("WRITE", 0, SPEC, rule));
+        }
+        self.posted.retain(|posted| !is_inside(posted));
+        self.open -= bytes;
+        Ok(())
+    }
+
     fn plan_batch(&mut self) -> Result<(), WireError> {
         let batch = self.plan.next_batch(&mut self.runs, self.plan.step())?;
         self.open += batch.writes.iter().map(|write| write.length).sum::<u64>();
@@ -190,6 +239,16 @@ impl Lookahead {
             write.block == window.block && write.start < window.end() && window.start < write.end()
         })
     }
+}
+
+/// What two ranges have in common.
+fn overlap(one: &BlockRange, other: &BlockRange) -> Option<BlockRange> {
+    let (start, end) = (one.start.max(other.start), one.end().min(other.end()));
+    (one.block == other.block && start < end).then(|| BlockRange {
+        block: one.block,
+        start,
+        length: end - start,
+    })
 }
 
 /// The next WRITE whose memory is registered on both sides, `most` bytes at most. It counts as posted.
@@ -337,6 +396,46 @@ mod tests {
 
         assert_eq!(remote.next_step(1).unwrap(), Step::GiveBack(vec![range(0, 32)]));
         assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(64, 32)]));
+    }
+
+    #[test]
+    fn lanes_take_what_is_theirs_in_any_order() {
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let kind = Destination::Sterna(ChunkSize::LEAST);
+            let limit = [None, Some(32 * MIB)][random.usize(..2)];
+            let mut remote = lookahead(kind, limit, 64 * MIB);
+            let mut untaken: Vec<BlockRange> = (0..64).map(|at| range(at, 1)).collect();
+            // Pieces that begin and end inside of windows.
+            for piece in &mut untaken {
+                piece.start += 4096 * random.u64(..100);
+                piece.length = 4096 * (1 + random.u64(..100));
+            }
+            remote.add(untaken.clone());
+            let mut posted = Vec::new();
+            while !(untaken.is_empty() && posted.is_empty()) {
+                match remote.next_step(2).unwrap() {
+                    Step::Register(windows) => remote.registered(windows.len()).unwrap(),
+                    Step::GiveBack(windows) => {
+                        let is_used =
+                            |of: &BlockRange| windows.iter().any(|window| overlap(of, window).is_some());
+                        assert!(!posted.iter().any(is_used), "seed {seed}");
+                    }
+                    Step::Wait => {}
+                }
+                if random.bool() && !untaken.is_empty() {
+                    // One of those that lanes are at.
+                    let at = random.usize(..untaken.len().min(4));
+                    if remote.take(untaken[at]) {
+                        posted.push(untaken.remove(at));
+                    }
+                } else if !posted.is_empty() {
+                    remote.completed(posted.swap_remove(random.usize(..posted.len()))).unwrap();
+                }
+            }
+            assert!(remote.is_done(), "seed {seed}");
+            assert!(!remote.take(range(0, 1)) && remote.completed(range(0, 1)).is_err());
+        }
     }
 
     #[test]
