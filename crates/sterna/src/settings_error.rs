@@ -66,9 +66,6 @@ pub enum SettingsError {
          multifd_compression to none"
     )]
     RdmaIsUncompressed,
-    /// Multifd over RDMA.
-    #[error("rdma: is one lane in this version: switch multifd off")]
-    RdmaIsOneLane,
     /// An image to or from an address of RDMA.
     #[error(
         "an image does not go over rdma:, since remote writes need memory of the guest's size: use tcp: or unix:"

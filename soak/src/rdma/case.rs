@@ -28,6 +28,8 @@ pub(super) struct Case {
     chunks_mib: (u64, u64),
     pinned_limit_mib: Option<u64>,
     pauses: bool,
+    /// Multifd channels, if there are to be any.
+    lanes: u8,
     disturbance: Disturbance,
 }
 
@@ -64,6 +66,7 @@ impl Case {
             chunks_mib: (1 << random.u32(..4), 1 << random.u32(..4)),
             pinned_limit_mib: [None, None, Some(16)][random.usize(..3)],
             pauses: random.u8(..4) == 0,
+            lanes: [0, 0, 1, 2, 4][random.usize(..5)],
             disturbance: Disturbance::draw(&mut random),
         }
     }
@@ -94,6 +97,7 @@ impl Case {
         let capabilities = Capabilities {
             rdma_pin_all: self.pin_all,
             pause_before_switchover: self.pauses,
+            multifd: self.lanes > 0,
             ..Capabilities::default()
         };
         let at = Address::Rdma { host: "10.0.0.2".into(), port: 0 };
@@ -113,6 +117,7 @@ impl Case {
         let short = if self.disturbance.is_harmless() { LONGEST } else { Duration::from_secs(1) };
         Parameters {
             max_bandwidth_bytes: 0,
+            multifd_channels: self.lanes.max(1),
             downtime_limit: Duration::from_secs(1),
             rdma: RdmaParameters {
                 chunk: ChunkSize::new(chunk_mib << 20).unwrap_or_default(),

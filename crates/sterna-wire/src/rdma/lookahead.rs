@@ -164,19 +164,18 @@ impl Lookahead {
         Ok(write)
     }
 
+    /// Whether all of `range` may be written, as far as this side's memory is concerned.
+    pub fn is_ready(&self, range: &BlockRange) -> bool {
+        let parts = self.ready.iter().filter_map(|ready| overlap(ready, range));
+        parts.map(|part| part.length).sum::<u64>() == range.length
+    }
+
     /// Takes `range` out of what is ready, wherever it stands: several lanes write, each in its own order. It counts as
     /// posted. `false`, and nothing has changed: not all of it is ready.
     pub fn take(&mut self, range: BlockRange) -> bool {
-        let parts = |ready: &VecDeque<BlockRange>| -> u64 {
-            ready.iter().filter_map(|ready| overlap(ready, &range)).map(|part| part.length).sum()
-        };
-        let Some(first) = self.ready.iter().position(|ready| overlap(ready, &range).is_some()) else {
-            return false;
-        };
-        let mut covered = parts(&self.ready);
-        if covered < range.length {
-            return false;
-        }
+        let first = self.ready.iter().position(|ready| overlap(ready, &range).is_some());
+        let (Some(first), true) = (first, self.is_ready(&range)) else { return false };
+        let mut covered = range.length;
         let mut left = self.ready.split_off(first);
         while covered > 0 {
             let Some(ready) = left.pop_front() else { break };

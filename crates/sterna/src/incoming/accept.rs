@@ -209,7 +209,7 @@ fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mi
     decoder.next(&bytes[position..]).map(drop).map_err(MigrationError::wire(super::loader::CHANNEL))
 }
 
-fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
+pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     let mut bytes = [0; InitialPacket::BYTES];
     greeting.read_exact(&mut bytes)?;

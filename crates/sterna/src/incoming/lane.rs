@@ -188,6 +188,8 @@ impl<'a> Lane<'a> {
     fn take(&mut self, view: &RamPacketView<'_>, next: Option<&mut Ahead>) -> Result<(), MigrationError> {
         let Some(block) = view.block() else { return Ok(()) };
         let shared = self.shared;
+        // Over RDMA they are in their places: the source wrote them before it sent this.
+        let has_payload = shared.rdma.is_none();
         let run = |run: sterna_wire::multifd::PageRun| PageRun {
             block,
             first: run.offset / PAGE_SIZE as u64,
@@ -199,17 +201,19 @@ impl<'a> Lane<'a> {
         for (place, part) in normal.iter_mut().zip(view.normal_runs()) {
             let part = run(part);
             shared.rounds.enter(part)?;
-            places.push(self.sink.prepare(part)?);
+            if has_payload {
+                places.push(self.sink.prepare(part)?);
+            }
             count += part.count;
             *place = Some(part);
         }
-        if count > 0 {
+        if count > 0 && has_payload {
             self.read_pages(view, count as usize, &places, next)?;
             for part in normal.iter().flatten() {
                 self.sink.commit(*part)?;
             }
-            shared.normal_pages.fetch_add(count, Ordering::Relaxed);
         }
+        shared.normal_pages.fetch_add(count, Ordering::Relaxed);
         for part in view.zero_runs() {
             let part = run(part);
             shared.rounds.enter(part)?;

@@ -110,7 +110,7 @@ impl Incoming {
             let bound = rdma::listen::bind((host, *port), &params);
             let (listener, port) = bound.map_err(|error| StartError::System(error.to_string()))?;
             let address = Address::Rdma { host: host.clone(), port };
-            let of_rdma = Arc::new(Rdma::new(params.rdma.chunk, params.rdma.pinned_limit_bytes));
+            let of_rdma = Arc::new(Rdma::new(&params, &capabilities));
             let mut shared = Shared::new((target, custody), address, params, capabilities, observer)
                 .map_err(|error| StartError::System(error.to_string()))?;
             shared.rdma = Some(Arc::clone(&of_rdma));
@@ -257,9 +257,6 @@ fn check_rdma(
     }
     if capabilities.multifd && params.multifd_compression != Compression::None {
         return Err(SettingsError::RdmaIsUncompressed);
-    }
-    if capabilities.multifd {
-        return Err(SettingsError::RdmaIsOneLane);
     }
     Ok(())
 }

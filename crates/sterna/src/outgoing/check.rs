@@ -56,9 +56,6 @@ fn check_rdma(params: &Parameters, capabilities: &Capabilities) -> Result<(), Se
     if capabilities.multifd && params.multifd_compression != Compression::None {
         return Err(SettingsError::RdmaIsUncompressed);
     }
-    if capabilities.multifd {
-        return Err(SettingsError::RdmaIsOneLane);
-    }
     Ok(())
 }
 

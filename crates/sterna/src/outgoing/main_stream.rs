@@ -169,10 +169,10 @@ impl MainStream {
     }
 
     /// Ends a section of RAM whose block list was written piece by piece, or whose phase is over.
-    pub(super) fn end_ram_section(&mut self) -> Result<(), MigrationError> {
+    pub(super) fn end_ram_section(&mut self, flush: bool) -> Result<(), MigrationError> {
         let id = self.ram_section;
         self.send(|out| {
-            end_of_ram(id, false, out);
+            end_of_ram(id, flush, out);
             Ok(())
         })
     }

@@ -2,7 +2,7 @@
 //! that are written before each.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -25,6 +25,8 @@ const SENDS: u32 = 8;
 pub struct LaneSourceStream {
     endpoint: Endpoint,
     session: Mutex<LaneSource>,
+    /// Writes that were posted and not yet told to be complete.
+    open_writes: AtomicUsize,
     is_over: (Mutex<bool>, Condvar),
 }
 
@@ -52,7 +54,12 @@ impl LaneSourceStream {
         if reply.introduction.is_none() {
             return Err(StreamFailure::NotASterna.into());
         }
-        Ok(Self { endpoint, session: Mutex::new(session), is_over: Default::default() })
+        Ok(Self {
+            endpoint,
+            session: Mutex::new(session),
+            open_writes: AtomicUsize::new(0),
+            is_over: Default::default(),
+        })
     }
 
     /// Posts writes into the destination's memory. What is written to the stream afterwards arrives after them.
@@ -60,7 +67,31 @@ impl LaneSourceStream {
     /// # Errors
     /// As [`Endpoint::write`].
     pub fn write_memory(&self, writes: &[Write], limit: Option<Duration>) -> Result<(), StreamError> {
+        self.open_writes.fetch_add(writes.len(), Ordering::Relaxed);
         Ok(self.endpoint.write(writes, limit)?)
+    }
+
+    /// How many writes have become complete since this was asked last. They complete in the order in which they were posted.
+    ///
+    /// # Errors
+    /// As [`Endpoint::reap`].
+    pub fn completed_writes(&self) -> Result<usize, StreamError> {
+        self.endpoint.reap()?;
+        Ok(self.count_completed())
+    }
+
+    /// Waits until at most `most` writes are in flight; says how many have become complete.
+    ///
+    /// # Errors
+    /// As [`Endpoint::wait_for_writes`].
+    pub fn wait_for_writes(&self, most: usize, limit: Option<Duration>) -> Result<usize, StreamError> {
+        self.endpoint.wait_for_writes(most, limit)?;
+        Ok(self.count_completed())
+    }
+
+    fn count_completed(&self) -> usize {
+        let in_flight = self.endpoint.writes_in_flight();
+        self.open_writes.swap(in_flight, Ordering::Relaxed).saturating_sub(in_flight)
     }
 
     /// Waits until everything that was written, memory and stream, is complete: it is in the destination's memory, and no
@@ -70,6 +101,12 @@ impl LaneSourceStream {
     /// As [`Endpoint::flush`].
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), StreamError> {
         Ok(self.endpoint.flush(limit)?)
+    }
+
+    /// Destroys the queue pair: when this returns, the adapter reads no memory for this lane any more.
+    pub fn destroy(&self) {
+        self.endpoint.shutdown();
+        self.endpoint.connection().destroy();
     }
 
     /// The connection's queue pair and buffers.
@@ -186,6 +223,12 @@ impl LaneDestinationStream {
     /// [`StreamError::Rdma`] if it could not be taken away: shut the stream down instead.
     pub fn end_remote_writes(&self) -> Result<(), StreamError> {
         Ok(self.endpoint.connection().set_remote_write(false)?)
+    }
+
+    /// Destroys the queue pair: when this returns, no memory is written over this lane any more.
+    pub fn destroy(&self) {
+        self.endpoint.shutdown();
+        self.endpoint.connection().destroy();
     }
 
     /// The connection's queue pair and buffers.

@@ -10,6 +10,7 @@ use crate::support::bank::{Bank, Calls, HAS_READ};
 use crate::support::vm::GUEST_STOPS;
 use crate::support::{TestVm, assert_next_works, case, small, vm};
 use sterna::{Arrival, Capabilities, Outcome, Parameters};
+use sterna_transport::rdma::double::{Network, Settings};
 
 /// A VM with banks, and the place for it.
 struct Machines {
@@ -170,10 +171,27 @@ fn guest_is_not_stopped_before_the_last_initial_chunk_was_read() {
 #[test]
 fn one_chunk_ceiling_with_stalled_loaders_never_blocks() {
     let mut random = sterna_testing::random("one_chunk_ceiling_with_stalled_loaders_never_blocks");
-    case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round)));
+    case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round, multifd(4))));
 }
 
-fn stalled_loader(random: &mut fastrand::Rng, round: u32) {
+/// Each lane is a queue pair of its own, and receives are on credit.
+#[test]
+fn one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma() {
+    let mut random = sterna_testing::random("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma");
+    case("streams", || {
+        for round in 0..100 {
+            let network = Network::new(Settings::seeded(random.u64(..))).unwrap();
+            let host = network.host(&[[10, 0, 0, 1].into()]);
+            let (mut params, capabilities) = multifd(4);
+            params.rdma.fabric = Some(Arc::new(host.clone()));
+            stalled_loader(&mut random, round, (params, capabilities));
+            assert_eq!(network.counts().rnrs, 0);
+            drop(host);
+        }
+    });
+}
+
+fn stalled_loader(random: &mut fastrand::Rng, round: u32, settings: (Parameters, Capabilities)) {
     let sizes: Vec<(u64, u64)> = (0..8).map(|_| (random.u64(..300_000), random.u64(..100_000))).collect();
     let machines = Machines::new(|calls| {
         let bank = |(index, (bytes, running)): (usize, &(u64, u64))| {
@@ -184,7 +202,7 @@ fn stalled_loader(random: &mut fastrand::Rng, round: u32) {
     let stalled = random.u64(..8) as usize;
     let delay = Duration::from_micros(random.u64(..3000));
     *machines.target.banks[stalled].load_delay.lock().unwrap() = delay;
-    let (mut params, capabilities) = multifd(4);
+    let (mut params, capabilities) = settings;
     // A configuration fits; so one chunk it is.
     params.max_queued_stream_bytes = 1;
 

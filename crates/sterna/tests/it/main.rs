@@ -20,6 +20,7 @@ mod opaque;
 mod page_order;
 mod poisoned;
 mod rdma_destination;
+mod rdma_lanes;
 mod rdma_migrate;
 mod rdma_migration;
 mod rdma_source;

@@ -174,7 +174,8 @@ pub fn listen_told(
     observer: Arc<dyn Observer>,
 ) -> Incoming {
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
-    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    let address = if params.rdma.fabric.is_some() { "rdma:10.0.0.1:0" } else { "tcp:127.0.0.1:0" };
+    let address: Address = address.parse().unwrap();
     Incoming::listen(vm, &address, params.clone(), capabilities, observer).expect("listening")
 }
 

@@ -7,13 +7,13 @@ use sterna_transport::Channel;
 use sterna_transport::rdma::Request;
 use sterna_wire::rdma::{ConnectReply, Part};
 
-use super::super::accept::{enter, greet_with, main_channel, warn};
+use super::super::accept::{enter, greet_with, main_channel, multifd, warn};
 use super::super::greeting::Greeting;
 use super::super::questions;
 use super::super::shared::Shared;
 use super::state::Rdma;
 use crate::error::MigrationError;
-use crate::rdma::{DestinationStream, QuestionStream};
+use crate::rdma::{DestinationStream, LaneDestinationStream, QuestionStream};
 use crate::threads::{self, tried};
 
 /// Questions that are answered at the same time: anyone who reaches the port may ask.
@@ -76,10 +76,8 @@ impl Admitted {
         let connected = tried("accepting a connection over RDMA", || match part {
             Part::Main => self.main(shared, rdma),
             Part::ReturnPath => self.return_path(shared, rdma),
+            Part::Lane(_) => self.lane(shared, rdma),
             Part::Question => self.question(shared),
-            Part::Lane(_) => {
-                Err(MigrationError::PeerIncompatible { what: format!("{peer}: {part} is not taken here") })
-            }
         });
         if part == Part::Question {
             rdma.questions.fetch_sub(1, Ordering::SeqCst);
@@ -106,6 +104,25 @@ impl Admitted {
             // The next source can come.
             rdma.gone(Part::Main, self.source);
         }
+        Ok(())
+    }
+
+    /// A lane: a multifd channel, if its first bytes fit.
+    fn lane(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
+        let setup = shared.params.limits.setup;
+        let limit = Greeting::limit_of(setup);
+        let gone = || MigrationError::PeerIncompatible {
+            what: format!("{}: {}, and its main connection is gone", self.peer, self.part),
+        };
+        rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
+        let stream = LaneDestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
+        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
+        let channel = Arc::new(Channel::over(stream.clone(), self.peer));
+        if !rdma.has_lane(self.source, stream) {
+            return Ok(());
+        }
+        enter(shared, &channel);
+        greet_with(shared, channel, |shared, channel| multifd(shared, &Greeting::new(channel, setup)));
         Ok(())
     }
 

@@ -12,7 +12,8 @@ use sterna_wire::rdma::{Admission, ChunkSize, ConnectReply, Introduction, Part};
 use super::refusals::Refusals;
 use super::windows::Windows;
 use crate::error::MigrationError;
-use crate::rdma::DestinationStream;
+use crate::params::{Capabilities, Parameters};
+use crate::rdma::{DestinationStream, LaneDestinationStream};
 use crate::stats::IncomingRdmaStatistics;
 
 /// What a destination at `rdma:` has beside its channel.
@@ -37,17 +38,21 @@ struct Connections {
     source: u64,
     /// The main connection, once it is accepted.
     main: Option<Arc<DestinationStream>>,
+    /// Lanes that were accepted for it.
+    lanes: Vec<Arc<LaneDestinationStream>>,
     /// No connection of a migration is taken any more.
     is_over: bool,
 }
 
 impl Rdma {
-    pub(in crate::incoming) fn new(chunk: ChunkSize, pinned_limit_bytes: Option<u64>) -> Self {
-        let connections =
-            Connections { admission: Admission::new(0, chunk), source: 0, main: None, is_over: false };
+    pub(in crate::incoming) fn new(params: &Parameters, capabilities: &Capabilities) -> Self {
+        let chunk = params.rdma.chunk;
+        let lanes = if capabilities.multifd { params.multifd_channels } else { 0 };
+        let admission = Admission::new(lanes, chunk);
+        let connections = Connections { admission, source: 0, main: None, lanes: Vec::new(), is_over: false };
         Self {
             chunk,
-            pinned_limit_bytes,
+            pinned_limit_bytes: params.rdma.pinned_limit_bytes,
             connections: Mutex::new(connections),
             changed: Condvar::new(),
             windows: Mutex::default(),
@@ -87,10 +92,13 @@ impl Rdma {
 
     /// Takes the source's right to write away: when this returns, nothing is written to guest memory any more.
     pub(in crate::incoming) fn end_writes(&self) -> Result<(), MigrationError> {
-        self.stream()?.end_remote_writes().map_err(|error| {
+        let failed = |error| {
             let what = "the source's right to write guest memory could not be taken away, so the guest cannot start here";
             MigrationError::System(format!("{what}: {error}"))
-        })
+        };
+        self.stream()?.end_remote_writes().map_err(failed)?;
+        let lanes = self.connections.lock().lanes.clone();
+        lanes.iter().try_for_each(|lane| lane.end_remote_writes()).map_err(failed)
     }
 
     /// Tells the source that this side has failed, as far as it hears.
@@ -102,15 +110,16 @@ impl Rdma {
 
     /// Destroys the queue pairs, and then deregisters all memory: takes long where there is much of it.
     pub(in crate::incoming) fn close(&self) {
-        let main = {
+        let (main, lanes) = {
             let mut connections = self.connections.lock();
             connections.is_over = true;
-            connections.main.take()
+            (connections.main.take(), std::mem::take(&mut connections.lanes))
         };
         self.changed.notify_all();
         if let Some(main) = main {
             main.destroy();
         }
+        lanes.iter().for_each(|lane| lane.destroy());
         let windows = self.windows.lock().end();
         drop(windows);
     }
@@ -138,6 +147,7 @@ impl Rdma {
             // The source has gone, and its greeter has not noticed yet.
             connections.admission.ended(Part::Main);
             connections.main = None;
+            connections.lanes.clear();
         }
         let before = connections.admission.clone();
         let (part, reply) = connections.admission.request(private_data)?;
@@ -161,12 +171,16 @@ impl Rdma {
             return;
         }
         connections.admission.ended(part);
-        let main = if part == Part::Main { connections.main.take() } else { None };
+        let (main, lanes) = match part {
+            Part::Main => (connections.main.take(), std::mem::take(&mut connections.lanes)),
+            _ => (None, Vec::new()),
+        };
         drop(connections);
         self.changed.notify_all();
         if let Some(main) = main {
             main.destroy();
         }
+        lanes.iter().for_each(|lane| lane.destroy());
     }
 
     /// The main connection is accepted. False: it came too late.
@@ -177,6 +191,16 @@ impl Rdma {
             connections.main = Some(stream);
         }
         self.changed.notify_all();
+        is_wanted
+    }
+
+    /// A lane is accepted. False: it came too late.
+    pub(super) fn has_lane(&self, source: u64, stream: Arc<LaneDestinationStream>) -> bool {
+        let mut connections = self.connections.lock();
+        let is_wanted = connections.source == source && !connections.is_over;
+        if is_wanted {
+            connections.lanes.push(stream);
+        }
         is_wanted
     }
 

@@ -35,8 +35,9 @@ impl Control {
         self.count_acknowledgements();
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
-        // Lanes into a file and into the destination's memory must know the places of pages.
-        let needs_places = is_mapped || self.rdma.is_some();
+        // Lanes into a file must know the places of pages, and one that writes the main connection must find a section of RAM.
+        // Multifd channels write their first SYNC before START, whose flush waits for it.
+        let needs_places = is_mapped || self.rdma.is_some() && !shared.capabilities.multifd;
         if needs_places {
             self.start_ram()?;
         }
@@ -53,7 +54,7 @@ impl Control {
         let writers = setup::writers(&shared, &main, ends)?;
         setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
         if let Some(work) = &self.rdma_work {
-            setup::start_rdma(&shared, work, &mut self.workers)?;
+            setup::start_rdma(&shared, &main, work, &mut self.workers)?;
         }
         self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
         call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
@@ -90,7 +91,7 @@ impl Control {
         match (&mut self.file, &self.rdma) {
             (Some(file), _) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
             (_, Some(rdma)) => {
-                rdma.start_ram(&main, &shared.guest_source.blocks())?;
+                rdma.start_ram(&main, &shared.guest_source.blocks(), shared.capabilities.multifd)?;
                 main.with(|stream| shared.guest_source.send_setup(stream))
             }
             _ => main.with(|stream| {

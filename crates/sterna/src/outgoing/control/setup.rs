@@ -13,7 +13,7 @@ use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
-use crate::outgoing::rdma::{self, RdmaLane, RdmaSource, Work};
+use crate::outgoing::rdma::{self, PacketLane, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::Streams;
 use crate::outgoing::workers::Workers;
@@ -52,7 +52,11 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
     if matches!(shared.to, Address::Rdma { .. }) {
         let rdma = rdma::connect(shared, &params)?;
         let main = main_channel(shared, Arc::clone(&rdma.channel));
-        return Ok(Connected { main, multifd: Vec::new(), file: None, rdma: Some(rdma) });
+        let multifd: Vec<_> = rdma.lanes.iter().map(|(_, channel)| Arc::clone(channel)).collect();
+        for (id, channel) in (0..).zip(&multifd) {
+            say_hello(shared, channel, id)?;
+        }
+        return Ok(Connected { main, multifd, file: None, rdma: Some(rdma) });
     }
     // One limit for all of them together.
     let began = Instant::now();
@@ -68,14 +72,20 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
     if shared.capabilities.multifd {
         for id in 0..params.multifd_channels {
             let channel = open()?;
-            let uuid = shared.vm.uuid().unwrap_or_default();
-            let hello = InitialPacket { uuid, id }.to_bytes();
-            channel.write_all(&hello)?;
-            shared.counters.multifd(hello.len() as u64);
+            say_hello(shared, &channel, id)?;
             multifd.push(channel);
         }
     }
     Ok(Connected { main, multifd, file: None, rdma: None })
+}
+
+/// The first packet of a multifd channel.
+fn say_hello(shared: &Shared, channel: &Channel, id: u8) -> Result<(), MigrationError> {
+    let uuid = shared.vm.uuid().unwrap_or_default();
+    let hello = InitialPacket { uuid, id }.to_bytes();
+    channel.write_all(&hello)?;
+    shared.counters.multifd(hello.len() as u64);
+    Ok(())
 }
 
 fn main_channel(shared: &Shared, channel: Arc<Channel>) -> Arc<MainChannel> {
@@ -109,7 +119,7 @@ pub(super) fn writers(
     let lanes = match file {
         Some(file) if is_mapped => file.lanes(shared)?,
         _ if rdma.is_some() => {
-            rdma.map(|work| rdma_lane(shared, main, work)).transpose()?.into_iter().collect()
+            rdma.map_or(Ok(Vec::new()), |work| rdma_lanes(shared, main, work, &multifd))?
         }
         _ if shared.capabilities.multifd => multifd_lanes(shared, &multifd, channels)?,
         _ => vec![main_lane(shared, main)?],
@@ -154,25 +164,44 @@ pub(super) fn start_lanes(
 /// Starts the threads that work for a lane over RDMA. They end with it.
 pub(super) fn start_rdma(
     shared: &Arc<Shared>,
+    main: &Arc<MainChannel>,
     work: &Arc<Work>,
     workers: &mut Workers,
 ) -> Result<(), MigrationError> {
-    let mut start = |name: &str, run: fn(&Work, &Shared) -> Result<(), MigrationError>| {
-        let (shared, work) = (Arc::clone(shared), Arc::clone(work));
+    type Run = fn(&Work, &MainChannel, &Shared) -> Result<(), MigrationError>;
+    let threads: [(&str, Run); 2] = [
+        ("rdma windows", |work, main, shared| match shared.capabilities.multifd {
+            true => rdma::ask_for_lanes(work, main, &shared.counters),
+            false => rdma::ask(work, &shared.counters),
+        }),
+        ("rdma memory", |work, _, _| rdma::register(work)),
+    ];
+    for (name, run) in threads {
+        let (shared, main, work) = (Arc::clone(shared), Arc::clone(main), Arc::clone(work));
         workers.spawn(name, move || {
-            if let Err(error) = run(&work, &shared) {
+            if let Err(error) = run(&work, &main, &shared) {
                 shared.fail(error);
             }
-        })
-    };
-    start("rdma windows", |work, shared| rdma::ask(work, &shared.counters))?;
-    start("rdma memory", |work, _| rdma::register(work))
+        })?;
+    }
+    Ok(())
 }
 
-fn rdma_lane(shared: &Shared, main: &Arc<MainChannel>, work: &Arc<Work>) -> Result<LaneEnds, MigrationError> {
-    let measures = (Arc::clone(&shared.counters), Arc::clone(&shared.limiter));
-    let lane = RdmaLane::new(Arc::clone(work), Arc::clone(main), measures);
-    Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? })
+/// The one lane of the main connection; with multifd one for each connection.
+fn rdma_lanes(
+    shared: &Shared,
+    main: &Arc<MainChannel>,
+    work: &Arc<Work>,
+    multifd: &Arc<MultifdShared>,
+) -> Result<Vec<LaneEnds>, MigrationError> {
+    if !shared.capabilities.multifd {
+        let measures = (Arc::clone(&shared.counters), Arc::clone(&shared.limiter));
+        let lane = RdmaLane::new(Arc::clone(work), Arc::clone(main), measures);
+        return Ok(vec![LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? }]);
+    }
+    let lanes = PacketLane::all(work, &shared.ram, multifd);
+    let ends = |lane| Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? });
+    lanes.into_iter().map(ends).collect()
 }
 
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {

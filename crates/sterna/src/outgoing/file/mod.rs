@@ -176,7 +176,7 @@ fn place_blocks(
         stream.go_to(header.end_of_pages(block.length_bytes))?;
         headers.push(header);
     }
-    main.end_ram_section()?;
+    main.end_ram_section(false)?;
     Ok(headers)
 }
 

@@ -12,20 +12,22 @@ use crate::error::MigrationError;
 const CHANNEL: &str = "RDMA connection";
 
 impl RdmaSource {
-    /// Writes the START section of RAM: with its phase, in which the destination says where its blocks are.
+    /// Writes the START section of RAM: with its phase, in which the destination says where its blocks are; and with the first
+    /// flush of lanes.
     pub(in crate::outgoing) fn start_ram(
         &self,
         main: &MainChannel,
         blocks: &BlockList,
+        flush: bool,
     ) -> Result<(), MigrationError> {
         let lengths: Vec<u64> = blocks.blocks.iter().map(|block| block.length_bytes).collect();
         let begin = |stream: &mut MainStream| stream.ram_start_before_phase(blocks);
-        self.section(main, begin, || self.exchange_blocks(&lengths))
+        self.section(main, begin, || self.exchange_blocks(&lengths), flush)
     }
 
     /// Writes the END section of RAM. Its phase is empty: all pages have been written.
     pub(in crate::outgoing) fn end_ram(&self, main: &MainChannel) -> Result<(), MigrationError> {
-        self.section(main, |stream| Ok(stream.ram_part_before_phase(true)), || Ok(()))
+        self.section(main, |stream| Ok(stream.ram_part_before_phase(true)), || Ok(()), false)
     }
 
     /// Opens a phase in a PART of RAM.
@@ -38,7 +40,7 @@ impl RdmaSource {
         let finished = self.finish_phase();
         main.end_phase(|stream| {
             finished?;
-            stream.end_ram_section()
+            stream.end_ram_section(false)
         })
     }
 
@@ -47,12 +49,13 @@ impl RdmaSource {
         main: &MainChannel,
         begin: impl FnOnce(&mut MainStream) -> Result<Vec<u8>, MigrationError>,
         within: impl FnOnce() -> Result<(), MigrationError>,
+        flush: bool,
     ) -> Result<(), MigrationError> {
         main.begin_phase(|stream| self.begin_phase(&begin(stream)?))?;
         let done = within().and_then(|()| self.finish_phase());
         main.end_phase(|stream| {
             done?;
-            stream.end_ram_section()
+            stream.end_ram_section(flush)
         })
     }
 

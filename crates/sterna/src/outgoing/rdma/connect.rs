@@ -1,19 +1,20 @@
 //! Connecting over RDMA (`specs/rdma.md §1`, `§2`).
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use sterna_transport::rdma::RdmaError;
+use sterna_transport::rdma::{Fabric, RdmaError};
 use sterna_transport::{Address, Channel, StreamError, TransportError, resolve};
 use sterna_wire::rdma::{ConnectReply, ConnectRequest, Introduction, Part};
 
 use super::super::shared::Shared;
-use super::source::{Peer, RdmaSource, WRITES};
+use super::source::{Connected, Peer, RdmaSource, WRITES};
 use crate::error::MigrationError;
 use crate::identity;
 use crate::params::Parameters;
-use crate::rdma::SourceStream;
+use crate::rdma::{LaneSourceStream, SourceStream};
 
 /// Connects to the destination, over all numbers that its name has: the main connection, and the return path if there is
 /// one.
@@ -43,7 +44,10 @@ pub(in crate::outgoing) fn connect(
             left,
             &shared.connecting,
         ) {
-            Ok((stream, reply)) => return connected(shared, params, Arc::new(stream), (&main, &reply)),
+            Ok((stream, reply)) => {
+                let lanes = lanes(shared, params, (&*fabric, address), &reply)?;
+                return connected(shared, params, (Arc::new(stream), lanes), (&main, &reply));
+            }
             Err(error) => last = Unconnected::Stream(error),
         }
         if shared.connecting.is_cancelled() || began.elapsed() >= limit {
@@ -56,7 +60,7 @@ pub(in crate::outgoing) fn connect(
 fn connected(
     shared: &Shared,
     params: &Parameters,
-    stream: Arc<SourceStream>,
+    (stream, lanes): (Arc<SourceStream>, Vec<Connected>),
     (request, reply): (&ConnectRequest, &ConnectReply),
 ) -> Result<Arc<RdmaSource>, MigrationError> {
     let registration = request.agreed(reply).map_err(MigrationError::wire("RDMA connection"))?;
@@ -73,7 +77,49 @@ fn connected(
         stall: params.limits.stall,
         counts: Arc::clone(&shared.rdma),
         qemu_chunk: OnceLock::new(),
+        lanes,
     }))
+}
+
+/// Connects the lanes, if there are to be any.
+fn lanes(
+    shared: &Shared,
+    params: &Parameters,
+    (fabric, to): (&dyn Fabric, SocketAddr),
+    reply: &ConnectReply,
+) -> Result<Vec<Connected>, MigrationError> {
+    if !shared.capabilities.multifd {
+        return Ok(Vec::new());
+    }
+    let wanted = params.multifd_channels;
+    let incompatible = |what| Err(MigrationError::PeerIncompatible { what });
+    match &reply.introduction {
+        None => {
+            let what = "the destination is a QEMU, which takes no multifd channels over rdma: switch multifd off on both sides";
+            return incompatible(what.to_owned());
+        }
+        Some(reply) if reply.lanes < wanted => {
+            let what = format!(
+                "the destination takes {} multifd channels and this side has {wanted}: give both sides the same number",
+                reply.lanes
+            );
+            return incompatible(what);
+        }
+        Some(_) => {}
+    }
+    (0..wanted)
+        .map(|lane| {
+            let request = request(shared, params, Part::Lane(lane))?;
+            let limit = params.limits.setup;
+            let stream = LaneSourceStream::connect(fabric, to, &request, WRITES, limit, &shared.connecting);
+            let stream = stream
+                .map_err(|error| MigrationError::from(explain(shared, params, Unconnected::Stream(error))))?;
+            let stream = Arc::new(stream);
+            let channel = Channel::over(stream.clone(), shared.to.to_string());
+            channel.set_stall_limit(Some(params.limits.stall));
+            Ok((stream, shared.adopt(channel)))
+        })
+        .collect()
 }
 
 fn request(shared: &Shared, params: &Parameters, part: Part) -> Result<ConnectRequest, MigrationError> {
@@ -81,7 +127,7 @@ fn request(shared: &Shared, params: &Parameters, part: Part) -> Result<ConnectRe
         version: Introduction::VERSION,
         part,
         chunk: params.rdma.chunk,
-        lanes: 0,
+        lanes: if shared.capabilities.multifd { params.multifd_channels } else { 0 },
         session: shared.identity.id,
         nonce: identity::nonce()?,
     };

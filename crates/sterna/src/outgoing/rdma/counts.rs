@@ -51,6 +51,22 @@ impl RdmaCounts {
         self.queued_bytes.store(queued_bytes, Ordering::Relaxed);
     }
 
+    /// A lane has filled a packet with so many bytes of pages.
+    pub(super) fn packet_queued(&self, bytes: u64) {
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// It posts them.
+    pub(super) fn packet_posted(&self, bytes: u64) {
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// They are at the destination.
+    pub(super) fn packet_completed(&self, bytes: u64) {
+        self.in_flight_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn registered(&self, bytes: u64) {
         self.registrations.fetch_add(1, Ordering::Relaxed);
         self.pinned_bytes.fetch_add(bytes, Ordering::Relaxed);

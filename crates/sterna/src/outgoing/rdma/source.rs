@@ -10,7 +10,7 @@ use sterna_wire::rdma::{BlockPlaces, ChunkSize, Registration};
 
 use super::counts::RdmaCounts;
 use crate::error::MigrationError;
-use crate::rdma::{SourceStream, Written};
+use crate::rdma::{LaneSourceStream, SourceStream, Written};
 
 /// WRITEs in flight, at most.
 pub(super) const WRITES: u32 = 512;
@@ -34,9 +34,14 @@ pub(in crate::outgoing) struct RdmaSource {
     pub(super) places: OnceLock<BlockPlaces>,
     pub(super) stall: Duration,
     pub(super) counts: Arc<RdmaCounts>,
+    /// The connections of lanes, and each as a channel: of two Sternas with multifd.
+    pub(in crate::outgoing) lanes: Vec<Connected>,
     /// The chunk size of a QEMU, once it has been probed.
     pub(super) qemu_chunk: OnceLock<ChunkSize>,
 }
+
+/// The connection of a lane, and the same as a channel.
+pub(super) type Connected = (Arc<LaneSourceStream>, Arc<Channel>);
 
 /// Whose rules are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +55,9 @@ impl RdmaSource {
     /// Ends the adapter's access to memory: when this returns, it reads nothing more for this migration.
     pub(in crate::outgoing) fn destroy(&self) {
         self.stream.destroy();
+        for (lane, _) in &self.lanes {
+            lane.destroy();
+        }
         self.counts.closed();
     }
 

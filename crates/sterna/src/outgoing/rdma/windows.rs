@@ -5,6 +5,7 @@ use sterna_wire::rdma::{
     BlockRange, ChunkSize, MOST_REPEATED, Message, Record, UnregisterRequest, encode_records,
 };
 
+use super::super::main_channel::MainChannel;
 use super::super::measure::Counters;
 use super::blocks::unasked;
 use super::source::Peer;
@@ -17,15 +18,46 @@ const CHANNEL: &str = "RDMA connection";
 /// Asks until no more pages come.
 pub(in crate::outgoing) fn ask(work: &Work, counters: &Counters) -> Result<(), MigrationError> {
     while let Some(task) = work.next_task() {
-        let done = match task {
-            Task::Probe(range) => probe(work, range),
-            Task::Register(windows) => ask_for(work, &windows),
-            Task::GiveBack(windows) => give_back(work, &windows),
-            Task::Clear(ranges) => clear(work, &ranges, counters),
-        };
-        done.inspect_err(|error| work.fail(error.clone()))?;
+        perform(work, task, counters).inspect_err(|error| work.fail(error.clone()))?;
     }
     Ok(())
+}
+
+/// As [`ask`], where lanes have connections of their own: the main connection is only for this, and for whoever else writes
+/// the stream. So this thread opens phases, one for all that there is to ask.
+pub(in crate::outgoing) fn ask_for_lanes(
+    work: &Work,
+    main: &MainChannel,
+    counters: &Counters,
+) -> Result<(), MigrationError> {
+    work.let_ask(true)?;
+    while let Some(task) = work.next_task() {
+        phase(work, main, task, counters).inspect_err(|error| work.fail(error.clone()))?;
+    }
+    Ok(())
+}
+
+fn phase(work: &Work, main: &MainChannel, task: Task, counters: &Counters) -> Result<(), MigrationError> {
+    work.rdma.begin_part(main)?;
+    let mut next = Some(task);
+    while let Some(task) = next {
+        if let Err(error) = perform(work, task, counters) {
+            // Whoever waits to write learns that the channel is of no use any more.
+            let _ = main.end_phase(|_| Ok(()));
+            return Err(error);
+        }
+        next = if main.is_wanted() { None } else { work.task_at_once() };
+    }
+    work.rdma.end_part(main)
+}
+
+fn perform(work: &Work, task: Task, counters: &Counters) -> Result<(), MigrationError> {
+    match task {
+        Task::Probe(range) => probe(work, range),
+        Task::Register(windows) => ask_for(work, &windows),
+        Task::GiveBack(windows) => give_back(work, &windows),
+        Task::Clear(ranges) => clear(work, &ranges, counters),
+    }
 }
 
 fn probe(work: &Work, range: BlockRange) -> Result<(), MigrationError> {

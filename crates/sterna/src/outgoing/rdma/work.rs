@@ -174,6 +174,79 @@ impl Work {
         Ok((writes, bytes))
     }
 
+    /// A lane has filled a packet with these pages: their memory is to be registered.
+    pub(super) fn add_packet(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
+        let mut state = self.state()?;
+        let bytes: u64 = ranges.iter().map(|range| range.length).sum();
+        state.own.add(ranges.iter().copied());
+        if let Remote::Known(remote) = &mut state.remote {
+            remote.add(ranges.iter().copied());
+        }
+        self.rdma.counts.packet_queued(bytes);
+        self.plan(state)
+    }
+
+    /// The WRITEs of a packet, if all of its pages may be written; `None` if some are not registered yet.
+    pub(super) fn take_packet(&self, ranges: &[BlockRange]) -> Result<Option<Vec<Write>>, MigrationError> {
+        let places = self.rdma.places()?;
+        let mut state = self.state()?;
+        let State { own, remote: Remote::Known(remote), .. } = &mut *state else { return Ok(None) };
+        if !ranges.iter().all(|range| own.is_ready(range) && remote.is_ready(range)) {
+            return Ok(None);
+        }
+        let mut writes = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            own.take(*range);
+            remote.take(*range);
+        }
+        for range in ranges {
+            let mut left = *range;
+            while left.length > 0 {
+                let length = left.length.min(state.one_write(&left)).min(self.rdma.longest_write());
+                let part = BlockRange { length, ..left };
+                let write = state.write(part, self.rdma.registration, places);
+                writes.push(write.ok_or_else(|| {
+                    MigrationError::Internal(format!("{part:?} is to be written and is not registered"))
+                })?);
+                left.start += length;
+                left.length -= length;
+            }
+            self.rdma.counts.packet_posted(range.length);
+        }
+        Ok(Some(writes))
+    }
+
+    /// All WRITEs of a packet are complete.
+    pub(super) fn packet_is_complete(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
+        let wire = MigrationError::wire("RDMA memory");
+        let mut state = self.state()?;
+        for range in ranges {
+            state.own.completed(*range).map_err(&wire)?;
+            if let Remote::Known(remote) = &mut state.remote {
+                remote.completed(*range).map_err(&wire)?;
+            }
+            self.rdma.counts.packet_completed(range.length);
+        }
+        self.plan(state)
+    }
+
+    /// Waits until some memory is registered, or for a moment.
+    pub(super) fn wait_for_memory(&self) -> Result<(), MigrationError> {
+        self.wait(self.state()?);
+        Ok(())
+    }
+
+    /// The next command, if there is one now; the last one has been carried out.
+    pub(super) fn task_at_once(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        if state.is_over || state.failure.is_some() {
+            return None;
+        }
+        let task = state.pick(self.rdma.is_sterna());
+        state.is_asking = task.is_some();
+        task
+    }
+
     /// So many WRITEs are complete; gives their bytes.
     pub(super) fn written(&self, writes: usize) -> Result<u64, MigrationError> {
         let wire = MigrationError::wire("RDMA memory");
@@ -397,6 +470,17 @@ impl State {
     fn key(&self, range: &BlockRange) -> Option<u32> {
         let (&(_, start), &(key, length)) = before(&self.keys, range)?;
         (range.end() <= start + length).then_some(key)
+    }
+
+    /// How many bytes of a range one WRITE can carry: what lies in one registration of either side.
+    fn one_write(&self, range: &BlockRange) -> u64 {
+        let of_own = self.own.plan().window(range.block, range.start);
+        let of_remote = match &self.remote {
+            Remote::Known(remote) => remote.plan().window(range.block, range.start),
+            Remote::Probing(..) => None,
+        };
+        let ends = [of_own, of_remote].into_iter().flatten().map(|window| window.end());
+        ends.min().map_or(range.length, |end| end.saturating_sub(range.start))
     }
 
     fn write(

@@ -150,11 +150,13 @@ fn what_does_not_go_with_rdma_is_refused_with_the_reason() {
     let at = "rdma:10.0.0.2:0".parse().unwrap();
     let refusal = |multifd, mapped_ram| {
         let capabilities = sterna::Capabilities { multifd, mapped_ram, ..capabilities() };
-        match Incoming::listen(vm(), &at, common::parameters(), capabilities, Arc::new(())).err() {
+        let params =
+            sterna::Parameters { multifd_compression: sterna::Compression::Zstd, ..common::parameters() };
+        match Incoming::listen(vm(), &at, params, capabilities, Arc::new(())).err() {
             Some(StartError::Settings(refusal)) => refusal,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(refusal(true, false), SettingsError::RdmaIsOneLane);
+    assert_eq!(refusal(true, false), SettingsError::RdmaIsUncompressed);
     assert_eq!(refusal(false, true), SettingsError::MappedNeedsFile);
 }

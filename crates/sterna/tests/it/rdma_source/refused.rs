@@ -25,7 +25,6 @@ fn settings_that_rdma_does_not_carry_are_refused() {
     let params = || lab.parameters(ChunkSize::LEAST);
     let multifd = || Capabilities { multifd: true, ..Capabilities::default() };
 
-    assert_eq!(start(params(), multifd()), SettingsError::RdmaIsOneLane);
     let compressed = Parameters { multifd_compression: Compression::Zstd, ..params() };
     assert_eq!(start(compressed, multifd()), SettingsError::RdmaIsUncompressed);
     let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };

@@ -1,0 +1,323 @@
+//! A lane between two Sternas: multifd's packets on a queue pair of its own, each after its pages (`specs/rdma.md §9`).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna_transport::{Channel, IoPart, StreamError};
+use sterna_wire::limits::PACKET_PAGES;
+use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
+use sterna_wire::rdma::BlockRange;
+
+use super::super::lanes::MultifdShared;
+use super::work::Work;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageWriter;
+use crate::rdma::LaneSourceStream;
+
+/// How far all lanes together go ahead of their WRITEs, in bytes: so far ahead memory is registered.
+const AHEAD_BYTES: u64 = 1 << 30;
+/// Most bytes in flight on one lane.
+const IN_FLIGHT_BYTES: u64 = 8 << 20;
+
+/// Writes pages into the destination's memory, and then the packet that names them.
+pub(in crate::outgoing) struct PacketLane {
+    work: Arc<Work>,
+    _end: Arc<EndOfLanes>,
+    stream: Arc<LaneSourceStream>,
+    channel: Arc<Channel>,
+    name: String,
+    ram: GuestRam,
+    shared: Arc<MultifdShared>,
+    packets: RamPacketEncoder,
+    /// Block and ranges of the packet that is being filled.
+    open: Option<usize>,
+    ranges: Vec<BlockRange>,
+    /// Filled; their pages are not posted.
+    filled: VecDeque<Packet>,
+    filled_bytes: u64,
+    most_filled: u64,
+    /// Posted, and not known to be complete: WRITEs and pages of each packet.
+    posted: VecDeque<(usize, Vec<BlockRange>)>,
+    posted_bytes: u64,
+    /// Complete WRITEs of the oldest packet in `posted`.
+    complete: usize,
+    /// Since when something has been in flight; moves on with each look at it.
+    moving_since: Option<Instant>,
+}
+
+/// When the last lane is dropped, no more pages come.
+struct EndOfLanes(Arc<Work>);
+
+impl Drop for EndOfLanes {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+struct Packet {
+    header: Vec<u8>,
+    ranges: Vec<BlockRange>,
+    normal: u64,
+    zero: u64,
+}
+
+/// Until when the lane goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// More pages may be taken.
+    Room,
+    /// All that was taken is at the destination.
+    Done,
+}
+
+impl PacketLane {
+    /// One lane for each connection.
+    pub(in crate::outgoing) fn all(
+        work: &Arc<Work>,
+        ram: &GuestRam,
+        shared: &Arc<MultifdShared>,
+    ) -> Vec<Self> {
+        let end = Arc::new(EndOfLanes(Arc::clone(work)));
+        let lanes = work.rdma.lanes.len();
+        let lane = |index| Self::new(work, (index, lanes), ram, shared, &end);
+        (0..lanes).map(lane).collect()
+    }
+
+    fn new(
+        work: &Arc<Work>,
+        (index, lanes): (usize, usize),
+        ram: &GuestRam,
+        shared: &Arc<MultifdShared>,
+        end: &Arc<EndOfLanes>,
+    ) -> Self {
+        let (stream, channel) = work.rdma.lanes[index].clone();
+        Self {
+            work: Arc::clone(work),
+            _end: Arc::clone(end),
+            stream,
+            channel,
+            name: format!("lane {index}"),
+            ram: ram.clone(),
+            shared: Arc::clone(shared),
+            packets: RamPacketEncoder::new(crate::codec::method(crate::params::Compression::None)),
+            open: None,
+            ranges: Vec::new(),
+            filled: VecDeque::new(),
+            filled_bytes: 0,
+            most_filled: AHEAD_BYTES / lanes.max(1) as u64,
+            posted: VecDeque::new(),
+            posted_bytes: 0,
+            complete: 0,
+            moving_since: None,
+        }
+    }
+
+    /// Cuts a run into parts that fit the open packet; packets that are full wait for their pages.
+    fn each_part(
+        &mut self,
+        run: PageRun,
+        add: impl Fn(&mut Self, PageRun) -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        if self.open.is_some_and(|block| block != run.block) {
+            self.fill()?;
+        }
+        let mut rest = Some(run);
+        while let Some(run) = rest {
+            if self.packets.is_full() && self.open.is_some() {
+                self.fill()?;
+            }
+            if self.open.is_none() {
+                let name = self.name.clone();
+                let wire = |error| MigrationError::Wire { channel: name, error };
+                self.packets.begin(self.ram.block(run.block).name()).map_err(wire)?;
+                self.open = Some(run.block);
+            }
+            let (part, left) = run.split((PACKET_PAGES - self.packets.pages()) as u64);
+            add(self, part)?;
+            rest = left;
+        }
+        self.go_on(Until::Room)
+    }
+
+    /// The open packet is whole: its pages may be registered and written.
+    fn fill(&mut self) -> Result<(), MigrationError> {
+        if self.open.take().is_none() {
+            return Ok(());
+        }
+        let normal = self.packets.normal_pages();
+        let zero = self.packets.pages() - normal;
+        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        let header = self.packets.finish(number, (normal * PAGE_SIZE) as u32).to_vec();
+        let ranges = std::mem::take(&mut self.ranges);
+        self.work.add_packet(&ranges)?;
+        self.filled_bytes += (normal * PAGE_SIZE) as u64;
+        self.filled.push_back(Packet { header, ranges, normal: normal as u64, zero: zero as u64 });
+        Ok(())
+    }
+
+    /// Posts what can be posted until that state is reached.
+    fn go_on(&mut self, until: Until) -> Result<(), MigrationError> {
+        loop {
+            let completed = self.stream.completed_writes().map_err(|error| self.broken(error))?;
+            self.completed(completed)?;
+            let mut has_posted = false;
+            while self.posted_bytes < IN_FLIGHT_BYTES && self.post()? {
+                has_posted = true;
+            }
+            let is_reached = match until {
+                Until::Room => self.filled_bytes <= self.most_filled,
+                Until::Done => self.filled.is_empty() && self.posted.is_empty(),
+            };
+            if is_reached {
+                return Ok(());
+            }
+            if has_posted {
+                continue;
+            }
+            let in_flight = self.writes_in_flight();
+            if in_flight > 0 {
+                let waited = self
+                    .shared
+                    .counters
+                    .waiting(|| self.stream.wait_for_writes(in_flight - 1, Some(self.work.rdma.stall)));
+                let completed = waited.map_err(|error| self.broken(error))?;
+                self.completed(completed)?;
+            } else {
+                self.shared.counters.idle(|| self.work.wait_for_memory())?;
+            }
+        }
+    }
+
+    /// Posts the pages of the oldest packet and sends it, if they are registered on both sides.
+    fn post(&mut self) -> Result<bool, MigrationError> {
+        let Some(packet) = self.filled.front() else { return Ok(false) };
+        let Some(writes) = self.work.take_packet(&packet.ranges)? else { return Ok(false) };
+        let Some(packet) = self.filled.pop_front() else { return Ok(false) };
+        let bytes = packet.normal * PAGE_SIZE as u64;
+        let counters = &self.shared.counters;
+        counters.throttled(self.shared.limiter.take(bytes + packet.header.len() as u64));
+        self.filled_bytes -= bytes;
+        let stall = Some(self.work.rdma.stall);
+        // A save thread of a stopped device may write its own packet in between, whole.
+        let turn = self.channel.turn();
+        if !writes.is_empty() {
+            self.stream.write_memory(&writes, stall).map_err(|error| self.broken(error))?;
+            self.moving_since.get_or_insert_with(Instant::now);
+        }
+        self.channel.write_parts(&[IoPart::Bytes(&packet.header)])?;
+        drop(turn);
+        self.work.rdma.counts.posted(writes.len() as u64, bytes);
+        self.posted_bytes += bytes;
+        if !writes.is_empty() {
+            self.posted.push_back((writes.len(), packet.ranges));
+        }
+        counters.multifd(bytes + packet.header.len() as u64);
+        counters.pages(packet.normal, packet.zero);
+        Ok(true)
+    }
+
+    /// So many WRITEs more are complete.
+    fn completed(&mut self, writes: usize) -> Result<(), MigrationError> {
+        self.look_at_clock();
+        self.complete += writes;
+        while let Some((count, _)) = self.posted.front()
+            && *count <= self.complete
+        {
+            let Some((count, ranges)) = self.posted.pop_front() else { break };
+            self.complete -= count;
+            self.posted_bytes -= ranges.iter().map(|range| range.length).sum::<u64>();
+            self.work.packet_is_complete(&ranges)?;
+        }
+        if self.posted.is_empty() {
+            self.moving_since = None;
+        }
+        Ok(())
+    }
+
+    fn writes_in_flight(&self) -> usize {
+        self.posted.iter().map(|(count, _)| count).sum::<usize>() - self.complete
+    }
+
+    /// The time in which something is in flight counts as the time in which bytes move.
+    fn look_at_clock(&mut self) {
+        if let Some(since) = &mut self.moving_since {
+            let now = Instant::now();
+            self.shared.counters.moved(now - *since);
+            *since = now;
+        }
+    }
+
+    fn broken(&self, error: StreamError) -> MigrationError {
+        self.work.rdma.failed()(error)
+    }
+
+    fn range(run: PageRun) -> BlockRange {
+        let page = PAGE_SIZE as u64;
+        BlockRange { block: run.block, start: run.first * page, length: run.count * page }
+    }
+}
+
+impl PageWriter for PacketLane {
+    fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.each_part(run, |lane, part| {
+            for page in part.first..part.end() {
+                push(lane.packets.push_normal(page * PAGE_SIZE as u64))?;
+            }
+            let range = Self::range(part);
+            match lane.ranges.last_mut() {
+                Some(last) if last.block == range.block && last.end() == range.start => {
+                    last.length += range.length;
+                }
+                _ => lane.ranges.push(range),
+            }
+            Ok(())
+        })
+    }
+
+    fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.each_part(run, |lane, part| {
+            (part.first..part.end())
+                .try_for_each(|page| push(lane.packets.push_zero(page * PAGE_SIZE as u64)))
+        })
+    }
+
+    fn device_packet(&mut self, packet: &[u8]) -> Result<(), MigrationError> {
+        let bytes = packet.len() as u64;
+        self.shared.counters.throttled(self.shared.limiter.take(bytes));
+        self.shared.counters.moving(|| {
+            let _turn = self.channel.turn();
+            self.channel.write_parts(&[IoPart::Bytes(packet)])
+        })?;
+        self.shared.counters.multifd(bytes);
+        Ok(())
+    }
+
+    /// Every WRITE of this lane is complete when SYNC goes out.
+    fn barrier(&mut self) -> Result<(), MigrationError> {
+        self.fill()?;
+        self.go_on(Until::Done)?;
+        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        let packet = self.packets.sync(number).to_vec();
+        self.shared.counters.moving(|| {
+            let _turn = self.channel.turn();
+            self.channel.write_parts(&[IoPart::Bytes(&packet)])
+        })?;
+        self.shared.counters.multifd(RAM_PACKET_BYTES as u64);
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.channel.shutdown();
+    }
+}
+
+fn push(taken: bool) -> Result<(), MigrationError> {
+    if taken {
+        return Ok(());
+    }
+    Err(MigrationError::Internal("a multifd packet took more pages than it holds".to_owned()))
+}

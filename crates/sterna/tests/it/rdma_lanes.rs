@@ -1,0 +1,146 @@
+//! Migrations over RDMA from end to end, on adapters inside the process: lanes, devices, guests that write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::{
+    Address, Arrival, Capabilities, ChunkSize, Incoming, Migration, MigrationError, Outcome, Parameters,
+    SettingsError, SourceVm, StartError, TargetVm,
+};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, StopPoint, Tracking};
+use sterna_guests::{Fill, Pattern};
+use sterna_transport::rdma::double::{Host, Network, Settings};
+
+use crate::common;
+
+/// Two hosts.
+struct Hosts {
+    network: Network,
+    source: Host,
+    destination: Host,
+}
+
+impl Hosts {
+    fn new(settings: Settings) -> Self {
+        let network = Network::new(settings).unwrap();
+        let (source, destination) =
+            (network.host(&[[10, 0, 0, 1].into()]), network.host(&[[10, 0, 0, 2].into()]));
+        Self { network, source, destination }
+    }
+
+    fn assert_empty(self) {
+        assert_eq!(self.network.counts().rnrs, 0, "every message met a receive");
+        assert_eq!(self.network.counts().stale_registrations, 0);
+        assert_eq!(self.network.leaks(), Vec::<String>::new());
+    }
+}
+
+/// Of one side.
+fn params(host: &Host, lanes: u8) -> (Parameters, Capabilities) {
+    let (mut params, capabilities) = common::multifd(lanes.max(1));
+    params.rdma.fabric = Some(Arc::new(host.clone()));
+    (params, Capabilities { multifd: lanes > 0, ..capabilities })
+}
+
+fn at() -> Address {
+    "rdma:10.0.0.2:0".parse().unwrap()
+}
+
+fn guests(config: &ProcessConfig) -> (Arc<ProcessGuest>, Arc<ProcessGuest>) {
+    let source = ProcessGuest::boot(config.clone()).unwrap();
+    source.cont().unwrap();
+    (source, ProcessGuest::waiting(config.clone()).unwrap())
+}
+
+/// A guest that writes as fast as it can while round follows round: a page of the next round must never overtake itself.
+#[test]
+fn guest_under_full_tide_is_one_cut_over_any_number_of_lanes() {
+    for (seed, lanes) in [(1, 0), (2, 1), (3, 2), (4, 4)] {
+        let hosts = Hosts::new(Settings::seeded(seed));
+        let tracking = Tracking::available();
+        let config = ProcessConfig {
+            blocks: vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)],
+            pattern: Pattern::Mixed,
+            stop_point: StopPoint::MidPage,
+            fill: Fill::Random(seed),
+            rate: 0,
+            tracking: tracking[seed as usize % tracking.len()],
+            seed,
+            ..ProcessConfig::default()
+        };
+        let (source, target) = guests(&config);
+        let (mut params_of_target, capabilities) = params(&hosts.destination, lanes);
+        params_of_target.rdma.chunk = ChunkSize::new(2 << 20).unwrap();
+        let incoming = Incoming::listen(
+            Arc::clone(&target) as Arc<dyn TargetVm>,
+            &at(),
+            params_of_target,
+            capabilities,
+            Arc::new(()),
+        )
+        .unwrap();
+        let (mut params, capabilities) = params(&hosts.source, lanes);
+        // Nothing fits, so round follows round, until it is changed below.
+        params.downtime_limit = Duration::ZERO;
+        let vm = Arc::clone(&source) as Arc<dyn SourceVm>;
+        let migration =
+            Migration::start(vm, &incoming.address(), params, capabilities, Arc::new(())).unwrap();
+        while migration.statistics().rounds_begun < 6 && migration.outcome().is_none() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        migration.set_live(|params| params.downtime_limit = Duration::from_secs(20)).unwrap();
+
+        let (outcome, arrival) = (migration.wait(), incoming.wait());
+
+        common::assert_arrived(&outcome, &arrival, &target);
+        let statistics = migration.statistics();
+        let rdma = statistics.rdma.expect("over RDMA");
+        assert!(rdma.writes > 0 && rdma.windows > 0, "{rdma:?}");
+        assert_eq!((rdma.in_flight_bytes, rdma.pinned_bytes), (0, 0), "{rdma:?}");
+        assert!(rdma.written_bytes >= 16 << 20, "{rdma:?}");
+        assert_eq!(statistics.channels, u32::from(lanes.max(1)));
+        // The payload of pages went by WRITEs: on lanes only headers went in messages.
+        let sent = hosts.network.counts().send_bytes;
+        assert!(sent < rdma.written_bytes / 4, "{sent} bytes in messages, {rdma:?}");
+        drop((incoming, migration));
+        hosts.assert_empty();
+    }
+}
+
+#[test]
+fn destination_with_fewer_lanes_is_named_before_anything_moves() {
+    let hosts = Hosts::new(Settings::new());
+    let (source, target) = guests(&ProcessConfig::default());
+    let (of_target, capabilities) = params(&hosts.destination, 1);
+    let vm = target as Arc<dyn TargetVm>;
+    let incoming = Incoming::listen(vm, &at(), of_target, capabilities, Arc::new(())).unwrap();
+    let (of_source, capabilities) = params(&hosts.source, 3);
+    let vm = Arc::clone(&source) as Arc<dyn SourceVm>;
+
+    let migration = Migration::start(vm, &incoming.address(), of_source, capabilities, Arc::new(())).unwrap();
+
+    let Outcome::Failed { error: MigrationError::PeerIncompatible { what }, held: false } = migration.wait()
+    else {
+        panic!("{:?}", migration.outcome())
+    };
+    assert!(what.contains("takes 1 multifd channels and this side has 3"), "{what}");
+    common::assert_lives_on(&source);
+    incoming.cancel().unwrap();
+    assert!(matches!(incoming.wait(), Arrival::Failed(_)));
+    drop((incoming, migration));
+    hosts.assert_empty();
+}
+
+#[test]
+fn compression_over_lanes_is_refused_with_the_reason() {
+    let hosts = Hosts::new(Settings::new());
+    let (source, _) = guests(&ProcessConfig::default());
+    let (mut params, capabilities) = params(&hosts.source, 2);
+    params.multifd_compression = sterna::Compression::Zstd;
+
+    let refused =
+        Migration::start(source, &"rdma:10.0.0.2:1".parse().unwrap(), params, capabilities, Arc::new(()));
+
+    assert!(matches!(refused.err(), Some(StartError::Settings(SettingsError::RdmaIsUncompressed))));
+    hosts.assert_empty();
+}
