@@ -172,9 +172,10 @@ pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(
     let channel = greeting.channel;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
+    let others = || shared.greetings.has_others_than(channel);
+    let offer = shared.places.offer_main(channel, &others);
     shared.greetings.place(channel);
-    let others = || shared.greetings.has_others();
-    follow(shared, shared.places.offer_main(channel, &others), channel, "the main channel")?;
+    follow(shared, offer, channel, "the main channel")?;
     let setup = shared.params.limits.setup;
     match shared.places.wait_main(channel, setup, &others) {
         Fate::Completes => follow(shared, Offer::Completes, channel, "the main channel"),
@@ -234,8 +235,9 @@ pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Br
     }
     let id = usize::from(hello.id);
     let place = format!("multifd channel {id}");
+    let others = || shared.greetings.has_others_than(channel);
+    let offer = shared.places.offer_lane(id, hello.uuid, channel, &others);
     shared.greetings.place(channel);
-    let offer = shared.places.offer_lane(id, hello.uuid, channel, &|| shared.greetings.has_others());
     follow(shared, offer, channel, &place)?;
     if let Err(error) = wait_for_packet(shared, channel, &place) {
         shared.places.drop_lane(id, channel, &error);

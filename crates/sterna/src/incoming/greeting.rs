@@ -47,7 +47,7 @@ impl Greetings {
         gone
     }
 
-    /// One is offered a place.
+    /// One was offered a place. Not before it was: in between it would count neither here nor as a candidate.
     pub(super) fn place(&self, channel: &Arc<Channel>) {
         let mut list = self.list.lock();
         if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
@@ -55,9 +55,10 @@ impl Greetings {
         }
     }
 
-    /// Whether there are others than those that were offered a place.
-    pub(super) fn has_others(&self) -> bool {
-        self.list.lock().iter().any(|greeted| !greeted.is_placed)
+    /// Whether there are others than this one and those that were offered a place.
+    pub(super) fn has_others_than(&self, channel: &Arc<Channel>) -> bool {
+        let list = self.list.lock();
+        list.iter().any(|greeted| !greeted.is_placed && !Arc::ptr_eq(&greeted.channel, channel))
     }
 
     pub(super) fn leave(&self, channel: &Arc<Channel>) {
@@ -146,9 +147,10 @@ mod tests {
         assert_eq!(enter(3), Some(1));
         greetings.place(&ours[3]);
         assert_eq!(enter(4), Some(2));
-        assert!(greetings.has_others());
+        assert!(greetings.has_others_than(&ours[0]));
+        assert!(!greetings.has_others_than(&ours[4]), "the one that asks, before it is placed");
         greetings.place(&ours[4]);
-        assert!(!greetings.has_others());
+        assert!(!greetings.has_others_than(&ours[0]));
         assert_eq!(enter(5), Some(0), "all have a place");
     }
 }

@@ -72,7 +72,7 @@ pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Requ
 
 impl Admitted {
     fn connect(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) {
-        let (part, source, peer) = (self.part, self.source, self.peer.clone());
+        let (part, source) = (self.part, self.source);
         let connected = tried("accepting a connection over RDMA", || match part {
             Part::Main => self.main(shared, rdma),
             Part::ReturnPath => self.return_path(shared, rdma),

