@@ -1,5 +1,5 @@
-//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run, except where
-//! [`DIFFERENT`] says that the two still differ. And guests must move over it ([`qemu`], [`sterna`]).
+//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run. And guests must move
+//! over it ([`qemu`], [`sterna`]).
 
 #![allow(clippy::print_stdout)]
 
@@ -40,23 +40,6 @@ pub(super) fn prepare() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Cases of which soft-RoCE shows something else than they expect: they are passed over by name until the double is mended.
-const DIFFERENT: &[(&str, &str)] = &[
-    (
-        "the peer sees a disconnect after all that was sent",
-        "receives that are left are flushed before the end is told",
-    ),
-    ("a wrong key, address or right is a remote access error", RESPONDER),
-    ("without RNR retries a send without a receive fails", RESPONDER),
-    ("a write without the right is refused, and nothing is written", RESPONDER),
-    ("a wrong local key or range is a local protection error", "the request is told to be flushed"),
-    (
-        "a message longer than its receive breaks the connection",
-        "the sender is told a remote operation error",
-    ),
-];
-const RESPONDER: &str = "the refusing side's queue pair stays usable until the other side disconnects";
-
 /// Something that soft-RoCE must do.
 pub(super) struct Scenario {
     pub(super) name: String,
@@ -77,7 +60,7 @@ impl Scenario {
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     let of = |address: &'static str| {
-        cases().filter(|(name, _)| is_shown(name)).map(move |(name, run)| {
+        cases().map(move |(name, run)| {
             Scenario::short(format!("rdma, {address}: {name}"), move || {
                 run(&setup(address)?);
                 Ok(())
@@ -92,15 +75,6 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         .chain(sterna::scenarios())
         .chain(command::scenarios())
         .collect()
-}
-
-/// Whether soft-RoCE shows what that case expects; if not, it is said to be skipped.
-fn is_shown(name: &str) -> bool {
-    let different = DIFFERENT.iter().find(|(different, _)| *different == name);
-    if let Some((name, why)) = different {
-        println!("SKIPPED rdma, {name}: {why}");
-    }
-    different.is_none()
 }
 
 fn setup(address: &str) -> Result<Setup, Failure> {

@@ -66,7 +66,7 @@ pub trait Connection: Debug + Send + Sync {
 
     /// Whether the peer may write through this queue pair; it may from the start. When a call with `false` has returned,
     /// no byte is written through this queue pair any more, also none of writes that have begun. A write that the peer
-    /// tries then puts both queue pairs into the error state. Sends and receives go on.
+    /// tries then puts its queue pair into the error state, and with some adapters this one, too. Sends and receives go on.
     ///
     /// # Errors
     /// [`RdmaError::System`]. An error says that the right could not be taken away: destroy the queue pair instead.

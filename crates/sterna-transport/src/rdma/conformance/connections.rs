@@ -153,6 +153,9 @@ fn disconnect(setup: &Setup) {
         let received = complete(&*joined.destination, Queue::Receive);
         assert_eq!((received.id, received.status), (id, CompletionStatus::Success));
     }
+    // What is left is flushed before the end is told.
+    let left = complete(&*joined.destination, Queue::Receive);
+    assert_eq!((left.id, left.status), (2, CompletionStatus::WorkRequestFlushed));
     assert_eq!(woken(&*joined.destination, LONG), Wake::Ended);
     assert_eq!(joined.destination.end(), Some(Event::Disconnected));
     assert_eq!(joined.source.end(), Some(Event::Disconnected));

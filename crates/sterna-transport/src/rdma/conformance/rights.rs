@@ -1,6 +1,6 @@
 //! Taking the right to write away.
 
-use super::setup::{Buffer, MIB, assert_in_error, complete, send, status_of, write};
+use super::setup::{Buffer, MIB, Watch, assert_break, complete, send, status_of, write};
 use super::{Case, Setup};
 use crate::rdma::{Access, CompletionStatus, Connection, Piece, Queue};
 
@@ -18,11 +18,12 @@ fn refused_without_right(setup: &Setup) {
 
     joined.destination.set_remote_write(false).expect("taking the right");
 
+    let watches = [Watch::on(&*joined.source), Watch::on(&*joined.destination)];
+
     let status = status_of(&*joined.source, to.write(1, from.piece(0, MIB)));
     assert_eq!(status, CompletionStatus::RemoteInvalidRequest);
     assert!(to.is_untouched());
-    assert_in_error(&*joined.source);
-    assert_in_error(&*joined.destination);
+    assert_break(watches, &joined);
 }
 
 fn zero_length_refused_without_right(setup: &Setup) {

@@ -142,10 +142,29 @@ pub(super) fn status_of(connection: &dyn Connection, request: SendRequest) -> Co
     completion.status
 }
 
-/// Asserts that a queue pair is in the error state: what is posted is flushed.
-pub(super) fn assert_in_error(connection: &dyn Connection) {
-    let scratch = Buffer::of(&*connection.adapter(), 4096, Access::RECEIVE);
-    connection.post_receive(77, scratch.piece(0, 4096)).expect("posting");
-    let flushed = complete(connection, Queue::Receive);
-    assert_eq!((flushed.id, flushed.status), (77, CompletionStatus::WorkRequestFlushed));
+/// A receive that shows when a queue pair goes into the error state. What is posted later need not be flushed.
+pub(super) struct Watch {
+    scratch: Buffer,
+}
+
+impl Watch {
+    pub(super) fn on(connection: &dyn Connection) -> Self {
+        let scratch = Buffer::of(&*connection.adapter(), 4096, Access::RECEIVE);
+        connection.post_receive(77, scratch.piece(0, 4096)).expect("posting");
+        Self { scratch }
+    }
+
+    /// Asserts that the queue pair is in the error state.
+    pub(super) fn assert_in_error(self, connection: &dyn Connection) {
+        let flushed = complete(connection, Queue::Receive);
+        assert_eq!((flushed.id, flushed.status), (77, CompletionStatus::WorkRequestFlushed));
+        assert!(self.scratch.is_untouched());
+    }
+}
+
+/// Two watched sides: the first fails at once; the second at once or when the first disconnects.
+pub(super) fn assert_break([ours, theirs]: [Watch; 2], joined: &Joined) {
+    ours.assert_in_error(&*joined.source);
+    joined.source.disconnect();
+    theirs.assert_in_error(&*joined.destination);
 }

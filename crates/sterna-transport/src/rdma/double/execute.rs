@@ -81,6 +81,12 @@ impl Outcome {
         Outcome::Failed { status, is_both: false, receive: None }
     }
 
+    /// The peer's adapter refuses. Its queue pair stays usable until this side disconnects, as on soft-RoCE; other adapters
+    /// put it into the error state at once.
+    fn refused(status: CompletionStatus) -> Self {
+        Outcome::local(status)
+    }
+
     fn remote(status: CompletionStatus) -> Self {
         Outcome::Failed { status, is_both: true, receive: None }
     }
@@ -155,7 +161,8 @@ impl State {
         let from = posted.request.from;
         let source = Range { address: from.address, len: from.len.into() };
         if from.len > 0 && self.region(from.lkey, false, pair.domain, source).is_none() {
-            return Outcome::local(CompletionStatus::LocalProtection);
+            // So soft-RoCE tells it; other adapters say "local protection error".
+            return Outcome::local(CompletionStatus::WorkRequestFlushed);
         }
         if from.len > settings.max_message_bytes {
             return Outcome::local(CompletionStatus::LocalLength);
@@ -209,7 +216,7 @@ impl State {
     fn send(&self, from: Piece, into: Piece, domain: usize) -> Outcome {
         let failed = |status, receive| Outcome::Failed { status, is_both: true, receive: Some(receive) };
         if from.len > into.len {
-            return failed(CompletionStatus::RemoteInvalidRequest, CompletionStatus::LocalLength);
+            return failed(CompletionStatus::RemoteOperation, CompletionStatus::LocalLength);
         }
         if from.len > 0 {
             let range = Range { address: into.address, len: into.len.into() };
@@ -219,7 +226,7 @@ impl State {
                 return failed(CompletionStatus::RemoteOperation, CompletionStatus::LocalProtection);
             };
             let Some(source) = self.regions.get(&(from.lkey >> 8)) else {
-                return Outcome::local(CompletionStatus::LocalProtection);
+                return Outcome::local(CompletionStatus::WorkRequestFlushed);
             };
             if Region::copy((source, from.address), (target, into.address), from.len.into()).is_err() {
                 return failed(CompletionStatus::RemoteOperation, CompletionStatus::LocalAccess);
@@ -241,7 +248,7 @@ impl State {
         settings: &Settings,
     ) -> Outcome {
         if !peer.is_writable {
-            return Outcome::remote(CompletionStatus::RemoteInvalidRequest);
+            return Outcome::refused(CompletionStatus::RemoteInvalidRequest);
         }
         let from = posted.request.from;
         if from.len == 0 {
@@ -249,10 +256,10 @@ impl State {
         }
         let whole = Range { address, len: from.len.into() };
         let target = self.region(rkey, true, peer.domain, whole).filter(|region| region.access.remote_write);
-        let Some(target) = target else { return Outcome::remote(CompletionStatus::RemoteAccess) };
+        let Some(target) = target else { return Outcome::refused(CompletionStatus::RemoteAccess) };
         let all = Range { address: from.address, len: from.len.into() };
         let Some(source) = self.region(from.lkey, false, pair.domain, all) else {
-            return Outcome::local(CompletionStatus::LocalProtection);
+            return Outcome::local(CompletionStatus::WorkRequestFlushed);
         };
         let end = if settings.copies_writes { until.min(posted.done + PIECE) } else { until };
         if settings.copies_writes && end > posted.done {

@@ -2,7 +2,8 @@
 //!
 //! A [`Network`] has any number of [`Host`]s, each a [`Fabric`](super::Fabric). Queue pairs behave as `specs/rdma.md` says
 //! that adapters do: keys, bounds and rights are checked, a send without a receive fails by the RNR retry count, a refused
-//! write puts both queue pairs into the error state, everything outstanding is flushed. Writes reach the peer's memory while
+//! write puts the writer's queue pair into the error state, everything outstanding is flushed. Where adapters differ, it
+//! does as soft-RoCE does. Writes reach the peer's memory while
 //! both sides run on: one thread of the network executes them, a piece at a time.
 //!
 //! With a seed ([`Settings::seeded`]) the network delays and reorders what the order of a queue pair leaves open: requests of

@@ -140,9 +140,19 @@ impl State {
         self.fail_pair(id, now);
         let Some(pair) = self.pairs.get_mut(&id).filter(|_| was_connected) else { return };
         pair.report(Event::Disconnected);
-        let Some(peer) = peer.and_then(|peer| self.pairs.get_mut(&peer)) else { return };
-        if peer.end.is_none() {
-            peer.report(Event::Disconnected);
+        if let Some(peer) = peer {
+            self.hear_of_disconnect(peer, now);
+        }
+    }
+
+    /// The peer of a pair is gone: the connection manager puts the pair into the error state, and then says so.
+    fn hear_of_disconnect(&mut self, id: u64, now: Time) {
+        if self.pairs.get(&id).is_none_or(|pair| pair.end.is_some()) {
+            return;
+        }
+        self.fail_pair(id, now);
+        if let Some(pair) = self.pairs.get_mut(&id) {
+            pair.report(Event::Disconnected);
         }
     }
 
@@ -188,11 +198,8 @@ impl State {
             self.fail_pair(id, now);
             let Some(pair) = self.pairs.get_mut(&id) else { continue };
             pair.report(by.clone());
-            let Some(peer) = pair.peer.filter(|_| is_told).and_then(|peer| self.pairs.get_mut(&peer)) else {
-                continue;
-            };
-            if peer.end.is_none() {
-                peer.report(Event::Disconnected);
+            if let Some(peer) = pair.peer.filter(|_| is_told) {
+                self.hear_of_disconnect(peer, now);
             }
         }
     }
