@@ -56,7 +56,10 @@ impl SourceStream {
         let back = match back {
             None => None,
             Some(request) => {
-                let mut listener = Listener::of_return_path();
+                let mut listener = match reply.introduction {
+                    Some(_) => Listener::of_return_path(),
+                    None => Listener::of_qemus_return_path(),
+                };
                 let (endpoint, _) = dial(fabric, to, request, 0, listener.starting(), limit, cancel)?;
                 Some(Reader::new(endpoint, listener))
             }

@@ -14,6 +14,8 @@ pub struct Listener {
     unanswered: i32,
     /// Messages that the commander may send without a READY.
     ahead: i32,
+    /// Each READY follows a message: one that goes before the first message may come before there is a receive for it.
+    follows: bool,
     /// The answer that this side owes.
     owes: Option<MessageType>,
     is_over: bool,
@@ -25,13 +27,20 @@ impl Listener {
         Self::new(0, 1)
     }
 
-    /// The source on the return path: a QEMU sends its first message without a READY.
+    /// The source on the return path of a Sterna, which waits for a READY before each message.
     pub fn of_return_path() -> Self {
         Self::new(1, 2)
     }
 
+    /// The source on the return path of a QEMU: it sends its first message without a READY, and before that it may not have
+    /// posted a receive for one.
+    pub fn of_qemus_return_path() -> Self {
+        Self { follows: true, ..Self::new(1, 2) }
+    }
+
     fn new(ahead: i32, spare: usize) -> Self {
-        Self { receives: Receives::new(spare), unanswered: 0, ahead, owes: None, is_over: false }
+        let receives = Receives::new(spare);
+        Self { receives, unanswered: 0, ahead, follows: false, owes: None, is_over: false }
     }
 
     /// Receives to post before connecting or accepting.
@@ -42,7 +51,7 @@ impl Listener {
 
     /// Whether a READY may be sent now.
     pub fn may_invite(&self) -> bool {
-        self.unanswered <= 0 && self.owes.is_none() && !self.is_over
+        self.unanswered <= self.most_unanswered() && self.owes.is_none() && !self.is_over
     }
 
     /// Asks to send READY. Afterwards it counts as sent.
@@ -57,12 +66,17 @@ impl Listener {
         if let Some(answer) = self.owes {
             return Err(local(ready, TOKENS, format!("{answer} goes first")));
         }
-        if self.unanswered > 0 {
+        if self.unanswered > self.most_unanswered() {
             return Err(local(ready, TOKENS, "the one before is unanswered: one for each command"));
         }
         self.unanswered += 1;
         let expected = (self.unanswered + self.ahead) as usize;
         Ok(Sending { receives: self.receives.post_for(expected) })
+    }
+
+    /// Of READYs, before another one.
+    fn most_unanswered(&self) -> i32 {
+        if self.follows { -self.ahead } else { 0 }
     }
 
     /// Takes a message that has come: a command, or ERROR (the commander has failed: no ERROR goes back).

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use sterna::rdma::{DestinationStream, SourceStream};
 use sterna_transport::rdma::double::Settings;
-use sterna_transport::{ByteStream, CancelFlag, Channel, Direction, TransportError};
-use sterna_wire::rdma::{ChunkSize, ConnectRequest, Header, Introduction, MessageType, Part, encode_file};
+use sterna_transport::{ByteStream, CancelFlag, Channel, Direction, StreamError, TransportError};
+use sterna_wire::rdma::{ConnectRequest, Header, MessageType, Part, encode_file};
 
-use super::{LIMIT, LONG, Lab, MIB, PLAIN, empty};
+use super::{LIMIT, LONG, Lab, MIB, PLAIN, empty, introduced};
 
 /// What both sides of a test know, cut at random.
 fn content(random: &mut fastrand::Rng, len: usize) -> (Vec<u8>, Vec<usize>) {
@@ -186,7 +186,12 @@ fn qemu_that_sends_its_first_return_path_message_unasked_is_read() {
     let mut bytes = [0; 20];
     assert_eq!(source.read(&mut bytes, LIMIT).unwrap(), 6);
     assert_eq!(&bytes[..6], b"pong 1");
-    // It was answered with one READY, as soon as reading began.
+    assert!(
+        back.receive(Some(Duration::from_millis(30))).unwrap().is_none(),
+        "a READY before the first message"
+    );
+    // The next one is asked for with one READY, as soon as it is read.
+    assert!(matches!(source.read(&mut bytes, Some(Duration::from_millis(30))), Err(StreamError::Quiet)));
     let ready = back.receive(LIMIT).unwrap().unwrap();
     assert_eq!(Header::decode(&ready).unwrap().kind, MessageType::Ready);
 }
@@ -218,15 +223,8 @@ fn qemu_destination_of_any_cutting_is_written_to_by_its_readys() {
 fn two_sternas_know_each_other_by_private_data_whose_rest_may_be_anything() {
     for (seed, introduces) in [(1, true), (2, false)] {
         let lab = Lab::new(Settings::seeded(seed));
-        let introduction = Introduction {
-            version: Introduction::VERSION,
-            part: Part::Main,
-            lanes: 0,
-            chunk: ChunkSize::LEAST,
-            session: [3; 16],
-            nonce: [4; 16],
-        };
-        let request = ConnectRequest { pin_all: false, introduction: introduces.then_some(introduction) };
+        let introduction = introduced(Part::Main).introduction.filter(|_| introduces);
+        let request = ConnectRequest { pin_all: false, introduction };
         std::thread::scope(|scope| {
             let accepted = scope.spawn(|| {
                 let (asked, reply) = lab.request();

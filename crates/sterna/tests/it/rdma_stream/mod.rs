@@ -13,12 +13,27 @@ use sterna::rdma::{DestinationStream, SourceStream};
 use sterna_transport::rdma::double::{Host, Network, Settings};
 use sterna_transport::rdma::{ConnectParameters, Endpoint, EndpointSizes, Fabric, Listener, Request};
 use sterna_transport::{CancelFlag, Channel};
-use sterna_wire::rdma::{ChunkSize, ConnectRequest, MESSAGE_BYTES, MessageType, encode_empty};
+use sterna_wire::rdma::{
+    ChunkSize, ConnectRequest, Introduction, MESSAGE_BYTES, MessageType, Part, encode_empty,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 const LIMIT: Option<Duration> = Some(LONG);
 const MIB: usize = 1 << 20;
 const PLAIN: ConnectRequest = ConnectRequest { pin_all: false, introduction: None };
+
+/// What a Sterna asks for when it connects.
+fn introduced(part: Part) -> ConnectRequest {
+    let introduction = Introduction {
+        version: Introduction::VERSION,
+        part,
+        lanes: 0,
+        chunk: ChunkSize::LEAST,
+        session: [3; 16],
+        nonce: [4; 16],
+    };
+    ConnectRequest { pin_all: false, introduction: Some(introduction) }
+}
 
 /// Two hosts; the destination listens.
 struct Lab {
@@ -60,8 +75,9 @@ impl Lab {
     }
 
     fn connect(&self, has_return_path: bool) -> SourceStream {
-        let (to, back) = (self.listener.local_address(), has_return_path.then_some(&PLAIN));
-        SourceStream::connect(&self.source, to, (&PLAIN, back), 64, LONG, &CancelFlag::new()).unwrap().0
+        let (main, back) = (introduced(Part::Main), introduced(Part::ReturnPath));
+        let (to, requests) = (self.listener.local_address(), (&main, has_return_path.then_some(&back)));
+        SourceStream::connect(&self.source, to, requests, 64, LONG, &CancelFlag::new()).unwrap().0
     }
 
     fn accept_main(&self) -> DestinationStream {
