@@ -83,7 +83,8 @@ fn wrong_local(setup: &Setup) {
         // Some adapters say the one, and some the other.
         use CompletionStatus::{LocalProtection, WorkRequestFlushed};
         assert!(matches!(status, LocalProtection | WorkRequestFlushed), "{status}");
-        assert!(to.is_untouched());
+        // The part within the range may have been sent before the adapter came to its end, as soft-RoCE does.
+        assert!(past == 1 || to.is_untouched());
         watch.assert_in_error(&*joined.source);
     }
 }
