@@ -51,8 +51,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         let (trip, source) = (Trip { into, out }, Rc::clone(&source));
         (trip.name(), move || trip.run(&mut source.borrow_mut()))
     };
-    let short = [trip(silent(Way { chunks_mib: [8, 1], ..Way::PLAIN }), silent(small))];
-    let long = [trip(Way::PLAIN, large), trip(pinned, pinned)];
+    let short =
+        [trip(silent(Way { chunks_mib: [8, 1], ..Way::PLAIN }), silent(small)), trip(Way::PLAIN, large)];
+    let long = [trip(pinned, pinned)];
     let mut all: Vec<_> = short.map(|(name, run)| Scenario::short(name, run)).into();
     all.extend(long.map(|(name, run)| Scenario::long(name, run)));
     all.push(Scenario::long("QEMU to Sterna to QEMU, the guest counts on", counts_on));
