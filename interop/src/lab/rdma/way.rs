@@ -47,18 +47,40 @@ pub(super) struct Way {
     pub(super) pin_all: bool,
     pub(super) return_path: bool,
     pub(super) path: Path,
+    /// Between two Sternas: multifd channels; 0 is none.
+    pub(super) lanes: u8,
+    /// Of a Sterna: `x-sterna-rdma-pinned-limit`, MiB; 0 is none.
+    pub(super) pinned_limit_mib: u64,
 }
 
 impl Way {
-    pub(super) const PLAIN: Self =
-        Self { chunks_mib: [1, 1], pin_all: false, return_path: true, path: Path::Ipv4 };
+    pub(super) const PLAIN: Self = Self {
+        chunks_mib: [1, 1],
+        pin_all: false,
+        return_path: true,
+        path: Path::Ipv4,
+        lanes: 0,
+        pinned_limit_mib: 0,
+    };
 
     pub(super) fn name(&self) -> String {
-        let Self { chunks_mib: [source, destination], pin_all, return_path, path } = self;
-        let registration = if *pin_all { "all pinned" } else { "dynamic" };
+        let Self { chunks_mib: [source, destination], return_path, path, .. } = self;
+        let registration = self.registration();
         let return_path = if *return_path { "with" } else { "without" };
         let path = path.name();
         format!("{registration}, chunks of {source} and {destination} MiB, {return_path} return path, {path}")
+    }
+
+    /// How memory is registered, and how many channels write it.
+    pub(super) fn registration(&self) -> String {
+        let mut text = if self.pin_all { "all pinned" } else { "dynamic" }.to_owned();
+        if self.lanes > 0 {
+            text += &format!(", multifd {}", self.lanes);
+        }
+        if self.pinned_limit_mib > 0 {
+            text += &format!(", at most {} MiB pinned", self.pinned_limit_mib);
+        }
+        text
     }
 
     /// An address that no other migration of this run uses.
@@ -94,11 +116,14 @@ impl Way {
     /// What a Sterna is told at either side.
     pub(super) fn of_sterna(&self, chunk_mib: u64) -> (Parameters, Capabilities) {
         let chunk = ChunkSize::new(chunk_mib << 20).unwrap_or_default();
-        let rdma = RdmaParameters { chunk, ..RdmaParameters::default() };
-        let params = Parameters { max_bandwidth_bytes: 0, rdma, ..Parameters::default() };
+        let pinned_limit_bytes = (self.pinned_limit_mib > 0).then_some(self.pinned_limit_mib << 20);
+        let rdma = RdmaParameters { chunk, pinned_limit_bytes, ..RdmaParameters::default() };
+        let mut params = Parameters { max_bandwidth_bytes: 0, rdma, ..Parameters::default() };
+        params.multifd_channels = self.lanes.max(1);
         let capabilities = Capabilities {
             rdma_pin_all: self.pin_all,
             return_path: self.return_path,
+            multifd: self.lanes > 0,
             ..Capabilities::default()
         };
         (params, capabilities)
@@ -106,8 +131,11 @@ impl Way {
 
     /// For another process.
     pub(super) fn to_json(self) -> Value {
-        let Self { chunks_mib, pin_all, return_path, path } = self;
-        json!({ "chunks": chunks_mib, "pin_all": pin_all, "return_path": return_path, "path": path.name() })
+        let Self { chunks_mib, pin_all, return_path, path, lanes, pinned_limit_mib } = self;
+        json!({
+            "chunks": chunks_mib, "pin_all": pin_all, "return_path": return_path, "path": path.name(),
+            "lanes": lanes, "pinned_limit": pinned_limit_mib,
+        })
     }
 
     pub(super) fn of_json(value: &Value) -> Result<Self, Failure> {
@@ -119,6 +147,8 @@ impl Way {
                 pin_all: is("pin_all")?,
                 return_path: is("return_path")?,
                 path: Path::named(value["path"].as_str()?)?,
+                lanes: u8::try_from(value["lanes"].as_u64()?).ok()?,
+                pinned_limit_mib: value["pinned_limit"].as_u64()?,
             })
         };
         read().ok_or_else(|| format!("{value} is no way"))

@@ -31,6 +31,10 @@ const RAW_WINDOWS_MIB: [u64; 3] = [1, 8, 512];
 const CORE_CHUNKS_MIB: [u64; 4] = [1, 8, 64, 1024];
 const OTHER_CHUNKS_MIB: [u64; 4] = [2, 32, 256, 0];
 const REPETITIONS: usize = 5;
+/// What only two Sternas do: multifd channels, and the limit of pinned memory, MiB.
+const LANES: [u8; 4] = [0, 1, 2, 4];
+const PINNED_LIMIT_MIB: u64 = 64;
+const OTHER_REPETITIONS: usize = 3;
 
 /// Runs the bench and prints its results. The number of migrations that failed.
 pub(in crate::lab) fn run(is_quick: bool) -> i32 {
@@ -59,6 +63,11 @@ fn measured(is_quick: bool) -> Result<i32, Failure> {
     if !is_quick {
         let mut others = rows(&OTHER_CHUNKS_MIB, Load::Random);
         others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
+        core.extend(others);
+        let mut others = between_sternas();
+        for _ in 0..OTHER_REPETITIONS {
+            others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
+        }
         core.extend(others);
         drop(machines);
         for load in [Load::HalfZero, Load::EverySecondPage] {
@@ -92,6 +101,15 @@ fn rows(chunks_mib: &[u64], load: Load) -> Vec<Row> {
         ..Way::PLAIN
     };
     chunks_mib.iter().flat_map(|chunk| Pair::ALL.map(|pair| Row::new(pair, way(*chunk), load))).collect()
+}
+
+/// What no QEMU does.
+fn between_sternas() -> Vec<Row> {
+    let plain = Way { chunks_mib: [8, 8], return_path: false, ..Way::PLAIN };
+    let lanes = LANES.map(|lanes| Way { lanes, ..plain });
+    let limited = [0, 2].map(|lanes| Way { lanes, pinned_limit_mib: PINNED_LIMIT_MIB, ..plain });
+    let ways = lanes.into_iter().chain(limited);
+    ways.map(|way| Row::new(Pair::STERNAS, way, Load::Random)).collect()
 }
 
 /// In which the kernel tells programs times, on every machine that the lab is.

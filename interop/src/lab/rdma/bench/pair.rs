@@ -20,9 +20,11 @@ pub(super) struct Pair {
 }
 
 impl Pair {
+    pub(super) const STERNAS: Self = Self { from_sterna: true, to_sterna: true };
+
     pub(super) const ALL: [Self; 4] = [
         Self { from_sterna: false, to_sterna: false },
-        Self { from_sterna: true, to_sterna: true },
+        Self::STERNAS,
         Self { from_sterna: true, to_sterna: false },
         Self { from_sterna: false, to_sterna: true },
     ];
@@ -79,7 +81,7 @@ impl Machines {
 
     /// Between the two Sternas; the bytes that arrive are looked at.
     pub(in crate::lab::rdma) fn between(&mut self, way: Way) -> Result<(), Failure> {
-        self.run(Pair { from_sterna: true, to_sterna: true }, way, true).map(drop)
+        self.run(Pair::STERNAS, way, true).map(drop)
     }
 
     /// One migration; `check`: whether the bytes that arrive are looked at.

@@ -39,8 +39,8 @@ impl Row {
         }
     }
 
-    fn mode(&self) -> &'static str {
-        if self.way.pin_all { "pin-all" } else { "dynamic" }
+    fn mode(&self) -> String {
+        self.way.registration()
     }
 
     fn of(&self, figure: impl Fn(&Sample) -> f64) -> f64 {
@@ -51,7 +51,7 @@ impl Row {
         let (seconds, [chunk, _]) = (self.of(|sample| sample.seconds), self.way.chunks_mib);
         let speed = MEMORY_MIB as f64 / seconds;
         format!(
-            "{:15} {chunk:5} MiB {:8} {:28} {speed:6.1} MiB/s ({:4.2} of the raw loop), CPU {:4.2} + {:4.2} s",
+            "{:15} {chunk:5} MiB {:28} {:28} {speed:6.1} MiB/s ({:4.2} of the raw loop), CPU {:4.2} + {:4.2} s",
             self.pair.name(),
             self.mode(),
             self.load.name(),
