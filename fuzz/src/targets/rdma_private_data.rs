@@ -34,5 +34,5 @@ pub fn target(data: &[u8]) {
 /// The request of the stored inputs.
 fn asked() -> Introduction {
     let chunk = ChunkSize::LEAST;
-    Introduction { version: 1, part: Part::Main, lanes: 2, chunk, session: [1; 16], nonce: [2; 16] }
+    Introduction { version: 2, part: Part::Main, lanes: 2, chunk, session: [1; 16], nonce: [2; 16] }
 }

@@ -15,6 +15,7 @@ const SPEC: &str = "specs/rdma.md §2.4";
 pub struct Admission {
     lanes: u8,
     chunk: ChunkSize,
+    pinned_limit: Option<u64>,
     /// What the main connection asked for.
     main: Option<ConnectRequest>,
     /// Places that are taken beside it.
@@ -24,7 +25,13 @@ pub struct Admission {
 impl Admission {
     /// A destination with this chunk size that takes so many lanes.
     pub fn new(lanes: u8, chunk: ChunkSize) -> Self {
-        Self { lanes, chunk, main: None, taken: Vec::new() }
+        Self { lanes, chunk, pinned_limit: None, main: None, taken: Vec::new() }
+    }
+
+    /// The same, of a destination that registers no more than so many bytes at once.
+    #[must_use]
+    pub fn with_pinned_limit(self, limit: Option<u64>) -> Self {
+        Self { pinned_limit: limit, ..self }
     }
 
     /// Decides on a connect request: what the connection is, and what to accept it with. Its place is taken then, but
@@ -44,7 +51,7 @@ impl Admission {
         if part != Part::Question {
             self.belongs(&request, part)?;
         }
-        let reply = request.reply(self.lanes, self.chunk)?;
+        let reply = request.reply(self.lanes, self.chunk)?.with_pinned_limit(self.pinned_limit);
         match part {
             Part::Main => self.main = Some(request),
             Part::ReturnPath | Part::Lane(_) => self.taken.push(part),

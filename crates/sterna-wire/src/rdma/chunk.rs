@@ -38,6 +38,14 @@ impl ChunkSize {
         Self::exact(self.bytes() * 2)
     }
 
+    /// The same, or the largest of which two fit into so many bytes; 1 MiB at least. One of the two is registered while
+    /// the other is written.
+    #[must_use]
+    pub fn twice_within(self, bytes: u64) -> Self {
+        let most = Self::exact(1 << (bytes / 2).clamp(Self::LEAST.bytes(), Self::MOST.bytes()).ilog2());
+        most.map_or(self, |most| self.min(most))
+    }
+
     /// In bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
@@ -87,6 +95,19 @@ mod tests {
             let error = ChunkSize::new(wrong).unwrap_err();
             assert_eq!(error.fault, Fault::Local, "{error}");
             assert!(error.to_string().contains(&wrong.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_chunks_fit_into_a_limit_unless_it_holds_one_alone() {
+        for limit_mib in [1, 2, 3, 4, 63, 64, 1500, 2048, 1 << 20] {
+            for shift in 20..=30 {
+                let chunk = ChunkSize::new(1 << shift).unwrap();
+                let within = chunk.twice_within(limit_mib << 20);
+                assert!(within <= chunk && within.bytes() <= limit_mib << 20);
+                assert!(within == ChunkSize::LEAST || 2 * within.bytes() <= limit_mib << 20, "{within}");
+                assert!(within == chunk || 4 * within.bytes() > limit_mib << 20, "{within} is too small");
+            }
         }
     }
 

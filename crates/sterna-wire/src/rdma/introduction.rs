@@ -60,8 +60,10 @@ impl fmt::Display for Part {
 impl Introduction {
     /// Bytes on the wire.
     pub const BYTES: usize = 48;
-    /// The version that this code speaks.
-    pub const VERSION: u16 = 1;
+    /// The version that this code speaks. From 2 on a reply states the destination's limit on registered memory.
+    pub const VERSION: u16 = 2;
+    /// The first version whose replies state a limit.
+    pub(super) const WITH_LIMIT: u16 = 2;
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let (part, lane) = match self.part {

@@ -3,7 +3,7 @@
 use super::places::BlockRange;
 use super::plan::{Batch, RegistrationPlan};
 use crate::error::WireError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 const SPEC: &str = "specs/rdma.md §6.6";
 
@@ -25,6 +25,8 @@ pub struct Lookahead {
     /// May be written: its windows are there.
     ready: VecDeque<BlockRange>,
     posted: VecDeque<BlockRange>,
+    /// Posted by one of several lanes: where each range ends, by block and start.
+    taken: BTreeMap<(usize, u64), u64>,
     /// Bytes that are planned and not written yet.
     open: u64,
 }
@@ -62,6 +64,7 @@ impl Lookahead {
             due: 0,
             ready: VecDeque::new(),
             posted: VecDeque::new(),
+            taken: BTreeMap::new(),
             open: 0,
         }
     }
@@ -164,51 +167,63 @@ impl Lookahead {
         Ok(write)
     }
 
-    /// Whether all of `range` may be written, as far as this side's memory is concerned.
-    pub fn is_ready(&self, range: &BlockRange) -> bool {
-        let parts = self.ready.iter().filter_map(|ready| overlap(ready, range));
-        parts.map(|part| part.length).sum::<u64>() == range.length
+    /// Whether some of `range` may be written, as far as this side's memory is concerned.
+    pub fn has_ready(&self, range: &BlockRange) -> bool {
+        self.ready.iter().any(|ready| overlap(ready, range).is_some())
     }
 
-    /// Takes `range` out of what is ready, wherever it stands: several lanes write, each in its own order. It counts as
-    /// posted. `false`, and nothing has changed: not all of it is ready.
-    pub fn take(&mut self, range: BlockRange) -> bool {
-        let first = self.ready.iter().position(|ready| overlap(ready, &range).is_some());
-        let (Some(first), true) = (first, self.is_ready(&range)) else { return false };
-        let mut covered = range.length;
+    /// The parts of `range` that may be written, as far as this side's memory is concerned.
+    fn ready_parts(&self, range: &BlockRange) -> Vec<BlockRange> {
+        let (mut parts, mut missing) = (Vec::new(), range.length);
+        for part in self.ready.iter().filter_map(|ready| overlap(ready, range)) {
+            parts.push(part);
+            missing -= part.length;
+            if missing == 0 {
+                break;
+            }
+        }
+        parts
+    }
+
+    /// Takes a part that is ready, wherever it stands: several lanes write, each in its own order. It counts as posted.
+    fn take(&mut self, range: BlockRange) {
+        let Some(first) = self.ready.iter().position(|ready| overlap(ready, &range).is_some()) else {
+            return;
+        };
+        let mut missing = range.length;
         let mut left = self.ready.split_off(first);
-        while covered > 0 {
+        while missing > 0 {
             let Some(ready) = left.pop_front() else { break };
             let Some(part) = overlap(&ready, &range) else {
                 self.ready.push_back(ready);
                 continue;
             };
-            covered -= part.length;
+            missing -= part.length;
             for (start, end) in [(ready.start, part.start), (part.end(), ready.end())] {
                 if start < end {
                     self.ready.push_back(BlockRange { block: ready.block, start, length: end - start });
                 }
             }
-            self.posted.push_back(part);
+            self.taken.insert((part.block, part.start), part.end());
         }
         self.ready.append(&mut left);
-        true
     }
 
-    /// What was taken with [`Lookahead::take`] is complete.
+    /// What [`take_ready`] gave is complete.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) if it was not taken.
+    /// [`Fault::Local`](crate::Fault::Local) if it did not give it.
     pub fn completed(&mut self, range: BlockRange) -> Result<(), WireError> {
-        let is_inside = |posted: &BlockRange| overlap(posted, &range).is_some_and(|part| part == *posted);
-        let bytes: u64 =
-            self.posted.iter().filter(|posted| is_inside(posted)).map(|posted| posted.length).sum();
-        if bytes != range.length {
-            let rule = format!("{range:?} is complete, and {bytes} bytes of it were posted");
+        let (block, mut at) = (range.block, range.start);
+        while let Some(end) = self.taken.get(&(block, at)).copied().filter(|end| *end <= range.end()) {
+            self.taken.remove(&(block, at));
+            at = end;
+        }
+        if at != range.end() {
+            let rule = format!("{range:?} is complete, and it was posted up to {at:#x}");
             return Err(WireError::local("WRITE", 0, SPEC, rule));
         }
-        self.posted.retain(|posted| !is_inside(posted));
-        self.open -= bytes;
+        self.open -= range.length;
         Ok(())
     }
 
@@ -234,9 +249,10 @@ impl Lookahead {
     fn is_used(&self, window: &BlockRange, index: usize) -> bool {
         let earlier = self.batches.iter().take(index).flat_map(|of| &of.batch.writes);
         let mut writes = self.posted.iter().chain(&self.ready).chain(earlier);
-        writes.any(|write| {
-            write.block == window.block && write.start < window.end() && window.start < write.end()
-        })
+        let last_before = self.taken.range(..(window.block, window.end())).next_back();
+        let is_taken =
+            last_before.is_some_and(|(&(block, _), end)| block == window.block && *end > window.start);
+        is_taken || writes.any(|write| overlap(write, window).is_some())
     }
 }
 
@@ -257,6 +273,19 @@ pub fn next_write(own: &mut Lookahead, remote: &mut Lookahead, most: u64) -> Opt
     own.post(length);
     remote.post(length);
     Some(BlockRange { length, ..there })
+}
+
+/// Takes what of `range` may be written now, since its memory is registered on both sides; each part is in one window of
+/// the smaller one. What is left becomes ready later. A lane must not wait until all of its pages are ready: they may
+/// need more memory than may be registered at once.
+pub fn take_ready(own: &mut Lookahead, remote: &mut Lookahead, range: BlockRange) -> Vec<BlockRange> {
+    let here = own.ready_parts(&range);
+    let parts: Vec<_> = here.iter().flat_map(|part| remote.ready_parts(part)).collect();
+    for part in &parts {
+        own.take(*part);
+        remote.take(*part);
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -397,43 +426,90 @@ mod tests {
         assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(64, 32)]));
     }
 
+    /// What is left of `range` without `parts`.
+    fn without(range: BlockRange, parts: &[BlockRange]) -> Vec<BlockRange> {
+        let mut left = vec![range];
+        for part in parts {
+            left = left
+                .into_iter()
+                .flat_map(|range| {
+                    let Some(part) = overlap(&range, part) else { return vec![range] };
+                    [(range.start, part.start), (part.end(), range.end())]
+                        .into_iter()
+                        .filter(|(start, end)| start < end)
+                        .map(|(start, end)| BlockRange { start, length: end - start, ..range })
+                        .collect()
+                })
+                .collect();
+        }
+        left
+    }
+
     #[test]
-    fn lanes_take_what_is_theirs_in_any_order() {
-        for seed in 0..200 {
+    fn lanes_take_what_is_theirs_in_any_order_below_any_limit() {
+        for seed in 0..300 {
             let mut random = fastrand::Rng::with_seed(seed);
+            let limit = |random: &mut fastrand::Rng| {
+                [None, Some(32 * MIB), Some(2 * MIB), Some(MIB)][random.usize(..4)]
+            };
             let kind = Destination::Sterna(ChunkSize::LEAST);
-            let limit = [None, Some(32 * MIB)][random.usize(..2)];
-            let mut remote = lookahead(kind, limit, 64 * MIB);
-            let mut untaken: Vec<BlockRange> = (0..64).map(|at| range(at, 1)).collect();
-            // Pieces that begin and end inside of windows.
-            for piece in &mut untaken {
-                piece.start += 4096 * random.u64(..100);
-                piece.length = 4096 * (1 + random.u64(..100));
+            let limits = [limit(&mut random), limit(&mut random)];
+            let mut sides = limits.map(|limit| lookahead(kind, limit, 64 * MIB));
+            // Packets of four lanes; pieces begin and end inside of windows, or go over a border.
+            let mut packets: Vec<VecDeque<Vec<BlockRange>>> = vec![VecDeque::new(); 4];
+            let mut at = 0;
+            for _ in 0..20 {
+                let pieces = (0..1 + random.u64(..6)).map(|_| {
+                    let start = at * MIB + 4096 * random.u64(..100);
+                    at += 1 + random.u64(..3);
+                    BlockRange { block: 0, start, length: 4096 * (1 + random.u64(..150)) }
+                });
+                let pieces: Vec<_> = pieces.collect();
+                sides.iter_mut().for_each(|side| side.add(pieces.clone()));
+                packets[random.usize(..4)].push_back(pieces);
             }
-            remote.add(untaken.clone());
-            let mut posted = Vec::new();
-            while !(untaken.is_empty() && posted.is_empty()) {
-                match remote.next_step(2).unwrap() {
-                    Step::Register(windows) => remote.registered(windows.len()).unwrap(),
-                    Step::GiveBack(windows) => {
-                        let is_used =
-                            |of: &BlockRange| windows.iter().any(|window| overlap(of, window).is_some());
-                        assert!(!posted.iter().any(is_used), "seed {seed}");
+            let mut posted: Vec<BlockRange> = Vec::new();
+            let mut idle = 0;
+            while !(sides[0].is_done() && sides[1].is_done()) {
+                for (side, limit) in sides.iter_mut().zip(limits) {
+                    match side.next_step(2).unwrap() {
+                        Step::Register(windows) => side.registered(windows.len()).unwrap(),
+                        Step::GiveBack(windows) => {
+                            let is_used =
+                                |of: &BlockRange| windows.iter().any(|window| overlap(of, window).is_some());
+                            assert!(!posted.iter().any(is_used), "seed {seed}");
+                        }
+                        Step::Wait => {}
                     }
-                    Step::Wait => {}
+                    assert!(limit.is_none_or(|limit| side.plan().pinned() <= limit), "seed {seed}");
                 }
-                if random.bool() && !untaken.is_empty() {
-                    // One of those that lanes are at.
-                    let at = random.usize(..untaken.len().min(4));
-                    if remote.take(untaken[at]) {
-                        posted.push(untaken.remove(at));
+                let [own, remote] = &mut sides;
+                // Each lane is at its first packet.
+                let lane = &mut packets[random.usize(..4)];
+                if let Some(mut packet) = lane.pop_front() {
+                    let before = posted.len();
+                    let mut left = Vec::new();
+                    for piece in packet.drain(..) {
+                        let parts = take_ready(own, remote, piece);
+                        left.extend(without(piece, &parts));
+                        posted.extend(parts);
                     }
-                } else if !posted.is_empty() {
-                    remote.completed(posted.swap_remove(random.usize(..posted.len()))).unwrap();
+                    idle = if posted.len() > before { 0 } else { idle + 1 };
+                    if !left.is_empty() {
+                        lane.push_front(left);
+                    }
                 }
+                if random.bool() && !posted.is_empty() {
+                    let complete = posted.swap_remove(random.usize(..posted.len()));
+                    own.completed(complete).unwrap();
+                    remote.completed(complete).unwrap();
+                    idle = 0;
+                }
+                assert!(idle < 1000, "seed {seed}: nothing moves any more below {limits:?}");
             }
-            assert!(remote.is_done(), "seed {seed}");
-            assert!(!remote.take(range(0, 1)) && remote.completed(range(0, 1)).is_err());
+            let [own, remote] = &mut sides;
+            assert_eq!(take_ready(own, remote, range(0, 1)), []);
+            assert!(own.completed(range(0, 1)).is_err(), "seed {seed}");
         }
     }
 

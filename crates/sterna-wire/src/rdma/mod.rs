@@ -29,7 +29,7 @@ pub use admission::Admission;
 pub use chunk::ChunkSize;
 pub use header::{Header, MessageType};
 pub use introduction::{Introduction, Part};
-pub use lookahead::{Lookahead, Step, next_write};
+pub use lookahead::{Lookahead, Step, next_write, take_ready};
 pub use message::{Message, encode_empty, encode_file, encode_records};
 pub use places::{BlockPlaces, BlockRange};
 pub use plan::{Batch, Destination, PlanLimits, RegistrationPlan};

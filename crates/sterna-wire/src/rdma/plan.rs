@@ -282,8 +282,6 @@ fn sterna(chunk: ChunkSize, limit: u64) -> Result<(u64, u64, u64), WireError> {
             format!("{limit} bytes may be registered, and a window has 1 MiB at least: raise the limit");
         return Err(WireError::local("x-sterna-rdma-pinned-limit", 0, SPEC, rule));
     }
-    // Two windows at least, so that one is asked for while the other is written.
-    let most = 1 << (limit / 2).max(ChunkSize::LEAST.bytes()).ilog2();
-    let grid = chunk.bytes().min(most);
-    Ok((grid, ChunkSize::WINDOW.bytes().min(most).max(grid), limit))
+    let grid = chunk.twice_within(limit).bytes();
+    Ok((grid, ChunkSize::WINDOW.twice_within(limit).bytes().max(grid), limit))
 }

@@ -29,6 +29,9 @@ pub struct ConnectReply {
     pub pin_all: bool,
     /// What a Sterna adds for a source that introduced itself.
     pub introduction: Option<Introduction>,
+    /// Most bytes of guest memory that the destination registers at once, from 1 MiB on. Only a Sterna of version 2 says it;
+    /// `None` for no limit.
+    pub pinned_limit: Option<u64>,
 }
 
 /// When memory is registered.
@@ -72,7 +75,7 @@ impl ConnectRequest {
     pub fn reply(&self, lanes: u8, chunk: ChunkSize) -> Result<ConnectReply, WireError> {
         let introduction = self.introduction.map(|asked| asked.answered(lanes, chunk)).transpose();
         let introduction = introduction.map_err(|error| error.at(PLAIN_BYTES as u64))?;
-        Ok(ConnectReply { pin_all: self.pin_all, introduction })
+        Ok(ConnectReply { pin_all: self.pin_all, introduction, pinned_limit: None })
     }
 
     /// What was agreed on, where `reply` came.
@@ -92,9 +95,20 @@ impl ConnectRequest {
 }
 
 impl ConnectReply {
-    /// The bytes to accept with: 8, or 56 with an introduction.
+    /// The same with a limit, if the version that is spoken has a place for it.
+    #[must_use]
+    pub fn with_pinned_limit(self, limit: Option<u64>) -> Self {
+        let limit = limit.filter(|_| states_limit(self.introduction));
+        Self { pinned_limit: limit.map(|limit| limit.max(ChunkSize::LEAST.bytes())), ..self }
+    }
+
+    /// The bytes to accept with: 8; 56 with an introduction of version 1, and 64 with a later one.
     pub fn to_bytes(self) -> Vec<u8> {
-        encode(self.pin_all, self.introduction)
+        let mut out = encode(self.pin_all, self.introduction);
+        if states_limit(self.introduction) {
+            out.extend_from_slice(&self.pinned_limit.unwrap_or(0).to_be_bytes());
+        }
+        out
     }
 
     /// Reads what came with the reply to `request`. Its version is not looked at; an introduction counts only if it
@@ -110,7 +124,8 @@ impl ConnectReply {
             }
             None => None,
         };
-        Ok(Self { pin_all: flags & PIN_ALL != 0, introduction })
+        let pinned_limit = if states_limit(introduction) { limit(rest)? } else { None };
+        Ok(Self { pin_all: flags & PIN_ALL != 0, introduction, pinned_limit })
     }
 
     /// Whether the peer is a QEMU, as far as this connection tells. For a part that only a Sterna has (a lane, a
@@ -126,6 +141,27 @@ impl ConnectReply {
             }
             (introduction, _) => Ok(introduction.is_none()),
         }
+    }
+}
+
+/// Whether a reply with this introduction goes on with a limit.
+fn states_limit(introduction: Option<Introduction>) -> bool {
+    introduction.is_some_and(|own| own.version >= Introduction::WITH_LIMIT)
+}
+
+/// The limit after an introduction; 0 is none.
+fn limit(rest: &[u8]) -> Result<Option<u64>, WireError> {
+    let at = (PLAIN_BYTES + Introduction::BYTES) as u64;
+    let bad = |rule| Err(WireError::misbehaved(REPLY, at, "specs/rdma.md §2.3", rule));
+    let Some(bytes) = rest.get(Introduction::BYTES..).and_then(<[u8]>::first_chunk) else {
+        return bad("version 2 states a limit on registered memory, and its bytes are not there".to_owned());
+    };
+    match u64::from_be_bytes(*bytes) {
+        0 => Ok(None),
+        limit if limit < ChunkSize::LEAST.bytes() => {
+            bad(format!("{limit} bytes may be registered, and a window has 1 MiB at least"))
+        }
+        limit => Ok(Some(limit)),
     }
 }
 

@@ -34,7 +34,7 @@ fn refused(result: Result<(Part, ConnectReply), WireError>, at: u64, words: &str
 fn first_connection_of_a_qemu_is_main_and_the_second_the_return_path() {
     for pin_all in [false, true] {
         let mut admission = admission();
-        let plain = ConnectReply { pin_all, introduction: None };
+        let plain = ConnectReply { pin_all, introduction: None, pinned_limit: None };
         assert_eq!(admission.request(&qemu(pin_all)), Ok((Part::Main, plain)));
         assert!(admission.has(Part::Main) && !admission.has(Part::ReturnPath));
         assert_eq!(admission.introduction(), None);

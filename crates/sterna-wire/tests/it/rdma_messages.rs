@@ -426,7 +426,7 @@ fn reply_counts_only_with_magic_and_the_nonce_that_was_sent() {
     assert_eq!(decoded, reply);
     assert_eq!(decoded.is_plain(&asked), Ok(false));
 
-    let plain = ConnectReply { pin_all: false, introduction: None };
+    let plain = ConnectReply { pin_all: false, introduction: None, pinned_limit: None };
     for at in (8..12).chain(40..56) {
         let mut changed = bytes.clone();
         changed[at] ^= 1;
@@ -468,8 +468,39 @@ fn reply_of_the_right_nonce_that_contradicts_its_request_is_refused() {
     let newer = ConnectRequest { introduction: Some(newer), ..asked };
     assert_eq!(ConnectRequest::decode(&newer.to_bytes()), Ok(newer));
     let reply = newer.reply(4, ChunkSize::LEAST).unwrap();
-    assert_eq!(reply.introduction.unwrap().version, 1);
+    assert_eq!(reply.introduction.unwrap().version, 2);
     assert_eq!(ConnectReply::decode(&reply.to_bytes(), &newer), Ok(reply));
+}
+
+#[test]
+fn reply_of_version_2_states_the_destination_s_limit_and_an_older_one_cannot() {
+    let asked = |version| {
+        let introduction = Introduction { version, ..introduction(Part::Main) };
+        ConnectRequest { introduction: Some(introduction), ..request(Part::Main) }
+    };
+    let reply = |version, limit| asked(version).reply(2, ChunkSize::LEAST).unwrap().with_pinned_limit(limit);
+    for (limit, bytes) in [(None, "0000000000000000"), (Some(64 * MIB), "0000000004000000")] {
+        let reply = reply(2, limit);
+        assert_eq!(reply.to_bytes().len(), 64);
+        assert_eq!(hex(&reply.to_bytes()[56..]), bytes);
+        let received = padded(&reply.to_bytes(), 196, 0xa5);
+        assert_eq!(ConnectReply::decode(&received, &asked(2)).unwrap().pinned_limit, limit);
+    }
+    // What lies behind an older reply means nothing.
+    let older = reply(1, Some(64 * MIB));
+    assert_eq!((older.pinned_limit, older.to_bytes().len()), (None, 56));
+    assert_eq!(ConnectReply::decode(&padded(&older.to_bytes(), 196, 0xa5), &asked(2)), Ok(older));
+    // Below a window, and cut off.
+    let sound = reply(2, Some(MIB)).to_bytes();
+    let mut small = sound.clone();
+    small[56..].copy_from_slice(&(MIB - 1).to_be_bytes());
+    for (bytes, words) in [(&small[..], "1 MiB at least"), (&sound[..60], "not there")] {
+        let error = ConnectReply::decode(bytes, &asked(2)).unwrap_err();
+        assert_eq!((error.offset, error.fault), (56, Fault::PeerMisbehaved), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    // A limit that holds no window holds one.
+    assert_eq!(reply(2, Some(1)).pinned_limit, Some(MIB));
 }
 
 #[test]
@@ -486,7 +517,7 @@ fn pin_all_is_agreed_by_the_reply() {
     assert_eq!(request(false).agreed(&reply(1)).unwrap_err().fault, Fault::PeerMisbehaved);
     for pin_all in [false, true] {
         let reply = request(pin_all).reply(4, ChunkSize::MOST).unwrap();
-        assert_eq!(reply, ConnectReply { pin_all, introduction: None });
+        assert_eq!(reply, ConnectReply { pin_all, introduction: None, pinned_limit: None });
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a migration's memory costs in virtual time: a link, two sides that register, and who asks for what.
 
 use std::collections::{BTreeMap, HashMap};
-use sterna_wire::rdma::{BlockPlace, BlockPlaces, BlockRange, ChunkSize, RegisterRequest, RegisterResult};
+use sterna_wire::rdma::{
+    BlockPlace, BlockPlaces, BlockRange, ChunkSize, RegisterRequest, RegisterResult, UnregisterRequest,
+};
 
 /// Nanoseconds.
 pub type Time = u64;
@@ -20,6 +22,12 @@ pub struct Registering {
 impl Registering {
     pub fn time(&self, bytes: u64) -> Time {
         self.call + (self.mib * bytes).div_ceil(MIB)
+    }
+
+    /// Giving memory back: a tenth of registering it. Nothing was published about it; pages are let go, and neither found
+    /// nor populated.
+    pub fn time_back(&self, bytes: u64) -> Time {
+        self.time(bytes) / 10
     }
 }
 
@@ -71,8 +79,14 @@ impl Costs {
 pub enum Event {
     /// The source has registered its window.
     OwnRegistered,
+    /// It has given its windows back.
+    OwnGivenBack,
     /// A request has reached the destination.
     Requested(Vec<RegisterRequest>),
+    /// One to give windows back has.
+    Returned(Vec<UnregisterRequest>),
+    /// And so has the answer, the source.
+    TakenBack,
     /// The keys have reached the source.
     Answered(Vec<RegisterResult>),
     /// A READY has.
@@ -118,6 +132,8 @@ pub struct Destination {
     known: HashMap<(usize, u64), RegisterResult>,
     /// What key n + 1 covers.
     keys: Vec<BlockRange>,
+    registered: u64,
+    most_registered: u64,
     busy_until: Time,
 }
 
@@ -133,7 +149,15 @@ impl Destination {
             key: 0,
         };
         let places = BlockPlaces::new(blocks.iter().map(place).collect()).unwrap();
-        Self { places, chunk, known: HashMap::new(), keys: Vec::new(), busy_until: 0 }
+        Self {
+            places,
+            chunk,
+            known: HashMap::new(),
+            keys: Vec::new(),
+            registered: 0,
+            most_registered: 0,
+            busy_until: 0,
+        }
     }
 
     /// Registers. The answer leaves when it is done, and a READY after it.
@@ -145,11 +169,29 @@ impl Destination {
         world.at(arrives + costs.request, Event::Ready);
     }
 
+    /// Deregisters, and answers as above.
+    pub fn returned(&mut self, requests: &[UnregisterRequest], world: &mut World, costs: &Costs) {
+        self.busy_until = self.busy_until.max(world.now);
+        for request in requests {
+            let is_registered = |range: BlockRange| self.known.contains_key(&(range.block, range.start));
+            let range = self.places.given_back(request, self.chunk, is_registered, 0).unwrap();
+            let key = self.known.remove(&(range.block, range.start)).unwrap().key;
+            let window = std::mem::replace(&mut self.keys[key as usize - 1].length, 0);
+            self.registered -= window;
+            self.busy_until += costs.destination.time_back(window);
+        }
+        let arrives = self.busy_until + costs.request + costs.round_trip / 2;
+        world.at(arrives, Event::TakenBack);
+        world.at(arrives + costs.request, Event::Ready);
+    }
+
     fn register(&mut self, request: &RegisterRequest, costs: &Costs) -> RegisterResult {
         let range = self.places.requested(request, self.chunk, 0).unwrap();
         *self.known.entry((range.block, range.start)).or_insert_with(|| {
             self.busy_until += costs.destination.time(range.length);
             self.keys.push(range);
+            self.registered += range.length;
+            self.most_registered = self.most_registered.max(self.registered);
             RegisterResult { key: self.keys.len() as u32, host_address: HOST_ADDRESS }
         })
     }
@@ -167,6 +209,11 @@ impl Destination {
     }
 
     pub fn registered_bytes(&self) -> u64 {
-        self.keys.iter().map(|range| range.length).sum()
+        self.registered
+    }
+
+    /// At once.
+    pub fn most_registered_bytes(&self) -> u64 {
+        self.most_registered
     }
 }

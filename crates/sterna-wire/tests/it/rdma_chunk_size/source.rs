@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use sterna_wire::rdma::session::{Command, Peer, SourceSession};
 use sterna_wire::rdma::{
     self, BlockRange, ChunkProbe, ChunkSize, Lookahead, Message, MessageType, PlanLimits, RegistrationPlan,
-    Step, encode_records, next_write,
+    Step, UnregisterRequest, encode_empty, encode_records, next_write,
 };
 
 /// Longest WRITE, and most bytes in flight: a request for more windows waits for what is in flight.
 const WRITE_BYTES: u64 = 2 << 20;
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
+/// The same where windows are given back: twice as many requests wait.
+const IN_FLIGHT_BELOW_LIMIT: u64 = 2 << 20;
 /// A control message with a few records.
 const MESSAGE_BYTES: u64 = 64;
 
@@ -40,6 +42,8 @@ pub struct Migration {
     pub to: To,
     pub source_chunk: ChunkSize,
     pub destination_chunk: ChunkSize,
+    /// Most bytes that are registered at once, on each side.
+    pub pinned: Option<u64>,
     pub planted: Planted,
 }
 
@@ -50,6 +54,8 @@ pub struct Outcome {
     pub exchanges: usize,
     pub registrations: usize,
     pub registered_bytes: u64,
+    /// Most at once, of source and destination.
+    pub most_registered_bytes: [u64; 2],
 }
 
 struct Source {
@@ -65,6 +71,8 @@ struct Source {
     asked: Vec<BlockRange>,
     keys: HashMap<(usize, u64), u32>,
     is_registering: bool,
+    /// Bytes of own windows now, and most at once.
+    own_registered: [u64; 2],
     in_flight: u64,
     exchanges: usize,
 }
@@ -83,6 +91,7 @@ pub fn migrate(migration: Migration, blocks: &[u64], costs: &Costs) -> Outcome {
     while !source.is_done() {
         match world.next_event().expect("the source waits, and nothing will happen") {
             Event::Requested(requests) => destination.requested(&requests, &mut world, costs),
+            Event::Returned(requests) => destination.returned(&requests, &mut world, costs),
             event => source.take(event),
         }
         source.go_on(&destination, &mut world, costs);
@@ -93,14 +102,17 @@ pub fn migrate(migration: Migration, blocks: &[u64], costs: &Costs) -> Outcome {
         exchanges: source.exchanges,
         registrations: destination.registrations(),
         registered_bytes: destination.registered_bytes(),
+        most_registered_bytes: [source.own_registered[1], destination.most_registered_bytes()],
     }
 }
 
 impl Source {
     fn new(migration: Migration, blocks: &[u64], destination: &Destination, granted: ChunkSize) -> Self {
         let chunk = migration.source_chunk;
-        let mut own =
-            Lookahead::new(plan(blocks, rdma::Destination::Sterna(chunk), chunk), Lookahead::MOST_AHEAD);
+        let mut own = Lookahead::new(
+            plan(blocks, rdma::Destination::Sterna(chunk), chunk, migration.pinned),
+            Lookahead::MOST_AHEAD,
+        );
         own.add(all(blocks));
         let peer = if migration.to == To::Sterna { Peer::Sterna } else { Peer::Qemu };
         let mut source = Self {
@@ -114,6 +126,7 @@ impl Source {
             asked: Vec::new(),
             keys: HashMap::new(),
             is_registering: false,
+            own_registered: [0; 2],
             in_flight: 0,
             exchanges: 0,
         };
@@ -139,7 +152,7 @@ impl Source {
     }
 
     fn begin_asking(&mut self, kind: rdma::Destination) {
-        let mut plan = plan(&self.blocks, kind, self.migration.source_chunk);
+        let mut plan = plan(&self.blocks, kind, self.migration.source_chunk, self.migration.pinned);
         for (window, key) in self.probe.iter().flat_map(ChunkProbe::windows) {
             plan.registered(window);
             self.keys.insert((window.block, window.start), key);
@@ -159,6 +172,12 @@ impl Source {
             Event::OwnRegistered => {
                 self.own.registered(1).unwrap();
                 self.is_registering = false;
+            }
+            Event::OwnGivenBack => self.is_registering = false,
+            Event::TakenBack => {
+                let mut message = Vec::new();
+                encode_empty(MessageType::UnregisterFinished, 1, &mut message).unwrap();
+                self.session.received(&Message::decode(&message).unwrap()).unwrap();
             }
             Event::Ready => {
                 self.session.received(&Message::Ready).unwrap();
@@ -182,23 +201,21 @@ impl Source {
                 self.session.completed(1).unwrap();
                 self.in_flight -= write.length;
             }
-            Event::Requested(_) => unreachable!("that is the destination's"),
+            Event::Requested(_) | Event::Returned(_) => unreachable!("that is the destination's"),
         }
     }
 
     /// Does all that can be done now.
     fn go_on(&mut self, destination: &Destination, world: &mut World, costs: &Costs) {
-        if !self.is_registering
-            && let Step::Register(windows) = self.own.next_step(1).unwrap()
-        {
-            world.at(world.now + costs.source.time(windows[0].length), Event::OwnRegistered);
-            self.is_registering = true;
+        if !self.is_registering {
+            self.register(world, costs);
         }
         if self.session.may_send() {
             self.ask(destination, world, costs);
         }
         let Some(remote) = &mut self.remote else { return };
-        while self.in_flight < IN_FLIGHT_BYTES {
+        let most = if self.migration.pinned.is_some() { IN_FLIGHT_BELOW_LIMIT } else { IN_FLIGHT_BYTES };
+        while self.in_flight < most {
             let Some(write) = next_write(&mut self.own, remote, WRITE_BYTES) else { return };
             let window = remote.plan().window(write.block, write.start).unwrap();
             destination.check_write(&write, self.keys[&(window.block, window.start)]);
@@ -207,6 +224,38 @@ impl Source {
             let left = world.post(write.length, costs);
             world.at(left + costs.round_trip, Event::Written);
         }
+    }
+
+    /// Registers one own window, or gives some back.
+    fn register(&mut self, world: &mut World, costs: &Costs) {
+        let (time, event) = match self.own.next_step(1).unwrap() {
+            Step::Register(windows) => {
+                self.own_registered[0] += windows[0].length;
+                (costs.source.time(windows[0].length), Event::OwnRegistered)
+            }
+            Step::GiveBack(windows) => {
+                self.own_registered[0] -= windows.iter().map(|window| window.length).sum::<u64>();
+                let time = windows.iter().map(|window| costs.source.time_back(window.length)).sum();
+                (time, Event::OwnGivenBack)
+            }
+            Step::Wait => return,
+        };
+        self.own_registered[1] = self.own_registered[1].max(self.own_registered[0]);
+        world.at(world.now + time, event);
+        self.is_registering = true;
+    }
+
+    /// Asks for windows to be given back.
+    fn give_back(&mut self, windows: &[BlockRange], world: &mut World, costs: &Costs) {
+        let request = |window: &BlockRange| UnregisterRequest {
+            chunk: window.start / self.unit.bytes(),
+            block: window.block as u32,
+        };
+        let requests: Vec<_> = windows.iter().map(request).collect();
+        let _ = self.session.send(Command::Unregister(requests.len())).unwrap();
+        self.exchanges += 1;
+        let left = world.post(MESSAGE_BYTES * requests.len() as u64, costs);
+        world.at(left + costs.round_trip / 2, Event::Returned(requests));
     }
 
     fn ask(&mut self, destination: &Destination, world: &mut World, costs: &Costs) {
@@ -222,7 +271,7 @@ impl Source {
             match remote.next_step(most).unwrap() {
                 Step::Register(windows) => self.asked = windows,
                 Step::Wait => return,
-                Step::GiveBack(_) => unreachable!("there is no limit"),
+                Step::GiveBack(windows) => return self.give_back(&windows, world, costs),
             }
         }
         let request = |window| destination.places.request(window, self.unit).unwrap();
@@ -234,8 +283,13 @@ impl Source {
     }
 }
 
-fn plan(blocks: &[u64], kind: rdma::Destination, own_chunk: ChunkSize) -> RegistrationPlan {
-    let limits = PlanLimits { own_chunk, most_message: 1 << 30, pinned: None };
+fn plan(
+    blocks: &[u64],
+    kind: rdma::Destination,
+    own_chunk: ChunkSize,
+    pinned: Option<u64>,
+) -> RegistrationPlan {
+    let limits = PlanLimits { own_chunk, most_message: 1 << 30, pinned };
     RegistrationPlan::new(blocks, kind, limits).unwrap()
 }
 

@@ -88,6 +88,14 @@ impl<'a> Phases<'a> {
         let pins_all = stream.pins_all();
         if pins_all {
             let wanted = self.blocks.iter().map(|own| ram.block(*own).len_bytes()).sum();
+            let limit = self.rdma.pinned_limit_bytes.filter(|_| self.rdma.introduction().is_some());
+            if let Some(limit) = limit.filter(|limit| wanted > *limit) {
+                let what = format!(
+                    "rdma-pin-all registers all of RAM at once, {wanted} bytes, and this side's x-sterna-rdma-pinned-limit is \
+                     {limit}: switch rdma-pin-all off at the source, or raise the limit"
+                );
+                return Err(MigrationError::PeerIncompatible { what });
+            }
             check_room(&*adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))?;
         }
         let mut places = Vec::with_capacity(self.blocks.len());

@@ -46,13 +46,15 @@ struct Connections {
 
 impl Rdma {
     pub(in crate::incoming) fn new(params: &Parameters, capabilities: &Capabilities) -> Self {
-        let chunk = params.rdma.chunk;
+        // The source gives windows back by their first chunk, so chunks are no longer than windows below the limit.
+        let limit = params.rdma.pinned_limit_bytes;
+        let chunk = limit.map_or(params.rdma.chunk, |limit| params.rdma.chunk.twice_within(limit));
         let lanes = if capabilities.multifd { params.multifd_channels } else { 0 };
-        let admission = Admission::new(lanes, chunk);
+        let admission = Admission::new(lanes, chunk).with_pinned_limit(limit);
         let connections = Connections { admission, source: 0, main: None, lanes: Vec::new(), is_over: false };
         Self {
             chunk,
-            pinned_limit_bytes: params.rdma.pinned_limit_bytes,
+            pinned_limit_bytes: limit,
             connections: Mutex::new(connections),
             changed: Condvar::new(),
             windows: Mutex::default(),

@@ -73,6 +73,7 @@ fn connected(
         registration,
         chunk: params.rdma.chunk,
         pinned_limit: params.rdma.pinned_limit_bytes,
+        destination_limit: reply.pinned_limit,
         places: OnceLock::new(),
         stall: params.limits.stall,
         counts: Arc::clone(&shared.rdma),

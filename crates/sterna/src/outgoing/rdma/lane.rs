@@ -22,6 +22,8 @@ const BATCH: usize = 64;
 const FEW_BYTES: u64 = BATCH as u64 * PAGE_SIZE as u64;
 /// Most bytes in flight: a command waits for what was posted before it.
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
+/// The same where windows are given back: a command for each window that comes, and one for each that goes.
+const IN_FLIGHT_BELOW_LIMIT: u64 = 2 << 20;
 /// How far the lane goes ahead of the WRITEs: in the first round as far as memory is registered ahead, later as far as
 /// keeps the link busy while a window is registered.
 const AHEAD_BYTES: [u64; 2] = [2 << 30, 256 << 20];
@@ -41,6 +43,7 @@ pub(in crate::outgoing) struct RdmaLane {
     gather: Gather,
     ranges: Ranges,
     write_bytes: u64,
+    most_in_flight: u64,
     /// Barriers so far.
     rounds: u64,
     /// When the open phase began.
@@ -71,6 +74,7 @@ impl RdmaLane {
         let rdma = &work.rdma;
         let short_zeros = if rdma.is_sterna() { 0 } else { SHORT_ZEROS };
         let write_bytes = rdma.longest_write();
+        let most_in_flight = if rdma.gives_back() { IN_FLIGHT_BELOW_LIMIT } else { IN_FLIGHT_BYTES };
         Self {
             gather: Gather::new(short_zeros),
             work,
@@ -79,6 +83,7 @@ impl RdmaLane {
             limiter,
             ranges: Ranges::default(),
             write_bytes,
+            most_in_flight,
             rounds: 0,
             phase: None,
             queued: 0,
@@ -142,7 +147,7 @@ impl RdmaLane {
     fn post(&mut self) -> Result<bool, MigrationError> {
         let mut has_posted = false;
         while self.phase.is_some()
-            && self.in_flight < IN_FLIGHT_BYTES
+            && self.in_flight < self.most_in_flight
             && self.writes_in_flight + BATCH <= WRITES as usize
         {
             let burst = self.limiter.burst();

@@ -40,10 +40,10 @@ pub(in crate::outgoing) struct PacketLane {
     filled: VecDeque<Packet>,
     filled_bytes: u64,
     most_filled: u64,
-    /// Posted, and not known to be complete: WRITEs and pages of each packet.
+    /// Posted, and not known to be complete: WRITEs, and what they write.
     posted: VecDeque<(usize, Vec<BlockRange>)>,
     posted_bytes: u64,
-    /// Complete WRITEs of the oldest packet in `posted`.
+    /// Complete WRITEs of the oldest of `posted`.
     complete: usize,
     /// Since when something has been in flight; moves on with each look at it.
     moving_since: Option<Instant>,
@@ -60,7 +60,8 @@ impl Drop for EndOfLanes {
 
 struct Packet {
     header: Vec<u8>,
-    ranges: Vec<BlockRange>,
+    /// Pages that are not posted yet.
+    left: Vec<BlockRange>,
     normal: u64,
     zero: u64,
 }
@@ -155,7 +156,7 @@ impl PacketLane {
         let ranges = std::mem::take(&mut self.ranges);
         self.work.add_packet(&ranges)?;
         self.filled_bytes += (normal * PAGE_SIZE) as u64;
-        self.filled.push_back(Packet { header, ranges, normal: normal as u64, zero: zero as u64 });
+        self.filled.push_back(Packet { header, left: ranges, normal: normal as u64, zero: zero as u64 });
         Ok(())
     }
 
@@ -187,36 +188,43 @@ impl PacketLane {
                 let completed = waited.map_err(|error| self.broken(error))?;
                 self.completed(completed)?;
             } else {
-                self.shared.counters.idle(|| self.work.wait_for_memory())?;
+                let left = self.filled.front().map(|packet| &packet.left[..]).unwrap_or_default();
+                self.shared.counters.idle(|| self.work.wait_for_memory(left))?;
             }
         }
     }
 
-    /// Posts the pages of the oldest packet and sends it, if they are registered on both sides.
+    /// Posts those pages of the oldest packet that are registered on both sides, and sends it when all are posted. Says
+    /// whether anything went.
     fn post(&mut self) -> Result<bool, MigrationError> {
-        let Some(packet) = self.filled.front() else { return Ok(false) };
-        let Some(writes) = self.work.take_packet(&packet.ranges)? else { return Ok(false) };
-        let Some(packet) = self.filled.pop_front() else { return Ok(false) };
-        let bytes = packet.normal * PAGE_SIZE as u64;
+        let Some(packet) = self.filled.front_mut() else { return Ok(false) };
+        let (writes, taken) = self.work.take_packet(&mut packet.left)?;
+        let is_whole = packet.left.is_empty();
+        if writes.is_empty() && !is_whole {
+            return Ok(false);
+        }
+        let bytes: u64 = taken.iter().map(|range| range.length).sum();
         let counters = &self.shared.counters;
-        counters.throttled(self.shared.limiter.take(bytes + packet.header.len() as u64));
-        self.filled_bytes -= bytes;
-        let stall = Some(self.work.rdma.stall);
-        // A save thread of a stopped device may write its own packet in between, whole.
-        let turn = self.channel.turn();
         if !writes.is_empty() {
-            self.stream.write_memory(&writes, stall).map_err(|error| self.broken(error))?;
+            counters.throttled(self.shared.limiter.take(bytes));
+            let written = self.stream.write_memory(&writes, Some(self.work.rdma.stall));
+            written.map_err(|error| self.work.rdma.failed()(error))?;
             self.moving_since.get_or_insert_with(Instant::now);
+            self.work.rdma.counts.posted(writes.len() as u64, bytes);
+            self.posted_bytes += bytes;
+            self.posted.push_back((writes.len(), taken));
         }
-        self.channel.write_parts(&[IoPart::Bytes(&packet.header)])?;
-        drop(turn);
-        self.work.rdma.counts.posted(writes.len() as u64, bytes);
-        self.posted_bytes += bytes;
-        if !writes.is_empty() {
-            self.posted.push_back((writes.len(), packet.ranges));
+        if is_whole && let Some(packet) = self.filled.pop_front() {
+            let header_bytes = packet.header.len() as u64;
+            counters.throttled(self.shared.limiter.take(header_bytes));
+            // A save thread of a stopped device may write its own packet in between, whole.
+            let turn = self.channel.turn();
+            self.channel.write_parts(&[IoPart::Bytes(&packet.header)])?;
+            drop(turn);
+            counters.multifd(header_bytes);
+            counters.pages(0, packet.zero);
+            self.filled_bytes -= packet.normal * PAGE_SIZE as u64;
         }
-        counters.multifd(bytes + packet.header.len() as u64);
-        counters.pages(packet.normal, packet.zero);
         Ok(true)
     }
 
@@ -229,8 +237,12 @@ impl PacketLane {
         {
             let Some((count, ranges)) = self.posted.pop_front() else { break };
             self.complete -= count;
-            self.posted_bytes -= ranges.iter().map(|range| range.length).sum::<u64>();
+            let bytes: u64 = ranges.iter().map(|range| range.length).sum();
+            self.posted_bytes -= bytes;
             self.work.packet_is_complete(&ranges)?;
+            // Like the time that they took, counted when they are there.
+            self.shared.counters.multifd(bytes);
+            self.shared.counters.pages(bytes / PAGE_SIZE as u64, 0);
         }
         if self.posted.is_empty() {
             self.moving_since = None;

@@ -30,6 +30,8 @@ pub(in crate::outgoing) struct RdmaSource {
     pub(super) registration: Registration,
     pub(super) chunk: ChunkSize,
     pub(super) pinned_limit: Option<u64>,
+    /// What the destination registers at once, at most; of a Sterna.
+    pub(super) destination_limit: Option<u64>,
     /// Where the destination has its blocks, once it has said so.
     pub(super) places: OnceLock<BlockPlaces>,
     pub(super) stall: Duration,
@@ -84,6 +86,11 @@ impl RdmaSource {
 
     pub(super) fn is_sterna(&self) -> bool {
         self.peer != Peer::Qemu
+    }
+
+    /// Whether windows are given back when there are too many.
+    pub(super) fn gives_back(&self) -> bool {
+        self.is_sterna() && (self.pinned_limit.is_some() || self.destination_limit.is_some())
     }
 
     pub(super) fn adapter(&self) -> Arc<dyn Adapter> {

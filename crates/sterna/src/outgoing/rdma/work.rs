@@ -1,5 +1,7 @@
 //! What the threads of a source over RDMA share: what is registered on both sides, and what is to be done.
 
+mod packets;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,10 +96,12 @@ impl Work {
             (_, Peer::Qemu) => Remote::Probing(ChunkProbe::new(&blocks), Vec::new()),
             (_, Peer::Sterna(chunk)) => {
                 unit = chunk;
-                // What is given back must begin with a chunk of the destination that nothing else lies in.
-                let least = rdma.pinned_limit.map(|limit| limit.max(2 * chunk.bytes()));
-                let grid = if least.is_some() { chunk } else { rdma.chunk };
-                Remote::Known(ahead(plan(Destination::Sterna(chunk), grid, least)?))
+                // What is given back must begin with a chunk of the destination that nothing else lies in. The destination's
+                // chunks are small enough for its own limit.
+                let of_source = rdma.pinned_limit.map(|limit| limit.max(2 * chunk.bytes()));
+                let limit = of_source.into_iter().chain(rdma.destination_limit).min();
+                let grid = if limit.is_some() { chunk } else { rdma.chunk };
+                Remote::Known(ahead(plan(Destination::Sterna(chunk), grid, limit)?))
             }
         };
         let state = State {
@@ -172,68 +176,6 @@ impl Work {
             bytes += range.length;
         }
         Ok((writes, bytes))
-    }
-
-    /// A lane has filled a packet with these pages: their memory is to be registered.
-    pub(super) fn add_packet(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
-        let mut state = self.state()?;
-        let bytes: u64 = ranges.iter().map(|range| range.length).sum();
-        state.own.add(ranges.iter().copied());
-        if let Remote::Known(remote) = &mut state.remote {
-            remote.add(ranges.iter().copied());
-        }
-        self.rdma.counts.packet_queued(bytes);
-        self.plan(state)
-    }
-
-    /// The WRITEs of a packet, if all of its pages may be written; `None` if some are not registered yet.
-    pub(super) fn take_packet(&self, ranges: &[BlockRange]) -> Result<Option<Vec<Write>>, MigrationError> {
-        let places = self.rdma.places()?;
-        let mut state = self.state()?;
-        let State { own, remote: Remote::Known(remote), .. } = &mut *state else { return Ok(None) };
-        if !ranges.iter().all(|range| own.is_ready(range) && remote.is_ready(range)) {
-            return Ok(None);
-        }
-        let mut writes = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            own.take(*range);
-            remote.take(*range);
-        }
-        for range in ranges {
-            let mut left = *range;
-            while left.length > 0 {
-                let length = left.length.min(state.one_write(&left)).min(self.rdma.longest_write());
-                let part = BlockRange { length, ..left };
-                let write = state.write(part, self.rdma.registration, places);
-                writes.push(write.ok_or_else(|| {
-                    MigrationError::Internal(format!("{part:?} is to be written and is not registered"))
-                })?);
-                left.start += length;
-                left.length -= length;
-            }
-            self.rdma.counts.packet_posted(range.length);
-        }
-        Ok(Some(writes))
-    }
-
-    /// All WRITEs of a packet are complete.
-    pub(super) fn packet_is_complete(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
-        let wire = MigrationError::wire("RDMA memory");
-        let mut state = self.state()?;
-        for range in ranges {
-            state.own.completed(*range).map_err(&wire)?;
-            if let Remote::Known(remote) = &mut state.remote {
-                remote.completed(*range).map_err(&wire)?;
-            }
-            self.rdma.counts.packet_completed(range.length);
-        }
-        self.plan(state)
-    }
-
-    /// Waits until some memory is registered, or for a moment.
-    pub(super) fn wait_for_memory(&self) -> Result<(), MigrationError> {
-        self.wait(self.state()?);
-        Ok(())
     }
 
     /// The next command, if there is one now; the last one has been carried out.
@@ -365,9 +307,11 @@ impl Work {
         Ok(())
     }
 
-    /// Waits until something has changed, or for a moment.
+    /// Waits until something has changed, or for a moment; not if something can be written.
     pub(super) fn wait(&self, mut state: MutexGuard<'_, State>) {
-        self.lane.wait_for(&mut state, PATIENCE);
+        if !state.may_write() {
+            self.lane.wait_for(&mut state, PATIENCE);
+        }
     }
 
     /// Whoever has something to do shall do it.
@@ -400,6 +344,12 @@ impl State {
             Remote::Known(remote) => remote.is_done(),
         };
         is_written && self.own.is_done() && self.zeros.is_empty() && !self.is_asking
+    }
+
+    /// Whether the next WRITE can be posted.
+    fn may_write(&self) -> bool {
+        let is_ready = |remote: &Lookahead| self.own.ready().is_some() && remote.ready().is_some();
+        matches!(&self.remote, Remote::Known(remote) if is_ready(remote))
     }
 
     /// Zero ranges that wait.

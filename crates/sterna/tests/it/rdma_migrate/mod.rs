@@ -3,6 +3,7 @@
 
 mod ends;
 mod order;
+mod pinned;
 mod stale;
 
 use std::sync::Arc;

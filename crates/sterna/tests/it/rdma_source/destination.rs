@@ -153,7 +153,7 @@ fn serve(listener: &dyn Listener, ram: GuestRam, manner: Manner) -> Seen {
 
 fn reply(asked: &ConnectRequest, manner: Manner) -> ConnectReply {
     match manner.kind {
-        Kind::Qemu => ConnectReply { pin_all: asked.pin_all, introduction: None },
+        Kind::Qemu => ConnectReply { pin_all: asked.pin_all, introduction: None, pinned_limit: None },
         Kind::Sterna => asked.reply(0, manner.chunk).unwrap(),
     }
 }
