@@ -152,6 +152,11 @@ impl DestinationStream {
         &self.main
     }
 
+    /// The return path's, if there is one.
+    pub fn back(&self) -> Option<&Endpoint> {
+        self.back.get().map(|back| &back.endpoint)
+    }
+
     fn next_message(
         &self,
         session: &mut DestinationSession,

@@ -190,6 +190,11 @@ impl SourceStream {
         &self.main
     }
 
+    /// The return path's, if there is one.
+    pub fn back(&self) -> Option<&Endpoint> {
+        self.back.as_ref().map(|back| &back.endpoint)
+    }
+
     fn file(
         &self,
         bytes: &[u8],

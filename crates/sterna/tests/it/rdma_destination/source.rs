@@ -330,6 +330,12 @@ pub fn connect(lab: &Lab, habits: Habits) -> Result<(SourceStream, bool, ChunkSi
     let back = habits.return_path.then(|| habits.request(Part::ReturnPath));
     let (to, cancel) = (lab.to(), CancelFlag::new());
     let (stream, reply) = SourceStream::connect(&lab.source, to, (&main, back.as_ref()), 64, LONG, &cancel)?;
+    if habits.introduction.is_none()
+        && let Some(back) = stream.back()
+    {
+        // A QEMU invites its destination's first message; towards a QEMU a Sterna waits for it.
+        back.send(&[&empty(MessageType::Ready)], LIMIT)?;
+    }
     let unit = reply.introduction.map_or(ChunkSize::LEAST, |introduction| introduction.chunk);
     Ok((stream, reply.pin_all, unit))
 }

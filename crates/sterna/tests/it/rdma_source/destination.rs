@@ -1,5 +1,6 @@
 //! A destination made by hand: does over RDMA what a QEMU does, or a Sterna, and looks at what it is asked for.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use sterna_wire::main::{BodyKind, Command, Expectations, MainDecoder, MainItem, 
 use sterna_wire::rdma::session::Arrival;
 use sterna_wire::rdma::{
     BlockPlace, BlockPlaces, BlockRange, ChunkSize, ConnectReply, ConnectRequest, Message, MessageType,
-    RegisterResult, encode_empty, encode_records,
+    RegisterResult, encode_empty, encode_file, encode_records,
 };
 use sterna_wire::return_path::ReturnMessage;
 
@@ -138,6 +139,7 @@ fn serve(listener: &dyn Listener, ram: GuestRam, manner: Manner) -> Seen {
         ram,
         manner,
         pin_all: asked.pin_all,
+        has_spoken: Cell::new(false),
         registered: HashMap::new(),
         seen: Seen { session, ..Seen::default() },
     };
@@ -164,6 +166,8 @@ struct Serving {
     places: BlockPlaces,
     manner: Manner,
     pin_all: bool,
+    /// On the return path.
+    has_spoken: Cell<bool>,
     /// By block and first byte.
     registered: HashMap<(usize, u64), (Registration, u64)>,
     seen: Seen,
@@ -248,6 +252,13 @@ impl Serving {
         }
         let mut bytes = Vec::new();
         message.encode(&mut bytes).unwrap();
+        if self.manner.kind == Kind::Qemu && !self.has_spoken.replace(true) {
+            // A QEMU does not wait for a READY before its first message.
+            let mut message = Vec::new();
+            encode_file(&bytes, &mut message).unwrap();
+            let back = self.stream.back().ok_or(Gone)?;
+            return back.send(&[&message], LIMIT).map_err(|_| Gone);
+        }
         self.stream.write(&bytes, LIMIT)?;
         Ok(())
     }
