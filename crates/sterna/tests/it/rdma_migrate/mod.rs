@@ -1,6 +1,7 @@
 //! A guest that runs and writes goes from Sterna to Sterna over RDMA, on adapters inside the process.
 #![allow(clippy::print_stdout, reason = "whoever reads of a failure needs the seed")]
 
+mod content;
 mod ends;
 mod order;
 mod pinned;

@@ -35,7 +35,7 @@ fn moved(config: &ProcessConfig, lanes: u8, (chunks, limit): (Chunks, Option<(At
         params.rdma.pinned_limit_bytes = limit.filter(|(at, _)| *at != other).map(|(_, limit)| limit);
         params.downtime_limit = Duration::ZERO;
     });
-    while run.migration.statistics().rounds_begun < 4 && run.migration.outcome().is_none() {
+    while run.migration.statistics().rounds_begun < 3 && run.migration.outcome().is_none() {
         std::thread::sleep(Duration::from_millis(2));
     }
     let (statistics, run) = run.finish(Duration::ZERO);
@@ -80,13 +80,13 @@ fn registered_memory_stays_below_the_limit_of_either_side_over_any_number_of_lan
         for at in ALL {
             let what = format!("{lanes} lanes, limit at {at:?}, seed {seed}");
             println!("{what}");
-            let moved = moved(&guest(40, seed), lanes, ([1, 1], Some((at, LIMIT))));
+            let moved = moved(&guest(24, seed), lanes, ([1, 1], Some((at, LIMIT))));
 
             assert_below(&moved, of_messages, (at, LIMIT), &what);
             // Windows came and went, in each round.
             let rdma = moved.statistics.rdma.unwrap();
             let made = if at == At::Destination { moved.destination_windows } else { rdma.registrations };
-            assert!(made >= 20, "{what}: {rdma:?}");
+            assert!(made >= 10, "{what}: {rdma:?}");
             assert_eq!((rdma.pinned_bytes, rdma.destination_pinned_bytes), (0, 0), "{what}");
         }
     }
@@ -98,7 +98,7 @@ fn chunks_larger_than_the_limit_are_cut_to_it() {
         for lanes in [0, 2] {
             let what = format!("chunks of {chunks:?} MiB, {lanes} lanes, limit at {at:?}");
             println!("{what}");
-            let moved = moved(&guest(40, 24), lanes, (chunks, Some((at, 8 * MIB))));
+            let moved = moved(&guest(24, 24), lanes, (chunks, Some((at, 8 * MIB))));
 
             assert_below(&moved, of_messages(lanes), (at, 8 * MIB), &what);
         }
@@ -116,7 +116,7 @@ fn packet_whose_pages_need_more_memory_than_the_limit_goes_in_parts() {
 
         let most = moved.destination_most - of_messages(4)[1];
         assert!(most <= limit, "{most} bytes with a limit of {limit}");
-        assert!(moved.statistics.rounds_begun >= 4);
+        assert!(moved.statistics.rounds_begun >= 3);
     }
 }
 
