@@ -1,5 +1,6 @@
 //! The lab VM: QEMU's TCG boots Debian's stock kernel, whose only program is this one, as init. So things are had where the
-//! host has none: with emulated SVM and nested paging real KVM ([`Kind::Kvm`]), with soft-RoCE RDMA ([`Kind::Rdma`]).
+//! host has none: with emulated SVM and nested paging real KVM ([`Kind::Kvm`]), with soft-RoCE RDMA ([`Kind::Rdma`]), also
+//! between two VMs ([`Kind::RdmaPair`]).
 //!
 //! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz` and `ldd`. The kernel's package is downloaded
 //! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
@@ -11,10 +12,10 @@ mod inside;
 mod modules;
 mod rdma;
 mod selection;
+mod vm;
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::kernel::output;
@@ -22,6 +23,7 @@ use crate::scenarios::Failure;
 use crate::{Root, cpio, kernel};
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
+use vm::Vm;
 
 /// Before a line of JSON that holds the bench's results.
 pub const RESULTS: &str = "LAB-JSON ";
@@ -30,7 +32,7 @@ const DONE: &str = "LAB-DONE";
 /// How long the VM may take, boot and all; shorter than the suite's limits.
 const LIMIT: Duration = Duration::from_secs(500);
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1700);
-const BENCH_LIMIT: Duration = Duration::from_secs(5400);
+const LONG_LIMIT: Duration = Duration::from_secs(5400);
 
 /// How a run of the lab ended.
 #[derive(Debug)]
@@ -50,19 +52,27 @@ pub enum Kind {
     Kvm,
     /// An RDMA device.
     Rdma,
+    /// Two VMs, each with an RDMA device, joined by a wire.
+    RdmaPair,
 }
 
 impl Kind {
     /// The variable of init's environment that names it. The kernel takes it from its command line.
     const VARIABLE: &str = "LAB";
-    const ALL: [Kind; 2] = [Kind::Kvm, Kind::Rdma];
+    const ALL: [Kind; 3] = [Kind::Kvm, Kind::Rdma, Kind::RdmaPair];
 
     /// The name of it in commands.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Kvm => "kvm",
             Kind::Rdma => "rdma",
+            Kind::RdmaPair => "rdma-pair",
         }
+    }
+
+    /// What the kernel's command line says.
+    fn of_environment() -> Self {
+        std::env::var(Self::VARIABLE).ok().and_then(|name| Self::named(&name)).unwrap_or(Self::Kvm)
     }
 
     /// The kind of that name.
@@ -74,8 +84,9 @@ impl Kind {
         match self {
             Kind::Kvm => &["kvm-amd"],
             // rxe asks for the checksums by name, not as modules it depends on.
-            Kind::Rdma => &[
+            Kind::Rdma | Kind::RdmaPair => &[
                 "virtio_pci",
+                "virtio_net",
                 "9pnet_virtio",
                 "9p",
                 "crc32_generic",
@@ -93,7 +104,7 @@ impl Kind {
     fn memory_mib(self) -> u32 {
         match self {
             Kind::Kvm => 1024,
-            Kind::Rdma => 3072,
+            Kind::Rdma | Kind::RdmaPair => 3072,
         }
     }
 }
@@ -130,7 +141,7 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     let target = exe.ancestors().nth(2).ok_or("this program lies outside of a target directory")?;
     let shares = match kind {
         Kind::Kvm => Vec::new(),
-        Kind::Rdma => vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())],
+        Kind::Rdma | Kind::RdmaPair => vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())],
     };
     let lab = target.join("lab");
     let root = kernel::unpacked(&lab)?;
@@ -171,51 +182,24 @@ fn libraries(exe: &Path) -> Result<Vec<String>, Failure> {
     Ok(listing.lines().filter_map(path).collect())
 }
 
+/// Boots the VM, or both, and reports until the first has run everything.
 fn boot(
     prepared: &Prepared,
     selection: &Selection,
     mut report: impl FnMut(&str),
 ) -> Result<Outcome, Failure> {
-    let Prepared { kind, kernel, initramfs, exe, shares } = prepared;
-    let (variable, name, exe) = (Kind::VARIABLE, kind.name(), exe.display());
-    let words = selection.for_kernel();
-    let append = format!("console=ttyS0 quiet panic=-1 {variable}={name} {PROGRAM_VARIABLE}={exe} {words}");
-    let mut command = Command::new("qemu-system-x86_64");
-    command.args(["-accel", "tcg", "-cpu", "max,+svm,+npt", "-smp", "1"]);
-    command.args(["-m", &kind.memory_mib().to_string(), "-append", &append]).arg("-kernel").arg(kernel);
-    command.arg("-initrd").arg(initramfs).args(["-no-reboot", "-nodefaults", "-display", "none"]);
-    for (tag, directory) in shares {
-        let directory = directory.display();
-        command.args([
-            "-fsdev",
-            &format!("local,id={tag},path={directory},security_model=none,readonly=on,multidevs=remap"),
-            "-device",
-            &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
-        ]);
-    }
-    let mut vm = command
-        .args(["-serial", "stdio"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("qemu-system-x86_64: {error}"))?;
-    let lines = BufReader::new(vm.stdout.take().ok_or("no output of the VM")?);
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let reader = std::thread::spawn(move || {
-        for line in lines.split(b'\n').map_while(Result::ok) {
-            if sender.send(String::from_utf8_lossy(&line).trim().to_owned()).is_err() {
-                return;
-            }
-        }
-    });
     let begin = std::time::Instant::now();
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let (socket, is_pair) = (directory.path().join("wire"), prepared.kind == Kind::RdmaPair);
+    let start = |side| Vm::start(prepared, selection, is_pair.then_some((socket.as_path(), side)));
+    let (vm, other) = (start(0)?, is_pair.then(|| start(1)).transpose()?);
     let limit = match selection {
-        Selection { is_bench: true, .. } => BENCH_LIMIT,
+        Selection { is_bench: true, .. } | Selection { reliability: Some(_), .. } => LONG_LIMIT,
         _ if selection.is_all_short() => LIMIT,
         _ => CHOSEN_LIMIT,
     };
     let mut outcome = Outcome::Failed(-1);
-    while let Ok(line) = receiver.recv_timeout(limit.saturating_sub(begin.elapsed())) {
+    while let Some(line) = vm.line(limit.saturating_sub(begin.elapsed())) {
         report(&line);
         if let Some(failures) = line.strip_prefix(DONE) {
             outcome = match failures.trim().parse() {
@@ -226,11 +210,11 @@ fn boot(
             break;
         }
     }
-    // It powers off by itself, or hangs: either way it is over. An error means that it has ended.
-    let _ = vm.kill();
-    let _ = vm.wait();
-    drop(receiver);
-    let _ = reader.join();
+    if !matches!(outcome, Outcome::Passed) {
+        while let Some(line) = other.as_ref().and_then(|other| other.line(Duration::ZERO)) {
+            report(&format!("the other VM: {line}"));
+        }
+    }
     Ok(outcome)
 }
 

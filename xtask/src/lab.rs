@@ -1,4 +1,5 @@
-//! The lab: a VM under QEMU's TCG that has real (nested) KVM, or an RDMA device, for tests that need them.
+//! The lab: a VM under QEMU's TCG that has real (nested) KVM, or an RDMA device, for tests that need them; or two VMs that are
+//! joined, each with an RDMA device.
 //!
 //! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
 
@@ -23,28 +24,35 @@ pub const TOOLS: &[Tool] = &[
 const KERNEL: &str = "linux-image-6.12-amd64";
 
 /// What a lab may have; the program of the recipe takes the name.
-const KINDS: [&str; 2] = ["kvm", "rdma"];
+const KINDS: [&str; 3] = ["kvm", "rdma", "rdma-pair"];
+/// Those among the tests.
+const TESTED_KINDS: [&str; 2] = ["kvm", "rdma"];
 
 /// How long a run of chosen scenarios may take: among them are those that take long.
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
+/// Disturbed migrations take much longer.
+const RELIABILITY_LIMIT: Duration = Duration::from_secs(5500);
+const RELIABILITY: &str = "--reliability";
 
-/// `cargo xtask lab [KIND [--all | --only=TEXT]]`.
+/// `cargo xtask lab [KIND [--all | --only=TEXT | --reliability[=COUNT] [--seed=NUMBER]]]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (kinds, chosen): (Vec<&str>, _) = match arguments {
-        [] => (KINDS.to_vec(), arguments),
+        [] => (TESTED_KINDS.to_vec(), arguments),
         [name, chosen @ ..] => (KINDS.into_iter().filter(|kind| kind == name).collect(), chosen),
     };
-    let is_choice = |argument: &String| argument == "--all" || argument.starts_with("--only=");
+    let starts = ["--only=", RELIABILITY, "--seed="];
+    let is_choice =
+        |argument: &String| argument == "--all" || starts.iter().any(|start| argument.starts_with(start));
     if kinds.is_empty() || !chosen.iter().all(is_choice) {
         let kinds = KINDS.join(", ");
         return Err(Failure::Usage(format!(
             "lab takes one of {kinds}, or nothing; after the kind --all (also what takes long) or --only=TEXT \
-             (what has such a name)"
+             (what has such a name), for rdma also --reliability[=COUNT] [--seed=NUMBER] (disturbed migrations)"
         )));
     }
     let mut parts = Parts::default();
     let mut runner = Runner::new()?;
-    if kinds.contains(&"rdma") {
+    if kinds.iter().any(|kind| needs_root(kind)) {
         runner.add(roots::job_of(&roots::QEMU));
     }
     add(&mut runner, &mut parts, &kinds, chosen);
@@ -55,7 +63,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 
 /// A VM of each kind, or the reason for which none can run here.
 pub fn add_all(runner: &mut Runner, parts: &mut Parts) {
-    add(runner, parts, &KINDS, &[]);
+    add(runner, parts, &TESTED_KINDS, &[]);
 }
 
 fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str], chosen: &[String]) {
@@ -71,14 +79,24 @@ pub fn ensure() -> Result<()> {
     setup::package_lists(KERNEL)
 }
 
+/// Whether it sees a Debian root as its own.
+fn needs_root(kind: &str) -> bool {
+    kind != "kvm"
+}
+
 fn jobs(kinds: &[&str], chosen: &[String]) -> Result<Vec<Job>> {
     ensure()?;
     let job = |kind: &&str| {
         let mut command = Command::new(built_program("lab"));
         command.arg(kind).args(chosen).env("STERNA_ROOTS", roots::directory());
-        let after: &[&str] = if *kind == "rdma" { &["build", "roots"] } else { &["build"] };
+        let after: &[&str] = if needs_root(kind) { &["build", "roots"] } else { &["build"] };
         let job = Job::new("lab", format!("lab {kind}"), command).after(after);
-        if chosen.is_empty() { job } else { Job { limit: CHOSEN_LIMIT, ..job } }
+        let is_reliability = chosen.iter().any(|argument| argument.starts_with(RELIABILITY));
+        match chosen {
+            [] => job,
+            _ if is_reliability => Job { limit: RELIABILITY_LIMIT, ..job },
+            _ => Job { limit: CHOSEN_LIMIT, ..job },
+        }
     };
     Ok(kinds.iter().map(job).collect())
 }

@@ -45,7 +45,9 @@ usage: cargo xtask COMMAND
   bench [micro|sync|e2e] [-- ARGS]   the benches (default: all three)
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
-  lab [KIND]                    tests that need real KVM (kvm) or an RDMA device (rdma), inside a VM that has it
+  lab [KIND]                    tests that need real KVM (kvm) or an RDMA device (rdma), inside a VM that has it (default:
+                                both); rdma-pair: from one such VM to another
+  lab rdma --reliability[=N] [--seed=S]   N migrations over RDMA cancelled, cut or killed (default 60)
   roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
                                 qemu-bookworm, qemu-trixie
   interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)

@@ -16,6 +16,8 @@ use crate::scenarios::{ALL, Failure};
 const IN_TREE: &str = "in-tree";
 /// The argument of this program as the bench's other process.
 pub(super) const PEER: &str = "in-tree-peer";
+/// The argument of this program as a place of a guest that is migrated.
+pub(super) const PLACE: &str = "in-tree-place";
 /// Where init makes the tree.
 const TREE: &str = "/tree";
 
@@ -25,10 +27,9 @@ pub fn run_as_init() -> ! {
         told(mount(kind, kind, at, 0, ""));
     }
     load_modules();
-    let kind = std::env::var(Kind::VARIABLE).ok().and_then(|name| Kind::named(&name)).unwrap_or(Kind::Kvm);
-    let failures = match kind {
+    let failures = match Kind::of_environment() {
         Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
-        Kind::Rdma => told(run_in_tree()).unwrap_or(-1),
+        Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
     println!("{DONE} {failures}");
     // SAFETY: a system call without pointers; nothing is mounted that must be synced.
@@ -46,21 +47,38 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
             rdma::bench::serve();
             return Some(0);
         }
+        PLACE => {
+            rdma::reliability::serve();
+            return Some(0);
+        }
         _ => return None,
     }
-    let selection = Selection::of_environment();
-    let failures = match rdma::prepare() {
-        Ok(()) if selection.is_bench => rdma::bench::run(selection.is_quick),
-        Ok(()) => {
-            let chosen = rdma::scenarios().into_iter().filter(|one| selection.takes(&one.name, one.is_long));
-            all(chosen.map(|one| (one.name, one.run)))
+    let kind = Kind::of_environment();
+    let prepared = if kind == Kind::RdmaPair { rdma::two::prepare() } else { rdma::prepare() };
+    let failures = match prepared {
+        Ok(()) if kind == Kind::RdmaPair && rdma::two::side() == 1 => {
+            i32::from(told(rdma::two::serve()).is_none())
         }
+        Ok(()) => chosen(kind, &Selection::of_environment()),
         Err(why) => {
             println!("LAB no RDMA device: {why}");
             -1
         }
     };
     Some(u8::try_from(failures).unwrap_or(u8::MAX))
+}
+
+/// Runs what was selected. The number of failures.
+fn chosen(kind: Kind, selection: &Selection) -> i32 {
+    if selection.is_bench {
+        return rdma::bench::run(selection.is_quick);
+    }
+    if let Some(count) = selection.reliability {
+        return rdma::reliability::run(count, selection.seed);
+    }
+    let scenarios = if kind == Kind::RdmaPair { rdma::two::scenarios() } else { rdma::scenarios() };
+    let chosen = scenarios.into_iter().filter(|one| selection.takes(&one.name, one.is_long));
+    all(chosen.map(|one| (one.name, one.run)))
 }
 
 /// Runs each, and says how it went; the number of those that failed.

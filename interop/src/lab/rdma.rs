@@ -5,9 +5,12 @@
 
 pub(super) mod bench;
 mod blocks;
+mod child;
 mod command;
 mod qemu;
+pub(super) mod reliability;
 mod sterna;
+pub(super) mod two;
 mod way;
 mod wire;
 

@@ -9,6 +9,10 @@ pub struct Selection {
     pub(super) is_bench: bool,
     /// Of the bench only a few rows.
     pub(super) is_quick: bool,
+    /// So many disturbed migrations, and no scenario.
+    pub(super) reliability: Option<u64>,
+    /// What these leave to chance.
+    pub(super) seed: u64,
     /// Those that take long, too.
     long: bool,
     /// Only those whose name contains this text, and of these the long ones, too.
@@ -23,16 +27,28 @@ impl Selection {
     const LONG: &str = "--all";
     const BENCH: &str = "--bench";
     const QUICK: &str = "--quick";
+    const RELIABILITY: &str = "--reliability";
+    const SEED: &str = "--seed=";
     const PART: &str = "--only=";
+    /// Migrations that are disturbed if nobody says how many.
+    const COUNT: u64 = 60;
 
     /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text, or `--bench` and
-    /// `--quick`.
+    /// `--quick`, or `--reliability`, perhaps with `=COUNT`, and `--seed=NUMBER`.
     ///
     /// # Errors
     /// An argument that is neither.
     pub fn of_arguments(arguments: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
         let mut selection = Self::default();
         for argument in arguments {
+            if let Some(count) = argument.strip_prefix(Self::RELIABILITY) {
+                selection.reliability = Some(if count.is_empty() { Self::COUNT } else { number(&argument)? });
+                continue;
+            }
+            if argument.starts_with(Self::SEED) {
+                selection.seed = number(&argument)?;
+                continue;
+            }
             match argument.strip_prefix(Self::PART) {
                 Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c == '|') => {
                     selection.part_of_name = Some(text.replace('_', " "));
@@ -41,9 +57,11 @@ impl Selection {
                 None if argument == Self::BENCH => selection.is_bench = true,
                 None if argument == Self::QUICK => selection.is_quick = true,
                 _ => {
-                    let (long, part) = (Self::LONG, Self::PART);
+                    let (long, part, reliability) = (Self::LONG, Self::PART, Self::RELIABILITY);
                     return Err(format!(
-                        "{argument:?} is not {long}, nor {part}TEXT with an underscore for each blank of the text"
+                        "{argument:?} is not {long}, nor {part}TEXT with an underscore for each blank of the text, nor \
+                         {reliability}[=COUNT] with {}NUMBER",
+                        Self::SEED
                     ));
                 }
             }
@@ -68,7 +86,9 @@ impl Selection {
         let part = self.part_of_name.as_ref().map(|text| format!("{}{}", Self::PART, text.replace(' ', "_")));
         let switches = [(self.long, Self::LONG), (self.is_bench, Self::BENCH), (self.is_quick, Self::QUICK)];
         let switches = switches.into_iter().filter(|(is_on, _)| *is_on).map(|(_, word)| word.to_owned());
-        let words: Vec<_> = part.into_iter().chain(switches).collect();
+        let count = self.reliability.map(|count| format!("{}={count}", Self::RELIABILITY));
+        let seed = (self.seed != 0).then(|| format!("{}{}", Self::SEED, self.seed));
+        let words: Vec<_> = part.into_iter().chain(switches).chain(count).chain(seed).collect();
         format!("{}={}", Self::VARIABLE, words.join(Self::BETWEEN))
     }
 
@@ -79,6 +99,12 @@ impl Selection {
             None => self.long || !is_long,
         }
     }
+}
+
+/// The number after the equals sign.
+fn number(argument: &str) -> Result<u64, Failure> {
+    let number = argument.split_once('=').and_then(|(_, text)| text.parse().ok());
+    number.ok_or_else(|| format!("{argument:?} has no number after its equals sign"))
 }
 
 #[cfg(test)]
@@ -106,7 +132,9 @@ mod tests {
 
     #[test]
     fn words_of_the_kernels_line_have_no_blanks_and_say_the_same() {
-        let selection = of(&["--all", "--only=QEMU_to_QEMU,_dynamic", "--bench", "--quick"]);
+        let words =
+            ["--all", "--only=QEMU_to_QEMU,_dynamic", "--bench", "--quick", "--reliability=9", "--seed=7"];
+        let selection = of(&words);
         let line = selection.for_kernel();
 
         let (_, words) = line.split_once('=').unwrap();
@@ -118,5 +146,15 @@ mod tests {
     fn unknown_arguments_are_refused() {
         assert!(Selection::of_arguments(["--some".to_owned()]).is_err());
         assert!(Selection::of_arguments(["--only=".to_owned()]).is_err());
+        assert!(Selection::of_arguments(["--reliability=many".to_owned()]).is_err());
+        assert!(Selection::of_arguments(["--seed".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn migrations_that_are_disturbed_have_a_count_and_a_seed() {
+        let drawn = |selection: Selection| (selection.reliability, selection.seed);
+
+        assert_eq!(drawn(of(&["--reliability"])), (Some(Selection::COUNT), 0));
+        assert_eq!(drawn(of(&["--reliability=3", "--seed=5"])), (Some(3), 5));
     }
 }

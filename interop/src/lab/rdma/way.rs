@@ -1,5 +1,6 @@
 //! How a guest travels over RDMA, and the QEMU at either end.
 
+use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::{Value, json};
@@ -83,10 +84,15 @@ impl Way {
         text
     }
 
+    /// A port that no other migration of this run uses.
+    pub(super) fn next_port() -> u16 {
+        static NEXT: AtomicU16 = AtomicU16::new(4444);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// An address that no other migration of this run uses.
     pub(super) fn uri(&self) -> String {
-        static NEXT: AtomicU16 = AtomicU16::new(4444);
-        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = Self::next_port();
         match self.path {
             Path::Ipv4 => format!("rdma:{ADDRESS}:{port}"),
             Path::Ipv6 => format!("rdma:[{ADDRESS_V6}]:{port}"),
@@ -190,6 +196,13 @@ pub(super) fn still() -> Result<Builder, Failure> {
 pub(super) fn ram(qemu: &Qemu) -> Result<Vec<u8>, Failure> {
     let path = qemu.directory().join("ram");
     std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// A number that other bytes do not have.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
 }
 
 /// Whether that RAM is what left the source; where it differs first if not.

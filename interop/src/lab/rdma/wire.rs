@@ -12,6 +12,7 @@ use crate::scenarios::Failure;
 
 /// Of the two ends.
 pub(super) const ADDRESSES: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
+const NETWORK: &str = "10.9.0.0/24";
 const ENDS: [&str; 2] = ["v0", "v1"];
 const HARDWARE: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 const DEVICES: [&str; 2] = ["rxe1", "rxe2"];
@@ -26,6 +27,34 @@ impl Wire {
         MADE.get_or_init(make).clone()?;
         discipline_of_both(discipline)?;
         Ok(Self(()))
+    }
+
+    /// From now on every packet is lost.
+    pub(super) fn cut(&self) -> Result<(), Failure> {
+        discipline_of_both("netem loss 100%")
+    }
+
+    /// Both ends are up, and no packet is lost.
+    pub(super) fn restore(&self) -> Result<(), Failure> {
+        discipline_of_both("pfifo")?;
+        ENDS.iter().try_for_each(|end| run(&format!("ip link set {end} up")))?;
+        (0..ENDS.len()).try_for_each(|end| self.set_link(end, true))
+    }
+
+    /// Takes the interface of an end down, or up again.
+    pub(super) fn set_link(&self, end: usize, is_up: bool) -> Result<(), Failure> {
+        run(&format!("ip link set {} {}", ENDS[end], if is_up { "up" } else { "down" }))?;
+        if !is_up {
+            return Ok(());
+        }
+        // The kernel forgets routes and neighbours of an interface that goes down, and appends the routes that it makes again. In
+        // another order than before, connect requests get no answer.
+        way_from(end)?;
+        for (end, address) in ENDS.iter().zip(ADDRESSES) {
+            run(&format!("ip route del {NETWORK} dev {end}"))?;
+            run(&format!("ip route append {NETWORK} dev {end} proto kernel scope link src {address}"))?;
+        }
+        Ok(())
     }
 }
 
@@ -49,14 +78,20 @@ fn make() -> Result<(), Failure> {
         run(&format!("ip addr add {}/24 dev {end}", ADDRESSES[here]))?;
         set(end, "accept_local", "1")?;
         set(end, "rp_filter", "0")?;
-        run(&format!("ip neigh replace {} lladdr {} dev {end}", ADDRESSES[there], HARDWARE[there]))?;
         run(&format!("ip rule add pref {table} iif lo to {} lookup {table}", ADDRESSES[there]))?;
-        run(&format!("ip route add {} dev {end} src {} table {table}", ADDRESSES[there], ADDRESSES[here]))?;
+        way_from(here)?;
     }
     for (device, end) in DEVICES.iter().zip(ENDS) {
         run(&format!("rdma link add {device} type rxe netdev {end}"))?;
     }
     Ok(())
+}
+
+/// How packets get from this end to the other.
+fn way_from(here: usize) -> Result<(), Failure> {
+    let (end, there, table) = (ENDS[here], 1 - here, 200 + here);
+    run(&format!("ip neigh replace {} lladdr {} dev {end}", ADDRESSES[there], HARDWARE[there]))?;
+    run(&format!("ip route replace {} dev {end} src {} table {table}", ADDRESSES[there], ADDRESSES[here]))
 }
 
 fn discipline_of_both(discipline: &str) -> Result<(), Failure> {

@@ -18,6 +18,7 @@ use crate::lab::rdma::way::Way;
 pub(super) use content::Load;
 pub(super) use pair::Machines;
 use pair::Pair;
+pub(super) use process::Machine;
 pub(in crate::lab) use process::serve;
 use rows::{Row, median};
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::content::{self, Load};
-use super::process::Sterna;
 use super::{BLOCK, MEMORY_MIB, MIB, cpu_of};
+use crate::lab::inside::PEER;
 use crate::lab::rdma::blocks::{address_of, table_of};
+use crate::lab::rdma::child::Sterna;
 use crate::lab::rdma::way::Way;
 use crate::qemu::PATIENCE;
 use crate::{Accelerator, Builder, Failure, Qemu, Ram, Root};
@@ -63,16 +64,16 @@ impl Machines {
         let mut qemu = machine()?.spawn()?;
         let table = table_of(&mut qemu)?;
         let blocks = json!(table.iter().map(|(name, length)| json!([name, length])).collect::<Vec<_>>());
-        let (mut source, destination) = (Sterna::start()?, Sterna::start()?);
+        let (mut source, destination) = (Sterna::start(PEER)?, Sterna::start(PEER)?);
         // It gets the QEMU's devices, and then RAM of its own.
         let way = Way { return_path: false, ..Way::PLAIN };
         let uri = "tcp:127.0.0.1:4000";
-        source.ask(json!({ "do": "receive", "blocks": blocks, "uri": uri, "way": way.to_json() }))?;
+        source.ask(&json!({ "do": "receive", "blocks": blocks, "uri": uri, "way": way.to_json() }))?;
         way.set_source(&mut qemu)?;
         qemu.start_migration(uri)?;
-        source.ask(json!({ "do": "await" }))?;
+        source.ask(&json!({ "do": "await" }))?;
         qemu.wait_for_migration()?;
-        source.ask(json!({ "do": "fill", "load": load.name() }))?;
+        source.ask(&json!({ "do": "fill", "load": load.name() }))?;
         let address = address_of(&mut qemu, BLOCK)?;
         content::fill_of(qemu.pid(), address, MEMORY_MIB * MIB, load)?;
         qemu.capabilities(&["events"])?;
@@ -90,7 +91,7 @@ impl Machines {
         let mut qemu = None;
         let (pid, address) = if pair.to_sterna {
             let order = json!({ "do": "receive", "blocks": self.blocks, "uri": uri, "way": way.to_json() });
-            let answer = self.destination.ask(order)?;
+            let answer = self.destination.ask(&order)?;
             (self.destination.pid(), answer["address"].as_u64().ok_or("no address")?)
         } else {
             let qemu: &mut Qemu = qemu.insert(machine()?.incoming_defer().spawn()?);
@@ -109,7 +110,7 @@ impl Machines {
         let (cpu, began) = ([cpu_of(source)?, cpu_of(pid)?], Instant::now());
         let mut sample = Sample::default();
         if pair.from_sterna {
-            let answer = self.source.ask(json!({ "do": "send", "uri": uri, "way": way.to_json() }))?;
+            let answer = self.source.ask(&json!({ "do": "send", "uri": uri, "way": way.to_json() }))?;
             (sample.source, sample.pinned_bytes) = (answer["rdma"].clone(), answer["pinned_bytes"].clone());
         } else {
             self.qemu.start_migration(&uri)?;
@@ -117,7 +118,7 @@ impl Machines {
         }
         match &mut qemu {
             Some(qemu) => completed(qemu)?,
-            None => sample.destination = self.destination.ask(json!({ "do": "await" }))?["rdma"].clone(),
+            None => sample.destination = self.destination.ask(&json!({ "do": "await" }))?["rdma"].clone(),
         }
         sample.seconds = began.elapsed().as_secs_f64();
         [sample.source_cpu, sample.destination_cpu] = [cpu_of(source)? - cpu[0], cpu_of(pid)? - cpu[1]];

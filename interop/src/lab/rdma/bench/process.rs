@@ -1,10 +1,5 @@
 //! A Sterna of its own process, with a QEMU's machine in its memory: so that its CPU time can be told.
-//!
-//! A line of JSON in, a line of JSON out. The process is this program in the tree, started again.
-#![allow(clippy::print_stdout)]
 
-use std::io::{BufRead, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,90 +13,30 @@ use sterna_transport::TransportError;
 use super::BLOCK;
 use super::content::{self, Load};
 use crate::Failure;
-use crate::lab::inside::PEER;
 use crate::lab::rdma::blocks::made;
-use crate::lab::rdma::way::Way;
-
-/// Such a process, seen from outside.
-pub(super) struct Sterna {
-    process: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Sterna {
-    pub(super) fn start() -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
-        let mut process = command
-            .arg(PEER)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("a Sterna: {error}"))?;
-        let orders = process.stdin.take().ok_or("no standard input")?;
-        let answers = BufReader::new(process.stdout.take().ok_or("no standard output")?);
-        Ok(Self { process, orders, answers })
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Gives an order and waits for its answer.
-    pub(super) fn ask(&mut self, order: Value) -> Result<Value, Failure> {
-        self.order(order)?;
-        self.answer()
-    }
-
-    pub(super) fn order(&mut self, order: Value) -> Result<(), Failure> {
-        writeln!(self.orders, "{order}").map_err(|error| format!("a Sterna: {error}"))
-    }
-
-    pub(super) fn answer(&mut self) -> Result<Value, Failure> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).map_err(|error| format!("a Sterna: {error}"))?;
-        let answer: Value =
-            serde_json::from_str(&line).map_err(|error| format!("a Sterna said {line:?}: {error}"))?;
-        match answer["error"].as_str() {
-            None => Ok(answer),
-            Some(why) => Err(why.to_owned()),
-        }
-    }
-}
-
-impl Drop for Sterna {
-    fn drop(&mut self) {
-        // Errors mean that it has ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use crate::lab::rdma::child;
+use crate::lab::rdma::way::{Way, digest};
 
 /// The process from inside.
 pub(in crate::lab) fn serve() {
     let mut machine = Machine::default();
-    for line in std::io::stdin().lines().map_while(Result::ok) {
-        let answer = serde_json::from_str(&line)
-            .map_err(|error| error.to_string())
-            .and_then(|order: Value| machine.perform(&order))
-            .unwrap_or_else(|why| json!({ "error": why }));
-        println!("{answer}");
-    }
+    child::serve(|order| machine.perform(order));
 }
 
+/// A machine in memory.
 #[derive(Default)]
-struct Machine {
+pub(in crate::lab::rdma) struct Machine {
     here: Option<MemoryMachine>,
     incoming: Option<Incoming>,
 }
 
 impl Machine {
-    fn perform(&mut self, order: &Value) -> Result<Value, Failure> {
+    pub(in crate::lab::rdma) fn perform(&mut self, order: &Value) -> Result<Value, Failure> {
         let way = || Way::of_json(&order["way"]);
         match order["do"].as_str() {
             Some("receive") => self.receive(order, way()?),
             Some("await") => self.arrived(),
+            Some("digest") => self.digest(),
             Some("fill") => self.fill(order),
             Some("send") => self.send(order, way()?),
             other => Err(format!("{other:?} is no order")),
@@ -129,6 +64,15 @@ impl Machine {
             Arrival::Completed(_) => Ok(json!({ "rdma": incoming.statistics().rdma })),
             other => Err(format!("{other:?}")),
         }
+    }
+
+    /// Of its RAM.
+    fn digest(&self) -> Result<Value, Failure> {
+        let here = self.here.as_ref().ok_or("no memory")?;
+        let block = here.ram().blocks().iter().find(|block| block.name() == BLOCK).ok_or("no RAM")?;
+        let mut bytes = vec![0; block.len_bytes() as usize];
+        block.read(0, &mut bytes).map_err(said)?;
+        Ok(json!({ "digest": digest(&bytes) }))
     }
 
     fn fill(&mut self, order: &Value) -> Result<Value, Failure> {

@@ -1,0 +1,88 @@
+//! A Sterna of its own process: this program in the tree, started again, or in the other VM. A line of JSON in, a line of JSON out.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::Failure;
+
+/// Such a process, seen from outside. It is killed when this is dropped.
+pub(super) struct Sterna {
+    process: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Sterna {
+    /// `part`: the argument that says what it does.
+    pub(super) fn start(part: &str) -> Result<Self, Failure> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(program);
+        let mut process = command
+            .arg(part)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("a Sterna: {error}"))?;
+        let orders = process.stdin.take().ok_or("no standard input")?;
+        let answers = BufReader::new(process.stdout.take().ok_or("no standard output")?);
+        Ok(Self { process, orders, answers })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Gives an order and waits for its answer.
+    pub(super) fn ask(&mut self, order: &Value) -> Result<Value, Failure> {
+        ask(&mut self.orders, &mut self.answers, order)
+    }
+}
+
+impl Drop for Sterna {
+    fn drop(&mut self) {
+        // Errors mean that it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Gives an order and waits for its answer.
+pub(super) fn ask(
+    orders: &mut impl std::io::Write,
+    answers: &mut impl BufRead,
+    order: &Value,
+) -> Result<Value, Failure> {
+    writeln!(orders, "{order}").map_err(|error| format!("a Sterna: {error}"))?;
+    let mut line = String::new();
+    answers.read_line(&mut line).map_err(|error| format!("a Sterna: {error}"))?;
+    let answer: Value =
+        serde_json::from_str(&line).map_err(|error| format!("a Sterna said {line:?}: {error}"))?;
+    match answer["error"].as_str() {
+        None => Ok(answer),
+        Some(why) => Err(why.to_owned()),
+    }
+}
+
+/// The process from inside: performs orders on its standard input until there are no more.
+pub(super) fn serve(perform: impl FnMut(&Value) -> Result<Value, Failure>) {
+    serve_over(std::io::stdin().lock(), &mut std::io::stdout(), perform);
+}
+
+/// Performs orders until there are no more, or nobody takes an answer.
+pub(super) fn serve_over(
+    orders: impl BufRead,
+    answers: &mut impl std::io::Write,
+    mut perform: impl FnMut(&Value) -> Result<Value, Failure>,
+) {
+    for line in orders.lines().map_while(Result::ok) {
+        let answer = serde_json::from_str(&line)
+            .map_err(|error| error.to_string())
+            .and_then(|order: Value| perform(&order))
+            .unwrap_or_else(|why| json!({ "error": why }));
+        if writeln!(answers, "{answer}").and_then(|()| answers.flush()).is_err() {
+            return;
+        }
+    }
+}

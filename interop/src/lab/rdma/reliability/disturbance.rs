@@ -1,0 +1,49 @@
+//! What goes wrong in a migration.
+
+use std::time::Duration;
+
+/// The side of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Destination,
+}
+
+/// One disturbance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Disturbance {
+    /// None: the guest must arrive.
+    Nothing,
+    /// The source's operator cancels.
+    Cancel,
+    /// The destination's operator gives it up.
+    Abandon,
+    /// SIGKILL for that side's process.
+    Kill(Side),
+    /// No packet comes through any more, until both sides have noticed.
+    Cut,
+    /// That side's interface is down for a second.
+    LinkDown(Side),
+}
+
+impl Disturbance {
+    const ALL: [Self; 9] = [
+        Self::Nothing,
+        Self::Cancel,
+        Self::Cancel,
+        Self::Abandon,
+        Self::Kill(Side::Source),
+        Self::Kill(Side::Destination),
+        Self::Cut,
+        Self::LinkDown(Side::Source),
+        Self::LinkDown(Side::Destination),
+    ];
+    /// About what a migration takes here, ms.
+    const DURATION_MS: u64 = 4_000;
+
+    /// What comes, and how long after the start.
+    pub(super) fn draw(random: &mut fastrand::Rng) -> (Self, Duration) {
+        let which = *random.choice(&Self::ALL).unwrap_or(&Self::Nothing);
+        (which, Duration::from_millis(random.u64(..Self::DURATION_MS)))
+    }
+}

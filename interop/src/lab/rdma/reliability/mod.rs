@@ -1,0 +1,64 @@
+//! Migrations between two processes over a wire, each disturbed by a seed: who may run the guest afterwards, what is left, and
+//! whether the next migration works.
+//!
+//! The guest writes its memory all the time and checks it ([`sterna_guests`]), so a second guest, a lost write and a stale page
+//! are all seen. It travels to and fro for as long as it lives.
+#![allow(clippy::print_stdout)]
+
+mod case;
+mod disturbance;
+mod left;
+mod place;
+
+use std::time::{Duration, Instant};
+
+pub(super) use place::Place;
+pub(in crate::lab) use place::serve;
+
+use super::wire::Wire;
+use crate::Failure;
+use case::{Case, Guest, Places};
+
+/// Runs so many migrations. The number of those after which something was wrong.
+pub(in crate::lab) fn run(count: u64, seed: u64) -> i32 {
+    match played(count, seed) {
+        Ok(failures) => failures,
+        Err(why) => {
+            println!("LAB reliability: {why}");
+            -1
+        }
+    }
+}
+
+fn played(count: u64, seed: u64) -> Result<i32, Failure> {
+    println!("LAB reliability: {count} migrations, seed {seed}");
+    let began = Instant::now();
+    let wire = Wire::with("pfifo")?;
+    let mut places = Places::default();
+    let (mut failures, mut completed) = (0, 0);
+    for number in 0..count {
+        let case = Case::of(seed, number);
+        let begin = Instant::now();
+        let verdict = match case.play(&mut places, &wire) {
+            Ok(end) => {
+                completed += i32::from(end.guest == Guest::Arrived);
+                format!("{} ok", end.said)
+            }
+            Err(why) => {
+                failures += 1;
+                // What is wrong in them must not spoil the next.
+                places = Places::default();
+                wire.restore()?;
+                format!("FAILED: {why}")
+            }
+        };
+        println!("LAB {number} of seed {seed}: {}: {verdict} ({})", case.name(), in_seconds(begin.elapsed()));
+    }
+    let took = in_seconds(began.elapsed());
+    println!("LAB reliability: {count} migrations in {took}: {completed} arrived, {failures} went wrong");
+    Ok(failures)
+}
+
+fn in_seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
