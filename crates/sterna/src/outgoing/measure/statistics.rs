@@ -272,6 +272,47 @@ mod tests {
         assert!(bandwidth.abs_diff(409_600_000) < 100, "{bandwidth}");
     }
 
+    /// WRITEs complete in batches; while the next window is registered nothing is in flight.
+    #[test]
+    fn readings_over_rdma_stay_within_a_fifth_under_a_steady_load() {
+        const BATCH: u64 = 8 << 20;
+        const BATCH_TIME: Duration = Duration::from_millis(8);
+        let mut random = fastrand::Rng::with_seed(9);
+        for (window, registering) in [(256u64 << 20, 60), (32 << 20, 9), (8 << 20, 3)] {
+            let registering = Duration::from_millis(registering);
+            let batches = window / BATCH;
+            let link = BATCH * 125;
+            let mean = (window as f64 / (BATCH_TIME * batches as u32 + registering).as_secs_f64()) as u64;
+            let mut statistics = LiveStatistics::new(1 << 40, 1, Arc::default());
+            statistics.set_status(Status::Active, Counts::default());
+            let mut counts = Counts::default();
+            let (mut batch, mut looked, mut readings) = (0, 0, 0);
+            while looked < 100 {
+                // Looked at whenever: some batches after the last time.
+                for _ in 0..random.u64(10..20) {
+                    let is_next_window = batch > 0 && batch % batches == 0;
+                    statistics.began -= if is_next_window { BATCH_TIME + registering } else { BATCH_TIME };
+                    batch += 1;
+                    counts.main_bytes += BATCH;
+                    counts.normal_pages += BATCH / 4096;
+                    counts.times.moving += BATCH_TIME;
+                }
+                statistics.observe(counts);
+                looked += 1;
+                if looked <= 20 {
+                    continue;
+                }
+                let shown = statistics.snapshot(counts, None);
+                for (reading, truth) in [(shown.bandwidth_bytes, link), (shown.throughput_bytes, mean)] {
+                    let ratio = reading as f64 / truth as f64;
+                    assert!((0.8..=1.2).contains(&ratio), "window {window}: {reading} for {truth}");
+                    readings += 1;
+                }
+            }
+            assert_eq!(readings, 160);
+        }
+    }
+
     #[test]
     fn statistics_under_a_limit_show_what_went_out_and_not_how_fast_sockets_take_bursts() {
         let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
