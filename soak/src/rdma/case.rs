@@ -26,7 +26,8 @@ pub(super) struct Case {
     pin_all: bool,
     /// Of source and destination.
     chunks_mib: (u64, u64),
-    pinned_limit_mib: Option<u64>,
+    /// Of both sides.
+    pinned_limits_mib: (Option<u64>, Option<u64>),
     pauses: bool,
     /// Multifd channels, if there are to be any.
     lanes: u8,
@@ -59,12 +60,15 @@ impl Case {
             seed,
             ..ProcessConfig::default()
         };
+        let pin_all = random.u8(..4) == 0;
+        // With pin-all a destination refuses a limit below all of RAM.
+        let limits = if pin_all { [None; 4] } else { [None, None, Some(16), Some(2)] };
         Self {
             seed,
             guest,
-            pin_all: random.u8(..4) == 0,
+            pin_all,
             chunks_mib: (1 << random.u32(..4), 1 << random.u32(..4)),
-            pinned_limit_mib: [None, None, Some(16)][random.usize(..3)],
+            pinned_limits_mib: (limits[random.usize(..4)], limits[random.usize(..4)]),
             pauses: random.u8(..4) == 0,
             lanes: [0, 0, 1, 2, 4][random.usize(..5)],
             disturbance: Disturbance::draw(&mut random),
@@ -101,18 +105,18 @@ impl Case {
             ..Capabilities::default()
         };
         let at = Address::Rdma { host: "10.0.0.2".into(), port: 0 };
-        let params = self.params(&destination, self.chunks_mib.1);
+        let params = self.params(&destination, self.chunks_mib.1, self.pinned_limits_mib.1);
         let target = Arc::clone(there) as Arc<dyn TargetVm>;
         let incoming = Incoming::listen(target, &at, params, capabilities, Arc::new(()))
             .map_err(|error| format!("listening: {error}"))?;
-        let params = self.params(&source, self.chunks_mib.0);
+        let params = self.params(&source, self.chunks_mib.0, self.pinned_limits_mib.0);
         let vm = Arc::clone(here) as Arc<dyn SourceVm>;
         let migration = Migration::start(vm, &incoming.address(), params, capabilities, Arc::new(()))
             .map_err(|error| format!("starting: {error}"))?;
         Ok(Play { network, source, destination, migration, incoming })
     }
 
-    fn params(&self, host: &Host, chunk_mib: u64) -> Parameters {
+    fn params(&self, host: &Host, chunk_mib: u64, pinned_limit_mib: Option<u64>) -> Parameters {
         // Where nothing is disturbed, nothing may run into a limit.
         let short = if self.disturbance.is_harmless() { LONGEST } else { Duration::from_secs(1) };
         Parameters {
@@ -121,7 +125,7 @@ impl Case {
             downtime_limit: Duration::from_secs(1),
             rdma: RdmaParameters {
                 chunk: ChunkSize::new(chunk_mib << 20).unwrap_or_default(),
-                pinned_limit_bytes: self.pinned_limit_mib.map(|mib| mib << 20),
+                pinned_limit_bytes: pinned_limit_mib.map(|mib| mib << 20),
                 fabric: Some(Arc::new(host.clone())),
             },
             limits: WaitLimits {
