@@ -14,6 +14,7 @@ use super::counts::Counts;
 use super::execute;
 use super::faults::{Fault, Trigger};
 use super::manager;
+use super::pair::{Pair, PairState};
 use super::region::Region;
 use super::settings::Settings;
 use super::state::{Core, HostState};
@@ -97,6 +98,13 @@ impl Network {
     /// The caller works for so long in virtual time.
     pub fn spend(&self, time: Duration) {
         self.world.core.state().clocks.spend(time);
+    }
+
+    /// Through how many connected queue pairs of a host its peers may write its memory.
+    pub fn writable_queue_pairs(&self, host: &Host) -> usize {
+        let state = self.world.core.state();
+        let is_open = |pair: &&Pair| pair.is_writable && pair.state == PairState::ReadyToSend;
+        state.pairs.values().filter(|pair| pair.host == host.adapter.host).filter(is_open).count()
     }
 
     /// Holds everything: nothing is executed until [`Network::resume`]. What is posted waits.

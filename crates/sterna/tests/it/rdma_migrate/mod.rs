@@ -3,6 +3,7 @@
 
 mod content;
 mod ends;
+mod faults;
 mod order;
 mod pinned;
 mod stale;

@@ -40,6 +40,8 @@ pub struct Manner {
     pub has_return_path: bool,
     /// Registers one chunk only, whatever is asked for: no QEMU does.
     pub ignores_counts: bool,
+    /// States another length for its first block.
+    pub lies: bool,
     pub trouble: Option<(Moment, Trouble)>,
 }
 
@@ -339,6 +341,9 @@ impl Serving {
                 let all = BlockRange { block, start: 0, length: place.length_bytes };
                 place.key = self.register(all).key;
             }
+        }
+        if self.manner.lies {
+            places[0].length_bytes += 4096;
         }
         let mut message = Vec::new();
         encode_records(&places, &mut message).unwrap();

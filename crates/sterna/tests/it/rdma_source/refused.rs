@@ -50,6 +50,24 @@ fn destination_that_registers_less_than_asked_for_is_named_with_its_chunk_size()
 }
 
 #[test]
+fn block_list_that_lies_is_refused_before_anything_is_written() {
+    for kind in [Kind::Qemu, Kind::Sterna] {
+        let lab = Lab::new(Settings::new());
+        let source = Plain::new(ram(Some(7)));
+        let liar = Manner { lies: true, ..manner(kind, 1) };
+
+        let (outcome, ..) = migrate(&lab, &source, liar, lab.parameters(ChunkSize::LEAST), false);
+
+        let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+        assert_eq!(error.fault(), Some(Fault::PeerIncompatible), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("RAM_BLOCKS_RESULT") && text.contains("block 0 has"), "{text}");
+        assert_eq!(lab.network.counts_of(&lab.source).writes, 0);
+        lab.assert_empty();
+    }
+}
+
+#[test]
 fn locked_memory_limit_that_is_too_small_is_named() {
     for limit_mib in [0, 3, 5] {
         let mut settings = Settings::new();
