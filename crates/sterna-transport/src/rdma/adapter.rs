@@ -7,8 +7,11 @@ use super::{Access, Memory, RdmaError, Registration};
 
 /// A device with its protection domain.
 pub trait Adapter: Debug + Send + Sync {
-    /// The port as it is now: its state and MTU may change.
+    /// The port as it is now: its state and MTU may change. Its addresses are looked up in sysfs, which takes long.
     fn info(&self) -> AdapterInfo;
+
+    /// [`AdapterInfo::max_message_bytes`] alone, which is cheap.
+    fn max_message_bytes(&self) -> u32;
 
     /// How much memory this process may pin, as it is now.
     fn locked_memory(&self) -> LockedMemory;

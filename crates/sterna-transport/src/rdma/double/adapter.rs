@@ -73,6 +73,10 @@ impl Adapter for DoubleAdapter {
         self.info(&self.world.core.state())
     }
 
+    fn max_message_bytes(&self) -> u32 {
+        Adapter::info(self).max_message_bytes
+    }
+
     fn locked_memory(&self) -> LockedMemory {
         self.locked(&self.world.core.state())
     }

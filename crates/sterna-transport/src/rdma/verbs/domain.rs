@@ -88,6 +88,11 @@ impl Adapter for VerbsAdapter {
         ports::of_port(context.library(), context.raw(), context.name(), self.port)
     }
 
+    fn max_message_bytes(&self) -> u32 {
+        let context = self.domain.context();
+        ports::attributes(context.library(), context.raw(), self.port).max_msg_sz
+    }
+
     fn locked_memory(&self) -> LockedMemory {
         locked_memory()
     }

@@ -55,12 +55,7 @@ pub(crate) fn of_port(library: &Library, context: *mut ibv_context, device: &str
         (library.verbs.ibv_query_device)(context, attributes.as_mut_ptr());
         attributes.assume_init()
     };
-    let mut port_attributes = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: as above. The function of that name knows all fields but the last two bytes.
-    let port_attributes = unsafe {
-        (library.verbs.ibv_query_port)(context, port, port_attributes.as_mut_ptr());
-        port_attributes.assume_init()
-    };
+    let port_attributes = self::attributes(library, context, port);
     info.state = match port_attributes.state {
         IBV_PORT_ACTIVE => PortState::Active,
         IBV_PORT_INIT | IBV_PORT_ARMED => PortState::Initialising,
@@ -73,6 +68,17 @@ pub(crate) fn of_port(library: &Library, context: *mut ibv_context, device: &str
     info.max_completions = u32::try_from(attributes.max_cqe).unwrap_or(0);
     info.on_demand_paging = has_on_demand_paging(context);
     info
+}
+
+/// What the device says of a port.
+pub(crate) fn attributes(library: &Library, context: *mut ibv_context, port: u8) -> ibv_port_attr {
+    let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
+    // SAFETY: the device is open, and all zeros is a value of this structure of integers. The function of that name knows
+    // all fields but the last two bytes.
+    unsafe {
+        (library.verbs.ibv_query_port)(context, port, attributes.as_mut_ptr());
+        attributes.assume_init()
+    }
 }
 
 /// The addresses of the network interfaces over a port.

@@ -42,15 +42,16 @@ impl Sysfs {
     /// The entries that are used.
     pub(crate) fn gids(&self, device: &str, port: u8) -> Vec<Gid> {
         let port = self.port(device, port);
+        // A table has up to 1024 entries, nearly all of them unused: nothing else is read of these.
         let entry = |index: u32| {
             let at = |directory: &str| word(&port.join(directory).join(index.to_string()));
-            let (kind, interface) = (at("gid_attrs/types"), at("gid_attrs/ndevs"));
-            Gid { index, gid: shortened(&at("gids")), kind, interface }
+            let gid = Some(shortened(&at("gids"))).filter(|gid| !["", "::"].contains(&gid.as_str()))?;
+            Some(Gid { index, gid, kind: at("gid_attrs/types"), interface: at("gid_attrs/ndevs") })
         };
         let mut indices: Vec<u32> =
             names(&port.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
         indices.sort_unstable();
-        indices.into_iter().map(entry).filter(|entry| !["", "::"].contains(&entry.gid.as_str())).collect()
+        indices.into_iter().filter_map(entry).collect()
     }
 
     /// The network interfaces over a port: RoCE's, or IP over InfiniBand's.

@@ -80,7 +80,7 @@ impl Work {
     ) -> Result<Arc<Self>, MigrationError> {
         let blocks: Vec<u64> = ram.blocks().iter().map(|block| block.len_bytes()).collect();
         let plan = |destination, own_chunk, pinned| {
-            let most_message = u64::from(rdma.adapter().info().max_message_bytes);
+            let most_message = u64::from(rdma.adapter().max_message_bytes());
             let limits = PlanLimits { own_chunk, most_message, pinned };
             let plan = RegistrationPlan::new(&blocks, destination, limits);
             plan.map_err(MigrationError::wire("RDMA memory"))
@@ -376,7 +376,7 @@ impl State {
             return Ok(());
         }
         let blocks: Vec<u64> = ram.blocks().iter().map(|block| block.len_bytes()).collect();
-        let most_message = u64::from(rdma.adapter().info().max_message_bytes);
+        let most_message = u64::from(rdma.adapter().max_message_bytes());
         let limits = PlanLimits { own_chunk: rdma.chunk, most_message, pinned: None };
         let plan = RegistrationPlan::new(&blocks, Destination::Qemu(self.unit.window()), limits);
         let mut plan = plan.map_err(MigrationError::wire("RDMA memory"))?;
