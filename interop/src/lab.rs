@@ -96,6 +96,7 @@ impl Kind {
                 "rdma_rxe",
                 "dummy",
                 "veth",
+                "bridge",
                 "sch_netem",
             ],
         }

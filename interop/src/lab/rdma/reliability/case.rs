@@ -78,6 +78,10 @@ impl Case {
     /// It, and one that nobody disturbs.
     pub(super) fn play(&self, places: &mut Places, wire: &Wire) -> Result<End, Failure> {
         let end = self.migrate(places, wire)?;
+        if matches!(self.disturbance, Disturbance::LinkDown(_)) {
+            *places = Places::default();
+            wire.renew()?;
+        }
         if self.disturbance != Disturbance::Nothing {
             let next = Self { disturbance: Disturbance::Nothing, after: Duration::ZERO, ..*self };
             next.migrate(places, wire)

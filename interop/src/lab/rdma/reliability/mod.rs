@@ -49,6 +49,7 @@ fn played(count: u64, seed: u64) -> Result<i32, Failure> {
                 // What is wrong in them must not spoil the next.
                 places = Places::default();
                 wire.restore()?;
+                wire.renew()?;
                 format!("FAILED: {why}")
             }
         };
