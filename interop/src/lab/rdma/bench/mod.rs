@@ -61,7 +61,13 @@ fn measured(is_quick: bool) -> Result<i32, Failure> {
         }
         core.iter_mut().for_each(|row| row.repeat(&mut machines, repetition == 0));
     }
+    let raw: Vec<_> = raw.iter().map(|(window, found)| (*window, median(found))).collect();
+    let limit = raw.iter().map(|(_, found)| *found).fold(0.0, f64::max);
+    // Now, for whoever does not wait for the rest.
+    let told = |rows: &[Row]| rows.iter().for_each(|row| println!("LAB {}", row.line(limit)));
+    told(&core);
     if !is_quick {
+        let compared = core.len();
         let mut others = rows(&OTHER_CHUNKS_MIB, Load::Random);
         others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
         core.extend(others);
@@ -77,10 +83,8 @@ fn measured(is_quick: bool) -> Result<i32, Failure> {
             others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
             core.extend(others);
         }
+        told(&core[compared..]);
     }
-    let raw: Vec<_> = raw.iter().map(|(window, found)| (*window, median(found))).collect();
-    let limit = raw.iter().map(|(_, found)| *found).fold(0.0, f64::max);
-    core.iter().for_each(|row| println!("LAB {}", row.line(limit)));
     let raw: Vec<_> =
         raw.iter().map(|(window, found)| json!({ "window_mib": window, "mib_s": found })).collect();
     let results = json!({
