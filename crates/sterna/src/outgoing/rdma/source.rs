@@ -68,10 +68,16 @@ impl RdmaSource {
         first_failure(&self.stream).map_or(Ok(()), |error| Err(self.failed()(error.into())))
     }
 
-    /// The last byte of the stream was written: waits until it is there. Without a return path nothing else will come:
-    /// waits some seconds for the destination to disconnect (§7).
+    /// The last byte of the stream was written: waits until it is there. Without a return path nothing else will come (§7):
+    /// a Sterna is shown the end at once, as it may wait for that with the guest paused; a QEMU disconnects first, for which this
+    /// waits some seconds.
     pub(in crate::outgoing) fn finish(&self, has_return_path: bool) -> Result<(), MigrationError> {
         self.stream.flush(Some(self.stall)).map_err(self.failed())?;
+        if !has_return_path && self.is_sterna() {
+            // All that was sent has arrived. The destination's end may come first.
+            let _ = self.stream.finish_writing();
+            return Ok(());
+        }
         let began = Instant::now();
         while !has_return_path && !self.stream.peer_has_closed() && began.elapsed() < GOODBYE {
             std::thread::sleep(Duration::from_millis(2));

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna::ram::GuestRam;
 use sterna::rdma::DestinationStream;
@@ -86,6 +86,8 @@ pub struct Seen {
     pub is_whole: bool,
     /// Most bytes that were registered at once.
     pub most_pinned: u64,
+    /// So long after the stream's end came the source's.
+    pub waited_for_end: Duration,
 }
 
 pub struct Destination {
@@ -203,12 +205,14 @@ impl Serving {
                 Step::Partial { consumed } => drop(buffer.drain(..consumed)),
                 Step::End => {
                     self.seen.is_whole = true;
-                    if !self.manner.has_return_path {
+                    if !self.manner.has_return_path && self.manner.kind == Kind::Qemu {
                         // There is nothing else to say.
                         self.stream.shutdown();
                         return Ok(());
                     }
+                    let began = Instant::now();
                     while self.more(&mut buffer)? {}
+                    self.seen.waited_for_end = began.elapsed();
                     return Ok(());
                 }
                 Step::Item { item, consumed } => {

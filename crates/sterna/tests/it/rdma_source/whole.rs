@@ -57,6 +57,17 @@ fn qemu_without_return_path_gets_all_memory() {
 }
 
 #[test]
+fn sterna_without_return_path_is_shown_the_end_at_once() {
+    let lab = Lab::new(Settings::seeded(3));
+    let without = Manner { has_return_path: false, ..manner(Kind::Sterna, 1) };
+    let (_, seen) = completes(&lab, 3, without, lab.parameters(chunk(1)), false);
+
+    // An opaque machine's destination waits for it with the guest paused. A source that waits for the destination
+    // instead gives up after 5 s.
+    assert!(seen.waited_for_end < Duration::from_secs(4), "{seen:?}");
+}
+
+#[test]
 fn pin_all_asks_for_nothing() {
     for kind in [Kind::Qemu, Kind::Sterna] {
         let lab = Lab::new(Settings::seeded(4));
