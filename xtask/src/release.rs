@@ -6,6 +6,8 @@ mod manifests;
 mod mutants;
 mod tools;
 
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -37,7 +39,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let names: Vec<String> = crates.iter().map(|package| package.name.clone()).collect();
     let mut parts = Parts::only(arguments);
     parts.part("manifests", || manifests::check(&crates));
-    parts.part("package", || package(&names));
+    parts.part("package", || package(&crates, &names));
     parts.part("msrv", || msrv(&crates));
     parts.part("features", || features(&crates));
     parts.part("docs", || docs(&names));
@@ -89,13 +91,41 @@ fn published() -> Result<Vec<Published>> {
 }
 
 /// Packs each crate, unpacks it elsewhere and builds it from the packages alone.
-fn package(names: &[String]) -> Result<Outcome> {
+fn package(crates: &[Published], names: &[String]) -> Result<Outcome> {
+    // Of its own, as cargo does not compile sources of the same name and version again.
+    let target = target_directory().join("release-package");
+    match std::fs::remove_dir_all(&target) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(format!("cannot remove {}: {error}", target.display()).into());
+        }
+        _ => forget_unpacked(crates)?,
+    }
     let mut command = process::cargo();
     command.args(["package", "--quiet", "--allow-dirty", "--locked"]);
     select(&mut command, names);
-    command.arg("--target-dir").arg(target_directory().join("release-check"));
+    command.arg("--target-dir").arg(target);
     process::run(&mut command)?;
     Ok(Outcome::Passed)
+}
+
+/// Removes what an earlier run has unpacked: cargo does not unpack the same name and version again.
+fn forget_unpacked(crates: &[Published]) -> Result<()> {
+    let of_user = || std::env::home_dir().map(|home| home.join(".cargo"));
+    let Some(home) = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(of_user) else {
+        return Ok(());
+    };
+    let Ok(registries) = home.join("registry/src").read_dir() else { return Ok(()) };
+    for registry in registries.flatten() {
+        for each in crates {
+            let version = each.package["version"].as_str().unwrap_or_default();
+            let sources = registry.path().join(format!("{}-{version}", each.name));
+            if sources.is_dir() {
+                let failed = |error| format!("cannot remove {}: {error}", sources.display());
+                std::fs::remove_dir_all(&sources).map_err(failed)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks the libraries with the oldest compiler that the manifests allow.
