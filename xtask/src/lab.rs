@@ -34,20 +34,21 @@ const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
 const RELIABILITY_LIMIT: Duration = Duration::from_secs(5500);
 const RELIABILITY: &str = "--reliability";
 
-/// `cargo xtask lab [KIND [--all | --only=TEXT | --reliability[=COUNT] [--seed=NUMBER]]]`.
+/// `cargo xtask lab [KIND [--all | --only=TEXT | --reliability[=COUNT] [--seed=NUMBER] [--from=NUMBER]]]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (kinds, chosen): (Vec<&str>, _) = match arguments {
         [] => (TESTED_KINDS.to_vec(), arguments),
         [name, chosen @ ..] => (KINDS.into_iter().filter(|kind| kind == name).collect(), chosen),
     };
-    let starts = ["--only=", RELIABILITY, "--seed="];
+    let starts = ["--only=", RELIABILITY, "--seed=", "--from="];
     let is_choice =
         |argument: &String| argument == "--all" || starts.iter().any(|start| argument.starts_with(start));
     if kinds.is_empty() || !chosen.iter().all(is_choice) {
         let kinds = KINDS.join(", ");
         return Err(Failure::Usage(format!(
             "lab takes one of {kinds}, or nothing; after the kind --all (also what takes long) or --only=TEXT \
-             (what has such a name), for rdma also --reliability[=COUNT] [--seed=NUMBER] (disturbed migrations)"
+             (what has such a name), for rdma also --reliability[=COUNT] [--seed=NUMBER] \
+             [--from=NUMBER] (disturbed migrations)"
         )));
     }
     let mut parts = Parts::default();

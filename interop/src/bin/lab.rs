@@ -1,7 +1,7 @@
 //! Boots the lab VM and runs the scenarios of the kind that the first argument names: `kvm` (the default), `rdma` or
 //! `rdma-pair`. `--all` adds those of `rdma` that take long, `--only=TEXT` takes those with such a name (an underscore stands
-//! for a blank). `rdma --bench [--quick] [--json FILE]` runs the bench instead, `rdma --reliability[=COUNT] [--seed=NUMBER]` so many disturbed
-//! migrations. Exit code 0: all passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: the arguments are wrong.
+//! for a blank). `rdma --bench [--quick] [--json FILE]` runs the bench instead, `rdma --reliability[=COUNT] [--seed=NUMBER]
+//! [--from=NUMBER]` so many disturbed migrations. Exit code 0: all passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: the arguments are wrong.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;

@@ -74,7 +74,7 @@ fn chosen(kind: Kind, selection: &Selection) -> i32 {
         return rdma::bench::run(selection.is_quick);
     }
     if let Some(count) = selection.reliability {
-        return rdma::reliability::run(count, selection.seed);
+        return rdma::reliability::run(selection.seed, selection.from..selection.from.saturating_add(count));
     }
     let scenarios = if kind == Kind::RdmaPair { rdma::two::scenarios() } else { rdma::scenarios() };
     let chosen = scenarios.into_iter().filter(|one| selection.takes(&one.name, one.is_long));

@@ -5,8 +5,10 @@
 
 pub(super) mod bench;
 mod blocks;
+mod capture;
 mod child;
 mod command;
+mod golden;
 mod qemu;
 pub(super) mod reliability;
 mod sterna;

@@ -13,6 +13,8 @@ pub struct Selection {
     pub(super) reliability: Option<u64>,
     /// What these leave to chance.
     pub(super) seed: u64,
+    /// The number of the first of them.
+    pub(super) from: u64,
     /// Those that take long, too.
     long: bool,
     /// Only those whose name contains this text, and of these the long ones, too.
@@ -29,12 +31,13 @@ impl Selection {
     const QUICK: &str = "--quick";
     const RELIABILITY: &str = "--reliability";
     const SEED: &str = "--seed=";
+    const FROM: &str = "--from=";
     const PART: &str = "--only=";
     /// Migrations that are disturbed if nobody says how many.
     const COUNT: u64 = 60;
 
     /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text, or `--bench` and
-    /// `--quick`, or `--reliability`, perhaps with `=COUNT`, and `--seed=NUMBER`.
+    /// `--quick`, or `--reliability`, perhaps with `=COUNT`, `--seed=NUMBER` and `--from=NUMBER`.
     ///
     /// # Errors
     /// An argument that is neither.
@@ -49,6 +52,10 @@ impl Selection {
                 selection.seed = number(&argument)?;
                 continue;
             }
+            if argument.starts_with(Self::FROM) {
+                selection.from = number(&argument)?;
+                continue;
+            }
             match argument.strip_prefix(Self::PART) {
                 Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c == '|') => {
                     selection.part_of_name = Some(text.replace('_', " "));
@@ -60,8 +67,9 @@ impl Selection {
                     let (long, part, reliability) = (Self::LONG, Self::PART, Self::RELIABILITY);
                     return Err(format!(
                         "{argument:?} is not {long}, nor {part}TEXT with an underscore for each blank of the text, nor \
-                         {reliability}[=COUNT] with {}NUMBER",
-                        Self::SEED
+                         {reliability}[=COUNT] with {}NUMBER and {}NUMBER",
+                        Self::SEED,
+                        Self::FROM
                     ));
                 }
             }
@@ -88,7 +96,8 @@ impl Selection {
         let switches = switches.into_iter().filter(|(is_on, _)| *is_on).map(|(_, word)| word.to_owned());
         let count = self.reliability.map(|count| format!("{}={count}", Self::RELIABILITY));
         let seed = (self.seed != 0).then(|| format!("{}{}", Self::SEED, self.seed));
-        let words: Vec<_> = part.into_iter().chain(switches).chain(count).chain(seed).collect();
+        let from = (self.from != 0).then(|| format!("{}{}", Self::FROM, self.from));
+        let words: Vec<_> = part.into_iter().chain(switches).chain(count).chain(seed).chain(from).collect();
         format!("{}={}", Self::VARIABLE, words.join(Self::BETWEEN))
     }
 
@@ -132,8 +141,15 @@ mod tests {
 
     #[test]
     fn words_of_the_kernels_line_have_no_blanks_and_say_the_same() {
-        let words =
-            ["--all", "--only=QEMU_to_QEMU,_dynamic", "--bench", "--quick", "--reliability=9", "--seed=7"];
+        let words = [
+            "--all",
+            "--only=QEMU_to_QEMU,_dynamic",
+            "--bench",
+            "--quick",
+            "--reliability=9",
+            "--seed=7",
+            "--from=4",
+        ];
         let selection = of(&words);
         let line = selection.for_kernel();
 
@@ -152,9 +168,9 @@ mod tests {
 
     #[test]
     fn migrations_that_are_disturbed_have_a_count_and_a_seed() {
-        let drawn = |selection: Selection| (selection.reliability, selection.seed);
+        let drawn = |selection: Selection| (selection.reliability, selection.seed, selection.from);
 
-        assert_eq!(drawn(of(&["--reliability"])), (Some(Selection::COUNT), 0));
-        assert_eq!(drawn(of(&["--reliability=3", "--seed=5"])), (Some(3), 5));
+        assert_eq!(drawn(of(&["--reliability"])), (Some(Selection::COUNT), 0, 0));
+        assert_eq!(drawn(of(&["--reliability=3", "--seed=5", "--from=20"])), (Some(3), 5, 20));
     }
 }

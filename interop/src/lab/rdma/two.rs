@@ -9,11 +9,13 @@ use serde_json::{Value, json};
 
 use super::bench::Machine;
 use super::blocks::table_of;
+use super::capture::{Capture, Conversation};
 use super::reliability::Place;
 use super::way::{Source, Way, digest, ram, same, still};
-use super::{Scenario, child};
+use super::{Scenario, child, golden};
+use crate::Builder;
 use crate::kernel::output;
-use crate::qemu::PATIENCE;
+use crate::qemu::{PATIENCE, Qemu};
 use crate::scenarios::Failure;
 
 /// The variable of init's environment that says which VM this is: 0 or 1.
@@ -67,6 +69,10 @@ pub(in crate::lab) fn scenarios() -> Vec<Scenario> {
         let name = format!("two VMs: Sterna to Sterna, {}, {lanes} lanes", way.name());
         Scenario::short(name, move || between_sternas(way, lanes))
     };
+    let same_words = |way: Way| {
+        let name = format!("two VMs: a Sterna sends to a QEMU what a QEMU sends, {}", way.name());
+        Scenario::short(name, move || alike(way))
+    };
     vec![
         moves(plain, 0),
         moves(Way { chunks_mib: [64, 1], ..plain }, 2),
@@ -74,6 +80,9 @@ pub(in crate::lab) fn scenarios() -> Vec<Scenario> {
         Scenario::short("two VMs: QEMU to Sterna to QEMU, all pinned", move || {
             with_qemu(Way { pin_all: true, ..plain })
         }),
+        same_words(plain),
+        same_words(Way { return_path: false, chunks_mib: [8, 8], ..plain }),
+        same_words(Way { pin_all: true, ..plain }),
     ]
 }
 
@@ -144,26 +153,55 @@ fn with_qemu(way: Way) -> Result<(), Failure> {
     with_other(|other| {
         let mut source = Source::default();
         let (source, left) = source.get()?;
-        let into = uri(1);
-        let blocks: Vec<_> = table_of(source)?.iter().map(|(name, length)| json!([name, length])).collect();
-        let order = json!({ "blocks": blocks, "uri": into, "way": way.to_json() });
-        other.ask("machine", "receive", &order)?;
-        way.set_source(source)?;
-        source.start_migration(&into)?;
-        source.wait_for_migration()?;
-        other.ask("machine", "await", &order)?;
-        if other.ask("machine", "digest", &order)?["digest"] != digest(left) {
+        into_other(other, source, way)?;
+        if other.ask("machine", "digest", &json!({}))?["digest"] != digest(left) {
             return Err("RAM arrived changed at Sterna".into());
         }
-
-        let mut destination = still()?.incoming_defer().spawn()?;
-        let out = uri(0);
-        way.set_destination(&mut destination)?;
-        destination.start_incoming(&out)?;
-        other.ask("machine", "send", &json!({ "uri": out, "way": way.to_json() }))?;
-        destination.wait_for_migration()?;
+        let destination = out_of_other(other, still()?, way)?;
         same(left, &ram(&destination)?)
     })
+}
+
+/// The same, and what the Sterna sent is compared with what the first QEMU sent.
+fn alike(way: Way) -> Result<(), Failure> {
+    with_other(|other| {
+        let small = still()?.memory_mib(8);
+        let mut source = small.clone().spawn()?;
+        crate::fill(&source.directory().join("ram"), 1)?;
+        let [of_qemu, of_sterna] = [
+            captured(|| into_other(other, &mut source, way))?,
+            captured(|| out_of_other(other, small, way).map(drop))?,
+        ];
+        golden::compare(way, &of_qemu, &of_sterna)
+    })
+}
+
+fn captured(migrate: impl FnOnce() -> Result<(), Failure>) -> Result<Vec<Conversation>, Failure> {
+    let capture = Capture::start()?;
+    let migrated = migrate();
+    let found = capture.finish();
+    migrated?;
+    found
+}
+
+fn into_other(other: &mut Other, source: &mut Qemu, way: Way) -> Result<(), Failure> {
+    let into = uri(1);
+    let blocks: Vec<_> = table_of(source)?.iter().map(|(name, length)| json!([name, length])).collect();
+    other.ask("machine", "receive", &json!({ "blocks": blocks, "uri": into, "way": way.to_json() }))?;
+    way.set_source(source)?;
+    source.start_migration(&into)?;
+    source.wait_for_migration()?;
+    other.ask("machine", "await", &json!({})).map(drop)
+}
+
+fn out_of_other(other: &mut Other, to: Builder, way: Way) -> Result<Qemu, Failure> {
+    let mut destination = to.incoming_defer().spawn()?;
+    let out = uri(0);
+    way.set_destination(&mut destination)?;
+    destination.start_incoming(&out)?;
+    other.ask("machine", "send", &json!({ "uri": out, "way": way.to_json() }))?;
+    destination.wait_for_migration()?;
+    Ok(destination)
 }
 
 /// Gives orders over the one connection that there is.

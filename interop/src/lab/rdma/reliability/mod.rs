@@ -10,6 +10,7 @@ mod disturbance;
 mod left;
 mod place;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 pub(super) use place::Place;
@@ -19,9 +20,9 @@ use super::wire::Wire;
 use crate::Failure;
 use case::{Case, Guest, Places};
 
-/// Runs so many migrations. The number of those after which something was wrong.
-pub(in crate::lab) fn run(count: u64, seed: u64) -> i32 {
-    match played(count, seed) {
+/// Runs the migrations of a seed that have these numbers. The number of those after which something was wrong.
+pub(in crate::lab) fn run(seed: u64, numbers: Range<u64>) -> i32 {
+    match played(seed, numbers) {
         Ok(failures) => failures,
         Err(why) => {
             println!("LAB reliability: {why}");
@@ -30,13 +31,14 @@ pub(in crate::lab) fn run(count: u64, seed: u64) -> i32 {
     }
 }
 
-fn played(count: u64, seed: u64) -> Result<i32, Failure> {
-    println!("LAB reliability: {count} migrations, seed {seed}");
+fn played(seed: u64, numbers: Range<u64>) -> Result<i32, Failure> {
+    let count = numbers.end - numbers.start;
+    println!("LAB reliability: {count} migrations, seed {seed}, from {}", numbers.start);
     let began = Instant::now();
     let wire = Wire::with("pfifo")?;
     let mut places = Places::default();
     let (mut failures, mut completed) = (0, 0);
-    for number in 0..count {
+    for number in numbers {
         let case = Case::of(seed, number);
         let begin = Instant::now();
         let verdict = match case.play(&mut places, &wire) {
