@@ -96,7 +96,7 @@ fn package(crates: &[Published], names: &[String]) -> Result<Outcome> {
     let target = target_directory().join("release-package");
     match std::fs::remove_dir_all(&target) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(format!("cannot remove {}: {error}", target.display()).into());
+            return Err(format!("cannot remove {}: {error}", target.display()));
         }
         _ => forget_unpacked(crates)?,
     }
