@@ -70,8 +70,16 @@ impl Lookahead {
     }
 
     /// These runs of pages are to be written after those that are known.
-    pub fn add(&mut self, runs: impl IntoIterator<Item = BlockRange>) {
-        self.runs.extend(runs);
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) for a run that is empty or leaves its block. Those before it were added.
+    pub fn add(&mut self, runs: impl IntoIterator<Item = BlockRange>) -> Result<(), WireError> {
+        for run in runs {
+            self.plan.check(&run)?;
+            self.runs.push_back(run);
+        }
+        self.settle();
+        Ok(())
     }
 
     /// The plan, with all that is registered or will be.
@@ -86,34 +94,33 @@ impl Lookahead {
 
     /// What to do next, with `most` windows at most: one towards a QEMU.
     ///
-    /// # Errors
-    /// As [`RegistrationPlan::next_batch`].
-    pub fn next_step(&mut self, most: usize) -> Result<Step, WireError> {
+    /// Call it when the step can be carried out at once. The windows of a step are as long as the runs that are known by
+    /// then allow; while one step is carried out, the runs for the next one gather.
+    pub fn next_step(&mut self, most: usize) -> Step {
         loop {
-            let waiting = self
-                .batches
-                .iter()
-                .position(|of| !of.batch.give_back.is_empty() || of.handed_out < of.batch.ask.len());
-            let Some(index) = waiting else {
-                if self.runs.is_empty() || (self.open > 0 && self.open >= self.most_ahead) {
-                    return Ok(Step::Wait);
+            let Some(index) = self.waiting_batch() else {
+                if !self.may_plan() || !self.plan_batch(true) {
+                    return Step::Wait;
                 }
-                self.plan_batch()?;
                 continue;
             };
-            if !self.batches[index].batch.give_back.is_empty() {
-                let is_used = |window| self.is_used(window, index);
-                if self.batches[index].batch.give_back.iter().any(is_used) {
-                    return Ok(Step::Wait);
-                }
-                return Ok(Step::GiveBack(std::mem::take(&mut self.batches[index].batch.give_back)));
+            if !self.may_hand_out(index) {
+                return Step::Wait;
             }
             let of = &mut self.batches[index];
+            if !of.batch.give_back.is_empty() {
+                return Step::GiveBack(std::mem::take(&mut of.batch.give_back));
+            }
             let windows: Vec<_> = of.batch.ask[of.handed_out..].iter().copied().take(most.max(1)).collect();
             of.handed_out += windows.len();
             self.due += windows.len();
-            return Ok(Step::Register(windows));
+            return Step::Register(windows);
         }
+    }
+
+    /// Whether [`Self::next_step`] has anything else to say than [`Step::Wait`].
+    pub fn has_step(&self) -> bool {
+        self.waiting_batch().map_or_else(|| self.may_plan(), |index| self.may_hand_out(index))
     }
 
     /// The first so many of the windows that were handed out are registered.
@@ -134,6 +141,7 @@ impl Lookahead {
             left -= count;
         }
         self.promote();
+        self.settle();
         Ok(())
     }
 
@@ -164,6 +172,7 @@ impl Lookahead {
             return Err(WireError::local("WRITE", 0, SPEC, rule.to_owned()));
         };
         self.open -= write.length;
+        self.settle();
         Ok(write)
     }
 
@@ -224,15 +233,40 @@ impl Lookahead {
             return Err(WireError::local("WRITE", 0, SPEC, rule));
         }
         self.open -= range.length;
+        self.settle();
         Ok(())
     }
 
-    fn plan_batch(&mut self) -> Result<(), WireError> {
-        let batch = self.plan.next_batch(&mut self.runs, self.plan.step())?;
-        self.open += batch.writes.iter().map(|write| write.length).sum::<u64>();
-        self.batches.push_back(Scheduled { batch, handed_out: 0 });
-        self.promote();
-        Ok(())
+    /// The first batch of which something is to be handed out.
+    fn waiting_batch(&self) -> Option<usize> {
+        let waits = |of: &Scheduled| !of.batch.give_back.is_empty() || of.handed_out < of.batch.ask.len();
+        self.batches.iter().position(waits)
+    }
+
+    /// Whether the windows that batch `index` gives back, if any, are not used any more.
+    fn may_hand_out(&self, index: usize) -> bool {
+        !self.batches[index].batch.give_back.iter().any(|window| self.is_used(window, index))
+    }
+
+    fn may_plan(&self) -> bool {
+        !self.runs.is_empty() && (self.open == 0 || self.open < self.most_ahead)
+    }
+
+    /// What lies in windows that are there needs no step.
+    fn settle(&mut self) {
+        while self.may_plan() && self.plan_batch(false) {}
+    }
+
+    /// Plans a batch; only of what is registered, unless it `may_ask`. Says whether it has any bytes.
+    fn plan_batch(&mut self, may_ask: bool) -> bool {
+        let batch = self.plan.take(&mut self.runs, self.plan.step(), may_ask);
+        let bytes = batch.writes.iter().map(|write| write.length).sum::<u64>();
+        if bytes > 0 {
+            self.open += bytes;
+            self.batches.push_back(Scheduled { batch, handed_out: 0 });
+            self.promote();
+        }
+        bytes > 0
     }
 
     /// Lets batches be written whose windows are all there, in order.
@@ -319,50 +353,70 @@ mod tests {
     fn windows_are_registered_ahead_and_written_when_they_are_there() {
         let (mut own, mut remote) = (other(), lookahead(qemu(16), None, 48 * MIB));
         for side in [&mut own, &mut remote] {
-            side.add([range(0, 128)]);
+            side.add([range(0, 128)]).unwrap();
         }
-        assert_eq!(own.next_step(1).unwrap(), Step::Wait, "pin-all registers nothing");
+        assert_eq!(own.next_step(1), Step::Wait, "pin-all registers nothing");
 
         for index in 0..3 {
-            assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(index * 16, 16)]));
+            assert_eq!(remote.next_step(1), Step::Register(vec![range(index * 16, 16)]));
         }
-        assert_eq!(remote.next_step(1).unwrap(), Step::Wait, "48 MiB ahead");
+        assert_eq!(remote.next_step(1), Step::Wait, "48 MiB ahead");
         assert_eq!(next_write(&mut own, &mut remote, u64::MAX), None, "nothing is there");
         remote.registered(1).unwrap();
         assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), Some(range(0, 12)));
         assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), Some(range(12, 4)));
         assert_eq!(next_write(&mut own, &mut remote, 12 * MIB), None);
-        assert_eq!(remote.next_step(1).unwrap(), Step::Wait, "posted is not written");
+        assert_eq!(remote.next_step(1), Step::Wait, "posted is not written");
         assert_eq!(remote.written().unwrap(), range(0, 12));
-        assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(48, 16)]));
+        assert_eq!(remote.next_step(1), Step::Register(vec![range(48, 16)]));
         assert!(!remote.is_done());
     }
 
     #[test]
     fn one_step_asks_for_as_many_windows_as_a_message_takes() {
         let mut remote = lookahead(Destination::Sterna(ChunkSize::LEAST), None, u64::MAX);
-        remote.add((0..5).map(|at| range(at * 8, 1)));
+        remote.add((0..5).map(|at| range(at * 8, 1))).unwrap();
 
-        assert_eq!(
-            remote.next_step(3).unwrap(),
-            Step::Register(vec![range(0, 1), range(8, 1), range(16, 1)])
-        );
-        assert_eq!(remote.next_step(3).unwrap(), Step::Register(vec![range(24, 1), range(32, 1)]));
+        assert_eq!(remote.next_step(3), Step::Register(vec![range(0, 1), range(8, 1), range(16, 1)]));
+        assert_eq!(remote.next_step(3), Step::Register(vec![range(24, 1), range(32, 1)]));
         remote.registered(4).unwrap();
         assert_eq!(remote.ready(), None, "a batch waits for all of its windows");
         remote.registered(1).unwrap();
         assert_eq!(remote.ready(), Some(range(0, 1)));
     }
 
+    #[test]
+    fn runs_that_come_while_a_window_is_registered_make_one_window() {
+        let (mut own, mut remote) =
+            (other(), lookahead(Destination::Sterna(ChunkSize::LEAST), None, u64::MAX));
+        let mut add = |remote: &mut Lookahead, at| {
+            own.add([range(at, 2)]).unwrap();
+            remote.add([range(at, 2)]).unwrap();
+        };
+        assert!(!remote.has_step());
+        add(&mut remote, 0);
+        assert!(remote.has_step());
+        assert_eq!(remote.next_step(1), Step::Register(vec![range(0, 2)]));
+        (1..100).for_each(|at| add(&mut remote, 2 * at));
+        remote.registered(1).unwrap();
+        assert_eq!(remote.next_step(1), Step::Register(vec![range(2, 198)]));
+        assert!(!remote.has_step());
+
+        // What lies in a window that is there, or will be, needs no step.
+        add(&mut remote, 4);
+        assert!(!remote.has_step());
+        assert_eq!(remote.next_step(1), Step::Wait);
+    }
+
     /// Carries out everything, one WRITE at a time. Most bytes that were registered at once, and how many windows were given
     /// back.
     fn carry_out(remote: &mut Lookahead) -> (u64, usize) {
         let mut own = other();
-        own.add([range(0, 1024)]);
+        own.add([range(0, 1024)]).unwrap();
         let (mut windows, mut most, mut given_back) = (Vec::<BlockRange>::new(), 0, 0);
         let mut at = 0;
         while !remote.is_done() {
-            match remote.next_step(1).unwrap() {
+            match remote.next_step(1) {
                 Step::Register(more) => {
                     windows.extend(&more);
                     remote.registered(more.len()).unwrap();
@@ -372,7 +426,7 @@ mod tests {
                     windows.retain(|window| !some.contains(window));
                 }
                 Step::Wait => {
-                    own.next_step(1).unwrap();
+                    own.next_step(1);
                     let write = next_write(&mut own, remote, 4 * MIB).expect("no progress");
                     assert_eq!(write.start, at, "in order");
                     at = write.end();
@@ -394,7 +448,7 @@ mod tests {
         for (limit, windows) in [(64, 32), (2, 1024), (1, 1024), (300, 8)] {
             let kind = Destination::Sterna(ChunkSize::LEAST);
             let mut remote = lookahead(kind, Some(limit * MIB), Lookahead::MOST_AHEAD);
-            remote.add([range(0, 1024)]);
+            remote.add([range(0, 1024)]).unwrap();
 
             let (most, given_back) = carry_out(&mut remote);
 
@@ -409,21 +463,21 @@ mod tests {
         let (mut own, kind) = (other(), Destination::Sterna(ChunkSize::LEAST));
         let mut remote = lookahead(kind, Some(64 * MIB), Lookahead::MOST_AHEAD);
         for side in [&mut own, &mut remote] {
-            side.add([range(0, 1024)]);
+            side.add([range(0, 1024)]).unwrap();
         }
-        own.next_step(1).unwrap();
+        own.next_step(1);
         for at in [0, 32] {
-            assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(at, 32)]));
+            assert_eq!(remote.next_step(1), Step::Register(vec![range(at, 32)]));
         }
         remote.registered(2).unwrap();
-        assert_eq!(remote.next_step(1).unwrap(), Step::Wait);
+        assert_eq!(remote.next_step(1), Step::Wait);
 
         next_write(&mut own, &mut remote, 32 * MIB).unwrap();
         next_write(&mut own, &mut remote, 32 * MIB).unwrap();
         remote.written().unwrap();
 
-        assert_eq!(remote.next_step(1).unwrap(), Step::GiveBack(vec![range(0, 32)]));
-        assert_eq!(remote.next_step(1).unwrap(), Step::Register(vec![range(64, 32)]));
+        assert_eq!(remote.next_step(1), Step::GiveBack(vec![range(0, 32)]));
+        assert_eq!(remote.next_step(1), Step::Register(vec![range(64, 32)]));
     }
 
     /// What is left of `range` without `parts`.
@@ -465,14 +519,14 @@ mod tests {
                     BlockRange { block: 0, start, length: 4096 * (1 + random.u64(..150)) }
                 });
                 let pieces: Vec<_> = pieces.collect();
-                sides.iter_mut().for_each(|side| side.add(pieces.clone()));
+                sides.iter_mut().for_each(|side| side.add(pieces.clone()).unwrap());
                 packets[random.usize(..4)].push_back(pieces);
             }
             let mut posted: Vec<BlockRange> = Vec::new();
             let mut idle = 0;
             while !(sides[0].is_done() && sides[1].is_done()) {
                 for (side, limit) in sides.iter_mut().zip(limits) {
-                    match side.next_step(2).unwrap() {
+                    match side.next_step(2) {
                         Step::Register(windows) => side.registered(windows.len()).unwrap(),
                         Step::GiveBack(windows) => {
                             let is_used =
@@ -518,7 +572,8 @@ mod tests {
         let mut remote = lookahead(qemu(16), None, u64::MAX);
         assert_eq!(remote.registered(1).unwrap_err().fault, Fault::Local);
         assert_eq!(remote.written().unwrap_err().fault, Fault::Local);
-        remote.add([BlockRange { block: 1, start: 0, length: MIB }]);
-        assert_eq!(remote.next_step(1).unwrap_err().fault, Fault::Local);
+        let outside = BlockRange { block: 1, start: 0, length: MIB };
+        assert_eq!(remote.add([outside]).unwrap_err().fault, Fault::Local);
+        assert!(!remote.has_step());
     }
 }

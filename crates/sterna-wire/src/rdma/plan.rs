@@ -144,11 +144,24 @@ impl RegistrationPlan {
         runs: &mut VecDeque<BlockRange>,
         most_bytes: u64,
     ) -> Result<Batch, WireError> {
-        if let Some(run) = runs.iter().find(|run| !self.is_inside(run)) {
-            let BlockRange { block, start, length } = run;
-            let rule = format!("{length} bytes from {start:#x} on are none, or not inside block {block}");
-            return Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule));
+        runs.iter().try_for_each(|run| self.check(run))?;
+        Ok(self.take(runs, most_bytes, true))
+    }
+
+    /// Whether a run has bytes, and all of them are in its block.
+    pub(super) fn check(&self, run: &BlockRange) -> Result<(), WireError> {
+        let BlockRange { block, start, length } = *run;
+        let most = self.blocks.get(block).copied().unwrap_or(0);
+        if length > 0 && start < most && length <= most - start {
+            return Ok(());
         }
+        let rule = format!("{length} bytes from {start:#x} on are none, or not inside block {block}");
+        Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule))
+    }
+
+    /// As [`Self::next_batch`], of runs that were checked. With `may_ask` false it takes what is registered already, and
+    /// stops at the first byte that is not.
+    pub(super) fn take(&mut self, runs: &mut VecDeque<BlockRange>, most_bytes: u64, may_ask: bool) -> Batch {
         self.batch += 1;
         let mut batch = Batch::default();
         let mut pieces = Vec::new();
@@ -156,7 +169,10 @@ impl RegistrationPlan {
         let mut room = (most_bytes / page * page).max(page);
         while let Some(run) = runs.front_mut() {
             let cell = self.cell(run.block, run.start);
-            if room == 0 || !self.cover(cell, &mut batch) {
+            let is_there = self.windows.contains_key(&(cell.block, cell.start));
+            // A window that this batch cannot fill is left to the next one, which can.
+            let is_too_late = !pieces.is_empty() && cell.start.is_multiple_of(self.wide) && room < self.wide;
+            if room == 0 || !is_there && (!may_ask || is_too_late) || !self.cover(cell, &mut batch) {
                 break;
             }
             let length = run.length.min(cell.end() - run.start).min(room);
@@ -185,7 +201,7 @@ impl RegistrationPlan {
         if let Some(last) = joined {
             self.cut(last, &mut batch.writes);
         }
-        Ok(batch)
+        batch
     }
 
     /// Forgets windows that the other side has given back by itself, or that were asked for in vain.
@@ -193,11 +209,6 @@ impl RegistrationPlan {
         if let Some(known) = self.windows.remove(&(window.block, window.start)) {
             self.pinned -= known.end - window.start;
         }
-    }
-
-    fn is_inside(&self, run: &BlockRange) -> bool {
-        let length = self.blocks.get(run.block).copied().unwrap_or(0);
-        run.length > 0 && run.start < length && run.length <= length - run.start
     }
 
     /// The memory that is registered for this byte if it is not yet. Beside windows that are shorter than the grid, of a

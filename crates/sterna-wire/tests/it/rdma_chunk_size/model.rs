@@ -77,6 +77,8 @@ impl Costs {
 /// What happens, and when.
 #[derive(Debug)]
 pub enum Event {
+    /// The source has found more pages to write.
+    Scanned,
     /// The source has registered its window.
     OwnRegistered,
     /// It has given its windows back.

@@ -37,11 +37,9 @@ pub(in crate::outgoing) struct Work {
 pub(super) struct State {
     /// This side's memory.
     own: Lookahead,
-    own_steps: VecDeque<Step>,
     registrations: BTreeMap<(usize, u64), Registration>,
     /// The destination's.
     remote: Remote,
-    remote_steps: VecDeque<Step>,
     /// Windows that there are: keys and lengths. The plan is ahead of them.
     keys: BTreeMap<(usize, u64), (u32, u64)>,
     /// In which requests for windows count.
@@ -106,10 +104,8 @@ impl Work {
         };
         let state = State {
             own: ahead(own),
-            own_steps: VecDeque::new(),
             registrations: BTreeMap::new(),
             remote,
-            remote_steps: VecDeque::new(),
             keys: BTreeMap::new(),
             unit,
             zeros: VecDeque::new(),
@@ -148,12 +144,9 @@ impl Work {
             }
         }
         let bytes = ranges.data.iter().map(|range| range.length).sum();
-        state.own.add(ranges.data.iter().copied());
-        match &mut state.remote {
-            Remote::Known(remote) => remote.add(ranges.data.drain(..)),
-            Remote::Probing(_, runs) => runs.append(&mut ranges.data),
-        }
-        self.plan(state)?;
+        state.add(&ranges.data)?;
+        ranges.data.clear();
+        self.wake(state);
         Ok(bytes)
     }
 
@@ -200,7 +193,7 @@ impl Work {
                 remote.written().map_err(&wire)?;
             }
         }
-        self.plan(state)?;
+        self.wake(state);
         Ok(bytes)
     }
 
@@ -231,9 +224,9 @@ impl Work {
             if state.is_over || state.failure.is_some() {
                 return None;
             }
-            match state.own_steps.pop_front() {
-                Some(step) => return Some(step),
-                None => self.memory.wait_for(&mut state, PATIENCE),
+            match state.own.next_step(1) {
+                Step::Wait => self.memory.wait_for(&mut state, PATIENCE),
+                step => return Some(step),
             };
         }
     }
@@ -247,7 +240,7 @@ impl Work {
         let mut state = self.state()?;
         state.registrations.insert((window.block, window.start), registration);
         state.own.registered(1).map_err(MigrationError::wire("RDMA memory"))?;
-        self.plan(state)?;
+        self.wake(state);
         self.lane.notify_all();
         Ok(())
     }
@@ -267,7 +260,7 @@ impl Work {
     ) -> Result<(), MigrationError> {
         let mut state = self.state()?;
         change(&mut state)?;
-        self.plan(state)?;
+        self.wake(state);
         self.lane.notify_all();
         Ok(())
     }
@@ -315,16 +308,9 @@ impl Work {
     }
 
     /// Whoever has something to do shall do it.
-    fn plan(&self, mut state: MutexGuard<'_, State>) -> Result<(), MigrationError> {
-        let wire = MigrationError::wire("RDMA memory");
-        let State { own, own_steps, remote, remote_steps, .. } = &mut *state;
-        steps(own, own_steps, 1).map_err(&wire)?;
-        if let Remote::Known(remote) = remote {
-            let most = if self.rdma.is_sterna() { MOST_REPEATED as usize } else { 1 };
-            steps(remote, remote_steps, most).map_err(&wire)?;
-        }
+    fn wake(&self, state: MutexGuard<'_, State>) {
         let may_ask = state.may_ask && !state.is_asking && state.has_task(self.rdma.is_sterna());
-        let may_register = !state.own_steps.is_empty();
+        let may_register = state.own.has_step();
         drop(state);
         if may_ask {
             self.asker.notify_one();
@@ -332,11 +318,23 @@ impl Work {
         if may_register {
             self.memory.notify_one();
         }
-        Ok(())
     }
 }
 
 impl State {
+    /// These runs of pages are to be written.
+    pub(super) fn add(&mut self, runs: &[BlockRange]) -> Result<(), MigrationError> {
+        let wire = MigrationError::wire("RDMA memory");
+        self.own.add(runs.iter().copied()).map_err(&wire)?;
+        match &mut self.remote {
+            Remote::Known(remote) => remote.add(runs.iter().copied()).map_err(&wire),
+            Remote::Probing(_, waiting) => {
+                waiting.extend(runs);
+                Ok(())
+            }
+        }
+    }
+
     /// Whether all that was added has been written, and all zero ranges have been sent.
     pub(super) fn is_done(&self) -> bool {
         let is_written = match &self.remote {
@@ -387,7 +385,7 @@ impl State {
             self.keys.insert((window.block, window.start), (key, window.length));
         }
         let mut remote = Lookahead::new(plan, Lookahead::MOST_AHEAD);
-        remote.add(runs.drain(..));
+        remote.add(runs.drain(..)).map_err(MigrationError::wire("RDMA memory"))?;
         self.remote = Remote::Known(remote);
         Ok(())
     }
@@ -450,8 +448,11 @@ impl State {
 
     /// Whether there is something to ask for.
     fn has_task(&self, is_sterna: bool) -> bool {
-        let is_probing = matches!(&self.remote, Remote::Probing(_, runs) if !runs.is_empty());
-        is_probing || !self.remote_steps.is_empty() || self.zeros.len() >= self.least_zeros(is_sterna)
+        let has_window = match &self.remote {
+            Remote::Probing(_, runs) => !runs.is_empty(),
+            Remote::Known(remote) => remote.has_step(),
+        };
+        has_window || self.zeros.len() >= self.least_zeros(is_sterna)
     }
 
     /// So many zero ranges make a message.
@@ -463,7 +464,7 @@ impl State {
     fn pick(&mut self, is_sterna: bool) -> Option<Task> {
         let may_clear = self.zeros.len() >= self.least_zeros(is_sterna);
         if (!may_clear || self.was_clearing)
-            && let Some(task) = self.next_window()
+            && let Some(task) = self.next_window(is_sterna)
         {
             self.was_clearing = false;
             return Some(task);
@@ -476,14 +477,15 @@ impl State {
         })
     }
 
-    fn next_window(&mut self) -> Option<Task> {
-        if let Remote::Probing(probe, runs) = &self.remote {
-            return probe.next_ask().filter(|_| !runs.is_empty()).map(Task::Probe);
-        }
-        match self.remote_steps.pop_front()? {
-            Step::Register(windows) => Some(Task::Register(windows)),
-            Step::GiveBack(windows) => Some(Task::GiveBack(windows)),
-            Step::Wait => None,
+    fn next_window(&mut self, is_sterna: bool) -> Option<Task> {
+        let most = if is_sterna { MOST_REPEATED as usize } else { 1 };
+        match &mut self.remote {
+            Remote::Probing(probe, runs) => probe.next_ask().filter(|_| !runs.is_empty()).map(Task::Probe),
+            Remote::Known(remote) => match remote.next_step(most) {
+                Step::Register(windows) => Some(Task::Register(windows)),
+                Step::GiveBack(windows) => Some(Task::GiveBack(windows)),
+                Step::Wait => None,
+            },
         }
     }
 }
@@ -494,20 +496,6 @@ fn before<'a, T>(
     range: &BlockRange,
 ) -> Option<(&'a (usize, u64), &'a T)> {
     map.range((range.block, 0)..=(range.block, range.start)).next_back()
-}
-
-/// Takes all steps that there are.
-fn steps(
-    lookahead: &mut Lookahead,
-    to: &mut VecDeque<Step>,
-    most: usize,
-) -> Result<(), sterna_wire::WireError> {
-    loop {
-        match lookahead.next_step(most)? {
-            Step::Wait => return Ok(()),
-            step => to.push_back(step),
-        }
-    }
 }
 
 /// Most bytes of this side's memory that may be registered at once: no more than an operator wants, and than the process

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ pub struct Manner {
     pub ignores_counts: bool,
     /// States another length for its first block.
     pub lies: bool,
+    /// Grants no memory until this is set.
+    pub gate: Option<&'static AtomicBool>,
     pub trouble: Option<(Moment, Trouble)>,
 }
 
@@ -295,6 +298,9 @@ impl Serving {
                 }
                 (Arrival::Register, Message::RegisterRequest(requests)) => {
                     self.at(Moment::Register)?;
+                    while self.manner.gate.is_some_and(|gate| !gate.load(Ordering::Acquire)) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                     assert!(!self.pin_all, "all has keys");
                     assert!(self.manner.kind == Kind::Sterna || requests.len() == 1, "a QEMU answers one");
                     let results: Vec<_> = requests

@@ -106,7 +106,15 @@ fn capabilities(has_return_path: bool, rdma_pin_all: bool) -> Capabilities {
 
 fn manner(kind: Kind, chunk_mib: u64) -> Manner {
     let chunk = ChunkSize::new(chunk_mib * MIB).unwrap();
-    Manner { kind, chunk, has_return_path: true, ignores_counts: false, lies: false, trouble: None }
+    Manner {
+        kind,
+        chunk,
+        has_return_path: true,
+        ignores_counts: false,
+        lies: false,
+        gate: None,
+        trouble: None,
+    }
 }
 
 /// A migration to the end. The destination's memory is full of garbage before.

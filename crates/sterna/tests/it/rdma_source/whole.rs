@@ -1,5 +1,7 @@
 //! Memory arrives whole, whatever the destination is like.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sterna_wire::rdma::ChunkSize;
 
 use super::*;
@@ -54,6 +56,30 @@ fn qemu_without_return_path_gets_all_memory() {
     let lab = Lab::new(Settings::seeded(3));
     let without = Manner { has_return_path: false, ..manner(Kind::Qemu, 1) };
     completes(&lab, 3, without, lab.parameters(chunk(1)), false);
+}
+
+#[test]
+fn pages_that_are_found_while_a_window_is_granted_make_few_windows() {
+    let lab = Lab::new(Settings::seeded(6));
+    let guest = Plain::new(ram(Some(0x5a)));
+    let gate: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+    let slow = Manner { gate: Some(gate), ..manner(Kind::Sterna, 1) };
+    let target = ram(Some(0xa5));
+    let destination = Destination::listen(&lab.destination, target.clone(), slow);
+    let migration = start(&guest, &destination, lab.parameters(chunk(1)), capabilities(true, false)).unwrap();
+    // This side registers all of its memory meanwhile: so all of it has been found.
+    let all: u64 = BLOCKS.iter().map(|(_, length)| length).sum();
+    while migration.statistics().rdma.is_none_or(|rdma| rdma.pinned_bytes < all) {
+        assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    gate.store(true, Ordering::Release);
+
+    assert!(matches!(migration.wait(), Outcome::Completed));
+    let seen = destination.wait();
+    assert_eq!(contents(&guest.ram), contents(&target));
+    // What was asked for first, and what is left of each block.
+    assert!(seen.windows.len() <= 1 + BLOCKS.len(), "{:?}", seen.windows);
 }
 
 #[test]

@@ -11,12 +11,10 @@ impl Work {
     pub(in crate::outgoing::rdma) fn add_packet(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
         let mut state = self.state()?;
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
-        state.own.add(ranges.iter().copied());
-        if let Remote::Known(remote) = &mut state.remote {
-            remote.add(ranges.iter().copied());
-        }
+        state.add(ranges)?;
         self.rdma.counts.packet_queued(bytes);
-        self.plan(state)
+        self.wake(state);
+        Ok(())
     }
 
     /// Takes out of `left`, which is not written yet of a packet, what is registered on both sides now. Gives the WRITEs
@@ -77,7 +75,8 @@ impl Work {
             }
             self.rdma.counts.packet_completed(range.length);
         }
-        self.plan(state)
+        self.wake(state);
+        Ok(())
     }
 
     /// Waits until some of this memory is registered on both sides, or for a moment.
