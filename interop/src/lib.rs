@@ -49,4 +49,6 @@ pub use root::{Root, kvm_for, skip};
 pub use scenarios::Failure;
 pub use sterna_program::{sterna, sterna_does};
 pub use ticks::{Tick, unbroken};
-pub use workload::{Guest, LONGEST_GAP_ADDRESS, PACE_ADDRESS, boot_disk};
+pub use workload::{
+    Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS, boot_disk,
+};

@@ -2,10 +2,12 @@
 
 mod boot;
 mod linux;
+mod sweep;
 
 use std::path::Path;
 
-pub use boot::{LONGEST_GAP_ADDRESS, PACE_ADDRESS};
+pub use boot::{LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS};
+pub(crate) use sweep::{PLACES, Sweep};
 
 use crate::{Failure, Root, skip};
 
@@ -18,6 +20,8 @@ pub enum Guest {
     /// A boot sector that rewrites half of RAM, pass after pass, and compares each page with what it wrote
     /// the pass before. Plain integer instructions, so that any KVM runs it; up in a second. 16 MiB or more.
     Boot,
+    /// The same, but that neighbours in time are far apart in memory.
+    Scattered,
     /// Debian's stock kernel with a busybox that rewrites files in a tmpfs and compares their digests. Some
     /// seconds to boot under TCG. 128 MiB or more.
     Linux,
@@ -47,7 +51,8 @@ impl Guest {
     ) -> Result<Vec<String>, Failure> {
         match self {
             Self::None => Ok(Vec::new()),
-            Self::Boot => boot::arguments(machine, memory_mib, directory),
+            Self::Boot => boot::arguments(machine, Sweep::in_order(memory_mib), directory),
+            Self::Scattered => boot::arguments(machine, Sweep::scattered(memory_mib), directory),
             Self::Linux => linux::arguments(root),
         }
     }
@@ -58,5 +63,5 @@ impl Guest {
 /// # Errors
 /// The file could not be written.
 pub fn boot_disk(path: &Path, memory_mib: u64) -> Result<(), Failure> {
-    boot::disk(path, memory_mib)
+    boot::disk(path, Sweep::in_order(memory_mib))
 }

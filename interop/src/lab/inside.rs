@@ -16,6 +16,8 @@ use crate::scenarios::{ALL, Failure};
 const IN_TREE: &str = "in-tree";
 /// The argument of this program as the bench's other process.
 pub(super) const PEER: &str = "in-tree-peer";
+/// The argument of this program as a guest that writes.
+pub(super) const WRITER: &str = "in-tree-writer";
 /// The argument of this program as a place of a guest that is migrated.
 pub(super) const PLACE: &str = "in-tree-place";
 /// Where init makes the tree.
@@ -47,6 +49,10 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
             rdma::bench::serve();
             return Some(0);
         }
+        WRITER => {
+            rdma::bench::serve_writer();
+            return Some(0);
+        }
         PLACE => {
             rdma::reliability::serve();
             return Some(0);
@@ -71,7 +77,7 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
 /// Runs what was selected. The number of failures.
 fn chosen(kind: Kind, selection: &Selection) -> i32 {
     if selection.is_bench {
-        return rdma::bench::run(selection.is_quick);
+        return rdma::bench::run(selection);
     }
     if let Some(count) = selection.reliability {
         return rdma::reliability::run(selection.seed, selection.from..selection.from.saturating_add(count));

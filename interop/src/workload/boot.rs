@@ -1,6 +1,6 @@
 //! A boot sector that sweeps RAM in flat 32-bit mode and checks each page against its last pass.
 //!
-//! In pass n every page gets n × [`FACTOR`] ^ its address at three places; pass n + 1 compares them first. So
+//! In pass n every page gets n × `FACTOR` ^ its address at three places; pass n + 1 compares them first. So
 //! a page that was lost, is late or came twice shows at once. The end of a pass prints a line if the
 //! time-stamp counter's bit 26 or a higher one has changed since the last.
 //!
@@ -11,14 +11,9 @@
 use std::arch::global_asm;
 use std::path::Path;
 
+use super::sweep::{FACTOR, FIRST, Sweep};
 use crate::Failure;
 
-/// The first byte that is swept.
-const FIRST_SWEPT: u64 = 1 << 20;
-/// A PC's RAM below the hole for devices, in the smallest case.
-const MOST_LOW_MIB: u64 = 2048;
-/// Makes each pass's words differ in many bits.
-const FACTOR: u32 = 0x9e37_79b1;
 /// The image is padded to a size that every disk controller takes.
 const IMAGE_BYTES: usize = 1 << 20;
 
@@ -37,6 +32,10 @@ const IS_BAD: usize = 0x1dc;
 const PACE: usize = 0x1e0;
 const LAST_STEP: usize = 0x1e4;
 const LONGEST_GAP: usize = 0x1e8;
+const STEP_BYTES: usize = 0x1ec;
+const SWEPT_END: usize = 0x1f0;
+const SWEPT_BYTES: usize = 0x1f4;
+const MOST_LATE: usize = 0x1f8;
 
 /// Physical address of a little-endian 32-bit word: ticks of the time-stamp counter from page to page; 0: full speed,
 /// and no gap is kept.
@@ -45,13 +44,20 @@ pub const PACE_ADDRESS: u64 = (LOADED + PACE) as u64;
 /// ticks of the time-stamp counter; true below 2³² ticks.
 pub const LONGEST_GAP_ADDRESS: u64 = (LOADED + LONGEST_GAP) as u64;
 
+/// Physical address of a little-endian 32-bit word: the time-stamp counter at the last page, once there is a pace.
+pub const LAST_STEP_ADDRESS: u64 = (LOADED + LAST_STEP) as u64;
+
+/// Physical address of a little-endian 32-bit word: how late a page may be, in ticks, and the next be reckoned from when it was written;
+/// a page that is later is reckoned as so late, so that the guest makes up for time that it did not get. At first there is no limit.
+pub const MOST_LATE_ADDRESS: u64 = (LOADED + MOST_LATE) as u64;
+
 /// Flat descriptors: none, code, data.
 const DESCRIPTORS: [u64; 3] = [0, 0x00cf_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
 
-/// Arguments for a machine that boots the sector, which sweeps half of its RAM.
-pub(super) fn arguments(machine: &str, memory_mib: u64, directory: &Path) -> Result<Vec<String>, Failure> {
+/// Arguments for a machine that boots the sector.
+pub(super) fn arguments(machine: &str, sweep: Sweep, directory: &Path) -> Result<Vec<String>, Failure> {
     let path = directory.join("boot.img");
-    disk(&path, memory_mib)?;
+    disk(&path, sweep)?;
     let device = if machine.starts_with("microvm") { "virtio-blk-device" } else { "ide-hd" };
     Ok(vec![
         "-drive".into(),
@@ -62,15 +68,14 @@ pub(super) fn arguments(machine: &str, memory_mib: u64, directory: &Path) -> Res
 }
 
 /// Writes the disk that it is booted from.
-pub(super) fn disk(path: &Path, memory_mib: u64) -> Result<(), Failure> {
-    let pages = memory_mib.min(MOST_LOW_MIB) * 256 / 2;
+pub(super) fn disk(path: &Path, sweep: Sweep) -> Result<(), Failure> {
     let mut image = vec![0; IMAGE_BYTES];
-    image[..512].copy_from_slice(&sector(pages as u32));
+    image[..512].copy_from_slice(&sector(sweep));
     std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The sector, which sweeps that many pages from [`FIRST_SWEPT`] on.
-fn sector(pages: u32) -> [u8; 512] {
+/// The sector, which sweeps so.
+fn sector(sweep: Sweep) -> [u8; 512] {
     let mut sector = [0; 512];
     let code = code();
     assert!(code.len() <= TEXT_TICK, "the boot sector's code was built too long");
@@ -82,8 +87,12 @@ fn sector(pages: u32) -> [u8; 512] {
     put(TABLE, &DESCRIPTORS.map(u64::to_le_bytes).concat());
     put(TABLE_POINTER, &(size_of_val(&DESCRIPTORS) as u16 - 1).to_le_bytes());
     put(TABLE_POINTER + 2, &((LOADED + TABLE) as u32).to_le_bytes());
-    put(SWEPT_FROM, &(FIRST_SWEPT as u32).to_le_bytes());
-    put(SWEPT_PAGES, &pages.to_le_bytes());
+    put(SWEPT_FROM, &(FIRST as u32).to_le_bytes());
+    put(SWEPT_PAGES, &sweep.pages().to_le_bytes());
+    put(STEP_BYTES, &sweep.step_bytes().to_le_bytes());
+    put(SWEPT_END, &(sweep.end() as u32).to_le_bytes());
+    put(SWEPT_BYTES, &sweep.bytes().to_le_bytes());
+    put(MOST_LATE, &u32::MAX.to_le_bytes());
     put(510, &[0x55, 0xaa]);
     sector
 }
@@ -148,6 +157,10 @@ global_asm!(
     "    jbe     .Lsweep_no_gap",
     "    mov     dword ptr [{LOADED} + {LONGEST_GAP}], eax",
     ".Lsweep_no_gap:",
+    "    cmp     eax, dword ptr [{LOADED} + {MOST_LATE}]",
+    "    jbe     .Lsweep_in_time",
+    "    mov     eax, dword ptr [{LOADED} + {MOST_LATE}]",
+    ".Lsweep_in_time:",
     "    add     dword ptr [{LOADED} + {LAST_STEP}], eax",
     "    pop     edx",
     "    pop     eax",
@@ -171,7 +184,11 @@ global_asm!(
     "    mov     dword ptr [edi + 2044], edx",
     "    mov     dword ptr [edi + 4092], edx",
     "    xor     edx, edi",
-    "    add     edi, 4096",
+    "    add     edi, dword ptr [{LOADED} + {STEP_BYTES}]",
+    "    cmp     edi, dword ptr [{LOADED} + {SWEPT_END}]",
+    "    jb      .Lsweep_next",
+    "    sub     edi, dword ptr [{LOADED} + {SWEPT_BYTES}]",
+    ".Lsweep_next:",
     "    dec     ecx",
     "    jnz     .Lsweep_page",
     // A line now and then.
@@ -244,5 +261,9 @@ global_asm!(
     PACE = const PACE,
     LAST_STEP = const LAST_STEP,
     LONGEST_GAP = const LONGEST_GAP,
+    STEP_BYTES = const STEP_BYTES,
+    SWEPT_END = const SWEPT_END,
+    SWEPT_BYTES = const SWEPT_BYTES,
+    MOST_LATE = const MOST_LATE,
     FACTOR = const FACTOR as i32,
 );

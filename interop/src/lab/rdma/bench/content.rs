@@ -38,7 +38,7 @@ impl Load {
     }
 
     /// A MiB of it at that offset, of `total` bytes; nothing where it is zero.
-    fn piece(self, at: u64, total: u64) -> Option<Vec<u8>> {
+    pub(super) fn piece(self, at: u64, total: u64) -> Option<Vec<u8>> {
         if self == Self::HalfZero && at >= total / 2 {
             return None;
         }

@@ -1,26 +1,30 @@
 //! How fast guests move over soft-RoCE: Sterna and QEMU in all pairs, beside what the device can do ([`raw`]), in one boot.
 //!
 //! One emulated core does everything, populating memory included, so it is software that is compared here: in one boot, by
-//! ratios. Repetitions are interleaved; medians are told.
+//! ratios. Repetitions are interleaved; medians are told. Beside guests that stand still: guests that write all the time ([`writers`]),
+//! and what tells a destination that pages are there ([`barrier`]).
 #![allow(clippy::print_stdout)]
 
+mod barrier;
 mod content;
 mod pair;
 mod process;
 mod raw;
 mod rows;
+mod writers;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::lab::RESULTS;
 use crate::lab::rdma::way::Way;
+use crate::lab::{RESULTS, Selection};
 pub(super) use content::Load;
 pub(super) use pair::Machines;
 use pair::Pair;
 pub(super) use process::Machine;
 pub(in crate::lab) use process::serve;
 use rows::{Row, median};
+pub(in crate::lab) use writers::serve as serve_writer;
 
 const MIB: u64 = 1 << 20;
 /// RAM of the guests, and its block.
@@ -37,9 +41,14 @@ const LANES: [u8; 4] = [0, 1, 2, 4];
 const PINNED_LIMIT_MIB: u64 = 64;
 const OTHER_REPETITIONS: usize = 3;
 
-/// Runs the bench and prints its results. The number of migrations that failed.
-pub(in crate::lab) fn run(is_quick: bool) -> i32 {
-    match measured(is_quick) {
+/// Its parts, by which `--only` chooses.
+const ROWS: &str = "rows";
+const WRITERS: &str = "writers";
+const BARRIER: &str = "barrier";
+
+/// Runs the bench, or the parts of it that were chosen, and prints its results. The number of migrations that failed.
+pub(in crate::lab) fn run(selection: &Selection) -> i32 {
+    match measured(selection) {
         Ok(failures) => failures,
         Err(why) => {
             println!("LAB bench: {why}");
@@ -48,54 +57,93 @@ pub(in crate::lab) fn run(is_quick: bool) -> i32 {
     }
 }
 
-fn measured(is_quick: bool) -> Result<i32, Failure> {
-    let (chunks, repetitions) =
-        if is_quick { (&[1, 64][..], 1) } else { (&CORE_CHUNKS_MIB[..], REPETITIONS) };
-    let mut raw: Vec<(u64, Vec<f64>)> = RAW_WINDOWS_MIB.map(|window| (window, Vec::new())).into();
-    let mut core = rows(chunks, Load::Random);
-    let mut machines = Machines::start(Load::Random)?;
-    for repetition in 0..repetitions {
-        for (window, found) in &mut raw {
-            found.push(raw::limit(MEMORY_MIB * MIB, *window * MIB)?);
-            println!("LAB raw, windows of {window} MiB: {:.1} MiB/s", found[repetition]);
-        }
-        core.iter_mut().for_each(|row| row.repeat(&mut machines, repetition == 0));
+fn measured(selection: &Selection) -> Result<i32, Failure> {
+    let mut table =
+        Table { repetitions: if selection.is_quick { 1 } else { REPETITIONS }, ..Table::default() };
+    if selection.takes(ROWS, false) {
+        table.measure(selection.is_quick)?;
     }
-    let raw: Vec<_> = raw.iter().map(|(window, found)| (*window, median(found))).collect();
-    let limit = raw.iter().map(|(_, found)| *found).fold(0.0, f64::max);
-    // Now, for whoever does not wait for the rest.
-    let told = |rows: &[Row]| rows.iter().for_each(|row| println!("LAB {}", row.line(limit)));
-    told(&core);
-    if !is_quick {
-        let compared = core.len();
+    let (is_long, mut failures) = (selection.is_quick, table.failures());
+    let barriers = if selection.takes(BARRIER, is_long) { barrier::rows()? } else { Vec::new() };
+    let mut rows: Vec<Value> = table.rows.iter().map(Row::json).collect();
+    if selection.takes(WRITERS, is_long) {
+        let found = writers::rows();
+        failures += found.iter().filter(|row| row["failures"] != json!([])).count();
+        rows.extend(found);
+    }
+    let raw: Vec<_> =
+        table.raw.iter().map(|(window, found)| json!({ "window_mib": window, "mib_s": found })).collect();
+    let results = json!({
+        "ram_mib": MEMORY_MIB,
+        "repetitions": table.repetitions,
+        "limit_mib_s": table.limit(),
+        "raw": raw,
+        "rows": rows,
+        "barriers": barriers,
+    });
+    println!("{RESULTS}{results}");
+    Ok(failures as i32)
+}
+
+/// Guests that stand still.
+#[derive(Default)]
+struct Table {
+    repetitions: usize,
+    /// Windows of the raw loop, MiB, and its median.
+    raw: Vec<(u64, f64)>,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    fn measure(&mut self, is_quick: bool) -> Result<(), Failure> {
+        let chunks = if is_quick { &[1, 64][..] } else { &CORE_CHUNKS_MIB[..] };
+        let mut raw: Vec<(u64, Vec<f64>)> = RAW_WINDOWS_MIB.map(|window| (window, Vec::new())).into();
+        let mut core = rows(chunks, Load::Random);
+        let mut machines = Machines::start(Load::Random)?;
+        for repetition in 0..self.repetitions {
+            for (window, found) in &mut raw {
+                found.push(raw::limit(MEMORY_MIB * MIB, *window * MIB)?);
+                println!("LAB raw, windows of {window} MiB: {:.1} MiB/s", found[repetition]);
+            }
+            core.iter_mut().for_each(|row| row.repeat(&mut machines, repetition == 0));
+        }
+        self.raw = raw.iter().map(|(window, found)| (*window, median(found))).collect();
+        // Now, for whoever does not wait for the rest.
+        self.tell(core);
+        if is_quick {
+            return Ok(());
+        }
         let mut others = rows(&OTHER_CHUNKS_MIB, Load::Random);
         others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
-        core.extend(others);
+        self.tell(others);
         let mut others = between_sternas();
         for _ in 0..OTHER_REPETITIONS {
             others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
         }
-        core.extend(others);
+        self.tell(others);
         drop(machines);
         for load in [Load::HalfZero, Load::EverySecondPage] {
             let mut machines = Machines::start(load)?;
             let mut others = rows(&[1], load);
             others.iter_mut().for_each(|row| row.repeat(&mut machines, true));
-            core.extend(others);
+            self.tell(others);
         }
-        told(&core[compared..]);
+        Ok(())
     }
-    let raw: Vec<_> =
-        raw.iter().map(|(window, found)| json!({ "window_mib": window, "mib_s": found })).collect();
-    let results = json!({
-        "ram_mib": MEMORY_MIB,
-        "repetitions": repetitions,
-        "limit_mib_s": limit,
-        "raw": raw,
-        "rows": core.iter().map(Row::json).collect::<Vec<_>>(),
-    });
-    println!("{RESULTS}{results}");
-    Ok(core.iter().map(|row| row.failures.len() as i32).sum())
+
+    fn tell(&mut self, rows: Vec<Row>) {
+        let limit = self.limit();
+        rows.iter().for_each(|row| println!("LAB {}", row.line(limit)));
+        self.rows.extend(rows);
+    }
+
+    fn limit(&self) -> f64 {
+        self.raw.iter().map(|(_, found)| *found).fold(0.0, f64::max)
+    }
+
+    fn failures(&self) -> usize {
+        self.rows.iter().map(|row| row.failures.len()).sum()
+    }
 }
 
 fn rows(chunks_mib: &[u64], load: Load) -> Vec<Row> {

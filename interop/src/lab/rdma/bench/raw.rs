@@ -24,7 +24,7 @@ const SIZES: EndpointSizes = EndpointSizes::messages(64, 1, 1).with_writes(32);
 
 /// MiB per second for that many bytes in such windows.
 pub(super) fn limit(bytes: u64, window: u64) -> Result<f64, Failure> {
-    let (source, destination) = joined()?;
+    let (source, destination) = joined(&SIZES)?;
     let from = memory("raw-source", bytes)?;
     fill(&from, Load::Random)?;
     let into = memory("raw-destination", bytes)?;
@@ -78,7 +78,7 @@ fn write_all(
     })
 }
 
-fn registered(
+pub(super) fn registered(
     adapter: &dyn Adapter,
     block: &RamBlock,
     at: u64,
@@ -89,12 +89,12 @@ fn registered(
     adapter.register(memory, access).map_err(said)
 }
 
-fn memory(name: &str, bytes: u64) -> Result<RamBlock, Failure> {
+pub(super) fn memory(name: &str, bytes: u64) -> Result<RamBlock, Failure> {
     RamBlock::new(name, bytes, Backing::Anonymous).map_err(said)
 }
 
 /// Two sides that are connected: source and destination.
-fn joined() -> Result<(Endpoint, Endpoint), Failure> {
+pub(super) fn joined(sizes: &EndpointSizes) -> Result<(Endpoint, Endpoint), Failure> {
     static FABRICS: OnceLock<[Arc<dyn Fabric>; 2]> = OnceLock::new();
     let [ours, theirs] =
         FABRICS.get_or_init(|| [0, 1].map(|_| Arc::new(VerbsFabric::new()) as Arc<dyn Fabric>));
@@ -103,10 +103,10 @@ fn joined() -> Result<(Endpoint, Endpoint), Failure> {
     let to = SocketAddr::new(address, listener.local_address().port());
     let flag = CancelFlag::new();
     let source =
-        ours.resolve(to, LIMIT, &flag).and_then(|route| route.open(&SIZES.attributes())).map_err(said)?;
+        ours.resolve(to, LIMIT, &flag).and_then(|route| route.open(&sizes.attributes())).map_err(said)?;
     let accept = || -> Result<Arc<dyn Connection>, Failure> {
         let request = listener.accept(Some(LIMIT), &flag).map_err(said)?;
-        let connection = request.open(&SIZES.attributes()).map_err(said)?;
+        let connection = request.open(&sizes.attributes()).map_err(said)?;
         connection.establish(&ConnectParameters::accept(b""), LIMIT, &flag).map_err(said)?;
         Ok(connection)
     };
@@ -115,10 +115,10 @@ fn joined() -> Result<(Endpoint, Endpoint), Failure> {
         source.establish(&ConnectParameters::connect(b""), LIMIT, &flag).map_err(said)?;
         accepting.join().map_err(|_| "accepting panicked".to_owned())?
     })?;
-    let end = |connection| Endpoint::new(connection, &SIZES).map_err(said);
+    let end = |connection| Endpoint::new(connection, sizes).map_err(said);
     Ok((end(source)?, end(destination)?))
 }
 
-fn said(error: impl std::fmt::Display) -> Failure {
+pub(super) fn said(error: impl std::fmt::Display) -> Failure {
     error.to_string()
 }
