@@ -32,7 +32,7 @@ impl DoubleAdapter {
         info.max_registration_bytes = u64::MAX;
         info.max_work_requests = 1 << 14;
         info.max_completions = 1 << 15;
-        info.on_demand_paging = settings.on_demand_paging;
+        info.on_demand_paging = state.hosts[self.host].on_demand_paging;
         info
     }
 
@@ -59,7 +59,7 @@ impl DoubleAdapter {
         if memory.is_empty() || access.remote_write && !access.local_write {
             return refused(libc::EINVAL);
         }
-        if access.on_demand && !self.world.core.settings.on_demand_paging {
+        if access.on_demand && !state.hosts[self.host].on_demand_paging {
             return refused(libc::EOPNOTSUPP);
         }
         let (wanted, locked) = (pinned(memory, access), self.locked(state));
@@ -94,7 +94,11 @@ impl Adapter for DoubleAdapter {
         let mut region = Region::new(self.domain, memory.clone(), access, pins);
         let mut state = core.state();
         let pinned = pinned(&memory, access);
-        region.since = state.clocks.spend(core.settings.costs.registration(memory.len() as u64));
+        region.since = state.clocks.spend(core.settings.costs.registration(if access.on_demand {
+            0
+        } else {
+            memory.len() as u64
+        }));
         let index = state.next() as u32 & 0xff_ffff;
         state.regions.insert(index, region);
         let counts = state.counts(self.host);

@@ -60,6 +60,7 @@ impl Network {
         state.hosts.push(HostState {
             addresses: addresses.to_vec(),
             has_link: true,
+            on_demand_paging: self.world.core.settings.on_demand_paging,
             lost: None,
             plan: Default::default(),
             counts: Counts::default(),
@@ -138,6 +139,11 @@ impl Network {
     pub fn set_link(&self, host: &Host, is_up: bool) {
         self.world.core.state().set_link(host.adapter.host, is_up);
         self.world.core.wake();
+    }
+
+    /// Gives the adapter of one host on-demand paging, or takes it away.
+    pub fn set_on_demand_paging(&self, host: &Host, has: bool) {
+        self.world.core.state().hosts[host.adapter.host].on_demand_paging = has;
     }
 
     fn strike(&self, host: &Host, fault: Fault) {

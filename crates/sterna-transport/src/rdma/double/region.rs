@@ -17,7 +17,8 @@ pub(super) struct Region {
     pub(super) access: Access,
     /// When registering was done.
     pub(super) since: Time,
-    /// Pages of the block that were found discarded; `None` where it cannot be told.
+    /// Pages of the block that were found discarded; `None` where it cannot be told, and where the adapter follows the memory:
+    /// it writes the page that is there now.
     stale: Option<PageBitmap>,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Range {
 }
 
 impl Region {
-    /// Registers: populates the memory as pinning does.
+    /// Registers. If it pins, it populates the memory.
     pub(super) fn new(domain: usize, memory: Memory, access: Access, pins: bool) -> Self {
         let stale = memory.block().filter(|_| pins).and_then(|(block, offset)| {
             let first = offset / PAGE_SIZE as u64;

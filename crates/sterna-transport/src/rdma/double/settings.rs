@@ -17,7 +17,7 @@ pub struct Settings {
     pub rnr_timer: Duration,
     /// The longest message of every port.
     pub max_message_bytes: u32,
-    /// Whether adapters can write memory that is not pinned.
+    /// Whether the adapters of all hosts can use memory that is not pinned: see [`super::Network::set_on_demand_paging`].
     pub on_demand_paging: bool,
     /// The locked-memory limit of every host.
     pub locked_memory_bytes: Option<u64>,
@@ -100,7 +100,7 @@ impl Costs {
         self.request + Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 
-    /// How long registering takes.
+    /// How long registering takes. What is not pinned costs the call alone.
     pub(super) fn registration(&self, bytes: u64) -> Duration {
         let nanoseconds = (self.register_mib.as_nanos() * u128::from(bytes)) >> 20;
         self.register_call + Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))

@@ -46,6 +46,8 @@ pub(super) struct State {
 pub(super) struct HostState {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) has_link: bool,
+    /// Its adapter can use memory that is not pinned.
+    pub(super) on_demand_paging: bool,
     /// What it was lost by: killed, or its device removed.
     pub(super) lost: Option<Event>,
     pub(super) plan: Plan,

@@ -42,6 +42,11 @@ impl Domain {
 
     fn register(self: &Arc<Self>, memory: Memory, access: Access) -> Result<Registration, RdmaError> {
         let (address, len) = (memory.address(), memory.len());
+        if access.on_demand && !ports::has_on_demand_paging(self.context.raw()) {
+            // Some providers ignore what they do not know, and pin.
+            let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+            return Err(RdmaError::Registration { address, len: len as u64, source });
+        }
         let locked = (!access.on_demand).then(locked_memory);
         if let Some(refusal) = locked.and_then(|locked| refusal(locked, len as u64)) {
             return Err(refusal);

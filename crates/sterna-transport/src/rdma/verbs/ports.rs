@@ -109,7 +109,7 @@ fn mtu(number: u32) -> u32 {
 }
 
 /// Whether an RC queue pair's writes may leave from and arrive in memory that is not pinned.
-fn has_on_demand_paging(context: *mut ibv_context) -> bool {
+pub(crate) fn has_on_demand_paging(context: *mut ibv_context) -> bool {
     // SAFETY: the device is open.
     let is_extended = unsafe { (*context).abi_compat.addr() } == usize::MAX;
     if !is_extended {

@@ -46,6 +46,15 @@ fn double_conforms_with_delays_and_reordering() {
 }
 
 #[test]
+fn double_conforms_with_on_demand_paging() {
+    for seed in 0..=2 {
+        let mut settings = if seed == 0 { Settings::new() } else { Settings::seeded(seed) };
+        settings.on_demand_paging = true;
+        conform(&settings);
+    }
+}
+
+#[test]
 fn requests_of_different_queue_pairs_overtake_each_other() {
     let mut overtaken = 0;
     for seed in 1..=20 {
