@@ -82,6 +82,11 @@ impl Lookahead {
         Ok(())
     }
 
+    /// All of this block is registered without being pinned: as [`RegistrationPlan::on_demand`].
+    pub fn on_demand(&mut self, block: usize) {
+        self.plan.on_demand(block);
+    }
+
     /// The plan, with all that is registered or will be.
     pub fn plan(&self) -> &RegistrationPlan {
         &self.plan

@@ -72,6 +72,8 @@ pub struct RegistrationPlan {
 struct Window {
     end: u64,
     used: u64,
+    /// It counts against the limit, and is given back when it was not used for longest.
+    is_pinned: bool,
 }
 
 impl RegistrationPlan {
@@ -123,6 +125,14 @@ impl RegistrationPlan {
     /// Takes in a window that is registered already, by a [`ChunkProbe`](super::ChunkProbe).
     pub fn registered(&mut self, window: BlockRange) {
         self.add(window);
+    }
+
+    /// Takes in a block whose adapter follows its memory instead of pinning it: all of it is registered, counts nothing
+    /// against the limit, and is never given back. Before the first run in this block.
+    pub fn on_demand(&mut self, block: usize) {
+        if let Some(end) = self.blocks.get(block).copied().filter(|length| *length > 0) {
+            self.windows.insert((block, 0), Window { end, used: self.batch, is_pinned: false });
+        }
     }
 
     /// The window that holds this byte, if one does.
@@ -206,7 +216,9 @@ impl RegistrationPlan {
 
     /// Forgets windows that the other side has given back by itself, or that were asked for in vain.
     pub fn lost(&mut self, window: BlockRange) {
-        if let Some(known) = self.windows.remove(&(window.block, window.start)) {
+        if let Some(known) = self.windows.remove(&(window.block, window.start))
+            && known.is_pinned
+        {
             self.pinned -= known.end - window.start;
         }
     }
@@ -241,7 +253,7 @@ impl RegistrationPlan {
             return true;
         }
         while self.limit - self.pinned < cell.length {
-            let idle = self.windows.iter().filter(|(_, window)| window.used < self.batch);
+            let idle = self.windows.iter().filter(|(_, window)| window.is_pinned && window.used < self.batch);
             let Some((&(block, start), _)) = idle.min_by_key(|(_, window)| window.used) else { return false };
             let Some(oldest) = self.window(block, start) else { return false };
             self.lost(oldest);
@@ -251,7 +263,7 @@ impl RegistrationPlan {
             Some(last) if self.grows(last, &cell) => {
                 last.length += cell.length;
                 self.pinned += cell.length;
-                let grown = Window { end: last.end(), used: self.batch };
+                let grown = Window { end: last.end(), used: self.batch, is_pinned: true };
                 self.windows.insert((last.block, last.start), grown);
             }
             _ => {
@@ -271,7 +283,8 @@ impl RegistrationPlan {
 
     fn add(&mut self, window: BlockRange) {
         self.pinned += window.length;
-        self.windows.insert((window.block, window.start), Window { end: window.end(), used: self.batch });
+        let known = Window { end: window.end(), used: self.batch, is_pinned: true };
+        self.windows.insert((window.block, window.start), known);
     }
 
     /// The WRITEs of one run: cut at windows, and at the longest message.

@@ -12,7 +12,7 @@ pub struct BlockPlace {
     pub offset: u64,
     /// Length of the block in bytes.
     pub length_bytes: u64,
-    /// The key of the whole block with pin-all, else 0.
+    /// The key of the whole block with pin-all, and of one that a Sterna has registered on demand (§6.8); else 0.
     pub key: u32,
 }
 

@@ -333,6 +333,30 @@ fn window_that_was_not_used_for_longest_is_given_back_first() {
 }
 
 #[test]
+fn block_on_demand_is_neither_asked_for_nor_given_back_and_counts_nothing() {
+    let limits = limits(1 << 30, Some(2 * MIB));
+    let blocks = [64 * MIB, 8 * MIB, 0];
+    let mut plan = RegistrationPlan::new(&blocks, Destination::Sterna(ChunkSize::LEAST), limits).unwrap();
+    plan.on_demand(0);
+    plan.on_demand(2);
+    for _ in 0..3 {
+        let all = [range(0, 0, 64 * MIB), range(1, 0, 8 * MIB)];
+        let mut runs = VecDeque::from(all);
+        let (mut written, mut asked) = (Vec::new(), 0);
+        while !runs.is_empty() {
+            let batch = plan.next_batch(&mut runs, u64::MAX).unwrap();
+            assert!(batch.ask.iter().chain(&batch.give_back).all(|window| window.block == 1), "{batch:?}");
+            assert!(plan.pinned() <= 2 * MIB);
+            asked += batch.ask.iter().map(|window| window.length).sum::<u64>();
+            written.extend(batch.writes);
+        }
+        assert_eq!(joined(&written), all);
+        assert_eq!((written[0], asked), (all[0], 8 * MIB), "all of it is one window");
+        assert_eq!(plan.window(0, 5 * MIB), Some(all[0]));
+    }
+}
+
+#[test]
 fn run_outside_of_the_blocks_and_limits_that_fit_nothing_are_our_fault() {
     let sterna = Destination::Sterna(ChunkSize::LEAST);
     for (what, limits) in [("port", limits(4095, None)), ("limit", limits(1 << 30, Some(MIB - 1)))] {
