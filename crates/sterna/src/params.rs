@@ -127,7 +127,7 @@ pub struct RdmaParameters {
     /// `x-rdma-chunk-size`: at the source the longest WRITE and the least piece of memory that is registered at once, at the
     /// destination the latter. The two sides may differ unless both are QEMUs.
     pub chunk: ChunkSize,
-    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at once: of a source on both sides (but
+    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at once, where that pins them: of a source on both sides (but
     /// two of the destination's chunks at least), of a destination on its own. Counts between two Sternas, since a QEMU gives
     /// no memory back; `None` for no limit.
     pub pinned_limit_bytes: Option<u64>,

@@ -100,12 +100,12 @@ pub struct RdmaStatistics {
     pub in_flight_bytes: u64,
     /// Registrations of this side's guest memory.
     pub registrations: u64,
-    /// Bytes of this side's guest memory that are registered now.
+    /// Bytes of this side's guest memory that are registered now, and pinned: none where the adapter has on-demand paging.
     pub pinned_bytes: u64,
     /// Windows that the destination was asked to register.
     pub windows: u64,
     /// Bytes of the destination's memory that it was asked to register, and that are registered now as far as this side
-    /// knows.
+    /// knows. None of blocks that it pins nothing of.
     pub destination_pinned_bytes: u64,
     /// Commands that were answered: a message there and one back.
     pub exchanges: u64,
@@ -119,7 +119,7 @@ pub struct RdmaStatistics {
 pub struct IncomingRdmaStatistics {
     /// Registrations of guest memory.
     pub registrations: u64,
-    /// Bytes of guest memory that are registered now.
+    /// Bytes of guest memory that are registered now, and pinned: none where the adapter has on-demand paging.
     pub pinned_bytes: u64,
     /// Commands that were carried out.
     pub commands: u64,

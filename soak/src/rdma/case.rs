@@ -32,6 +32,8 @@ pub(super) struct Case {
     /// Multifd channels, if there are to be any.
     lanes: u8,
     disturbance: Disturbance,
+    /// Which side's adapter has on-demand paging.
+    on_demand: [bool; 2],
 }
 
 /// Two hosts, and what runs on them.
@@ -72,6 +74,7 @@ impl Case {
             pauses: random.u8(..4) == 0,
             lanes: [0, 0, 1, 2, 4][random.usize(..5)],
             disturbance: Disturbance::draw(&mut random),
+            on_demand: [(); 2].map(|()| random.u8(..4) == 0),
         }
     }
 
@@ -97,6 +100,9 @@ impl Case {
         let network = Network::new(Settings::seeded(self.seed)).map_err(|error| error.to_string())?;
         let (source, destination) =
             (network.host(&[[10, 0, 0, 1].into()]), network.host(&[[10, 0, 0, 2].into()]));
+        for (host, has) in [&source, &destination].into_iter().zip(self.on_demand) {
+            network.set_on_demand_paging(host, has);
+        }
         self.disturbance.plan(&network, &source, &destination);
         let capabilities = Capabilities {
             rdma_pin_all: self.pin_all,

@@ -3,7 +3,7 @@
 mod remote;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sterna_ram::{
     Backing, DirtyBitmaps, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError, RamSlice,
@@ -33,6 +33,8 @@ pub(crate) struct RamSink {
     may_hold_bytes: Vec<bool>,
     /// Per block: pages may be missing, and are populated just ahead of their payload.
     populates: Vec<bool>,
+    /// Per block: an adapter follows its memory and may write any page at any time ([`RamSink::follow`]).
+    is_followed: Vec<AtomicBool>,
     cleared: AtomicU64,
 }
 
@@ -56,6 +58,7 @@ impl RamSink {
             holds: OnceLock::new(),
             received: DirtyBitmaps::new(guest),
             populates: ram.blocks().iter().map(|block| !block.is_fully_populated()).collect(),
+            is_followed: ram.blocks().iter().map(|_| AtomicBool::new(false)).collect(),
             guest: guest.clone(),
             ram,
             may_hold_bytes,
@@ -83,7 +86,7 @@ impl RamSink {
         for (index, block) in self.guest.blocks().iter().enumerate() {
             if block.is_read_only() {
                 self.compare(index)?;
-            } else if !self.may_hold_bytes[index] {
+            } else if !self.may_hold_bytes[index] && !self.is_followed(index) {
                 let holds = self.holds().block(index);
                 for (held, came) in holds.words().iter().zip(self.received.block(index).words()) {
                     held.fetch_and(!came.load(Ordering::Acquire), Ordering::AcqRel);
@@ -139,9 +142,13 @@ impl RamSink {
         })
     }
 
-    /// Makes those pages of a run zero that may hold bytes. Then they hold none, unless they are registered.
+    /// Makes those pages of a run zero that may hold bytes. Then they hold none, unless they are registered. Where an
+    /// adapter follows the memory, the kernel is asked which pages there are, and may have them back.
     fn clear(&self, run: PageRun) -> Result<(), MigrationError> {
         let (holds, block) = (self.holds().block(run.block), self.ram.block(run.block));
+        if self.is_followed(run.block) {
+            return Ok(block.zero_pages(run.first, run.count)?);
+        }
         let mut page = run.first;
         while let Some(held) = holds.take_run(page, run.end(), run.count) {
             if let Err(error) = block.zero_present_pages(held.first, held.count) {

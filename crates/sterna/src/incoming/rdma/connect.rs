@@ -46,7 +46,11 @@ pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Requ
             let rejected = request.reject(&[]).err().map(|error| format!(" ({error})")).unwrap_or_default();
             refuse(shared, rdma, &format!("connection refused: {peer}: {refused}{rejected}"));
         }
-        Ok((part, reply, source)) => {
+        Ok((part, mut reply, source)) => {
+            if reply.introduction.is_some() && reply.pin_all {
+                // A Sterna understands that nothing needs to be pinned.
+                reply.pin_all = !request.adapter().info().on_demand_paging;
+            }
             if part == Part::Question && rdma.questions.fetch_add(1, Ordering::SeqCst) >= QUESTIONS {
                 rdma.questions.fetch_sub(1, Ordering::SeqCst);
                 // Dropping a request rejects it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna_transport::rdma::{Access, Adapter, Memory, RdmaError, Registration};
+use sterna_transport::rdma::{Access, Adapter, Memory, RdmaError};
 use sterna_transport::{Channel, Direction, StreamError};
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::ram::BlockList;
@@ -19,7 +19,7 @@ use super::state::Rdma;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::pages::RamSink;
-use crate::rdma::DestinationStream;
+use crate::rdma::{DestinationStream, register, register_on_demand};
 
 const CHANNEL: &str = "commands over RDMA";
 
@@ -35,12 +35,23 @@ pub(in crate::incoming) struct Phases<'a> {
     source_chunk: SourceChunk,
     /// An operator was told that windows are smaller than they should be.
     has_warned: bool,
+    /// Memory is registered without pinning it: if the adapter announces that, until it refuses. `None`: it was not asked.
+    is_on_demand: Option<bool>,
 }
 
 impl<'a> Phases<'a> {
     pub(in crate::incoming) fn new(shared: &'a Shared, rdma: &'a Rdma, channel: Arc<Channel>) -> Self {
         let (blocks, source_chunk) = (Vec::new(), SourceChunk::default());
-        Self { shared, rdma, channel, blocks, places: None, source_chunk, has_warned: false }
+        Self {
+            shared,
+            rdma,
+            channel,
+            blocks,
+            places: None,
+            source_chunk,
+            has_warned: false,
+            is_on_demand: None,
+        }
     }
 
     /// The source's block list has come; every name in it is one of `table`'s.
@@ -81,36 +92,81 @@ impl<'a> Phases<'a> {
         }
     }
 
-    /// RAM_BLOCKS_REQUEST: where the blocks are; with pin-all their keys, too.
+    /// RAM_BLOCKS_REQUEST: where the blocks are; with pin-all their keys, too. A Sterna is told the keys of blocks that are
+    /// registered on demand: it needs no other.
     fn state_blocks(&mut self, stream: &DestinationStream) -> Result<(), MigrationError> {
         let adapter = stream.main().connection().adapter();
-        let ram = &self.shared.layout()?.ram;
         let pins_all = stream.pins_all();
-        if pins_all {
-            let wanted = self.blocks.iter().map(|own| ram.block(*own).len_bytes()).sum();
-            let limit = self.rdma.pinned_limit_bytes.filter(|_| self.rdma.introduction().is_some());
-            if let Some(limit) = limit.filter(|limit| wanted > *limit) {
-                let what = format!(
-                    "rdma-pin-all registers all of RAM at once, {wanted} bytes, and this side's x-sterna-rdma-pinned-limit is \
-                     {limit}: switch rdma-pin-all off at the source, or raise the limit"
-                );
-                return Err(MigrationError::PeerIncompatible { what });
+        if pins_all || self.rdma.introduction().is_some() {
+            for own in self.blocks.clone() {
+                self.whole_block(&*adapter, own)?;
             }
-            check_room(&*adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))?;
+        }
+        let ram = &self.shared.layout()?.ram;
+        if pins_all {
+            let of_block = |own: &usize| ram.block(*own).len_bytes();
+            let pinned = self.blocks.iter().filter(|own| self.on_demand_key(**own).is_none());
+            self.check_room_for_all(&*adapter, pinned.map(of_block).sum())?;
         }
         let mut places = Vec::with_capacity(self.blocks.len());
         for own in self.blocks.clone() {
             let (host_address, length_bytes) =
                 (ram.block(own).host_address() as u64, ram.block(own).len_bytes());
-            let key = match pins_all {
-                true => self.open(&*adapter, own, 0, length_bytes)?,
-                false => 0,
+            let key = match self.on_demand_key(own) {
+                Some(key) if pins_all || self.rdma.introduction().is_some() => key,
+                _ if pins_all => self.open(&*adapter, own, 0, length_bytes)?,
+                _ => 0,
             };
             places.push(BlockPlace { host_address, offset: 0, length_bytes, key });
         }
         self.answer(stream, &places)?;
         self.places = Some(BlockPlaces::new(places).map_err(MigrationError::wire(CHANNEL))?);
         Ok(())
+    }
+
+    /// Whether so much can be pinned for `rdma-pin-all`.
+    fn check_room_for_all(&self, adapter: &dyn Adapter, wanted: u64) -> Result<(), MigrationError> {
+        let limit = self.rdma.pinned_limit_bytes.filter(|_| self.rdma.introduction().is_some());
+        if let Some(limit) = limit.filter(|limit| wanted > *limit) {
+            let what = format!(
+                "rdma-pin-all registers all of RAM at once, {wanted} bytes, and this side's x-sterna-rdma-pinned-limit is \
+                 {limit}: switch rdma-pin-all off at the source, or raise the limit"
+            );
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        check_room(adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))
+    }
+
+    /// The key of all of a block, if the adapter follows memory instead of pinning it. It is registered at the first
+    /// request, and stays so.
+    fn whole_block(&mut self, adapter: &dyn Adapter, own: usize) -> Result<Option<u32>, MigrationError> {
+        if let Some(key) = self.on_demand_key(own) {
+            return Ok(Some(key));
+        }
+        if !*self.is_on_demand.get_or_insert_with(|| adapter.info().on_demand_paging) {
+            return Ok(None);
+        }
+        let block = self.shared.layout()?.ram.block(own);
+        if block.len_bytes() == 0 {
+            return Ok(None);
+        }
+        match register_on_demand(adapter, block, Access::REMOTE_WRITE) {
+            Ok(registration) => {
+                self.sink()?.follow(own)?;
+                let key = registration.rkey();
+                self.rdma.windows.lock().add_on_demand(own, registration);
+                Ok(Some(key))
+            }
+            Err(text) => {
+                self.is_on_demand = Some(false);
+                self.shared.tell(&Event::Warning(text));
+                Ok(None)
+            }
+        }
+    }
+
+    fn on_demand_key(&self, own: usize) -> Option<u32> {
+        self.rdma.windows.lock().on_demand_key(own)
     }
 
     /// COMPRESS: ranges that are all zero.
@@ -139,9 +195,11 @@ impl<'a> Phases<'a> {
             let asked = asked.map_err(MigrationError::wire(CHANNEL))?;
             let place = places.blocks()[asked.block];
             let range = BlockRange { block: self.own(asked.block)?, ..asked };
-            let key = match self.rdma.introduction() {
-                Some(_) => self.window_of_sterna(&*adapter, range)?,
-                None => self.window_of_qemu(&*adapter, range, request.key - place.offset)?,
+            let first = request.key - place.offset;
+            let key = match (self.whole_block(&*adapter, range.block)?, self.rdma.introduction()) {
+                (Some(key), _) => key,
+                (None, Some(_)) => self.window_of_sterna(&*adapter, range)?,
+                (None, None) => self.window_of_qemu(&*adapter, range, first)?,
             };
             results.push(RegisterResult { key, host_address: place.host_address });
         }
@@ -204,7 +262,7 @@ impl<'a> Phases<'a> {
         self.open(adapter, block, start, length)
     }
 
-    /// UNREGISTER_REQUEST: windows that the source writes no more.
+    /// UNREGISTER_REQUEST: windows that the source writes no more. A block that is registered on demand stays so.
     fn unregister(
         &self,
         stream: &DestinationStream,
@@ -228,7 +286,8 @@ impl<'a> Phases<'a> {
         self.say(stream, kind, &message)
     }
 
-    /// Registers a part of a block, so that the source can write it, and gives the key. Whole pages of the memory below.
+    /// Registers a part of a block, so that the source can write it, and gives the key. No more than that part, also where
+    /// the memory below has larger pages: the source counts what it asked for against the limits of both sides.
     fn open(
         &self,
         adapter: &dyn Adapter,
@@ -237,16 +296,11 @@ impl<'a> Phases<'a> {
         length: u64,
     ) -> Result<u32, MigrationError> {
         let block = self.shared.layout()?.ram.block(own);
-        let unit = block.page_bytes();
-        let before = block.host_address() as u64 % unit;
-        let down = (start + before) / unit * unit;
-        let up = (start + before + length).next_multiple_of(unit) - before;
-        let (from, to) = (down.saturating_sub(before), up.min(block.len_bytes()));
-        self.sink()?.open(own, from, to - from)?;
-        let memory = Memory::of_block(block, from, (to - from) as usize)?;
-        let window = register(adapter, memory).map_err(|error| registration(block.name(), from, &error))?;
+        self.sink()?.open(own, start, length)?;
+        let memory = Memory::of_block(block, start, length as usize)?;
+        let window = register(adapter, memory, Access::REMOTE_WRITE);
+        let window = window.map_err(|error| registration(block.name(), start, &error))?;
         let key = window.rkey();
-        // Known by what was asked for: so it is given back.
         self.rdma.windows.lock().add((own, start), window);
         Ok(key)
     }
@@ -286,13 +340,6 @@ impl<'a> Phases<'a> {
     fn broken(&self, error: StreamError) -> MigrationError {
         self.channel.stream_error(Direction::Read, error).into()
     }
-}
-
-/// Registers memory for the source to write. Never with key 0, which a QEMU takes for memory without a key.
-fn register(adapter: &dyn Adapter, memory: Memory) -> Result<Registration, RdmaError> {
-    let first = adapter.register(memory.clone(), Access::REMOTE_WRITE)?;
-    // The first one keeps its key until the second one has another.
-    if first.rkey() == 0 { adapter.register(memory, Access::REMOTE_WRITE) } else { Ok(first) }
 }
 
 fn check_room(adapter: &dyn Adapter, wanted: u64) -> Result<(), RdmaError> {

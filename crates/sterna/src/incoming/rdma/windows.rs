@@ -10,6 +10,8 @@ use sterna_wire::rdma::{BlockRange, ChunkSize};
 pub(super) struct Windows {
     /// By block and the first byte that was asked for.
     registered: BTreeMap<(usize, u64), Vec<Registration>>,
+    /// Whole blocks of which nothing is pinned.
+    on_demand: BTreeMap<usize, Registration>,
     made: u64,
     bytes: u64,
     is_over: bool,
@@ -19,6 +21,9 @@ impl Windows {
     /// The key of a window that covers `range`, if there is one. `from_its_start`: only one that begins with it.
     pub(super) fn key_for(&self, range: BlockRange, from_its_start: bool) -> Option<u32> {
         let BlockRange { block, start, length } = range;
+        if let Some(key) = self.on_demand_key(block) {
+            return Some(key);
+        }
         // None of a source that asks chunk by chunk is longer.
         let earliest = if from_its_start { start } else { start.saturating_sub(ChunkSize::MOST.bytes()) };
         let mut near = self.registered.range((block, earliest)..=(block, start)).rev();
@@ -27,9 +32,22 @@ impl Windows {
         covering.map(Registration::rkey)
     }
 
-    /// Whether a window begins at this byte.
+    /// The key of a whole block that is registered on demand.
+    pub(super) fn on_demand_key(&self, block: usize) -> Option<u32> {
+        self.on_demand.get(&block).map(Registration::rkey)
+    }
+
+    /// Whether a window begins at this byte. In a block that is registered on demand one may begin anywhere.
     pub(super) fn begins_at(&self, block: usize, start: u64) -> bool {
-        self.registered.contains_key(&(block, start))
+        self.on_demand.contains_key(&block) || self.registered.contains_key(&(block, start))
+    }
+
+    /// Takes in the registration of a whole block on demand, which stays until the end. When all is over it is dropped.
+    pub(super) fn add_on_demand(&mut self, block: usize, registration: Registration) {
+        if !self.is_over {
+            self.made += 1;
+            self.on_demand.insert(block, registration);
+        }
     }
 
     /// Takes a window in. When all is over it is dropped.
@@ -55,10 +73,11 @@ impl Windows {
     pub(super) fn end(&mut self) -> Vec<Registration> {
         self.is_over = true;
         self.bytes = 0;
-        std::mem::take(&mut self.registered).into_values().flatten().collect()
+        let windows = std::mem::take(&mut self.registered).into_values().flatten();
+        windows.chain(std::mem::take(&mut self.on_demand).into_values()).collect()
     }
 
-    /// Bytes that are registered now; what two windows cover counts twice, as it does against the locked-memory limit.
+    /// Bytes that are pinned now; what two windows cover counts twice, as it does against the locked-memory limit.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

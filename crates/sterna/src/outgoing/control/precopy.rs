@@ -48,7 +48,9 @@ impl Control {
         }
         let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
         if let Some(rdma) = &self.rdma {
-            self.rdma_work = Some(Work::new(Arc::clone(rdma), &shared.ram)?);
+            let teller = Arc::clone(&shared);
+            let warn = move |text| teller.tell(&Event::Warning(text));
+            self.rdma_work = Some(Work::new(Arc::clone(rdma), &shared.ram, warn)?);
         }
         let ends = (self.multifd.as_slice(), self.file.as_ref(), self.rdma_work.as_ref());
         let writers = setup::writers(&shared, &main, ends)?;

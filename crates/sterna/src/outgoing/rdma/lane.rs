@@ -74,6 +74,7 @@ impl RdmaLane {
         let rdma = &work.rdma;
         let short_zeros = if rdma.is_sterna() { 0 } else { SHORT_ZEROS };
         let write_bytes = rdma.longest_write();
+        // The destination's blocks are known: it says there whether it pins memory.
         let most_in_flight = if rdma.gives_back() { IN_FLIGHT_BELOW_LIMIT } else { IN_FLIGHT_BYTES };
         Self {
             gather: Gather::new(short_zeros),

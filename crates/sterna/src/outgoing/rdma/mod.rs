@@ -14,6 +14,9 @@
 //! second. A round's end is the end of its phase: every WRITE is complete and every command carried out then. The next
 //! round begins after that, so no page can overtake itself.
 //!
+//! An adapter with on-demand paging pins nothing: each block is registered as a whole when its first pages come, and stays
+//! so. Otherwise windows are registered.
+//!
 //! Memory stays registered until the migration ends, unless there is a limit. [`RdmaSource::destroy`] ends the adapter's
 //! access before anything is deregistered.
 

@@ -96,7 +96,17 @@ impl RdmaSource {
 
     /// Whether windows are given back when there are too many.
     pub(super) fn gives_back(&self) -> bool {
-        self.is_sterna() && (self.pinned_limit.is_some() || self.destination_limit.is_some())
+        let is_limited = self.pinned_limit.is_some() || self.destination_limit.is_some();
+        let blocks = self.places.get().map(BlockPlaces::blocks).unwrap_or_default();
+        let pins_nothing = (0..blocks.len()).all(|block| self.on_demand_key(block).is_some());
+        self.is_sterna() && is_limited && (blocks.is_empty() || !pins_nothing)
+    }
+
+    /// The key of a whole block, if the destination has registered it without pinning it: of a Sterna without pin-all.
+    pub(super) fn on_demand_key(&self, block: usize) -> Option<u32> {
+        let place = self.places.get()?.blocks().get(block)?;
+        let is_on_demand = self.is_sterna() && self.registration == Registration::Dynamic;
+        (is_on_demand && place.key != 0).then_some(place.key)
     }
 
     pub(super) fn adapter(&self) -> Arc<dyn Adapter> {

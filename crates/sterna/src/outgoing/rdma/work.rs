@@ -1,5 +1,6 @@
 //! What the threads of a source over RDMA share: what is registered on both sides, and what is to be done.
 
+mod on_demand;
 mod packets;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +18,7 @@ use sterna_wire::rdma::{
 use super::gather::{Ranges, SHORT_ZEROS};
 use super::source::{Peer, RdmaSource};
 use crate::error::MigrationError;
+use on_demand::UsedBlocks;
 
 /// How long a thread sleeps at most before it looks whether it was overlooked.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -27,6 +29,7 @@ const ZEROS_AT_ONCE: usize = MOST_REPEATED as usize / 4;
 pub(in crate::outgoing) struct Work {
     pub(super) rdma: Arc<RdmaSource>,
     pub(super) ram: GuestRam,
+    used: UsedBlocks,
     state: Mutex<State>,
     /// What the lane, the thread that asks and the one that registers wait for.
     lane: Condvar,
@@ -75,7 +78,9 @@ impl Work {
     pub(in crate::outgoing) fn new(
         rdma: Arc<RdmaSource>,
         ram: &GuestRam,
+        warn: impl Fn(String) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, MigrationError> {
+        let used = UsedBlocks::new(&rdma, ram, warn);
         let blocks: Vec<u64> = ram.blocks().iter().map(|block| block.len_bytes()).collect();
         let plan = |destination, own_chunk, pinned| {
             let most_message = u64::from(rdma.adapter().max_message_bytes());
@@ -83,7 +88,7 @@ impl Work {
             let plan = RegistrationPlan::new(&blocks, destination, limits);
             plan.map_err(MigrationError::wire("RDMA memory"))
         };
-        let own = plan(Destination::Sterna(rdma.chunk), rdma.chunk, own_limit(&rdma)?)?;
+        let own = plan(Destination::Sterna(rdma.chunk), rdma.chunk, own_limit(&rdma, used.may_follow())?)?;
         let ahead = |plan| Lookahead::new(plan, Lookahead::MOST_AHEAD);
         let mut unit = ChunkSize::LEAST;
         let remote = match (rdma.registration, rdma.peer) {
@@ -117,7 +122,7 @@ impl Work {
             failure: None,
         };
         let (lane, asker, memory) = (Condvar::new(), Condvar::new(), Condvar::new());
-        Ok(Arc::new(Self { rdma, ram: ram.clone(), state: Mutex::new(state), lane, asker, memory }))
+        Ok(Arc::new(Self { rdma, ram: ram.clone(), used, state: Mutex::new(state), lane, asker, memory }))
     }
 
     /// The state, unless a thread has failed.
@@ -134,6 +139,7 @@ impl Work {
         if ranges.data.is_empty() && ranges.zeros.is_empty() {
             return Ok(0);
         }
+        self.use_blocks(&ranges.data);
         let mut state = self.state()?;
         for zeros in ranges.zeros.drain(..) {
             let is_short = !zeros.is_absent && zeros.range.length <= SHORT_ZEROS;
@@ -498,13 +504,17 @@ fn before<'a, T>(
     map.range((range.block, 0)..=(range.block, range.start)).next_back()
 }
 
-/// Most bytes of this side's memory that may be registered at once: no more than an operator wants, and than the process
-/// may pin. Windows are given back below a limit, so a small one costs speed only.
-fn own_limit(rdma: &RdmaSource) -> Result<Option<u64>, MigrationError> {
+/// Most bytes of this side's memory that may be pinned at once: no more than an operator wants, and than the process
+/// may pin. Windows are given back below a limit, so a small one costs speed only. An adapter that may do without pinning
+/// is not refused beforehand.
+fn own_limit(rdma: &RdmaSource, may_follow: bool) -> Result<Option<u64>, MigrationError> {
     let locked = rdma.adapter().locked_memory();
     let Some(limit) = locked.limit_bytes else { return Ok(rdma.pinned_limit) };
     let (pinned, least) = (locked.pinned_bytes, 2 * ChunkSize::LEAST.bytes());
-    let room = limit.saturating_sub(pinned);
+    let mut room = limit.saturating_sub(pinned);
+    if may_follow {
+        room = room.max(least);
+    }
     if room < least {
         let error = RdmaError::LockedMemory { wanted: least, pinned, limit };
         return Err(rdma.failed()(error.into()));

@@ -1,5 +1,7 @@
 //! Guest memory that the source writes itself, by RDMA: this side sees no page come.
 
+use std::sync::atomic::Ordering;
+
 use sterna_ram::{PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamBlock, Run};
 
 use super::RamSink;
@@ -15,6 +17,24 @@ impl RamSink {
     pub(crate) fn open(&self, block: usize, start: u64, length: u64) -> Result<(), MigrationError> {
         let run = PageRun { block, first: start >> PAGE_SHIFT, count: length >> PAGE_SHIFT };
         self.prepare(run).map(drop)
+    }
+
+    /// All of a block is registered with an adapter that follows its memory: from now on the source may write any page, and
+    /// none is populated or kept in place for that. What an earlier guest has left is cleared before: which pages the source
+    /// writes is not seen.
+    pub(crate) fn follow(&self, block: usize) -> Result<(), MigrationError> {
+        let all = PageRun { block, first: 0, count: self.ram.block(block).pages() };
+        if !self.may_hold_bytes[block] {
+            self.clear(all)?;
+        }
+        self.is_followed[block].store(true, Ordering::Release);
+        self.holds().block(block).set_all();
+        self.received.block(block).set_all();
+        Ok(())
+    }
+
+    pub(super) fn is_followed(&self, block: usize) -> bool {
+        self.is_followed[block].load(Ordering::Acquire)
     }
 
     /// `length` bytes from `start` on are zero. The range may begin and end inside a page. Gives how many whole pages it

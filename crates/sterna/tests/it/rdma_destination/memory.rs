@@ -18,6 +18,12 @@ use crate::support::{TestVm, eventually, warnings};
 /// Registered for messages of the main connection.
 const BUFFERS: u64 = 4 * MIB;
 
+fn paging(on_demand_paging: bool) -> Settings {
+    let mut settings = Settings::new();
+    settings.on_demand_paging = on_demand_paging;
+    settings
+}
+
 fn resident(ram: &GuestRam) -> u64 {
     ram.blocks().iter().map(|block| block.resident_bytes().unwrap()).sum()
 }
@@ -54,8 +60,10 @@ fn sparse_memory_of_a_sterna_stays_sparse() {
 #[test]
 fn memory_that_holds_an_earlier_guest_is_cleared() {
     let guest = Guest::new(&small());
-    for habits in [Habits::qemu(1), Habits::sterna(1), Habits { pin_all: true, ..Habits::qemu(1) }] {
-        let mut lab = Lab::with(Settings::new(), &small(), |_| ());
+    let pin_all = Habits { pin_all: true, ..Habits::qemu(1) };
+    let ways = [Habits::qemu(1), Habits::sterna(1), pin_all].map(|habits| [(habits, false), (habits, true)]);
+    for (habits, on_demand_paging) in ways.into_iter().flatten() {
+        let mut lab = Lab::with(paging(on_demand_paging), &small(), |_| ());
         let blocks = small().blocks.into_iter().map(|(name, bytes)| {
             let block = RamBlock::new(name, bytes, Backing::Memfd).unwrap();
             block.write(0, &vec![0xa5; bytes as usize]).unwrap();
@@ -76,9 +84,17 @@ fn memory_that_holds_an_earlier_guest_is_cleared() {
 
 #[test]
 fn page_that_changes_between_zero_and_not_over_the_rounds_is_what_it_was_last() {
+    for (habits, on_demand_paging) in
+        [(Habits::qemu(1), false), (Habits::qemu(1), true), (Habits::sterna(1), true)]
+    {
+        change_between_zero_and_not(habits, on_demand_paging);
+    }
+}
+
+fn change_between_zero_and_not(habits: Habits, on_demand_paging: bool) {
     let guest = Guest::new(&small());
-    let lab = Lab::with(Settings::new(), &small(), |_| ());
-    let mut source = Source::start(&lab, &guest, Habits::qemu(1));
+    let lab = Lab::with(paging(on_demand_paging), &small(), |_| ());
+    let mut source = Source::start(&lab, &guest, habits);
     let blocks = [0, 1];
     for round in 0..3 {
         source.begin(false).unwrap();
@@ -96,6 +112,8 @@ fn page_that_changes_between_zero_and_not_over_the_rounds_is_what_it_was_last() 
         if round < 2 {
             let is_zero =
                 |block: &RamBlock| block.slice(0, block.len_bytes() as usize).unwrap().is_zero().unwrap();
+            // A page that is read is populated.
+            assert!(!on_demand_paging || resident(&lab.target.ram()) < MIB, "zeros were not given back");
             eventually("zeros", || lab.target.ram().blocks().iter().all(is_zero));
         }
     }
@@ -164,6 +182,64 @@ fn sterna_gives_memory_back_and_asks_again() {
     lab.assert_arrived(&guest);
     drop(stream);
     lab.assert_empty();
+}
+
+#[test]
+fn hole_that_is_punched_under_an_on_demand_registration_loses_nothing() {
+    let guest = Guest::new(&small());
+    let lab = Lab::with(paging(true), &small(), |_| ());
+    let mut source = Source::start(&lab, &guest, Habits::qemu(1));
+    source.begin(false).unwrap();
+    source.write(source.range(0, 0, 65536)).unwrap();
+    source.stream.flush_memory(LIMIT).unwrap();
+
+    lab.target.ram().block(0).discard_all().unwrap();
+    source.send_block(0).unwrap();
+    source.send_block(1).unwrap();
+    source.finish().unwrap();
+    let stream = source.end().unwrap();
+
+    // Which looks for stale registrations, too.
+    lab.assert_arrived(&guest);
+    drop(stream);
+    lab.assert_empty();
+}
+
+/// A QEMU asks in each of its chunks, and a Sterna of an earlier version gives windows back.
+#[test]
+fn every_request_is_answered_with_the_key_of_the_whole_block_which_stays() {
+    let guest = Guest::new(&small());
+    for habits in [Habits::qemu(1), Habits::sterna(1)] {
+        let lab = Lab::with(paging(true), &small(), |params| params.rdma.pinned_limit_bytes = Some(MIB));
+        let mut source = Source::start(&lab, &guest, habits);
+        source.begin(false).unwrap();
+        for block in [0, 1] {
+            source.send_block(block).unwrap();
+            source.stream.flush_memory(LIMIT).unwrap();
+            let chunks: Vec<_> = source.keys.iter().filter(|((of, _), _)| *of == block).collect();
+            assert!(!chunks.is_empty() && chunks.iter().all(|(_, key)| *key == chunks[0].1), "{chunks:?}");
+        }
+        if habits.introduction.is_some() {
+            let stated = source.places.blocks().iter().map(|place| place.key);
+            assert!(stated.zip([0, 1]).all(|(key, block)| key == source.keys[&(block, 0)]));
+            let requests =
+                [UnregisterRequest { chunk: 0, block: 0 }, UnregisterRequest { chunk: 2, block: 0 }];
+            source.stream.command(Command::Unregister(2), &records(&requests), LIMIT).unwrap();
+            source.write(source.range(0, 0, MIB)).unwrap();
+        } else {
+            assert!(source.places.blocks().iter().all(|place| place.key == 0), "a QEMU is told no key");
+        }
+        let statistics = lab.incoming().statistics().rdma.unwrap();
+        assert_eq!((statistics.registrations, statistics.pinned_bytes), (2, 0));
+        assert!(lab.network.counts_of(&lab.destination).pinned_bytes <= BUFFERS);
+        source.finish().unwrap();
+
+        let stream = source.end().unwrap();
+
+        lab.assert_arrived(&guest);
+        drop(stream);
+        lab.assert_empty();
+    }
 }
 
 #[test]

@@ -46,8 +46,10 @@ fn send_ram<'a>(lab: &Lab, guest: &'a Guest, habits: Habits) -> (Source<'a>, Wri
 fn source_that_was_told_that_all_is_prepared_cannot_write() {
     let session = Habits::sterna(1).introduction.unwrap().session;
     let (guest, rest) = Guest::new(&small()).with_return_path().with_handover(session).split_at_prepare();
-    for writes in [true, false] {
-        let lab = Lab::with(Settings::new(), &small(), |_| ());
+    for (writes, on_demand_paging) in [(true, false), (false, false), (true, true)] {
+        let mut settings = Settings::new();
+        settings.on_demand_paging = on_demand_paging;
+        let lab = Lab::with(settings, &small(), |_| ());
         let (source, write) = send_ram(&lab, &guest, Habits::sterna(1).with_return_path());
         write_all(&source.stream, &guest.to_end()).unwrap();
         let mut pong = [0; 8];

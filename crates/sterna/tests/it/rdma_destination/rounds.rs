@@ -10,6 +10,10 @@ const SHUT_0: &[u8] = &[0, 1, 0, 4, 0, 0, 0, 0];
 
 fn assert_moves(seed: u64, guest: &Guest, chunk_here_mib: u64, habits: Habits) {
     let settings = if seed < 3 { Settings::seeded(seed) } else { Settings::new() };
+    moves(settings, guest, chunk_here_mib, habits);
+}
+
+fn moves(settings: Settings, guest: &Guest, chunk_here_mib: u64, habits: Habits) {
     let lab = Lab::with(settings, &config(), |params| {
         params.rdma.chunk = sterna::ChunkSize::new(chunk_here_mib << 20).unwrap();
     });
@@ -46,5 +50,19 @@ fn source_with_a_return_path_is_answered() {
     let guest = Guest::new(&config()).with_return_path();
     for habits in [Habits::qemu(1), Habits { pin_all: true, ..Habits::qemu(1) }] {
         assert_moves(9, &guest, 1, habits.with_return_path());
+    }
+}
+
+#[test]
+fn guest_arrives_where_the_adapter_follows_memory() {
+    let guest = Guest::new(&config());
+    let pin_all = Habits { pin_all: true, ..Habits::qemu(1) };
+    for (seed, habits) in [Habits::qemu(1), Habits::qemu(1024), Habits::sterna(4), pin_all].iter().enumerate()
+    {
+        let mut settings = Settings::seeded(seed as u64);
+        settings.on_demand_paging = true;
+        // No more than messages and what the source has registered need.
+        settings.locked_memory_bytes = Some(40 << 20);
+        moves(settings, &guest, 1, *habits);
     }
 }

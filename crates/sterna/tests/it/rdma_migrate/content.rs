@@ -4,17 +4,32 @@ use super::*;
 use crate::plain::{Plain, byte_of};
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 
-const PAGES_OF_MIB: u64 = MIB / PAGE_SIZE as u64;
+pub(super) const PAGES_OF_MIB: u64 = MIB / PAGE_SIZE as u64;
 
-fn ram(mib: u64, backing: Backing) -> GuestRam {
+pub(super) fn ram(mib: u64, backing: Backing) -> GuestRam {
     GuestRam::new(vec![RamBlock::new("ram", mib * MIB, backing).unwrap()]).unwrap()
 }
 
 /// Starts; gives both sides.
-fn start(lab: &Lab, source: &Arc<Plain>, target: &Arc<Plain>, lanes: u8) -> (Migration, Incoming) {
-    let destination: Arc<dyn Fabric> = Arc::new(lab.destination.clone());
+pub(super) fn start(lab: &Lab, source: &Arc<Plain>, target: &Arc<Plain>, lanes: u8) -> (Migration, Incoming) {
+    start_with(lab, source, target, lanes, |_| ())
+}
+
+/// The same; `change` changes the settings of both sides.
+pub(super) fn start_with(
+    lab: &Lab,
+    source: &Arc<Plain>,
+    target: &Arc<Plain>,
+    lanes: u8,
+    change: impl Fn(&mut Parameters),
+) -> (Migration, Incoming) {
+    let destination = Arc::clone(&lab.destination_fabric);
     let capabilities = Capabilities { multifd: lanes > 0, ..Capabilities::default() };
-    let parameters = |fabric| Parameters { multifd_channels: lanes.max(1), ..lab.parameters(fabric, 1) };
+    let parameters = |fabric| {
+        let mut params = Parameters { multifd_channels: lanes.max(1), ..lab.parameters(fabric, 1) };
+        change(&mut params);
+        params
+    };
     let at: Address = "rdma:10.0.0.2:0".parse().unwrap();
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
     let incoming =
@@ -26,14 +41,14 @@ fn start(lab: &Lab, source: &Arc<Plain>, target: &Arc<Plain>, lanes: u8) -> (Mig
     (migration, incoming)
 }
 
-fn finish(migration: Migration, incoming: Incoming) -> Statistics {
+pub(super) fn finish(migration: Migration, incoming: Incoming) -> Statistics {
     let (outcome, arrival) = (migration.wait(), incoming.wait());
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}, {arrival:?}");
     assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
     migration.statistics()
 }
 
-fn resident(guest: &Plain) -> u64 {
+pub(super) fn resident(guest: &Plain) -> u64 {
     guest.ram.block(0).resident_bytes().unwrap()
 }
 

@@ -151,8 +151,10 @@ impl Hook for Looks {
 
 #[test]
 fn no_lane_may_write_any_more_before_the_guest_starts() {
-    for lanes in [0, 1, 4] {
-        let lab = Lab::new(Settings::seeded(42));
+    for (lanes, on_demand_paging) in [(0, false), (1, false), (4, false), (0, true), (4, true)] {
+        let mut settings = Settings::seeded(42);
+        settings.on_demand_paging = on_demand_paging;
+        let lab = Lab::new(settings);
         let run = start(&lab, 42, lanes, |params| params.downtime_limit = Duration::ZERO);
         let (network, destination) = (lab.network.clone(), lab.destination.clone());
         let looks = Arc::new(Looks { network, destination, seen: Mutex::default() });

@@ -4,6 +4,8 @@
 mod content;
 mod ends;
 mod faults;
+mod huge_pages;
+mod on_demand;
 mod order;
 mod pinned;
 mod stale;
@@ -31,6 +33,8 @@ struct Lab {
     source: Arc<dyn Fabric>,
     source_host: Host,
     destination: Host,
+    /// What the destination goes through.
+    destination_fabric: Arc<dyn Fabric>,
 }
 
 /// Both sides of a migration.
@@ -39,6 +43,8 @@ struct Run {
     target: Arc<ProcessGuest>,
     migration: Migration,
     incoming: Incoming,
+    /// What source and destination said.
+    logs: [Arc<Log>; 2],
 }
 
 impl Lab {
@@ -47,7 +53,14 @@ impl Lab {
         let network = Network::new(settings).unwrap();
         let (source, destination) =
             (network.host(&[[10, 0, 0, 1].into()]), network.host(&[[10, 0, 0, 2].into()]));
-        Self { network, source: Arc::new(source.clone()), source_host: source, destination }
+        let destination_fabric = Arc::new(destination.clone());
+        Self {
+            network,
+            source: Arc::new(source.clone()),
+            source_host: source,
+            destination,
+            destination_fabric,
+        }
     }
 
     fn parameters(&self, fabric: &Arc<dyn Fabric>, chunk_mib: u64) -> Parameters {
@@ -64,17 +77,18 @@ impl Lab {
         change: impl Fn(&mut Parameters),
     ) -> Run {
         let (source, target) = pair(config);
-        let destination: Arc<dyn Fabric> = Arc::new(self.destination.clone());
-        let (mut ours, mut theirs) = (self.parameters(&self.source, 1), self.parameters(&destination, 1));
+        let (mut ours, mut theirs) =
+            (self.parameters(&self.source, 1), self.parameters(&self.destination_fabric, 1));
         change(&mut ours);
         change(&mut theirs);
         let vm: Arc<dyn TargetVm> = Arc::clone(&target) as _;
         let at: Address = "rdma:10.0.0.2:0".parse().unwrap();
-        let incoming = Incoming::listen(vm, &at, theirs, capabilities, Arc::new(())).expect("listening");
+        let logs = [(); 2].map(|()| Arc::new(Log::default()));
+        let incoming = Incoming::listen(vm, &at, theirs, capabilities, logs[1].clone()).expect("listening");
         let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
         let to = incoming.address();
-        let migration = Migration::start(vm, &to, ours, capabilities, Arc::new(())).expect("started");
-        Run { source, target, migration, incoming }
+        let migration = Migration::start(vm, &to, ours, capabilities, logs[0].clone()).expect("started");
+        Run { source, target, migration, incoming, logs }
     }
 
     /// Nothing is left of connections and memory.

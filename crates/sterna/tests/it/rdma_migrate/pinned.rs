@@ -47,7 +47,7 @@ fn moved(config: &ProcessConfig, lanes: u8, (chunks, limit): (Chunks, Option<(At
     Moved { statistics, source_most, destination_most, destination_windows }
 }
 
-fn guest(mib: u64, seed: u64) -> ProcessConfig {
+pub(super) fn guest(mib: u64, seed: u64) -> ProcessConfig {
     ProcessConfig {
         blocks: vec![("ram.low".into(), mib * MIB)],
         fill: Fill::Random(seed),
@@ -57,7 +57,7 @@ fn guest(mib: u64, seed: u64) -> ProcessConfig {
 }
 
 /// What the connections themselves have registered: that of a guest of 1 MiB, without its memory.
-fn of_messages(lanes: u8) -> [u64; 2] {
+pub(super) fn of_messages(lanes: u8) -> [u64; 2] {
     let moved = moved(&guest(1, 1), lanes, ([1, 1], None));
     [moved.source_most - MIB, moved.destination_most - MIB]
 }

@@ -152,3 +152,24 @@ fn locked_memory_limit_bounds_what_is_registered_at_once() {
     drop(taken);
     lab.assert_empty();
 }
+
+#[test]
+fn source_whose_adapter_follows_memory_pins_none_of_it() {
+    for kind in [Kind::Qemu, Kind::Sterna] {
+        for pin_all in [false, true] {
+            let lab = Lab::new(Settings::seeded(8));
+            lab.network.set_on_demand_paging(&lab.source, true);
+            let mut params = lab.parameters(chunk(1));
+            params.rdma.pinned_limit_bytes = Some(2 * MIB);
+            let (statistics, seen) = completes(&lab, 8, manner(kind, 1), params, pin_all);
+
+            // Each block once; a block in which nothing is but zeros not at all.
+            let rdma = statistics.rdma.unwrap();
+            assert!((1..=BLOCKS.len() as u64).contains(&rdma.registrations), "{rdma:?}");
+            assert!(pin_all || !seen.windows.is_empty(), "{seen:?}");
+            // Messages of two connections.
+            let here = lab.network.counts_of(&lab.source).pinned_bytes_most;
+            assert!(here <= 8 * MIB, "{here} bytes are pinned");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use crate::error::MigrationError;
 impl Work {
     /// A lane has filled a packet with these pages: their memory is to be registered.
     pub(in crate::outgoing::rdma) fn add_packet(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
+        self.use_blocks(ranges);
         let mut state = self.state()?;
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
         state.add(ranges)?;
