@@ -290,7 +290,11 @@ impl Control {
             Some(file) if !is_last => file.settle()?,
             Some(_) => {}
             None if shared.capabilities.multifd => {
-                self.main()?.with(|stream| stream.ram_part(false, true))?;
+                let main = self.main()?;
+                main.with(|stream| stream.ram_part(false, true))?;
+                if let Some(rdma) = self.rdma.as_ref().filter(|_| !is_last) {
+                    rdma.wait_for_flush(&main)?;
+                }
             }
             None => {}
         }

@@ -44,6 +44,14 @@ impl RdmaSource {
         })
     }
 
+    /// Waits until the destination has come to a flush that was just written: then it has taken all packets before it. It
+    /// clears their zero pages itself, and must not do so after a WRITE of the next round. An empty phase says it: its
+    /// command is invited when the destination has read the stream up to there.
+    pub(in crate::outgoing) fn wait_for_flush(&self, main: &MainChannel) -> Result<(), MigrationError> {
+        self.begin_part(main)?;
+        self.end_part(main)
+    }
+
     fn section(
         &self,
         main: &MainChannel,

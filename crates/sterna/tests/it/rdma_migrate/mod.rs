@@ -4,10 +4,12 @@
 mod content;
 mod ends;
 mod faults;
+
 mod huge_pages;
 mod on_demand;
 mod order;
 mod pinned;
+mod slow;
 mod stale;
 
 use std::sync::Arc;
