@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{self, TestVm, case, vm, vms};
-use sterna::{Device, Status, VmError};
+use sterna::{Capabilities, Device, Parameters, Status, VmError};
+use sterna_transport::rdma::double::{Network, Settings};
 
 /// A device that asks for acknowledgement.
 struct Asking {
@@ -35,6 +36,28 @@ impl Device for Asking {
     }
 }
 
+/// What carries the migration.
+#[derive(Debug, Clone, Copy)]
+enum Over {
+    Tcp,
+    Rdma { lanes: bool },
+}
+
+const OVER: [Over; 3] = [Over::Tcp, Over::Rdma { lanes: false }, Over::Rdma { lanes: true }];
+
+impl Over {
+    fn settings(self) -> (Parameters, Capabilities) {
+        let (mut params, mut capabilities) = common::multifd(2);
+        capabilities.switchover_ack = true;
+        if let Self::Rdma { lanes } = self {
+            let host = Network::new(Settings::seeded(5)).unwrap().host(&[[10, 0, 0, 1].into()]);
+            params.rdma.fabric = Some(Arc::new(host));
+            capabilities.multifd = lanes;
+        }
+        (params, capabilities)
+    }
+}
+
 fn add(vm: &TestVm, ready: bool) -> Vec<Arc<Asking>> {
     let devices: Vec<_> =
         (0..2).map(|instance| Arc::new(Asking { instance, ready: AtomicBool::new(ready) })).collect();
@@ -42,17 +65,20 @@ fn add(vm: &TestVm, ready: bool) -> Vec<Arc<Asking>> {
     devices
 }
 
+fn on_each(machine: &'static str) -> impl Iterator<Item = (&'static str, Over)> {
+    OVER.into_iter().map(move |over| (machine, over))
+}
+
 #[test]
 fn devices_that_get_ready_late_hold_the_switchover_back() {
-    for machine in ["pc-q35-11.0", "pc-q35-11.1"] {
-        case(machine, || {
+    for (machine, over) in ["pc-q35-11.0", "pc-q35-11.1"].into_iter().flat_map(on_each) {
+        case(&format!("{machine} over {over:?}"), || {
             let (source, target) = vms();
             source.is_machine(machine);
             target.is_machine(machine);
             add(&source, false);
             let theirs = add(&target, false);
-            let (params, mut capabilities) = common::multifd(2);
-            capabilities.switchover_ack = true;
+            let (params, capabilities) = over.settings();
             let incoming = vm::listen(&target, &params, capabilities);
             let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
             for device in &theirs {
@@ -68,15 +94,15 @@ fn devices_that_get_ready_late_hold_the_switchover_back() {
 
 #[test]
 fn devices_that_are_ready_at_once_delay_nothing() {
-    for machine in ["pc-q35-11.0", "pc-q35-11.1", "sterna-process"] {
-        case(machine, || {
+    let machines = ["pc-q35-11.0", "pc-q35-11.1", "sterna-process"];
+    for (machine, over) in machines.into_iter().flat_map(on_each) {
+        case(&format!("{machine} over {over:?}"), || {
             let (source, target) = vms();
             source.is_machine(machine);
             target.is_machine(machine);
             add(&source, true);
             add(&target, true);
-            let (params, mut capabilities) = common::multifd(2);
-            capabilities.switchover_ack = true;
+            let (params, capabilities) = over.settings();
             let incoming = vm::listen(&target, &params, capabilities);
             let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
             common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);

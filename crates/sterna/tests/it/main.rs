@@ -22,7 +22,6 @@ mod poisoned;
 mod rdma_destination;
 mod rdma_lanes;
 mod rdma_migrate;
-mod rdma_migration;
 mod rdma_source;
 mod rdma_stream;
 mod save;

@@ -4,7 +4,7 @@
 mod content;
 mod ends;
 mod faults;
-
+mod handover;
 mod huge_pages;
 mod on_demand;
 mod order;

@@ -1,5 +1,4 @@
-//! Migrations between two Sternas over RDMA, on adapters inside the process.
-#![allow(clippy::print_stdout, reason = "whoever reads of a failure needs the seed")]
+//! Who has the guest in the end: settings, lost acknowledgements, cancels and faults at any event, without lanes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
