@@ -13,6 +13,9 @@ pub trait Adapter: Debug + Send + Sync {
     /// [`AdapterInfo::max_message_bytes`] alone, which is cheap.
     fn max_message_bytes(&self) -> u32;
 
+    /// [`AdapterInfo::on_demand_paging`] alone, which is cheap.
+    fn has_on_demand_paging(&self) -> bool;
+
     /// How much memory this process may pin, as it is now.
     fn locked_memory(&self) -> LockedMemory;
 

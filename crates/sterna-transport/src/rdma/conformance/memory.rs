@@ -76,7 +76,11 @@ fn on_demand(setup: &Setup) {
             let memory = Memory::of_block(block, 0, BYTES).expect("a range");
             adapters[side].register(memory, accesses[side])
         });
-        let [has_source, has_destination] = [0, 1].map(|side| adapters[side].info().on_demand_paging);
+        let [has_source, has_destination] = [0, 1].map(|side| adapters[side].has_on_demand_paging());
+        assert!(
+            (0..2)
+                .all(|side| adapters[side].info().on_demand_paging == adapters[side].has_on_demand_paging())
+        );
         for (registered, has) in registered.iter().zip([has_source, has_destination]) {
             let number = registered.as_ref().err().map(|error| match error {
                 RdmaError::Registration { source, .. } => source.raw_os_error(),

@@ -77,6 +77,10 @@ impl Adapter for DoubleAdapter {
         Adapter::info(self).max_message_bytes
     }
 
+    fn has_on_demand_paging(&self) -> bool {
+        self.world.core.state().hosts[self.host].on_demand_paging
+    }
+
     fn locked_memory(&self) -> LockedMemory {
         self.locked(&self.world.core.state())
     }

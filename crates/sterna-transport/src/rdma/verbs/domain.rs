@@ -98,6 +98,10 @@ impl Adapter for VerbsAdapter {
         ports::attributes(context.library(), context.raw(), self.port).max_msg_sz
     }
 
+    fn has_on_demand_paging(&self) -> bool {
+        ports::has_on_demand_paging(self.domain.context().raw())
+    }
+
     fn locked_memory(&self) -> LockedMemory {
         locked_memory()
     }

@@ -49,7 +49,7 @@ pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Requ
         Ok((part, mut reply, source)) => {
             if reply.introduction.is_some() && reply.pin_all {
                 // A Sterna understands that nothing needs to be pinned.
-                reply.pin_all = !request.adapter().info().on_demand_paging;
+                reply.pin_all = !request.adapter().has_on_demand_paging();
             }
             if part == Part::Question && rdma.questions.fetch_add(1, Ordering::SeqCst) >= QUESTIONS {
                 rdma.questions.fetch_sub(1, Ordering::SeqCst);

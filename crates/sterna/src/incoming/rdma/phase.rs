@@ -143,7 +143,7 @@ impl<'a> Phases<'a> {
         if let Some(key) = self.on_demand_key(own) {
             return Ok(Some(key));
         }
-        if !*self.is_on_demand.get_or_insert_with(|| adapter.info().on_demand_paging) {
+        if !*self.is_on_demand.get_or_insert_with(|| adapter.has_on_demand_paging()) {
             return Ok(None);
         }
         let block = self.shared.layout()?.ram.block(own);

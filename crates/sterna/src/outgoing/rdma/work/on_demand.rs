@@ -25,7 +25,7 @@ impl UsedBlocks {
         ram: &GuestRam,
         warn: impl Fn(String) + Send + Sync + 'static,
     ) -> Self {
-        let may_follow = AtomicBool::new(rdma.adapter().info().on_demand_paging);
+        let may_follow = AtomicBool::new(rdma.adapter().has_on_demand_paging());
         Self { used: vec![OnceLock::new(); ram.blocks().len()], may_follow, warn: Box::new(warn) }
     }
 
