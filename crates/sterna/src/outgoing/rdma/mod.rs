@@ -28,6 +28,7 @@ mod lane;
 mod memory;
 mod packet_lane;
 mod source;
+mod used_blocks;
 mod windows;
 mod work;
 

@@ -17,8 +17,8 @@ use sterna_wire::rdma::{
 
 use super::gather::{Ranges, SHORT_ZEROS};
 use super::source::{Peer, RdmaSource};
+use super::used_blocks::UsedBlocks;
 use crate::error::MigrationError;
-use on_demand::UsedBlocks;
 
 /// How long a thread sleeps at most before it looks whether it was overlooked.
 const PATIENCE: Duration = Duration::from_millis(20);

@@ -1,0 +1,54 @@
+//! Which blocks pages were taken of: each is registered as a whole when that is so, if the adapter pins nothing by it
+//! (`specs/rdma.md §6.8`).
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sterna_ram::{GuestRam, RamBlock};
+use sterna_transport::rdma::{Access, Adapter, Registration};
+
+use super::source::RdmaSource;
+use crate::rdma::register_on_demand;
+
+/// Which blocks pages were taken of.
+pub(super) struct UsedBlocks {
+    used: Vec<OnceLock<()>>,
+    /// This side's adapter registers memory without pinning it, as far as is known.
+    may_follow: AtomicBool,
+    warn: Box<dyn Fn(String) + Send + Sync>,
+}
+
+impl UsedBlocks {
+    pub(super) fn new(
+        rdma: &RdmaSource,
+        ram: &GuestRam,
+        warn: impl Fn(String) + Send + Sync + 'static,
+    ) -> Self {
+        let may_follow = AtomicBool::new(rdma.adapter().has_on_demand_paging());
+        Self { used: vec![OnceLock::new(); ram.blocks().len()], may_follow, warn: Box::new(warn) }
+    }
+
+    pub(super) fn may_follow(&self) -> bool {
+        self.may_follow.load(Ordering::Relaxed)
+    }
+
+    /// Registers a block on demand, if the adapter can. After a refusal no other block is tried.
+    pub(super) fn register(&self, adapter: &dyn Adapter, block: &RamBlock) -> Option<Registration> {
+        if !self.may_follow() {
+            return None;
+        }
+        let registered = register_on_demand(adapter, block, Access::SOURCE);
+        let refused = |text: String| {
+            self.may_follow.store(false, Ordering::Relaxed);
+            (self.warn)(text);
+        };
+        registered.map_err(refused).ok()
+    }
+
+    /// Runs `act` the first time that pages of a block are taken; who comes meanwhile waits.
+    pub(super) fn at_first_use(&self, block: usize, act: impl FnOnce()) {
+        if let Some(used) = self.used.get(block) {
+            used.get_or_init(act);
+        }
+    }
+}
