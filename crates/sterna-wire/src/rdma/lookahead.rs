@@ -123,7 +123,7 @@ impl Lookahead {
         }
     }
 
-    /// Whether [`Self::next_step`] has anything else to say than [`Step::Wait`].
+    /// Whether it is worth calling [`Self::next_step`]: false if that would say [`Step::Wait`].
     pub fn has_step(&self) -> bool {
         self.waiting_batch().map_or_else(|| self.may_plan(), |index| self.may_hand_out(index))
     }
@@ -257,20 +257,24 @@ impl Lookahead {
         !self.runs.is_empty() && (self.open == 0 || self.open < self.most_ahead)
     }
 
-    /// What lies in windows that are there needs no step.
+    /// Plans the runs at the front that lie in windows that are there or will be: they need no step.
     fn settle(&mut self) {
         while self.may_plan() && self.plan_batch(false) {}
     }
 
-    /// Plans a batch; only of what is registered, unless it `may_ask`. Says whether it has any bytes.
+    /// Plans a batch; only of what is registered or will be, unless it `may_ask`. Says whether it has any bytes.
     fn plan_batch(&mut self, may_ask: bool) -> bool {
-        let batch = self.plan.take(&mut self.runs, self.plan.step(), may_ask);
+        let mut batch = self.plan.take(&mut self.runs, self.plan.step(), may_ask);
         let bytes = batch.writes.iter().map(|write| write.length).sum::<u64>();
-        if bytes > 0 {
-            self.open += bytes;
-            self.batches.push_back(Scheduled { batch, handed_out: 0 });
-            self.promote();
+        let needs_none = batch.ask.is_empty() && batch.give_back.is_empty();
+        self.open += bytes;
+        match self.batches.back_mut() {
+            // It needs no window of its own, so it is written with the batch before it.
+            Some(last) if needs_none => last.batch.writes.append(&mut batch.writes),
+            _ if bytes > 0 => self.batches.push_back(Scheduled { batch, handed_out: 0 }),
+            _ => {}
         }
+        self.promote();
         bytes > 0
     }
 
@@ -411,6 +415,18 @@ mod tests {
         add(&mut remote, 4);
         assert!(!remote.has_step());
         assert_eq!(remote.next_step(1), Step::Wait);
+    }
+
+    #[test]
+    fn runs_that_wait_for_a_window_that_is_due_wait_in_one_batch() {
+        let mut remote = lookahead(Destination::Sterna(ChunkSize::LEAST), None, u64::MAX);
+        let page = |at: u64| BlockRange { block: 0, start: at * 8192, length: 4096 };
+        remote.add([page(0)]).unwrap();
+        assert_eq!(remote.next_step(1), Step::Register(vec![range(0, 1)]));
+        (1..100).for_each(|at| remote.add([page(at)]).unwrap());
+        assert_eq!(remote.batches.len(), 1, "each look at the batches takes that many steps");
+        remote.registered(1).unwrap();
+        assert!((0..100).all(|at| remote.has_ready(&page(at))));
     }
 
     /// Carries out everything, one WRITE at a time. Most bytes that were registered at once, and how many windows were given

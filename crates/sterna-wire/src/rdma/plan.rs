@@ -169,8 +169,8 @@ impl RegistrationPlan {
         Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule))
     }
 
-    /// As [`Self::next_batch`], of runs that were checked. With `may_ask` false it takes what is registered already, and
-    /// stops at the first byte that is not.
+    /// As [`Self::next_batch`], of runs that were checked. With `may_ask` false it takes what lies in windows that are planned
+    /// already, and stops at the first byte that does not.
     pub(super) fn take(&mut self, runs: &mut VecDeque<BlockRange>, most_bytes: u64, may_ask: bool) -> Batch {
         self.batch += 1;
         let mut batch = Batch::default();
