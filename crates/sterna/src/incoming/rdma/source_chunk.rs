@@ -1,6 +1,6 @@
 //! How much a QEMU source takes for registered after one request.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use sterna_wire::rdma::ChunkSize;
 
@@ -11,29 +11,32 @@ use sterna_wire::rdma::ChunkSize;
 /// which bounds the size. Until the second request only the largest size that there is bounds it.
 #[derive(Debug)]
 pub(super) struct SourceChunk {
-    /// Block and offset of every byte that was asked for.
-    asked: BTreeSet<(usize, u64)>,
+    /// By block and number of the MiB in it: the offset of the first byte that was asked for there. Chunks have 1 MiB at
+    /// least, so two bytes of one MiB say the same as any more would. A source can make this no larger than its RAM has MiB.
+    asked: BTreeMap<(usize, u64), u64>,
     most: ChunkSize,
 }
 
 impl Default for SourceChunk {
     fn default() -> Self {
-        Self { asked: BTreeSet::new(), most: ChunkSize::MOST }
+        Self { asked: BTreeMap::new(), most: ChunkSize::MOST }
     }
 }
 
 impl SourceChunk {
     /// Learns from a request. Gives the largest size that the source's chunks can have.
     pub(super) fn asked_for(&mut self, block: usize, offset: u64) -> ChunkSize {
-        let before = self.asked.range((block, 0)..(block, offset)).next_back();
-        let after = self.asked.range((block, offset + 1)..=(block, u64::MAX)).next();
-        for (_, other) in [before, after].into_iter().flatten() {
+        let unit = offset / ChunkSize::LEAST.bytes();
+        let before = self.asked.range((block, 0)..(block, unit)).next_back();
+        let at = self.asked.get_key_value(&(block, unit)).filter(|(_, first)| **first != offset);
+        let after = self.asked.range((block, unit + 1)..=(block, u64::MAX)).next();
+        for (_, other) in [before, at, after].into_iter().flatten() {
             // The highest bit in which they differ: with larger chunks both were in one.
             let bit = 63 - (offset ^ other).leading_zeros();
             let bytes = (1 << bit.min(30)).max(ChunkSize::LEAST.bytes());
             self.most = self.most.min(ChunkSize::new(bytes).unwrap_or(self.most));
         }
-        self.asked.insert((block, offset));
+        self.asked.entry((block, unit)).or_insert(offset);
         self.most
     }
 }
@@ -66,6 +69,15 @@ mod tests {
                 assert!(!is_full || least.bytes() == chunk, "{least} and the source's is {chunk}");
             }
         }
+    }
+
+    #[test]
+    fn source_that_asks_for_every_byte_costs_one_entry_for_each_mib() {
+        let mut source = SourceChunk::default();
+        for offset in 0..3 * MIB / 16 {
+            source.asked_for(0, 16 * offset);
+        }
+        assert_eq!((source.asked.len(), source.most), (3, ChunkSize::LEAST));
     }
 
     #[test]
