@@ -63,7 +63,8 @@ impl RdmaSource {
         self.counts.closed();
     }
 
-    /// Whether a WRITE or a message has failed. That is why the destination disconnects, and the news of it may come first.
+    /// Fails if a WRITE or a message has failed: a destination disconnects because of it, and this side may hear of the
+    /// disconnect first.
     pub(in crate::outgoing) fn check(&self) -> Result<(), MigrationError> {
         first_failure(&self.stream).map_or(Ok(()), |error| Err(self.failed()(error.into())))
     }
@@ -155,14 +156,11 @@ impl RdmaSource {
             if *status == RnrRetryExceeded {
                 self.counts.receiver_was_not_ready();
             }
-            // Keys of REGISTER_RESULT are in use: not with pin-all.
-            if let (RemoteAccess, Some(address), Registration::Dynamic) =
-                (*status, remote_address, self.registration)
+            // Keys of REGISTER_RESULT are in use: not with pin-all. A Sterna registers what is asked for, whatever its chunk size.
+            if let (RemoteAccess, Some(address), Registration::Dynamic, Peer::Qemu) =
+                (*status, remote_address, self.registration, self.peer)
             {
-                let chunk = match self.peer {
-                    Peer::Sterna(chunk) => chunk,
-                    Peer::Qemu => self.qemu_chunk.get().copied().unwrap_or_default(),
-                };
+                let chunk = self.qemu_chunk.get().copied().unwrap_or_default();
                 return registered_less(self.channel.peer(), self.places.get(), chunk, *address);
             }
         }
