@@ -99,7 +99,7 @@ impl Admitted {
         let stream = DestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
         let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
-        if !rdma.has_main(self.source, stream) {
+        if !rdma.accepted_main(self.source, stream) {
             return Ok(());
         }
         enter(shared, &channel);
@@ -122,7 +122,7 @@ impl Admitted {
         let stream = LaneDestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
         let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
-        if !rdma.has_lane(self.source, stream) {
+        if !rdma.accepted_lane(self.source, stream) {
             return Ok(());
         }
         enter(shared, &channel);
@@ -152,7 +152,7 @@ impl Admitted {
         let stream = rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
         let accepted = stream.accept_return_path(self.request, &self.reply, limit, &shared.closing);
         accepted.map_err(|error| refused(&self.peer, &error))?;
-        rdma.has_return_path();
+        rdma.accepted_return_path();
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct Refusals(Mutex<Told>);
 struct Told {
     since: Option<Instant>,
     told: u32,
-    /// Since the last one that was told.
+    /// Refused since the last one that was told.
     untold: u64,
 }
 

@@ -34,7 +34,7 @@ pub(in crate::incoming) struct Rdma {
 /// The connections of one source at a time.
 struct Connections {
     admission: Admission,
-    /// How many main connections were admitted: which of them another connection belongs to.
+    /// How many main connections were admitted so far. The number says which of them another connection belongs to.
     source: u64,
     /// The main connection, once it is accepted.
     main: Option<Arc<DestinationStream>>,
@@ -185,8 +185,8 @@ impl Rdma {
         lanes.iter().for_each(|lane| lane.destroy());
     }
 
-    /// The main connection is accepted. False: it came too late.
-    pub(super) fn has_main(&self, source: u64, stream: Arc<DestinationStream>) -> bool {
+    /// The main connection is accepted; takes it in. False: it came too late.
+    pub(super) fn accepted_main(&self, source: u64, stream: Arc<DestinationStream>) -> bool {
         let mut connections = self.connections.lock();
         let is_wanted = connections.source == source && !connections.is_over;
         if is_wanted {
@@ -196,8 +196,8 @@ impl Rdma {
         is_wanted
     }
 
-    /// A lane is accepted. False: it came too late.
-    pub(super) fn has_lane(&self, source: u64, stream: Arc<LaneDestinationStream>) -> bool {
+    /// A lane is accepted; takes it in. False: it came too late.
+    pub(super) fn accepted_lane(&self, source: u64, stream: Arc<LaneDestinationStream>) -> bool {
         let mut connections = self.connections.lock();
         let is_wanted = connections.source == source && !connections.is_over;
         if is_wanted {
@@ -224,8 +224,8 @@ impl Rdma {
         }
     }
 
-    /// The return path of a source is there.
-    pub(super) fn has_return_path(&self) {
+    /// The return path of a source is accepted: wakes whoever waits for it.
+    pub(super) fn accepted_return_path(&self) {
         // Whoever waits for it looks under the lock.
         drop(self.connections.lock());
         self.changed.notify_all();

@@ -3,8 +3,8 @@
 use sterna_wire::rdma::BlockRange;
 
 /// A run of zeros between two of data is written as data, towards a QEMU, if it is no longer. A QEMU takes one range in a
-/// message, and its answer, a READY, takes some 50 µs: in that time an adapter of 10 Gbit/s writes 64 KiB. Faster ones would gain by
-/// more, and lose little by this.
+/// message, and the READY for the next one takes some 50 µs: in that time an adapter of 10 Gbit/s writes 64 KiB. A faster one
+/// would gain by a larger value, and loses little by this one.
 pub(super) const SHORT_ZEROS: u64 = 64 << 10;
 /// Data is handed on when there is so much of it.
 const LONG_DATA: u64 = 2 << 20;

@@ -18,16 +18,17 @@ use crate::pages::PageWriter;
 
 /// WRITEs that are posted with one call; one of them is signalled.
 const BATCH: usize = 64;
-/// Less than this waits for more while something is in flight and more pages may come.
+/// Fewer bytes than this are not posted yet while something is in flight and more pages may come.
 const FEW_BYTES: u64 = BATCH as u64 * PAGE_SIZE as u64;
 /// Most bytes in flight: a command waits for what was posted before it.
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
-/// The same where windows are given back: a command for each window that comes, and one for each that goes.
+/// The same where windows are given back: each window takes two commands then, one to ask for it and one to give it back.
 const IN_FLIGHT_BELOW_LIMIT: u64 = 2 << 20;
 /// How far the lane goes ahead of the WRITEs: in the first round as far as memory is registered ahead, later as far as
 /// keeps the link busy while a window is registered.
 const AHEAD_BYTES: [u64; 2] = [2 << 30, 256 << 20];
-/// The same below `max-bandwidth`, in bursts of 100 ms: what lies long before it is read is written by the guest meanwhile.
+/// The same below `max-bandwidth`, in bursts of 100 ms. The guest writes pages again that were taken long before they are
+/// read.
 const AHEAD_BURSTS: u64 = 20;
 /// Most zero ranges that wait.
 const WAITING_ZEROS: usize = 16384;

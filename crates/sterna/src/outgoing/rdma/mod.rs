@@ -8,7 +8,11 @@
 //! | `rdma windows` ([`ask`]) | sends the commands of a phase: windows to register or to give back, ranges that are all zero |
 //! | `rdma memory` ([`register`]) | registers this side's memory, and deregisters it below a limit |
 //!
-//! So both sides register at the same time, ahead of the WRITEs, and none waits for the other but where it has to.
+//! So both sides register at the same time, ahead of the WRITEs, and neither waits for the other.
+//!
+//! With multifd between two Sternas each lane is a [`PacketLane`] with a connection of its own. The main connection is left to
+//! `rdma windows`, which opens and closes phases itself ([`ask_for_lanes`]), and to the stream. The next paragraph is about the
+//! single [`RdmaLane`].
 //!
 //! A phase is open while a round's pages move; it is renewed when somebody else wants to write the stream, and once a
 //! second. A round's end is the end of its phase: every WRITE is complete and every command carried out then. The next

@@ -20,7 +20,7 @@ use super::source::{Peer, RdmaSource};
 use super::used_blocks::UsedBlocks;
 use crate::error::MigrationError;
 
-/// How long a thread sleeps at most before it looks whether it was overlooked.
+/// How long a thread sleeps at most before it looks again by itself, should a wake-up have been missed.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// Towards a Sterna zero ranges are sent in messages of so many at least, but at the end of a round.
 const ZEROS_AT_ONCE: usize = MOST_REPEATED as usize / 4;
@@ -259,7 +259,7 @@ impl Work {
         Ok(registrations.collect())
     }
 
-    /// Changes what is known of the destination's memory, and plans anew.
+    /// Changes what is known of the destination's memory, and wakes whoever has something to do then.
     pub(super) fn learn(
         &self,
         change: impl FnOnce(&mut State) -> Result<(), MigrationError>,
@@ -277,7 +277,7 @@ impl Work {
         self.wake_all();
     }
 
-    /// No more pages come: the threads end. What is registered stays so.
+    /// No more pages come: the threads end. What is registered stays registered.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.wake_all();
@@ -313,7 +313,7 @@ impl Work {
         }
     }
 
-    /// Whoever has something to do shall do it.
+    /// Wakes the thread that asks and the one that registers, if they have something to do.
     fn wake(&self, state: MutexGuard<'_, State>) {
         let may_ask = state.may_ask && !state.is_asking && state.has_task(self.rdma.is_sterna());
         let may_register = state.own.has_step();
