@@ -52,7 +52,7 @@ pub enum Command {
     Repair(repair::Arguments),
     /// Measure what a migration costs on this machine
     Bench(bench::Arguments),
-    /// Show what this host has for RDMA and what is missing, or try the way to a host
+    /// Show what this host has for RDMA and what is missing, or check whether another host can be reached over RDMA
     Rdma(rdma::Arguments),
     /// Make an HTML page with a timeline from a migration's record
     Report(report::Arguments),

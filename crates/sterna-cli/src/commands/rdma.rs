@@ -1,4 +1,4 @@
-//! `sterna rdma`: what this host has for RDMA, and whether there is a way to another one.
+//! `sterna rdma`: what this host has for RDMA, and whether another host can be reached over it.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -19,14 +19,14 @@ const USABLE: &str = "this host can use RDMA";
 /// Which host.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Try the way to this host: a name or a number. Nothing needs to listen there
+    /// Check whether this host can be reached over RDMA: a host name or an IP address. Nothing needs to listen there
     pub host: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Shows it. The status is 1 if RDMA cannot be used, or if there is no way to the host.
+/// Shows it. The status is 1 if RDMA cannot be used, or if the host cannot be reached.
 pub fn execute(arguments: &Arguments) -> Done {
     match &arguments.host {
         None => Ok(report(&HostReport::of_this_host(), arguments.json)),
@@ -103,7 +103,7 @@ fn json_of_adapter(info: &AdapterInfo) -> Value {
     })
 }
 
-/// Resolves address and route: to the first address of the name to which there is a way.
+/// Resolves address and route to the first address of the name that can be reached.
 fn try_way(host: &str, as_json: bool) -> Done {
     let addresses = addresses_of(host)?;
     let fabric = VerbsFabric::new();
@@ -126,7 +126,7 @@ fn found(host: &str, address: IpAddr, over: &AdapterInfo, as_json: bool) {
         pretty(&json!({"host": host, "address": address.to_string(), "over": json_of_adapter(over)}))
     } else {
         format!(
-            "{host}: there is a way to {address}, over port {} of {} ({}; {}), with packets of {} bytes",
+            "{host}: {address} can be reached over port {} of {} ({}; {}), with packets of {} bytes",
             over.port,
             over.device,
             over.state,
@@ -136,11 +136,11 @@ fn found(host: &str, address: IpAddr, over: &AdapterInfo, as_json: bool) {
     });
 }
 
-/// Of a host's name, or of a number with or without brackets; each with port 0, which stands for none.
+/// Of a host name, or of an IP address with or without brackets; each with port 0, which stands for none.
 fn addresses_of(host: &str) -> Result<Vec<SocketAddr>, Stop> {
     let name = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     if name.is_empty() || name.contains('/') || name.contains(":") && name.parse::<IpAddr>().is_err() {
-        return Err(Stop::usage(format!("`{host}` is not a host: give a name or a number, without a port")));
+        return Err(Stop::usage(format!("`{host}` is not a host: give a host name or an IP address, without a port")));
     }
     match (name, 0).to_socket_addrs() {
         Ok(addresses) => Ok(addresses.collect()),

@@ -211,7 +211,7 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::NO_LISTENER => f.write_str("nobody listens on that port (status 8)"),
-            Self::BY_PEER => f.write_str("the peer's program refused (status 28)"),
+            Self::BY_PEER => f.write_str("the peer's program refused, and its log says why (status 28)"),
             Self(status) => write!(f, "status {status}"),
         }
     }
@@ -219,7 +219,7 @@ impl fmt::Display for RejectReason {
 
 fn usable(having: &[String]) -> String {
     if having.is_empty() {
-        return "this host has no RDMA device that is up".to_owned();
+        return "this host has no RDMA device that is up; `sterna rdma` says what is missing".to_owned();
     }
     format!("use an address that has a device: {}", having.join(", "))
 }
