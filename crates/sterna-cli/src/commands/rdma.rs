@@ -140,7 +140,9 @@ fn found(host: &str, address: IpAddr, over: &AdapterInfo, as_json: bool) {
 fn addresses_of(host: &str) -> Result<Vec<SocketAddr>, Stop> {
     let name = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     if name.is_empty() || name.contains('/') || name.contains(":") && name.parse::<IpAddr>().is_err() {
-        return Err(Stop::usage(format!("`{host}` is not a host: give a host name or an IP address, without a port")));
+        return Err(Stop::usage(format!(
+            "`{host}` is not a host: give a host name or an IP address, without a port"
+        )));
     }
     match (name, 0).to_socket_addrs() {
         Ok(addresses) => Ok(addresses.collect()),
