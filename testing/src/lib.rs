@@ -15,6 +15,14 @@ pub fn seed(test: &str) -> u64 {
     seed
 }
 
+/// How many rounds a test plays: `STERNA_ROUNDS`, or as many as are usual.
+///
+/// # Panics
+/// `STERNA_ROUNDS` is set and is not a number.
+pub fn rounds(usual: u32) -> u32 {
+    std::env::var("STERNA_ROUNDS").map_or(usual, |text| text.parse().expect("STERNA_ROUNDS is a number"))
+}
+
 /// A generator whose numbers follow from the [`seed`] of `test` alone.
 pub fn random(test: &str) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed(test))

@@ -12,6 +12,8 @@ use crate::workspace::Metadata;
 const FULL: u64 = 1000;
 /// Migrations over RDMA.
 const OVER_RDMA: &str = "500";
+/// A test of the suite that plays fewer rounds there, and its rounds here.
+const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
 /// `cargo xtask soak [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
@@ -31,6 +33,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
     parts.part("silence", || play(&["--silence".to_owned()], seed));
     parts.part("rdma", || play(&["--rdma".to_owned(), OVER_RDMA.to_owned()], seed));
+    parts.part("rdma, devices' streams", || stalled_loaders(seed));
     parts.finish()
 }
 
@@ -45,6 +48,19 @@ fn play(arguments: &[String], seed: Option<u64>) -> Result<Outcome> {
     }
     command.args(["run", "--quiet", "--release", "--package", &target.package, kind, "soak", "--"]);
     add(&mut command, arguments, seed);
+    process::run(&mut command).map(|()| Outcome::Passed)
+}
+
+/// 8 devices, 4 lanes and room for one chunk, over RDMA.
+fn stalled_loaders(seed: Option<u64>) -> Result<Outcome> {
+    let (test, rounds) = CEILING;
+    let mut command = process::cargo();
+    command
+        .args(["test", "--quiet", "--package", "sterna", "--test", "cases", test])
+        .env("STERNA_ROUNDS", rounds);
+    if let Some(seed) = seed {
+        command.env("STERNA_SEED", seed.to_string());
+    }
     process::run(&mut command).map(|()| Outcome::Passed)
 }
 

@@ -174,12 +174,12 @@ fn one_chunk_ceiling_with_stalled_loaders_never_blocks() {
     case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round, multifd(4))));
 }
 
-/// Each lane is a queue pair of its own, and receives are on credit.
+/// Each lane is a queue pair of its own, and receives are on credit. `cargo xtask soak` plays 1,000 rounds.
 #[test]
 fn one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma() {
     let mut random = sterna_testing::random("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma");
     case("streams", || {
-        for round in 0..100 {
+        for round in 0..sterna_testing::rounds(100) {
             let network = Network::new(Settings::seeded(random.u64(..))).unwrap();
             let host = network.host(&[[10, 0, 0, 1].into()]);
             let (mut params, capabilities) = multifd(4);
