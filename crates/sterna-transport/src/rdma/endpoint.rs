@@ -10,8 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::{
-    Access, Adapter, CompletionStatus, Connection, Memory, Piece, QueuePairAttributes, RdmaError,
-    Registration,
+    Access, Adapter, CompletionStatus, Connection, Event, Memory, Piece, PortState, QueuePairAttributes,
+    RdmaError, Registration,
 };
 use crate::CancelFlag;
 use receiving::Receiving;
@@ -125,7 +125,8 @@ impl Endpoint {
     /// [`RdmaError::Ended`] when all that came before has been received, [`RdmaError::Failed`], [`RdmaError::Cancelled`]
     /// after [`Endpoint::finish_receiving`] or [`Endpoint::shutdown`], [`RdmaError::System`].
     pub fn receive(&self, limit: Option<Duration>) -> Result<Option<Vec<u8>>, RdmaError> {
-        self.receiving.receive(&*self.connection, limit, &self.receiving_over)
+        let received = self.receiving.receive(&*self.connection, limit, &self.receiving_over);
+        received.map_err(|error| self.first_cause(error))
     }
 
     /// Sends a message: the parts one after the other. Copies them, and waits until there is a buffer; what is sent goes
@@ -197,6 +198,18 @@ impl Endpoint {
         self.connection.disconnect();
     }
 
+    /// When a request fails, receives are flushed: then that request's error, which says why.
+    fn first_cause(&self, error: RdmaError) -> RdmaError {
+        use CompletionStatus::WorkRequestFlushed;
+        if !matches!(error, RdmaError::Failed { status: WorkRequestFlushed, .. }) {
+            return error;
+        }
+        match self.reap() {
+            Err(RdmaError::Failed { status: WorkRequestFlushed, .. }) | Ok(()) => error,
+            Err(first) => first,
+        }
+    }
+
     fn waiter(&self, limit: Option<Duration>) -> sending::Waiter<'_> {
         let (connection, closed, in_flight) = (&*self.connection, &self.closed, &self.in_flight);
         sending::Waiter { connection, closed, in_flight, limit }
@@ -245,6 +258,14 @@ fn failed(
         Some(event) if status == CompletionStatus::WorkRequestFlushed => {
             RdmaError::Ended { peer, event: Some(event) }
         }
+        // Nobody could answer.
+        None if status == CompletionStatus::RetryExceeded && has_no_link(connection) => {
+            RdmaError::Ended { peer, event: Some(Event::PortDown) }
+        }
         _ => RdmaError::Failed { peer, operation, status, remote_address },
     }
+}
+
+fn has_no_link(connection: &dyn Connection) -> bool {
+    connection.adapter().info().state == PortState::Down
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use sterna_transport::StreamError;
-use sterna_transport::rdma::{CompletionStatus, Endpoint, RdmaError};
+use sterna_transport::rdma::{CompletionStatus, Endpoint, Event, RdmaError};
 use sterna_wire::rdma::session::Sending;
 use sterna_wire::rdma::{MessageType, encode_empty};
 use sterna_wire::{Fault, WireError};
@@ -120,7 +120,7 @@ pub(super) fn or_end(read: Result<usize, StreamError>, is_reading_over: bool) ->
 /// An adapter flushes the receives that are left before it tells why.
 fn is_end_of_reading(error: &RdmaError) -> bool {
     match error {
-        RdmaError::Ended { event, .. } => event.is_some(),
+        RdmaError::Ended { event, .. } => event.as_ref().is_some_and(Event::is_end),
         RdmaError::Failed { operation, status, .. } => {
             *operation == "a receive" && *status == CompletionStatus::WorkRequestFlushed
         }

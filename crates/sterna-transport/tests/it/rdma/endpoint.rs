@@ -6,8 +6,8 @@ use std::time::Duration;
 use sterna_transport::CancelFlag;
 use sterna_transport::rdma::double::{Fault, Settings, Trigger};
 use sterna_transport::rdma::{
-    Access, CompletionStatus, ConnectParameters, Endpoint, EndpointSizes, Fabric, RdmaError, Registration,
-    Write,
+    Access, CompletionStatus, ConnectParameters, Endpoint, EndpointSizes, Event, Fabric, RdmaError,
+    Registration, Write,
 };
 
 use super::{LONG, Lab, MIB, address, block, registered};
@@ -125,6 +125,28 @@ fn failed_write_names_its_address_and_every_later_call_fails() {
     source.shutdown();
     let received = destination.receive(Some(LONG)).unwrap_err();
     assert!(received.is_end(), "{received}");
+}
+
+#[test]
+fn link_that_stays_down_is_named_by_whoever_waits() {
+    for at_source in [true, false] {
+        let lab = Lab::new(Settings::new());
+        let (source, destination) = joined(&lab);
+        let (from, to) = memory(&source, &destination);
+        source.post_receives(1).unwrap();
+        lab.network.set_link(if at_source { &lab.source } else { &lab.destination }, false);
+        source.write(&[page(&from, &to, 0)], None).unwrap();
+
+        // The write fails first, and the receive is flushed because of it.
+        for error in [source.receive(Some(LONG)).unwrap_err(), source.flush(Some(LONG)).unwrap_err()] {
+            let is_named = match &error {
+                RdmaError::Ended { event, .. } => at_source && *event == Some(Event::PortDown),
+                RdmaError::Failed { status, .. } => !at_source && *status == CompletionStatus::RetryExceeded,
+                _ => false,
+            };
+            assert!(is_named && error.is_end(), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -126,6 +126,39 @@ fn link_that_comes_back_while_the_adapter_goes_on_trying_loses_nothing() {
     }
 }
 
+/// An adapter flushes all that waits when one request has failed: that says nothing of the reason.
+#[test]
+fn link_that_stays_down_does_not_end_with_what_follows_from_it() {
+    for at_source in [true, false] {
+        for lanes in LANES {
+            for seed in 61..=64 {
+                let what = format!("link down at the source: {at_source}, {lanes} lanes, seed {seed}");
+                println!("{what}");
+                let lab = Lab::new(Settings::seeded(seed));
+                let run = start(&lab, seed, lanes, |params| params.downtime_limit = Duration::ZERO);
+                while run.migration.statistics().rounds_begun < 2 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let host = if at_source { &lab.source_host } else { &lab.destination };
+                lab.network.set_link(host, false);
+
+                let outcome = run.migration.wait();
+
+                let _ = run.incoming.cancel();
+                run.incoming.wait();
+                let Outcome::Failed { error, held: false } = &outcome else { panic!("{what}: {outcome:?}") };
+                let text = error.to_string();
+                // Which side gives up first is open: it may be that the destination has closed the connection.
+                assert!(!text.contains("flushed"), "{what}: {text}");
+                assert_lives_on(&run.source);
+                drop(run);
+                lab.network.set_link(host, true);
+                lab.assert_empty();
+            }
+        }
+    }
+}
+
 /// Counts through how many queue pairs the source may write when everything is loaded and the guest does not run yet.
 struct Looks {
     network: Network,
