@@ -1,8 +1,6 @@
 //! What is refused before it begins, and what ends with a sentence that says what to do.
 
 use sterna::{Compression, SettingsError};
-use sterna_transport::rdma::CompletionStatus;
-use sterna_transport::rdma::double::{self, Trigger};
 use sterna_wire::Fault;
 
 use super::*;
@@ -53,23 +51,18 @@ fn destination_that_registers_less_than_asked_for_is_named_with_its_chunk_size()
 
 #[test]
 fn no_chunk_size_is_advised_for_a_sterna_which_registers_what_is_asked_for() {
-    let mut writes = 0;
-    for request in [3, 6, 9, 12, 15] {
-        let lab = Lab::new(Settings::new());
-        let source = Plain::new(ram(Some(7)));
-        let refused = double::Fault::Status(CompletionStatus::RemoteAccess);
-        lab.network.plan(&lab.source, Trigger::Request(request), refused);
+    let lab = Lab::new(Settings::new());
+    let source = Plain::new(ram(Some(7)));
+    // No Sterna does so: it stands for one that has lost a registration.
+    let short = Manner { ignores_counts: true, ..manner(Kind::Sterna, 1) };
 
-        let (outcome, ..) =
-            migrate(&lab, &source, manner(Kind::Sterna, 1), lab.parameters(ChunkSize::LEAST), false);
+    let (outcome, ..) = migrate(&lab, &source, short, lab.parameters(ChunkSize::LEAST), false);
 
-        let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
-        let text = error.to_string();
-        assert!(!text.contains("x-rdma-chunk-size"), "{text}");
-        writes += usize::from(text.contains("a write") && text.contains("remote access error"));
-        lab.assert_empty();
-    }
-    assert!(writes > 0, "no WRITE was refused");
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    let text = error.to_string();
+    assert!(text.contains("a write") && text.contains("remote access error"), "{text}");
+    assert!(!text.contains("x-rdma-chunk-size"), "{text}");
+    lab.assert_empty();
 }
 
 #[test]
