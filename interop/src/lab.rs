@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::kernel::output;
 use crate::scenarios::Failure;
-use crate::{Root, cpio, kernel};
+use crate::{Root, cpio, kernel, linux};
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
 use vm::Vm;
@@ -50,6 +50,8 @@ pub enum Outcome {
 pub enum Kind {
     /// Real KVM.
     Kvm,
+    /// Real KVM, and a kernel for its guests.
+    Linux,
     /// An RDMA device.
     Rdma,
     /// Two VMs, each with an RDMA device, joined by a wire.
@@ -59,12 +61,13 @@ pub enum Kind {
 impl Kind {
     /// The variable of init's environment that names it. The kernel takes it from its command line.
     const VARIABLE: &str = "LAB";
-    const ALL: [Kind; 3] = [Kind::Kvm, Kind::Rdma, Kind::RdmaPair];
+    const ALL: [Kind; 4] = [Kind::Kvm, Kind::Linux, Kind::Rdma, Kind::RdmaPair];
 
     /// The name of it in commands.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Kvm => "kvm",
+            Kind::Linux => "linux",
             Kind::Rdma => "rdma",
             Kind::RdmaPair => "rdma-pair",
         }
@@ -82,7 +85,7 @@ impl Kind {
 
     fn modules(self) -> &'static [&'static str] {
         match self {
-            Kind::Kvm => &["kvm-amd"],
+            Kind::Kvm | Kind::Linux => &["kvm-amd"],
             // rxe asks for the checksums by name, not as modules it depends on.
             Kind::Rdma | Kind::RdmaPair => &[
                 "virtio_pci",
@@ -105,6 +108,7 @@ impl Kind {
     fn memory_mib(self) -> u32 {
         match self {
             Kind::Kvm => 1024,
+            Kind::Linux => 1536,
             Kind::Rdma | Kind::RdmaPair => 3072,
         }
     }
@@ -141,7 +145,7 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let target = exe.ancestors().nth(2).ok_or("this program lies outside of a target directory")?;
     let shares = match kind {
-        Kind::Kvm => Vec::new(),
+        Kind::Kvm | Kind::Linux => Vec::new(),
         Kind::Rdma | Kind::RdmaPair => vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())],
     };
     let lab = target.join("lab");
@@ -157,6 +161,9 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     }
     for (index, module) in modules::with_dependencies(&root, kind.modules())?.iter().enumerate() {
         archive.file(&format!("m/{index:02}"), module);
+    }
+    if kind == Kind::Linux {
+        archive.file(linux::KERNEL, &read(&kernel)?);
     }
     let initramfs = lab.join(format!("initramfs-{}", kind.name()));
     std::fs::write(&initramfs, archive.finish())

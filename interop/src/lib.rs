@@ -33,6 +33,7 @@ pub mod guests;
 mod kernel;
 pub mod lab;
 mod libvirt;
+mod linux;
 pub mod machines;
 pub mod qemu;
 mod root;

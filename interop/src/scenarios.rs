@@ -202,6 +202,6 @@ fn reaches(machine: &KvmMachine, word: u64, value: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ensure(holds: bool, why: impl FnOnce() -> Failure) -> Result<(), Failure> {
+pub(crate) fn ensure(holds: bool, why: impl FnOnce() -> Failure) -> Result<(), Failure> {
     if holds { Ok(()) } else { Err(why()) }
 }

@@ -1,5 +1,5 @@
-//! The lab: a VM under QEMU's TCG that has real (nested) KVM, or an RDMA device, for tests that need them; or two VMs that are
-//! joined, each with an RDMA device.
+//! The lab: a VM under QEMU's TCG that has real (nested) KVM, where also Linux boots in the reference machine, or an RDMA device, for
+//! tests that need them; or two VMs that are joined, each with an RDMA device.
 //!
 //! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
 
@@ -24,7 +24,7 @@ pub const TOOLS: &[Tool] = &[
 const KERNEL: &str = "linux-image-6.12-amd64";
 
 /// What a lab may have; the program of the recipe takes the name.
-const KINDS: [&str; 3] = ["kvm", "rdma", "rdma-pair"];
+const KINDS: [&str; 4] = ["kvm", "linux", "rdma", "rdma-pair"];
 /// Those among the tests.
 const TESTED_KINDS: [&str; 2] = ["kvm", "rdma"];
 
@@ -82,7 +82,7 @@ pub fn ensure() -> Result<()> {
 
 /// Whether it sees a Debian root as its own.
 fn needs_root(kind: &str) -> bool {
-    kind != "kvm"
+    kind.starts_with("rdma")
 }
 
 fn jobs(kinds: &[&str], chosen: &[String]) -> Result<Vec<Job>> {

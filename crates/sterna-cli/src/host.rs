@@ -81,6 +81,20 @@ pub struct GuestProgress {
     pub pages_per_second: Option<f64>,
 }
 
+/// How a guest ended by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestEnd {
+    /// For people.
+    pub why: String,
+    /// QEMU's word in the event SHUTDOWN.
+    pub cause: &'static str,
+}
+
+impl GuestEnd {
+    /// The cause of a guest that switched its machine off: nothing went wrong.
+    pub const POWERED_OFF: &'static str = "guest-shutdown";
+}
+
 /// What hosting needs of a machine.
 pub trait Machine: SourceVm + TargetVm + 'static {
     /// See [`MonitoredVm::pause`].
@@ -90,7 +104,7 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     /// Ends the guest.
     fn end(&self);
     /// Why the guest ended by itself, if it did.
-    fn ended(&self) -> Option<String> {
+    fn ended(&self) -> Option<GuestEnd> {
         None
     }
     /// See [`MonitoredVm::has_guest`].

@@ -29,6 +29,19 @@ pub enum GuestImage {
         /// Words for the guest's boot-parameter page.
         parameters: Vec<u64>,
     },
+    /// A Linux kernel.
+    Linux(LinuxImage),
+}
+
+/// A kernel, and what it starts with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinuxImage {
+    /// A bzImage or a vmlinux for x86-64.
+    pub kernel: PathBuf,
+    /// Its first root file system.
+    pub initrd: Option<PathBuf>,
+    /// Its command line.
+    pub command_line: String,
 }
 
 /// What [`crate::KvmMachine::new`] builds.

@@ -55,6 +55,14 @@ pub const BOOT_SECTOR: u64 = 0x7c00;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// First stack.
 pub const STACKS: u64 = 0x8_0000;
+/// A Linux kernel's command line.
+pub const COMMAND_LINE: u64 = 0x6_0000;
+/// Its length without the NUL, at most.
+pub const COMMAND_LINE_MAX: usize = 0xffff;
+/// Where a PC's processor starts: the firmware's entry in real mode.
+pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
+/// End of the RAM below 1 MiB that a Linux kernel may use.
+pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 /// Load address and entry of flat guests: 1 MiB.
 pub const FLAT_ENTRY: u64 = 0x10_0000;
 
@@ -75,8 +83,22 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_IRQ: u32 = 4;
 /// A byte written here ends the guest with that byte as its code.
 pub const EXIT_PORT: u16 = 0xf4;
-/// Keyboard controller: 0xfe written here resets the machine.
+/// Keyboard controller: [`KEYBOARD_RESET`] written here resets the machine.
 pub const KEYBOARD_PORT: u16 = 0x64;
+/// What resets the machine.
+pub const KEYBOARD_RESET: u8 = 0xfe;
+/// A kernel that panics writes bit 0 here, as of QEMU's `pvpanic`.
+pub const PANIC_PORT: u16 = 0x505;
+/// ACPI's sleep control register: bit 5 with [`SLEEP_TYPE_OFF`] in bits 2 to 4 switches the machine off.
+pub const SLEEP_PORT: u16 = 0x600;
+/// ACPI's sleep status register: reads as 0.
+pub const SLEEP_STATUS_PORT: u16 = 0x601;
+/// ACPI's state S5.
+pub const SLEEP_TYPE_OFF: u8 = 5;
+/// The vCPUs' interrupt controllers, in the hole.
+pub(crate) const LAPIC_ADDRESS: u32 = 0xfee0_0000;
+/// The I/O interrupt controller, in the hole.
+pub(crate) const IOAPIC_ADDRESS: u32 = 0xfec0_0000;
 
 /// Three pages that KVM on Intel needs for real mode, in the hole.
 pub(crate) const TSS_ADDRESS: usize = 0xfffb_d000;

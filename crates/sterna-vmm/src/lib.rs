@@ -30,7 +30,7 @@ mod memory_failure;
 mod ports;
 mod vcpus;
 
-pub use config::{GuestImage, MachineConfig};
+pub use config::{GuestImage, LinuxImage, MachineConfig};
 pub use devices::codec::StateError;
 pub use end_reason::EndReason;
 pub use error::VmmError;

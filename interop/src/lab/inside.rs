@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::{DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
 use crate::Root;
+use crate::linux;
 use crate::scenarios::{ALL, Failure};
 
 /// The argument of this program in the tree.
@@ -28,9 +29,16 @@ pub fn run_as_init() -> ! {
     for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         told(mount(kind, kind, at, 0, ""));
     }
+    if std::env::var(Kind::VARIABLE).is_ok_and(|name| name == linux::guest::NAME) {
+        linux::guest::run();
+    }
     load_modules();
     let failures = match Kind::of_environment() {
         Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
+        Kind::Linux => {
+            let selection = Selection::of_environment();
+            all(linux::scenarios().into_iter().filter(|(name, _)| selection.takes(name, false)))
+        }
         Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
     println!("{DONE} {failures}");

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use serde_json::json;
 use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm, TlsEndpoint};
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+use sterna_vmm::LinuxImage;
 use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
-use crate::host::{self, GuestChoice, GuestMonitor, Hosted, Load};
+use crate::host::{self, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
 use crate::{terminal, tls, units};
@@ -33,6 +35,15 @@ pub struct Arguments {
     /// What the KVM machine runs: tide, boot-tide, boot-sector:FILE or flat:FILE
     #[arg(long, value_name = "GUEST", default_value = "tide")]
     pub guest: GuestChoice,
+    /// Boot this Linux kernel (a bzImage or a vmlinux for x86-64) in the KVM machine
+    #[arg(long, value_name = "FILE", conflicts_with = "guest")]
+    pub kernel: Option<std::path::PathBuf>,
+    /// The initrd of `--kernel`
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initrd: Option<std::path::PathBuf>,
+    /// The command line of `--kernel`, such as `console=ttyS0`
+    #[arg(long, value_name = "TEXT", requires = "kernel", default_value = "", allow_hyphen_values = true)]
+    pub append: String,
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
@@ -137,6 +148,19 @@ pub enum FillKind {
     Half,
 }
 
+impl Arguments {
+    fn guest(&self) -> GuestChoice {
+        match &self.kernel {
+            Some(kernel) => GuestChoice::Linux(LinuxImage {
+                kernel: kernel.clone(),
+                initrd: self.initrd.clone(),
+                command_line: self.append.clone(),
+            }),
+            None => self.guest.clone(),
+        }
+    }
+}
+
 impl MachineKind {
     /// Kvm or process; with a sentence if that is not what one would have expected.
     pub fn settle(self) -> Result<(Self, Option<String>), Stop> {
@@ -213,7 +237,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         Some(endpoint) => {
             let monitor = GuestMonitor::new(control.clone(), vm.clone());
             Some(
-                Server::bind(endpoint, monitor, bus)
+                Server::bind(endpoint, monitor, bus.clone())
                     .map_err(|error| Stop::failed(format!("the monitor cannot listen: {error}")))?,
             )
         }
@@ -225,13 +249,18 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     begin(arguments, &control, &vm)?;
     let ended = host_until_end(&vm, &interrupts);
+    if let Some(end) = &ended {
+        bus.emit("SHUTDOWN", Some(json!({"guest": true, "reason": end.cause})));
+    }
     if let Some(server) = server {
         server.close();
     }
     vm.machine().end();
     match ended {
-        Some(why) => Err(Stop::failed(format!("the guest ended: {why}"))),
-        None => Ok(Status::Done),
+        Some(GuestEnd { why, cause }) if cause != GuestEnd::POWERED_OFF => {
+            Err(Stop::failed(format!("the guest ended: {why}")))
+        }
+        _ => Ok(Status::Done),
     }
 }
 
@@ -255,8 +284,11 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         arrival_rate: arguments.arrival_rate,
     };
     match kind {
+        MachineKind::Process if arguments.kernel.is_some() => Err(Stop::usage(
+            "`--kernel` needs the KVM machine, and `--machine process` runs no code.".to_owned(),
+        )),
         MachineKind::Process => host::process_machine(&config),
-        _ => host::kvm_machine(&config, &arguments.guest, arguments.serial.open()?),
+        _ => host::kvm_machine(&config, &arguments.guest(), arguments.serial.open()?),
     }
 }
 
@@ -286,13 +318,13 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
 }
 
 /// Until somebody asks for the end, or the guest ends by itself; why, in that case.
-fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<String> {
+fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<GuestEnd> {
     while interrupts.count() == 0 {
         vm.note_progress();
         if vm.run_state() == RunState::Paused
-            && let Some(why) = vm.machine().ended()
+            && let Some(end) = vm.machine().ended()
         {
-            return Some(why);
+            return Some(end);
         }
         interrupts.sleep(Duration::from_millis(200), 0);
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use sterna::VmError;
 use sterna_guests::tide::Tide;
 use sterna_guests::tide::boot::boot_sector;
-use sterna_vmm::{GuestImage, KvmMachine, MachineConfig, VhostUserOptions};
+use sterna_vmm::{EndReason, GuestImage, KvmMachine, LinuxImage, MachineConfig, VhostUserOptions};
 
 use super::tide::{BootTide, TideGuest};
-use super::{Config, Guest, Machine, Parts, cannot_build};
+use super::{Config, Guest, GuestEnd, Machine, Parts, cannot_build};
 use crate::exit::Stop;
 
 /// What runs in the machine.
@@ -24,6 +24,8 @@ pub enum GuestChoice {
     BootSector(PathBuf),
     /// Flat 64-bit code.
     Flat(PathBuf),
+    /// A Linux kernel.
+    Linux(LinuxImage),
 }
 
 impl std::str::FromStr for GuestChoice {
@@ -94,6 +96,7 @@ fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> 
     Ok(match (choice, tide) {
         (GuestChoice::BootSector(file), _) => GuestImage::BootSector(read(file)?),
         (GuestChoice::Flat(file), _) => flat(read(file)?),
+        (GuestChoice::Linux(image), _) => GuestImage::Linux(image.clone()),
         (_, Some(tide)) => flat(tide.image()),
         (_, None) => GuestImage::BootSector(boot_sector().to_vec()),
     })
@@ -110,8 +113,16 @@ impl Machine for KvmMachine {
     fn end(&self) {
         KvmMachine::quit(self);
     }
-    fn ended(&self) -> Option<String> {
-        KvmMachine::ended(self).map(|reason| reason.to_string())
+    fn ended(&self) -> Option<GuestEnd> {
+        KvmMachine::ended(self).map(|reason| {
+            let cause = match reason {
+                EndReason::PoweredOff => GuestEnd::POWERED_OFF,
+                EndReason::Reset => "guest-reset",
+                EndReason::Panicked => "guest-panic",
+                _ => "host-error",
+            };
+            GuestEnd { why: reason.to_string(), cause }
+        })
     }
     fn has_guest(&self) -> bool {
         KvmMachine::has_guest(self)

@@ -175,6 +175,10 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("restore @whole send:fd:99", Usage);
     world.check("run --machine=process --ram=16M --incoming defer", Usage);
     world.check("run --ram=lots", Parser);
+    world.check("run --machine=process --ram=16M --kernel @garbage", Usage);
+    world.check("run --kernel @garbage --guest tide", Parser);
+    world.check("run --initrd @garbage", Parser);
+    world.check("run --append console=ttyS0", Parser);
     world.check("plan", Usage);
     world.check("demo --forecast", Usage);
 }

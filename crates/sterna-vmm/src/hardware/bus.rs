@@ -11,8 +11,16 @@ use vm_superio::{Serial, Trigger};
 
 use super::vm::KvmVm;
 use crate::end_reason::EndReason;
-use crate::layout::{EXIT_PORT, KEYBOARD_PORT, SERIAL_IRQ, SERIAL_PORT};
+use crate::layout::{
+    EXIT_PORT, KEYBOARD_PORT, KEYBOARD_RESET, PANIC_PORT, SERIAL_IRQ, SERIAL_PORT, SLEEP_PORT,
+    SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+};
 use crate::ports::PortRange;
+
+/// Bit of ACPI's sleep control register.
+const SLEEP_ENABLE: u8 = 1 << 5;
+/// The only event of the panic port that this machine knows: reads say so.
+const PANICKED: u8 = 1;
 
 /// Raises the serial console's interrupt, at once: no event is on its way when a vCPU has stopped.
 pub(crate) struct SerialInterrupt(Arc<KvmVm>);
@@ -79,8 +87,10 @@ impl Bus {
         data.fill(0xff);
         if let Some(offset) = serial_offset(port) {
             data[0] = self.serial().read(offset);
-        } else if port == KEYBOARD_PORT {
+        } else if matches!(port, KEYBOARD_PORT | SLEEP_PORT | SLEEP_STATUS_PORT) {
             data[0] = 0;
+        } else if port == PANIC_PORT {
+            data[0] = PANICKED;
         }
     }
 
@@ -92,10 +102,14 @@ impl Bus {
             if let Err(error) = self.serial().write(offset, data[0]) {
                 tracing::warn!(?error, "serial console lost a byte or an interrupt");
             }
-        } else if port == EXIT_PORT {
-            return Some(EndReason::Exited(data[0]));
-        } else if port == KEYBOARD_PORT && data[0] == 0xfe {
-            return Some(EndReason::Reset);
+        } else {
+            return match port {
+                EXIT_PORT => Some(EndReason::Exited(data[0])),
+                KEYBOARD_PORT if data[0] == KEYBOARD_RESET => Some(EndReason::Reset),
+                SLEEP_PORT if data[0] == SLEEP_ENABLE | SLEEP_TYPE_OFF << 2 => Some(EndReason::PoweredOff),
+                PANIC_PORT if data[0] & PANICKED != 0 => Some(EndReason::Panicked),
+                _ => None,
+            };
         }
         None
     }

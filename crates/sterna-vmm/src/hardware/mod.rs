@@ -1,5 +1,6 @@
 //! What the guest runs on besides its vCPUs.
 
+pub(crate) mod acpi;
 pub(crate) mod bus;
 pub(crate) mod caps;
 pub(crate) mod cpuid;

@@ -1,0 +1,147 @@
+//! ACPI's tables: what firmware would tell a kernel of this machine.
+//!
+//! The machine is *hardware-reduced*: no fixed registers but one to sleep and one to reset, no system interrupt. So there is
+//! nothing to emulate, and no state to migrate. Devices stand in the DSDT.
+
+use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, Path, ResourceTemplate, Scope};
+use acpi_tables::fadt::{FADTBuilder, Flags};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::sdt::Sdt;
+use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, AmlSink};
+use sterna_ram::GuestRam;
+
+use crate::error::VmmError;
+use crate::layout::{
+    IOAPIC_ADDRESS, KEYBOARD_PORT, KEYBOARD_RESET, LAPIC_ADDRESS, PANIC_PORT, RESET_VECTOR, SERIAL_IRQ,
+    SERIAL_PORT, SLEEP_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+};
+
+/// Where the tables lie, the root first: in the first MiB, where kernels look for it.
+pub(crate) const TABLES: u64 = 0xe_0000;
+const OEM: [u8; 6] = *b"STERNA";
+const TABLE: [u8; 8] = *b"STERNAVM";
+const REVISION: u32 = 1;
+/// FADT, `IAPC_BOOT_ARCH`: no VGA, no CMOS clock.
+const WITHOUT_VGA_AND_CMOS: u16 = 1 << 2 | 1 << 5;
+/// The DSDT's revision from which integers have 64 bits.
+const DSDT_REVISION: u8 = 2;
+const HEADER_BYTES: u32 = 36;
+
+/// Writes the tables of a machine with so many vCPUs. The root's address.
+pub(crate) fn write(ram: &GuestRam, vcpus: usize) -> Result<u64, VmmError> {
+    let mut at = (TABLES + Rsdp::len() as u64).next_multiple_of(16);
+    let mut place = |bytes: &[u8]| -> Result<u64, VmmError> {
+        let address = at;
+        at = (address + bytes.len() as u64).next_multiple_of(16);
+        if at > RESET_VECTOR {
+            let why = format!("ACPI's tables end at {at:#x}, above {RESET_VECTOR:#x}");
+            return Err(VmmError::Config { what: "devices", why });
+        }
+        ram.block(0).write(address, bytes)?;
+        Ok(address)
+    };
+    let dsdt = place(dsdt().as_slice())?;
+    let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
+    xsdt.add_entry(place(&bytes(&fadt(dsdt)))?);
+    xsdt.add_entry(place(&bytes(&madt(vcpus)))?);
+    let root = Rsdp::new(OEM, place(&bytes(&xsdt))?);
+    ram.block(0).write(TABLES, &bytes(&root))?;
+    Ok(TABLES)
+}
+
+fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+fn madt(vcpus: usize) -> MADT {
+    let mut madt = MADT::new(OEM, TABLE, REVISION, LocalInterruptController::Address(LAPIC_ADDRESS));
+    for id in 0..vcpus as u8 {
+        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    }
+    madt.add_structure(IoApic::new(0, IOAPIC_ADDRESS, 0));
+    madt
+}
+
+fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
+    let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into());
+    let mut fadt = FADTBuilder::new(OEM, TABLE, REVISION)
+        .dsdt_64(dsdt)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::Headless);
+    fadt.iapc_boot_arch = WITHOUT_VGA_AND_CMOS.into();
+    (fadt.reset_reg, fadt.reset_value) = (port(KEYBOARD_PORT), KEYBOARD_RESET);
+    (fadt.sleep_control_reg, fadt.sleep_status_reg) = (port(SLEEP_PORT), port(SLEEP_STATUS_PORT));
+    fadt.finalize()
+}
+
+fn dsdt() -> Sdt {
+    let serial_ports = IO::new(SERIAL_PORT, SERIAL_PORT, 0, 8);
+    let serial_interrupt = Interrupt::new(true, true, false, false, SERIAL_IRQ);
+    let serial_resources = ResourceTemplate::new(vec![&serial_ports, &serial_interrupt]);
+    let (serial_kind, serial_id) = (EISAName::new("PNP0501"), 0u8);
+    let (kind, id) = (Name::new("_HID".into(), &serial_kind), Name::new("_UID".into(), &serial_id));
+    let resources = Name::new("_CRS".into(), &serial_resources);
+    let serial = Device::new("COM1".into(), vec![&kind, &id, &resources]);
+
+    let panic_ports = IO::new(PANIC_PORT, PANIC_PORT, 0, 1);
+    let panic_resources = ResourceTemplate::new(vec![&panic_ports]);
+    let panic_kind = Name::new("_HID".into(), &"QEMU0001");
+    let panic_resources = Name::new("_CRS".into(), &panic_resources);
+    let panic = Device::new("PEVT".into(), vec![&panic_kind, &panic_resources]);
+
+    let devices = Scope::new(Path::new("_SB_"), vec![&serial, &panic]);
+    let off = Package::new(vec![&SLEEP_TYPE_OFF]);
+    let off = Name::new("_S5_".into(), &off);
+    let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, DSDT_REVISION, OEM, TABLE, REVISION);
+    for part in [&devices as &dyn Aml, &off] {
+        dsdt.vec(&bytes(part));
+    }
+    dsdt.update_checksum();
+    dsdt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_ram::{Backing, RamBlock};
+
+    #[test]
+    fn tables_are_found_from_the_root_and_their_checksums_are_right() {
+        for vcpus in [1, 8] {
+            let block = RamBlock::new("low", 1 << 20, Backing::Anonymous).unwrap();
+            let ram = GuestRam::new(vec![block]).unwrap();
+            let root = write(&ram, vcpus).unwrap();
+            let read = |at: u64, length: usize| {
+                let mut bytes = vec![0; length];
+                ram.block(0).read(at, &mut bytes).unwrap();
+                bytes
+            };
+            let word = |at| ram.block(0).read_u64(at).unwrap();
+            let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+            // The XSDT's address is not aligned in the root.
+            let address = |at: u64| u64::from_le_bytes(read(at, 8).try_into().unwrap());
+            let table = |at: u64| {
+                let length = u32::from_le_bytes(read(at + 4, 4).try_into().unwrap());
+                let bytes = read(at, length as usize);
+                assert_eq!(sum(&bytes), 0, "{:?}", &bytes[..4]);
+                bytes
+            };
+
+            assert_eq!(sum(&read(root, Rsdp::len())), 0);
+            assert_eq!(word(root), u64::from_le_bytes(*b"RSD PTR "));
+            let xsdt = address(root + 24);
+            assert_eq!(&table(xsdt)[..4], b"XSDT");
+            let fadt = table(address(xsdt + 36));
+            assert_eq!(&fadt[..4], b"FACP");
+            assert_eq!(&table(u64::from_le_bytes(fadt[140..148].try_into().unwrap()))[..4], b"DSDT");
+            let madt = table(address(xsdt + 44));
+            assert_eq!((&madt[..4], madt.len()), (&b"APIC"[..], 44 + 8 * vcpus + 12));
+        }
+    }
+}
