@@ -22,6 +22,9 @@ use crate::rdma::{
     QueuePairAttributes, RdmaError, RejectReason, SendRequest, Wake,
 };
 
+/// How long an adapter may take to flush receives after the end of a connection. Soft-RoCE does it beside the event.
+const FLUSH: Duration = Duration::from_secs(1);
+
 /// Which side begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -209,6 +212,7 @@ impl Connection for VerbsConnection {
     }
 
     fn wait(&self, queue: Queue, deadline: Option<Instant>, cancel: &CancelFlag) -> Result<Wake, RdmaError> {
+        let mut flushed_until = None;
         loop {
             let waited = self.with_queues(|queues| {
                 if queues.has_completion(queue)? {
@@ -222,7 +226,9 @@ impl Connection for VerbsConnection {
                 if self.mailbox.is_destroyed() {
                     return Err(self.destroyed());
                 }
-                if self.mailbox.end().is_some() {
+                let has_ended = self.mailbox.end().is_some();
+                let until = has_ended.then(|| *flushed_until.get_or_insert_with(|| Instant::now() + FLUSH));
+                if until.is_some_and(|until| Instant::now() >= until || !queues.owes_receives(queue)) {
                     return Ok(Some(Wake::Ended));
                 }
                 let fds = [
@@ -231,12 +237,15 @@ impl Connection for VerbsConnection {
                     (self.adapter.domain.context().as_fd(), PollFlags::IN),
                     (self.mailbox.as_fd(), PollFlags::IN),
                 ];
-                let waited =
-                    wait_any(&fds, &[cancel], deadline).map_err(|source| self.error("poll", source))?;
+                // After the end only completions are of interest.
+                let fds = if has_ended { &fds[..1] } else { &fds };
+                let limit = deadline.into_iter().chain(until).min();
+                let waited = wait_any(fds, &[cancel], limit).map_err(|source| self.error("poll", source))?;
                 queues.take_notifications(queue);
                 Ok(match waited {
                     Waited::Ready => None,
                     Waited::Cancelled => Some(Wake::Cancelled),
+                    Waited::TimedOut if has_ended => Some(Wake::Ended),
                     Waited::TimedOut => Some(Wake::TimedOut),
                 })
             })?;

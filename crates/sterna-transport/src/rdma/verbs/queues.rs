@@ -239,6 +239,11 @@ impl Queues {
         }
     }
 
+    /// Whether receives have no completion yet. When the queue pair breaks, the adapter flushes each of them.
+    pub(crate) fn owes_receives(&self, queue: Queue) -> bool {
+        queue == Queue::Receive && self.receiving.lock().outstanding > 0
+    }
+
     /// Asks for a notification of the next completion. One that came before is not notified: look again.
     pub(crate) fn arm(&self, queue: Queue) -> Result<(), RdmaError> {
         self.queue(queue).arm().map_err(|source| error(&self.subject, "ibv_req_notify_cq", source))
