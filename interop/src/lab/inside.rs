@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use rustix::system::{RebootCommand, reboot};
+
 use super::{DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
 use crate::Root;
 use crate::linux;
@@ -42,8 +44,8 @@ pub fn run_as_init() -> ! {
         Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
     println!("{DONE} {failures}");
-    // SAFETY: a system call without pointers; nothing is mounted that must be synced.
-    unsafe { libc::reboot(libc::RB_AUTOBOOT) };
+    // Nothing is mounted that must be synced.
+    told(reboot(RebootCommand::Restart).map_err(|error| format!("reboot: {error}")));
     loop {
         std::thread::park();
     }
