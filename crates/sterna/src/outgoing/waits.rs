@@ -12,8 +12,8 @@ use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 
-/// How often a thread that waits wakes.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How often a thread that waits wakes by itself: whoever changes what it waits for wakes it at once.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What is due while the control thread waits.
 pub(super) struct Waits {

@@ -21,7 +21,7 @@ use super::used_blocks::UsedBlocks;
 use crate::error::MigrationError;
 
 /// How long a thread sleeps at most before it looks again by itself, should a wake-up have been missed.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Towards a Sterna zero ranges are sent in messages of so many at least, but at the end of a round.
 const ZEROS_AT_ONCE: usize = MOST_REPEATED as usize / 4;
 

@@ -1,11 +1,12 @@
 //! A Sterna of its own process, with a QEMU's machine in its memory: so that its CPU time can be told.
 
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::opaque::MemoryMachine;
-use sterna::{Arrival, Incoming, Outcome};
+use sterna::{Arrival, Incoming, Migration, Outcome};
 use sterna_image::Shape;
 use sterna_ram::GuestRam;
 use sterna_transport::TransportError;
@@ -103,12 +104,8 @@ impl Machine {
         let to = uri(order)?.parse().map_err(|error: TransportError| error.to_string())?;
         let migration = here.send(&to, params, capabilities, Arc::new(())).map_err(said)?;
         self.here = Some(here);
-        let mut pinned = 0;
-        while migration.outcome().is_none() {
-            std::thread::sleep(Duration::from_millis(20));
-            pinned = pinned.max(migration.statistics().rdma.map_or(0, |rdma| rdma.pinned_bytes));
-        }
-        match migration.wait() {
+        let (outcome, pinned) = watched(&migration);
+        match outcome {
             Outcome::Completed => Ok(json!({ "rdma": migration.statistics().rdma, "pinned_bytes": pinned })),
             other => Err(format!("{other:?}")),
         }
@@ -118,6 +115,26 @@ impl Machine {
         let here = self.here.as_ref().ok_or("no memory")?;
         Ok((here.ram().clone(), here.shape().ok_or("no machine")?))
     }
+}
+
+/// How the migration ended, and the most that was pinned. Looking more often would take time of the only core.
+fn watched(migration: &Migration) -> (Outcome, u64) {
+    const EVERY: Duration = Duration::from_millis(250);
+    std::thread::scope(|scope| {
+        let (is_over, over) = channel::<()>();
+        let looking = scope.spawn(move || {
+            let mut most = 0;
+            loop {
+                most = most.max(migration.statistics().rdma.map_or(0, |rdma| rdma.pinned_bytes));
+                if over.recv_timeout(EVERY) == Err(RecvTimeoutError::Disconnected) {
+                    return most;
+                }
+            }
+        });
+        let outcome = migration.wait();
+        drop(is_over);
+        (outcome, looking.join().unwrap_or_default())
+    })
 }
 
 fn address_of(block: &sterna_ram::RamBlock) -> u64 {
