@@ -23,7 +23,7 @@ pub enum Command {
     /// Start two VMs, migrate a guest that writes its memory from one to the other, and check every page
     Demo(demo::Arguments),
     /// Start a VM, or a VM that waits for a migration
-    Run(run::Arguments),
+    Run(Box<run::Arguments>),
     /// Migrate a running guest, show the progress, and report the result
     Migrate(migrate::Arguments),
     /// Forecast a migration, from given rates or for a running VM, and say what to change if it would not converge

@@ -46,6 +46,14 @@ pub struct Config {
     pub vfio_user: Vec<std::path::PathBuf>,
     /// Sockets of vhost-user devices.
     pub vhost_user: Vec<std::path::PathBuf>,
+    /// Virtio disks.
+    pub disks: Vec<sterna_vmm::DiskOptions>,
+    /// Virtio network cards.
+    pub nets: Vec<sterna_vmm::NetOptions>,
+    /// The guest says which memory it does not use.
+    pub free_page_reporting: bool,
+    /// The guest gets random bytes by virtio.
+    pub entropy: bool,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.
@@ -114,6 +122,10 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     /// See [`MonitoredVm::vcpu_threads`].
     fn vcpu_threads(&self) -> Vec<i32> {
         Vec::new()
+    }
+    /// Types into its console, if it has one. How many of the bytes it took; the others may be tried again.
+    fn type_in(&self, bytes: &[u8]) -> usize {
+        bytes.len()
     }
     /// Whether KVM runs it.
     fn uses_kvm(&self) -> bool;

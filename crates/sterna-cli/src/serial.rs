@@ -1,10 +1,16 @@
 //! Where a guest's console goes.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
 use crate::exit::Stop;
+use crate::host::Hosted;
 
 /// `FILE`, `stdio` or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +49,60 @@ impl Serial {
                 ))
             })?),
         })
+    }
+}
+
+impl Serial {
+    /// Gives what is typed to the guest. A terminal hands over each key at once as long as the result lives; Ctrl-C still ends the
+    /// program. To a program in the background nobody types.
+    pub fn keyboard(&self, vm: Arc<Hosted>) -> Result<Option<Keyboard>, Stop> {
+        let is_in_background = tcgetpgrp(io::stdin()).is_ok_and(|group| group != getpgrp());
+        if *self != Self::Stdio || is_in_background {
+            return Ok(None);
+        }
+        let before = tcgetattr(io::stdin()).ok();
+        if let Some(before) = &before {
+            let mut each_key = before.clone();
+            each_key.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            // A terminal that refuses hands over lines.
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &each_key);
+        }
+        let keyboard = Keyboard { before };
+        std::thread::Builder::new()
+            .name("keyboard".to_owned())
+            .spawn(move || type_all(io::stdin(), |keys| vm.machine().type_in(keys)))
+            .map_err(|error| Stop::failed(format!("cannot start a thread for the keyboard: {error}")))?;
+        Ok(Some(keyboard))
+    }
+}
+
+/// A terminal as it was before is restored at the end.
+#[derive(Debug)]
+pub struct Keyboard {
+    before: Option<Termios>,
+}
+
+impl Drop for Keyboard {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+        }
+    }
+}
+
+/// Until the end of what is typed, or of the program.
+fn type_all(mut keys: impl Read, type_in: impl Fn(&[u8]) -> usize) {
+    /// The guest reads its UART as fast as it can.
+    const PATIENCE: Duration = Duration::from_millis(10);
+    let mut bytes = [0; 64];
+    while let Ok(length @ 1..) = keys.read(&mut bytes) {
+        let mut left = &bytes[..length];
+        while !left.is_empty() {
+            match type_in(left) {
+                0 => std::thread::sleep(PATIENCE),
+                taken => left = &left[taken..],
+            }
+        }
     }
 }
 

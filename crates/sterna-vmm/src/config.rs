@@ -44,6 +44,102 @@ pub struct LinuxImage {
     pub command_line: String,
 }
 
+/// A disk of the guest: a raw file, or a block device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DiskOptions {
+    /// The file or device. Its bytes are the disk's, whatever they look like.
+    pub path: PathBuf,
+    /// The guest cannot write it.
+    pub is_read_only: bool,
+    /// Reads and writes pass by the host's page cache (`O_DIRECT`).
+    pub is_direct: bool,
+    /// Queues that the guest's driver may use at the same time: 1 to [`DiskOptions::QUEUES_MAX`].
+    pub queues: u16,
+    /// How it moves with the guest.
+    pub migration: DiskMigration,
+}
+
+impl DiskOptions {
+    /// The most queues that a disk may have.
+    pub const QUEUES_MAX: u16 = 8;
+
+    /// A disk with one queue that the guest may write, and that both sides of a migration see.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let migration = DiskMigration::Shared;
+        Self { path: path.into(), is_read_only: false, is_direct: false, queues: 1, migration }
+    }
+}
+
+/// What becomes of a disk when the guest moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiskMigration {
+    /// Both sides see the same file: the lock on it is handed over with the guest, so that one machine at a time uses it.
+    Shared,
+    /// The disk travels with the guest, as a stream, into a file of the destination of the same length. What that file held before is
+    /// lost. While the guest runs it goes over multifd channels; without them all of it goes in the pause.
+    Copy,
+    /// The destination has a file of its own with the same content, such as one that nobody writes. Sterna does not look at it.
+    None,
+}
+
+/// A network card of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NetOptions {
+    /// The tap that it is joined to, made with packet headers (`ip tuntap add mode tap vnet_hdr NAME`) or not there yet.
+    pub tap: String,
+    /// Its address; the same on both sides of a migration. Without one it follows from the machine's name and the card's number.
+    pub mac: Option<MacAddress>,
+}
+
+impl NetOptions {
+    /// A card at that tap.
+    pub fn new(tap: impl Into<String>) -> Self {
+        Self { tap: tap.into(), mac: None }
+    }
+}
+
+/// The address of a network card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// Of card `index` of a machine, if nobody has chosen one: in QEMU's range of locally administered addresses.
+    pub(crate) fn of_machine(name: &str, index: usize) -> Self {
+        // FNV-1a.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let [a, b, ..] = hash.to_le_bytes();
+        Self([0x52, 0x54, 0, a, b, index as u8])
+    }
+}
+
+impl std::str::FromStr for MacAddress {
+    type Err = String;
+
+    /// Of a form such as `52:54:00:12:34:56`; of one card, and not of a group.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let pairs: Option<Vec<u8>> = text
+            .split(':')
+            .map(|pair| {
+                u8::from_str_radix(pair, 16).ok().filter(|_| pair.len() == 2 && !pair.starts_with('+'))
+            })
+            .collect();
+        match pairs.and_then(|pairs| <[u8; 6]>::try_from(pairs).ok()) {
+            Some(bytes) if bytes[0] & 1 == 1 => {
+                Err(format!("{text} is the address of a group, not of a card"))
+            }
+            Some(bytes) => Ok(Self(bytes)),
+            None => Err(format!(
+                "`{text}` is no card's address: write six pairs of hex digits, as 52:54:00:12:34:56"
+            )),
+        }
+    }
+}
+
 /// What [`crate::KvmMachine::new`] builds.
 pub struct MachineConfig {
     /// For messages and `query-name`.
@@ -73,6 +169,14 @@ pub struct MachineConfig {
     /// Virtio devices in processes of their own, over vhost-user, which get all of RAM and migrate with it. RAM must
     /// be made of something that can be shared.
     pub vhost_user: Vec<VhostUserOptions>,
+    /// Virtio disks, which the guest sees as `vda`, `vdb`, ...
+    pub disks: Vec<DiskOptions>,
+    /// Virtio network cards.
+    pub nets: Vec<NetOptions>,
+    /// The guest says which memory it does not use, by virtio: it is given back to the host, and not sent.
+    pub free_page_reporting: bool,
+    /// The guest gets random bytes of the host, by virtio.
+    pub entropy: bool,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
@@ -92,6 +196,10 @@ impl MachineConfig {
             serial: Box::new(std::io::sink()),
             vfio_user: Vec::new(),
             vhost_user: Vec::new(),
+            disks: Vec::new(),
+            nets: Vec::new(),
+            free_page_reporting: false,
+            entropy: false,
             ports: Vec::new(),
         }
     }
@@ -114,6 +222,10 @@ impl MachineConfig {
             let why =
                 format!("{entries} entries requested; it must be a power of two from {least} to {most}");
             return refuse("dirty-ring-size", why);
+        }
+        if self.free_page_reporting && matches!(self.backing, Backing::Huge2M | Backing::Huge1G) {
+            let why = "a huge page that is given back may not be had again: use ordinary memory".to_owned();
+            return refuse("free page reporting", why);
         }
         match &self.guest {
             _ if self.incoming => Ok(()),

@@ -3,7 +3,7 @@
 //! | guest-physical | what |
 //! | --- | --- |
 //! | `0 ..` | RAM block `ram.low`, at most 3 GiB |
-//! | 3 GiB .. 4 GiB | hole: IOAPIC at 0xfec00000, LAPIC at 0xfee00000 |
+//! | 3 GiB .. 4 GiB | hole: virtio devices from 0xd0000000 on, IOAPIC at 0xfec00000, LAPIC at 0xfee00000 |
 //! | 4 GiB .. | RAM block `ram.high`: the rest, if there is any |
 //!
 //! Of the first MiB a flat 64-bit guest finds in use, all of it ordinary RAM that migrates:
@@ -95,6 +95,14 @@ pub const SLEEP_PORT: u16 = 0x600;
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 /// ACPI's state S5.
 pub const SLEEP_TYPE_OFF: u8 = 5;
+/// Virtio devices that a machine may have: each has an interrupt of its own.
+pub const VIRTIO_MAX: usize = 8;
+/// How far apart virtio devices are.
+pub(crate) const VIRTIO_BYTES: u64 = 0x1000;
+/// The first virtio device, in the hole.
+const VIRTIO_START: u64 = 0xd000_0000;
+/// The first virtio device's interrupt: the first one that no device of a PC has.
+const VIRTIO_FIRST_INTERRUPT: u32 = 16;
 /// The vCPUs' interrupt controllers, in the hole.
 pub(crate) const LAPIC_ADDRESS: u32 = 0xfee0_0000;
 /// The I/O interrupt controller, in the hole.
@@ -114,6 +122,16 @@ pub struct Range {
     pub start: u64,
     /// Length in bytes.
     pub len_bytes: u64,
+}
+
+/// Where the registers of the virtio device in place `slot` are.
+pub(crate) fn virtio_address(slot: usize) -> u64 {
+    VIRTIO_START + slot as u64 * VIRTIO_BYTES
+}
+
+/// The interrupt of the virtio device in place `slot`.
+pub(crate) fn virtio_interrupt(slot: usize) -> u32 {
+    VIRTIO_FIRST_INTERRUPT + slot as u32
 }
 
 /// How `ram_bytes` of RAM lie around the hole.

@@ -9,7 +9,7 @@
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `hardware/` | what the guest runs on besides its vCPUs: the VM with its RAM, chips, ports, devices in other processes |
+//! | `hardware/` | what the guest runs on besides its vCPUs: the VM with its RAM, chips, ports, virtio devices, devices in other processes |
 //! | `vcpus/` | the vCPUs, their threads, what finds their writes, and what slows them down |
 //! | `devices/` | the saved state: one module per device, whose documentation says what the body contains and by which rule it may change |
 //! | `machine/` | [`KvmMachine`]: owns all of these, and is what the engine and an operator use |
@@ -30,7 +30,7 @@ mod memory_failure;
 mod ports;
 mod vcpus;
 
-pub use config::{GuestImage, LinuxImage, MachineConfig};
+pub use config::{DiskMigration, DiskOptions, GuestImage, LinuxImage, MacAddress, MachineConfig, NetOptions};
 pub use devices::codec::StateError;
 pub use end_reason::EndReason;
 pub use error::VmmError;

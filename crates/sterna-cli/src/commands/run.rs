@@ -11,14 +11,14 @@ use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm, TlsEndpoint};
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
-use sterna_vmm::LinuxImage;
+use sterna_vmm::{DiskOptions, LinuxImage, NetOptions};
 use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
 use crate::host::{self, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
-use crate::{terminal, tls, units};
+use crate::{disk, net, terminal, tls, units};
 
 /// How a VM is made.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,6 +44,27 @@ pub struct Arguments {
     /// The command line of `--kernel`, such as `console=ttyS0`
     #[arg(long, value_name = "TEXT", requires = "kernel", default_value = "", allow_hyphen_values = true)]
     pub append: String,
+    /// A virtio disk: a raw file or a block device. By default both sides of a migration see the same file, and the lock on it is
+    /// handed over with the guest. With `migrate=copy` it is copied into a file of the same length at the destination, while the
+    /// guest runs if the migration has the capability multifd, else in the pause. With `migrate=none` the destination has a file
+    /// with the same content. Repeat for more disks. Only for the KVM machine
+    #[arg(
+        long,
+        value_name = "FILE[,read-only=on][,direct=on][,queues=N][,migrate=shared|copy|none]",
+        value_parser = disk::parse
+    )]
+    pub disk: Vec<DiskOptions>,
+    /// A virtio network card at a tap of the host. Its address follows from the VM's name unless it is given; it must be the same
+    /// on both sides of a migration. Repeat for more cards. Only for the KVM machine
+    #[arg(long, value_name = "tap:NAME[,mac=ADDRESS]", value_parser = net::parse)]
+    pub net: Vec<NetOptions>,
+    /// Let the guest say which memory it does not use (virtio free page reporting): it is given back to the host, and does not
+    /// migrate. Only for the KVM machine
+    #[arg(long)]
+    pub free_page_reporting: bool,
+    /// Give the guest random bytes of the host, by virtio. Only for the KVM machine
+    #[arg(long)]
+    pub rng: bool,
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
@@ -60,7 +81,7 @@ pub struct Arguments {
     /// Leave the guest stopped until `cont`
     #[arg(short = 'S', long)]
     pub stopped: bool,
-    /// Where the guest's console goes: a file, stdio or none
+    /// Where the guest's console goes: a file, stdio or none. With stdio what is typed goes to the guest
     #[arg(long, value_name = "FILE|stdio|none", default_value = "none")]
     pub serial: Serial,
     /// What kind of memory guest RAM is
@@ -248,7 +269,9 @@ pub fn execute(arguments: &Arguments) -> Done {
         tls::host(&control, directory, endpoint)?;
     }
     begin(arguments, &control, &vm)?;
+    let keyboard = arguments.serial.keyboard(Arc::clone(&vm))?;
     let ended = host_until_end(&vm, &interrupts);
+    drop(keyboard);
     if let Some(end) = &ended {
         bus.emit("SHUTDOWN", Some(json!({"guest": true, "reason": end.cause})));
     }
@@ -279,6 +302,10 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         dirty_ring_size: arguments.dirty_ring_size,
         vfio_user: arguments.vfio_user.clone(),
         vhost_user: arguments.vhost_user.clone(),
+        disks: arguments.disk.clone(),
+        nets: arguments.net.clone(),
+        free_page_reporting: arguments.free_page_reporting,
+        entropy: arguments.rng,
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

@@ -61,6 +61,10 @@ pub fn kvm_machine(
         dirty_ring_size: config.dirty_ring_size,
         vfio_user: config.vfio_user.clone(),
         vhost_user: vhost_user(config),
+        disks: config.disks.clone(),
+        nets: config.nets.clone(),
+        free_page_reporting: config.free_page_reporting,
+        entropy: config.entropy,
         guest,
         incoming: config.incoming,
         serial,
@@ -129,6 +133,9 @@ impl Machine for KvmMachine {
     }
     fn name(&self) -> String {
         KvmMachine::name(self).to_owned()
+    }
+    fn type_in(&self, bytes: &[u8]) -> usize {
+        KvmMachine::type_in(self, bytes)
     }
     fn uses_kvm(&self) -> bool {
         true

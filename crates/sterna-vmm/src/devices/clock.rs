@@ -15,7 +15,11 @@ use sterna::{Device, VmError};
 
 use super::codec::{Body, Fields, StateError, kernel};
 use super::context::{Context, saving};
-use super::realtime::{passed_ns, realtime_ns};
+use super::realtime::{at_once, passed_ns};
+
+/// How often the clock is set, until it is so near to what it should be.
+const TRIES: usize = 9;
+const NEAR_NS: u64 = 20_000;
 
 pub(crate) struct KvmClock(pub(crate) Arc<Context>);
 
@@ -42,8 +46,8 @@ impl Device for KvmClock {
 }
 
 fn save(context: &Context) -> Result<Vec<u8>, StateError> {
-    let real = realtime_ns();
-    let clock = context.hardware.vm.fd().get_clock().map_err(kernel("KVM_GET_CLOCK"))?;
+    let vm = context.hardware.vm.fd();
+    let (clock, real) = at_once(|| vm.get_clock()).map_err(kernel("KVM_GET_CLOCK"))?;
     let mut body = Body::default();
     body.plain(*b"clck", &clock);
     body.u64(*b"real", if clock.flags & KVM_CLOCK_REALTIME != 0 { clock.realtime } else { real });
@@ -54,15 +58,24 @@ fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let saved: kvm_clock_data = fields.plain(*b"clck")?;
     let real = fields.u64(*b"real")?;
     let kernel_adds = saved.flags & context.hardware.caps.clock_flags & KVM_CLOCK_REALTIME != 0;
-    let clock = if kernel_adds {
-        kvm_clock_data {
-            clock: saved.clock,
-            flags: KVM_CLOCK_REALTIME,
-            realtime: saved.realtime,
-            ..Default::default()
+    let vm = context.hardware.vm.fd();
+    let set = |clock: kvm_clock_data| vm.set_clock(&clock).map_err(kernel("KVM_SET_CLOCK"));
+    if kernel_adds {
+        let (clock, realtime) = (saved.clock, saved.realtime);
+        return set(kvm_clock_data { clock, flags: KVM_CLOCK_REALTIME, realtime, ..Default::default() });
+    }
+    // A call takes time, which is measured and added; more than once if the thread was preempted.
+    let mut lag = 0;
+    for _ in 0..TRIES {
+        let clock = saved.clock.saturating_add(passed_ns(real)).saturating_add_signed(lag);
+        set(kvm_clock_data { clock, ..Default::default() })?;
+        let (now, at) = at_once(|| vm.get_clock()).map_err(kernel("KVM_GET_CLOCK"))?;
+        let missing =
+            saved.clock.saturating_add(at.saturating_sub(real)).wrapping_sub(now.clock).cast_signed();
+        if missing.unsigned_abs() < NEAR_NS {
+            break;
         }
-    } else {
-        kvm_clock_data { clock: saved.clock.saturating_add(passed_ns(real)), ..Default::default() }
-    };
-    context.hardware.vm.fd().set_clock(&clock).map_err(kernel("KVM_SET_CLOCK"))
+        lag = lag.saturating_add(missing);
+    }
+    Ok(())
 }

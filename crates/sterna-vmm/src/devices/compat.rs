@@ -5,9 +5,10 @@
 //! | `cpus` | number of vCPUs, u64 |
 //! | `tkhz` | TSC frequency in kHz, u64; this side's must be within 250 ppm, or scalable |
 //! | `rams` | each piece of RAM: guest-physical address u64, length u64 |
+//! | `virt` | only where there are virtio devices: of each how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all), its kind u32, features u64, number of queues u16, length of its configuration space u16, and this |
 //! | `cpid` | every CPUID entry without the vCPU's own ids: function, index, flags, eax, ebx, ecx, edx, u32 each |
 //!
-//! *Compatibility rule*: equality. CPUID is what the guest has already seen, so a destination with more
+//! *Compatibility rule*: equality; of a virtio device the destination may offer more features. CPUID is what the guest has already seen, so a destination with more
 //! or with less is refused, with the leaf, the register and its bits named.
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use sterna::{Device, VmError};
 use super::codec::{Body, Fields, StateError, length};
 use super::context::Context;
 use super::cpu::check_khz;
+use super::virtio;
 
 const RANGE_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 28;
@@ -38,6 +40,9 @@ impl Device for Compatibility {
         body.u64(*b"cpus", self.0.vcpus.count() as u64);
         body.u64(*b"tkhz", self.0.hardware.tsc_khz.into());
         body.bytes(*b"rams", &ranges(&self.0));
+        if !self.0.hardware.virtio.all().is_empty() {
+            body.bytes(*b"virt", &virtio::identities(&self.0));
+        }
         body.bytes(*b"cpid", &self.0.hardware.cpuid.iter().flat_map(entry_bytes).collect::<Vec<_>>());
         Ok(body.finish())
     }
@@ -70,6 +75,7 @@ fn compare(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError>
         let ours = ranges(context);
         return Err(mismatch("RAM layout (start+length)", show_ranges(theirs), show_ranges(&ours)));
     }
+    virtio::compare(context, fields.optional(*b"virt").unwrap_or_default())?;
     let bytes = fields.bytes(*b"cpid")?;
     if !bytes.len().is_multiple_of(ENTRY_BYTES) || bytes.len() > KVM_MAX_CPUID_ENTRIES * ENTRY_BYTES {
         return Err(length(*b"cpid", bytes.len(), "a multiple of 28, at most 256 entries"));

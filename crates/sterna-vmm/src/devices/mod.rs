@@ -1,6 +1,6 @@
 //! The machine's state as it moves, one module a device.
 //!
-//! Sections are saved and loaded in this order: `kvm-clock`, `serial`, `vfio-user/` and
+//! Sections are saved and loaded in this order: `kvm-clock`, `serial`, `virtio/`, `vfio-user/` and
 //! `vhost-user/` each from 0, `cpu` 0 to n−1, `irqchip`, `pit`.
 //! A vCPU's LAPIC comes before the IOAPIC, whose loading may deliver an interrupt to it; the PIT comes
 //! last, since it ticks from the moment it is loaded, guest or none. [`context::Loading`] refuses another order,
@@ -31,6 +31,7 @@ mod pit;
 mod realtime;
 mod serial;
 mod tsc;
+mod virtio;
 
 use std::sync::Arc;
 
@@ -99,6 +100,7 @@ fn all(context: &Arc<Context>) -> Vec<Arc<dyn Device>> {
         Arc::new(clock::KvmClock(Arc::clone(context))),
         Arc::new(serial::SerialConsole(Arc::clone(context))),
     ];
+    devices.extend(virtio::all(context));
     devices.extend(external_process::all(context));
     for index in 0..context.vcpus.count() {
         devices.push(Arc::new(cpu::Cpu { context: Arc::clone(context), index }));

@@ -12,7 +12,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::codec::{Body, Fields, StateError, length};
 use super::msrs;
-use super::realtime::{passed_ns, realtime_ns};
+use super::realtime::{at_once, passed_ns};
 use crate::kvm;
 
 /// A counter's reading, and when it was made.
@@ -110,16 +110,8 @@ fn is_near(fd: &VcpuFd, saved: Reading, khz: u32) -> bool {
     window.contains(&read.wrapping_sub(before.wrapping_sub(slack)))
 }
 
-/// The counter between two looks at the clock: of three tries the closest.
 fn read(fd: &VcpuFd) -> Option<Reading> {
     let offset = kvm::tsc_offset(fd).ok();
-    (0..3)
-        .filter_map(|_| {
-            let before = realtime_ns();
-            let tsc = kvm::read_msr(fd, msrs::TSC)?;
-            let width = realtime_ns().saturating_sub(before);
-            Some((width, Reading { tsc, realtime_ns: before + width / 2, offset }))
-        })
-        .min_by_key(|(width, _)| *width)
-        .map(|(_, reading)| reading)
+    let (tsc, realtime_ns) = at_once(|| kvm::read_msr(fd, msrs::TSC).ok_or(())).ok()?;
+    Some(Reading { tsc, realtime_ns, offset })
 }

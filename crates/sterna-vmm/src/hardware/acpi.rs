@@ -3,7 +3,9 @@
 //! The machine is *hardware-reduced*: no fixed registers but one to sleep and one to reset, no system interrupt. So there is
 //! nothing to emulate, and no state to migrate. Devices stand in the DSDT.
 
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, Path, ResourceTemplate, Scope};
+use acpi_tables::aml::{
+    Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope,
+};
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
@@ -16,7 +18,8 @@ use sterna_ram::GuestRam;
 use crate::error::VmmError;
 use crate::layout::{
     IOAPIC_ADDRESS, KEYBOARD_PORT, KEYBOARD_RESET, LAPIC_ADDRESS, PANIC_PORT, RESET_VECTOR, SERIAL_IRQ,
-    SERIAL_PORT, SLEEP_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+    SERIAL_PORT, SLEEP_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF, VIRTIO_BYTES, virtio_address,
+    virtio_interrupt,
 };
 
 /// Where the tables lie, the root first: in the first MiB, where kernels look for it.
@@ -30,8 +33,8 @@ const WITHOUT_VGA_AND_CMOS: u16 = 1 << 2 | 1 << 5;
 const DSDT_REVISION: u8 = 2;
 const HEADER_BYTES: u32 = 36;
 
-/// Writes the tables of a machine with so many vCPUs. The root's address.
-pub(crate) fn write(ram: &GuestRam, vcpus: usize) -> Result<u64, VmmError> {
+/// Writes the tables of a machine with so many vCPUs and virtio devices. The root's address.
+pub(crate) fn write(ram: &GuestRam, vcpus: usize, virtio: usize) -> Result<u64, VmmError> {
     let mut at = (TABLES + Rsdp::len() as u64).next_multiple_of(16);
     let mut place = |bytes: &[u8]| -> Result<u64, VmmError> {
         let address = at;
@@ -43,7 +46,7 @@ pub(crate) fn write(ram: &GuestRam, vcpus: usize) -> Result<u64, VmmError> {
         ram.block(0).write(address, bytes)?;
         Ok(address)
     };
-    let dsdt = place(dsdt().as_slice())?;
+    let dsdt = place(dsdt(virtio).as_slice())?;
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     xsdt.add_entry(place(&bytes(&fadt(dsdt)))?);
     xsdt.add_entry(place(&bytes(&madt(vcpus)))?);
@@ -80,7 +83,7 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.finalize()
 }
 
-fn dsdt() -> Sdt {
+fn dsdt(virtio: usize) -> Sdt {
     let serial_ports = IO::new(SERIAL_PORT, SERIAL_PORT, 0, 8);
     let serial_interrupt = Interrupt::new(true, true, false, false, SERIAL_IRQ);
     let serial_resources = ResourceTemplate::new(vec![&serial_ports, &serial_interrupt]);
@@ -96,14 +99,28 @@ fn dsdt() -> Sdt {
     let panic = Device::new("PEVT".into(), vec![&panic_kind, &panic_resources]);
 
     let devices = Scope::new(Path::new("_SB_"), vec![&serial, &panic]);
+    let virtio: Vec<u8> = (0..virtio).flat_map(virtio_device).collect();
     let off = Package::new(vec![&SLEEP_TYPE_OFF]);
     let off = Name::new("_S5_".into(), &off);
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, DSDT_REVISION, OEM, TABLE, REVISION);
-    for part in [&devices as &dyn Aml, &off] {
-        dsdt.vec(&bytes(part));
+    for part in [bytes(&devices), virtio, bytes(&off)] {
+        dsdt.vec(&part);
     }
     dsdt.update_checksum();
     dsdt
+}
+
+/// The virtio device in place `slot`.
+fn virtio_device(slot: usize) -> Vec<u8> {
+    let registers = Memory32Fixed::new(true, virtio_address(slot) as u32, VIRTIO_BYTES as u32);
+    let interrupt = Interrupt::new(true, true, false, false, virtio_interrupt(slot));
+    let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
+    let (number, coherent) = (slot as u8, 1u8);
+    let (kind, id) = (Name::new("_HID".into(), &"LNRO0005"), Name::new("_UID".into(), &number));
+    let (resources, coherent) = (Name::new("_CRS".into(), &resources), Name::new("_CCA".into(), &coherent));
+    let name = format!("VR{slot:02X}");
+    let device = Device::new(Path::new(&name), vec![&kind, &id, &coherent, &resources]);
+    bytes(&Scope::new(Path::new("_SB_"), vec![&device]))
 }
 
 #[cfg(test)]
@@ -113,10 +130,10 @@ mod tests {
 
     #[test]
     fn tables_are_found_from_the_root_and_their_checksums_are_right() {
-        for vcpus in [1, 8] {
+        for (vcpus, virtio) in [(1, 0), (8, 8)] {
             let block = RamBlock::new("low", 1 << 20, Backing::Anonymous).unwrap();
             let ram = GuestRam::new(vec![block]).unwrap();
-            let root = write(&ram, vcpus).unwrap();
+            let root = write(&ram, vcpus, virtio).unwrap();
             let read = |at: u64, length: usize| {
                 let mut bytes = vec![0; length];
                 ram.block(0).read(at, &mut bytes).unwrap();

@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
+use super::virtio::VirtioDevices;
 use super::vm::KvmVm;
 use crate::end_reason::EndReason;
 use crate::layout::{
@@ -60,23 +61,47 @@ pub(crate) struct Bus {
     vm: Arc<KvmVm>,
     console: Console,
     serial: Mutex<SerialDevice>,
+    virtio: Arc<VirtioDevices>,
     ports: Vec<PortRange>,
 }
 
 impl Bus {
-    pub(crate) fn new(vm: Arc<KvmVm>, console: Box<dyn Write + Send>, ports: Vec<PortRange>) -> Self {
+    pub(crate) fn new(
+        vm: Arc<KvmVm>,
+        console: Box<dyn Write + Send>,
+        virtio: Arc<VirtioDevices>,
+        ports: Vec<PortRange>,
+    ) -> Self {
         let console = Console(Arc::new(Mutex::new(console)));
         let serial = Mutex::new(Serial::new(SerialInterrupt(Arc::clone(&vm)), console.clone()));
-        Self { vm, console, serial, ports }
+        Self { vm, console, serial, virtio, ports }
     }
 
     pub(crate) fn serial(&self) -> MutexGuard<'_, SerialDevice> {
         self.serial.lock()
     }
 
+    /// Gives the console's first bytes of `bytes` to the guest, as many as its buffer takes. How many these were.
+    pub(crate) fn type_in(&self, bytes: &[u8]) -> usize {
+        // An error is a full buffer, or an interrupt that the kernel refuses: then the driver finds the bytes when it looks.
+        self.serial().enqueue_raw_bytes(bytes).unwrap_or(0)
+    }
+
     /// The parts of which a serial device with another state is made.
     pub(crate) fn serial_parts(&self) -> (SerialInterrupt, Console) {
         (SerialInterrupt(Arc::clone(&self.vm)), self.console.clone())
+    }
+
+    /// A read of memory that is not RAM.
+    pub(crate) fn memory_read(&self, address: u64, data: &mut [u8]) {
+        if !self.virtio.read(address, data) {
+            data.fill(0xff);
+        }
+    }
+
+    /// A write to memory that is not RAM.
+    pub(crate) fn memory_write(&self, address: u64, data: &[u8]) {
+        self.virtio.write(address, data);
     }
 
     /// One `in`.

@@ -5,6 +5,8 @@ pub(crate) mod bus;
 pub(crate) mod caps;
 pub(crate) mod cpuid;
 pub(crate) mod external;
+pub(crate) mod memory;
+pub(crate) mod virtio;
 pub(crate) mod vm;
 
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 use bus::Bus;
 use caps::Caps;
 use external::ExternalDevices;
+use virtio::VirtioDevices;
 use vm::KvmVm;
 
 /// All of it, as one machine has it from its making on.
@@ -27,5 +30,6 @@ pub(crate) struct Hardware {
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
     /// MSRs that this kernel knows and that are the guest's state.
     pub(crate) msrs: Vec<u32>,
+    pub(crate) virtio: Arc<VirtioDevices>,
     pub(crate) external: ExternalDevices,
 }

@@ -5,6 +5,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use sterna_ram::dirty::{KvmSlot, LoggedRange};
 use sterna_ram::{Backing, GuestRam, RamBlock, RamError};
 
+use super::memory::{self, DeviceMemory};
 use crate::error::VmmError;
 use crate::layout::{self, Range};
 
@@ -13,7 +14,9 @@ use crate::layout::{self, Range};
 pub(crate) struct KvmVm {
     fd: VmFd,
     ranges: Vec<Range>,
-    /// After `fd`: fields are dropped in this order.
+    /// Over `ram`.
+    memory: DeviceMemory,
+    /// After these: fields are dropped in this order.
     ram: GuestRam,
 }
 
@@ -22,7 +25,10 @@ impl KvmVm {
     pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, backing: Backing) -> Result<Self, VmmError> {
         let fd = kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?;
         let ranges = layout::ranges(ram_bytes);
-        let vm = Self { fd, ram: make_ram(&ranges, backing)?, ranges };
+        let ram = make_ram(&ranges, backing)?;
+        // SAFETY: both are parts of one value, which drops RAM last and gives the view out by reference only.
+        let memory = unsafe { memory::view(&ram, &ranges) }?;
+        let vm = Self { fd, ranges, memory, ram };
         vm.map_ram()?;
         vm.make_chips(kvm)?;
         Ok(vm)
@@ -35,6 +41,11 @@ impl KvmVm {
     /// The guest's RAM.
     pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
+    }
+
+    /// RAM for whoever writes it in the guest's stead: what it writes is noted.
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        &self.memory
     }
 
     /// How RAM lies in guest-physical memory.

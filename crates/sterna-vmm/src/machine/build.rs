@@ -16,6 +16,7 @@ use crate::hardware::bus::Bus;
 use crate::hardware::caps::Caps;
 use crate::hardware::cpuid;
 use crate::hardware::external::ExternalDevices;
+use crate::hardware::virtio::VirtioDevices;
 use crate::hardware::vm::KvmVm;
 use crate::kvm;
 use crate::vcpus::Vcpus;
@@ -37,14 +38,23 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let cpuid = cpuid::template(&kvm, usize::from(config.vcpus))?;
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;
-    let tracking = Tracking::new(vcpu_tracking, external.dirty_sources(&vm)?);
+    let virtio = Arc::new(VirtioDevices::new(config, &vm)?);
+    let mut device_sources = external.dirty_sources(&vm)?;
+    device_sources.extend(virtio.dirty_source(&vm)?);
+    let tracking = Tracking::new(vcpu_tracking, device_sources);
     let tsc_khz = fds[0].get_tsc_khz().map_err(|error| VmmError::kvm("KVM_GET_TSC_KHZ", "vcpu 0", error))?;
     let listed = kvm
         .get_msr_index_list()
         .map_err(|error| VmmError::kvm("KVM_GET_MSR_INDEX_LIST", "/dev/kvm", error))?;
     let serial = std::mem::replace(&mut config.serial, Box::new(io::sink()));
     let hardware = Hardware {
-        bus: Arc::new(Bus::new(Arc::clone(&vm), serial, std::mem::take(&mut config.ports))),
+        bus: Arc::new(Bus::new(
+            Arc::clone(&vm),
+            serial,
+            Arc::clone(&virtio),
+            std::mem::take(&mut config.ports),
+        )),
+        virtio,
         caps: Caps::of(&kvm, &vm, &fds[0], &cpuid),
         tsc_khz,
         cpuid,

@@ -32,7 +32,9 @@ impl Vm for KvmMachine {
     }
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
-        vec![self.devices.complete()]
+        let mut hooks = vec![self.devices.complete()];
+        hooks.extend_from_slice(self.hardware.virtio.hooks());
+        hooks
     }
 }
 
@@ -84,8 +86,9 @@ impl Throttle for KvmMachine {
 
 impl TargetVm for KvmMachine {
     fn start(&self) -> Result<(), VmError> {
+        let _one = self.operation();
         TargetVm::take_over_paused(self)?;
-        self.vcpus.run();
+        self.run();
         Ok(())
     }
 

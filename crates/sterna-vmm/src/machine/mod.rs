@@ -152,10 +152,18 @@ impl KvmMachine {
         self.vcpus.wait_ended(limit)
     }
 
-    /// Stops the guest: on return every vCPU is out of it with its pending I/O completed. Idempotent.
+    /// Types into the serial console. Gives how many of the bytes the guest's UART took: none while the guest does not run here,
+    /// and no more than its buffer holds until the guest has read them.
+    pub fn type_in(&self, bytes: &[u8]) -> usize {
+        let _one = self.operation();
+        if self.is_running() { self.hardware.bus.type_in(bytes) } else { 0 }
+    }
+
+    /// Stops the guest: on return every vCPU is out of it with its pending I/O completed, and its virtio devices have
+    /// finished what they had begun. Idempotent.
     pub fn stop(&self) {
         let _one = self.operation();
-        self.vcpus.park_and_wait();
+        self.stand_still();
     }
 
     /// Starts the guest, or lets it run on. Idempotent. A device in another process that cannot run is logged, and
@@ -186,14 +194,26 @@ impl KvmMachine {
         if with_devices {
             self.hardware.external.run(&self.name);
         }
-        self.vcpus.run();
+        self.run();
         Ok(())
+    }
+
+    /// The guest runs, and its devices in this process do.
+    fn run(&self) {
+        self.hardware.virtio.run();
+        self.vcpus.run();
+    }
+
+    /// Nothing writes the guest's memory any more but devices in other processes.
+    fn stand_still(&self) {
+        self.vcpus.park_and_wait();
+        self.hardware.virtio.pause();
     }
 
     /// An operator's stop: the guest, then devices in other processes. It is logged if one does not.
     pub fn pause(&self) {
         let _one = self.operation();
-        self.vcpus.park_and_wait();
+        self.stand_still();
         self.hardware.external.stop(&self.name);
     }
 
@@ -215,6 +235,7 @@ impl KvmMachine {
                 tracing::error!(machine = self.name, "a thread panicked");
             }
         }
+        self.hardware.virtio.pause();
     }
 
     fn spawn_threads(&self, run_bytes: usize) -> Result<(), VmmError> {

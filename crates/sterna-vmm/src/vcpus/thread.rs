@@ -118,8 +118,11 @@ fn step(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
         KVM_EXIT_MMIO => {
             // SAFETY: the exit reason says that this member of the union is the valid one.
             let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
-            if mmio.is_write == 0 {
-                mmio.data.fill(0xff);
+            let length = (mmio.len as usize).min(mmio.data.len());
+            let data = &mut mmio.data[..length];
+            match mmio.is_write {
+                0 => runner.bus.memory_read(mmio.phys_addr, data),
+                _ => runner.bus.memory_write(mmio.phys_addr, data),
             }
             Step::Again
         }

@@ -23,6 +23,7 @@ mod of_0_1;
 mod ring;
 mod vfio_user;
 mod vhost_user_machine;
+mod virtio;
 
 /// Not a test by itself: the other tests call this program again to be their back end.
 #[test]

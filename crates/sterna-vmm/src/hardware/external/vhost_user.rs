@@ -1,6 +1,6 @@
 //! Virtio devices over vhost-user.
 //!
-//! The machine has no virtio transport: whoever knows where the guest's driver put its rings says so by
+//! The machine's own virtio transport does not serve them: whoever knows where the guest's driver put its rings says so by
 //! [`VhostUserDevice::start`]. A device that was never started moves all the same.
 
 use std::sync::Arc;

@@ -17,13 +17,13 @@ use kvm_bindings::kvm_regs;
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use sterna_ram::GuestRam;
-use vm_memory::mmap::MmapRegion;
-use vm_memory::{ByteValued, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{ByteValued, GuestAddress};
 
 use super::PAGE;
 use super::long_mode::{self, CodeSelector};
 use crate::config::LinuxImage;
 use crate::error::VmmError;
+use crate::hardware::memory::DeviceMemory;
 use crate::hardware::{Hardware, acpi};
 use crate::layout::{
     BOOT_PARAMETERS, COMMAND_LINE, COMMAND_LINE_MAX, KEYBOARD_PORT, KEYBOARD_RESET, LOW_RAM_END,
@@ -56,7 +56,7 @@ const RESET_CODE: [u8; 7] = [0xb0, KEYBOARD_RESET, 0xe6, KEYBOARD_PORT as u8, 0x
 /// Loads everything and starts vCPU 0 at the kernel's entry; the others wait until it starts them.
 pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &LinuxImage) -> Result<(), VmmError> {
     let (ram, ranges) = (hardware.vm.ram(), hardware.vm.ranges());
-    let kernel = Kernel::load(&image.kernel, ram, ranges)?;
+    let kernel = Kernel::load(&image.kernel, hardware.vm.memory(), ranges)?;
     let mut header = kernel.header;
     write_command_line(ram, &image.command_line, &header)?;
     header.cmd_line_ptr = COMMAND_LINE as u32;
@@ -66,7 +66,7 @@ pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &LinuxImage) -> Re
         (header.ramdisk_image, header.ramdisk_size) = (start, length);
     }
     ram.block(0).write(RESET_VECTOR, &RESET_CODE)?;
-    let root = acpi::write(ram, vcpus.count())?;
+    let root = acpi::write(ram, vcpus.count(), hardware.virtio.all().len())?;
     let mut parameters = boot_params { hdr: header, acpi_rsdp_addr: root, ..Default::default() };
     let map = memory_map(ranges);
     parameters.e820_entries = map.len() as u8;
@@ -86,15 +86,14 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn load(path: &Path, ram: &GuestRam, ranges: &[Range]) -> Result<Self, VmmError> {
+    fn load(path: &Path, memory: &DeviceMemory, ranges: &[Range]) -> Result<Self, VmmError> {
         let refused = |why: String| refuse("kernel", path, why);
-        let memory = memory(ram, ranges).map_err(refused)?;
         let mut file = File::open(path).map_err(|error| refused(error.to_string()))?;
         let is_elf = is_elf(path).map_err(|error| refused(error.to_string()))?;
         let himem = Some(GuestAddress(HIMEM));
         let loaded = match is_elf {
-            true => Elf::load(&memory, None, &mut file, himem),
-            false => BzImage::load(&memory, None, &mut file, himem),
+            true => Elf::load(memory, None, &mut file, himem),
+            false => BzImage::load(memory, None, &mut file, himem),
         };
         let loaded = loaded.map_err(|error| {
             refused(format!(
@@ -139,22 +138,6 @@ fn is_elf(path: &Path) -> std::io::Result<bool> {
     let mut magic = [0; 4];
     std::io::Read::read_exact(&mut File::open(path)?, &mut magic)?;
     Ok(magic == ELF_MAGIC)
-}
-
-/// The machine's RAM as the loader wants it.
-fn memory(ram: &GuestRam, ranges: &[Range]) -> Result<GuestMemoryMmap, String> {
-    let region = |range: &Range| {
-        let start = ram.block(range.block).host_address();
-        let length = usize::try_from(range.len_bytes).map_err(|error| error.to_string())?;
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
-        // SAFETY: the block's whole mapping, which `ram` keeps; the caller drops the view before it returns.
-        let mapping = unsafe { MmapRegion::build_raw(start, length, protection, flags) };
-        let mapping = mapping.map_err(|error| error.to_string())?;
-        GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or("RAM at the end of memory".to_owned())
-    };
-    let regions: Result<Vec<_>, String> = ranges.iter().map(region).collect();
-    GuestMemoryMmap::from_regions(regions?).map_err(|error| error.to_string())
 }
 
 fn write_command_line(ram: &GuestRam, line: &str, header: &setup_header) -> Result<(), VmmError> {
@@ -223,6 +206,7 @@ mod tests {
     use sterna_ram::{Backing, RamBlock};
 
     use super::*;
+    use crate::hardware::memory;
 
     const MIB: u64 = 1 << 20;
 
@@ -256,9 +240,13 @@ mod tests {
         file
     }
 
-    fn machine(low_mib: u64) -> (GuestRam, Vec<Range>) {
+    /// RAM, and its view; in this order in the tests' variables, so that the view is dropped first.
+    fn machine(low_mib: u64) -> (GuestRam, Vec<Range>, DeviceMemory) {
         let ram = GuestRam::new(vec![RamBlock::new("low", low_mib * MIB, Backing::Memfd).unwrap()]).unwrap();
-        (ram, vec![Range { block: 0, start: 0, len_bytes: low_mib * MIB }])
+        let ranges = vec![Range { block: 0, start: 0, len_bytes: low_mib * MIB }];
+        // SAFETY: variables are dropped in the reverse order of their declaration.
+        let memory = unsafe { memory::view(&ram, &ranges) }.unwrap();
+        (ram, ranges, memory)
     }
 
     fn refusal(loaded: Result<Kernel, VmmError>) -> String {
@@ -267,8 +255,8 @@ mod tests {
 
     #[test]
     fn image_is_where_its_header_wants_it_and_enters_in_long_mode() {
-        let (ram, ranges) = machine(64);
-        let kernel = Kernel::load(image(&[7; 3000], |_| ()).path(), &ram, &ranges).unwrap();
+        let (ram, ranges, memory) = machine(64);
+        let kernel = Kernel::load(image(&[7; 3000], |_| ()).path(), &memory, &ranges).unwrap();
 
         assert_eq!((kernel.entry, kernel.end), (HIMEM + 0x200, 24 * MIB));
         let mut bytes = [0; 3001];
@@ -278,35 +266,35 @@ mod tests {
 
     #[test]
     fn file_that_is_no_kernel_or_does_not_fit_is_refused_with_its_name() {
-        let (ram, ranges) = machine(64);
+        let (_ram, ranges, memory) = machine(64);
         let text = file(b"a text\n".repeat(200).as_slice());
-        let why = refusal(Kernel::load(text.path(), &ram, &ranges));
+        let why = refusal(Kernel::load(text.path(), &memory, &ranges));
         assert!(
             why.contains("no bzImage or vmlinux") && why.contains(text.path().to_str().unwrap()),
             "{why}"
         );
         let why =
-            refusal(Kernel::load(image(&[7; 64], |header| header.xloadflags = 0).path(), &ram, &ranges));
+            refusal(Kernel::load(image(&[7; 64], |header| header.xloadflags = 0).path(), &memory, &ranges));
         assert!(why.contains("no 64-bit entry"), "{why}");
         let why = refusal(Kernel::load(
             image(&[7; 64], |header| header.init_size = 64 << 20).path(),
-            &ram,
+            &memory,
             &ranges,
         ));
         assert!(why.contains("0x5000000") && why.contains("0x4000000"), "{why}");
-        let why = refusal(Kernel::load("/nowhere".as_ref(), &ram, &ranges));
+        let why = refusal(Kernel::load("/nowhere".as_ref(), &memory, &ranges));
         assert!(why.contains("/nowhere") && why.contains("No such file"), "{why}");
-        let why = refusal(Kernel::load(file(b"").path(), &ram, &ranges));
+        let why = refusal(Kernel::load(file(b"").path(), &memory, &ranges));
         assert!(why.contains("kernel"), "{why}");
         // A kernel that is longer than RAM.
-        let why = refusal(Kernel::load(image(&vec![7; 65 << 20], |_| ()).path(), &ram, &ranges));
+        let why = refusal(Kernel::load(image(&vec![7; 65 << 20], |_| ()).path(), &memory, &ranges));
         assert!(why.contains("fits into 67108864 bytes"), "{why}");
     }
 
     #[test]
     fn initrd_ends_where_low_ram_ends_and_not_in_the_kernel() {
-        let (ram, ranges) = machine(64);
-        let kernel = Kernel::load(image(&[7; 64], |_| ()).path(), &ram, &ranges).unwrap();
+        let (ram, ranges, memory) = machine(64);
+        let kernel = Kernel::load(image(&[7; 64], |_| ()).path(), &memory, &ranges).unwrap();
         let initrd = file(&[9; 5000]);
 
         let (start, length) = write_initrd(&ram, initrd.path(), &kernel, 64 * MIB).unwrap();
@@ -323,8 +311,8 @@ mod tests {
 
     #[test]
     fn command_line_that_is_too_long_is_refused() {
-        let (ram, ranges) = machine(64);
-        let kernel = Kernel::load(image(&[7; 64], |_| ()).path(), &ram, &ranges).unwrap();
+        let (ram, ranges, memory) = machine(64);
+        let kernel = Kernel::load(image(&[7; 64], |_| ()).path(), &memory, &ranges).unwrap();
         write_command_line(&ram, &"a".repeat(2047), &kernel.header).unwrap();
         for line in ["a".repeat(2048), "a\0b".to_owned()] {
             let error = write_command_line(&ram, &line, &kernel.header).unwrap_err();

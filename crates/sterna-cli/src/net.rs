@@ -1,0 +1,48 @@
+//! A network card on the command line: `tap:NAME[,mac=ADDRESS]`.
+
+use sterna_vmm::NetOptions;
+
+/// Reads it.
+pub fn parse(text: &str) -> Result<NetOptions, String> {
+    let mut words = text.split(',');
+    let tap = words.next().and_then(|word| word.strip_prefix("tap:")).filter(|name| !name.is_empty());
+    let mut card = NetOptions::new(tap.ok_or("name a tap of the host: `tap:NAME`")?);
+    for word in words {
+        match word.split_once('=') {
+            Some(("mac", address)) => card.mac = Some(address.parse()?),
+            Some((name, _)) => return Err(format!("unknown option `{name}`: use mac")),
+            None => return Err(format!("`{word}` is no option: write `name=value`")),
+        }
+    }
+    Ok(card)
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_vmm::MacAddress;
+
+    use super::*;
+
+    #[test]
+    fn card_has_a_tap_and_perhaps_an_address() {
+        assert_eq!(parse("tap:vmtap0").unwrap(), NetOptions::new("vmtap0"));
+        let card = parse("tap:t,mac=52:54:00:0a:ff:01").unwrap();
+        assert_eq!(card.mac, Some(MacAddress([0x52, 0x54, 0, 0x0a, 0xff, 1])));
+    }
+
+    #[test]
+    fn wrong_card_is_refused_with_the_reason() {
+        for (text, says) in [
+            ("vmtap0", "tap:NAME"),
+            ("tap:", "tap:NAME"),
+            ("tap:t,mac=52:54:00:0a:ff", "six pairs"),
+            ("tap:t,mac=52:54:00:0a:ff:+1", "six pairs"),
+            ("tap:t,mac=01:00:5e:00:00:01", "group"),
+            ("tap:t,speed=1", "`speed`"),
+            ("tap:t,x", "`x`"),
+        ] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains(says), "{text}: {why}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Guest RAM as devices in this process see it: by guest-physical addresses, and with a bitmap of what they wrote.
+
+use std::num::NonZeroUsize;
+
+use sterna_ram::{GuestRam, PAGE_SIZE};
+use vm_memory::bitmap::{AtomicBitmap, BS};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, VolatileSlice};
+
+use crate::error::VmmError;
+use crate::layout::Range;
+
+/// All of RAM.
+pub(crate) type DeviceMemory = GuestMemoryMmap<AtomicBitmap>;
+/// A piece of it.
+pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, AtomicBitmap>>;
+
+/// A view of `ram`, which lies at `ranges`.
+///
+/// # Safety
+/// `ram` must outlive the view.
+pub(crate) unsafe fn view(ram: &GuestRam, ranges: &[Range]) -> Result<DeviceMemory, VmmError> {
+    let page = NonZeroUsize::new(PAGE_SIZE).unwrap_or(NonZeroUsize::MIN);
+    let refuse = |why: String| VmmError::Config { what: "ram", why };
+    let region = |range: &Range| {
+        let block = ram.block(range.block);
+        let length = usize::try_from(range.len_bytes).map_err(|error| refuse(error.to_string()))?;
+        let builder = MmapRegionBuilder::new_with_bitmap(length, AtomicBitmap::new(length, page))
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
+        // SAFETY: the block's whole mapping, which the caller keeps for as long as the view.
+        let mapping = unsafe { builder.with_raw_mmap_pointer(block.host_address()) }.build();
+        let mapping = mapping.map_err(|error| refuse(error.to_string()))?;
+        GuestRegionMmap::new(mapping, GuestAddress(range.start))
+            .ok_or_else(|| refuse("it goes beyond the end of memory".to_owned()))
+    };
+    let regions: Result<Vec<_>, VmmError> = ranges.iter().map(region).collect();
+    GuestMemoryMmap::from_regions(regions?).map_err(|error| refuse(error.to_string()))
+}

@@ -1,0 +1,68 @@
+//! What a kind of device has to say; the transport does everything else.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use sterna::DeviceStream;
+
+use super::ring::{Broken, Ring};
+use super::space::ConfigurationSpace;
+use crate::config::DiskMigration;
+
+/// A device without its transport.
+pub(crate) trait Backend: Send {
+    /// Virtio's number of the kind.
+    fn kind(&self) -> u32;
+    /// The features of the kind that it offers, as bits.
+    fn features(&self) -> u64;
+    /// How long its queues may be.
+    fn queue_sizes(&self) -> Vec<u16>;
+    /// The configuration space, as it is at first.
+    fn configuration(&self) -> Vec<u8>;
+    /// Large state that moves beside the device's section.
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        None
+    }
+    /// Of a disk: how it moves.
+    fn migration(&self) -> Option<DiskMigration> {
+        None
+    }
+    /// Begins to work, on a thread of its own, with the features that the driver chose.
+    ///
+    /// # Errors
+    /// The host lacks something. The driver is told that the device needs a reset.
+    fn begin<'a>(
+        &'a mut self,
+        features: u64,
+        space: &'a ConfigurationSpace,
+    ) -> io::Result<Box<dyn Session<'a> + 'a>>;
+}
+
+/// A device at work. It keeps no chain beyond [`Session::finish`] or its end.
+pub(crate) trait Session<'a> {
+    /// The driver may have added something to a queue.
+    fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken>;
+
+    /// Readable when [`Session::woken`] has something to do. It is looked at when it becomes so, and not as long as it is.
+    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// [`Session::woken`] has more to do, and has only given way to others.
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    /// [`Session::wakes`] has become readable.
+    fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
+        let _ = rings;
+        Ok(())
+    }
+
+    /// Finishes what is in flight and takes nothing new: the guest stands still. What was not taken stays in the rings.
+    fn finish(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
+        let _ = rings;
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Disks: VIRTIO 1.2, section 5.2.
+
+mod changes;
+mod copy;
+mod engine;
+mod image;
+mod request;
+mod sector;
+mod session;
+
+use std::io;
+use std::sync::Arc;
+
+use sterna::{DeviceStream, Hook};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+
+use super::backend::{Backend, Session};
+use super::space::ConfigurationSpace;
+use crate::config::{DiskMigration, DiskOptions};
+use crate::error::VmmError;
+use changes::Changes;
+use copy::DiskCopy;
+use engine::Engine;
+use image::{Image, ImageLock};
+use sector::{MOST_DISCARDED, SECTOR};
+
+const QUEUE_SIZE: u16 = 256;
+/// Pieces of memory in one request, at most: with header and status they fit into a queue.
+const SEGMENTS: u32 = 126;
+
+/// One disk.
+pub(crate) struct Disk {
+    image: Arc<Image>,
+    /// As the guest reads it: `sterna-disk-0`.
+    id: String,
+    queues: u16,
+    /// What the guest writes, for whoever copies the disk.
+    changes: Arc<Changes>,
+    copy: Option<Arc<DiskCopy>>,
+    migration: DiskMigration,
+}
+
+/// Opens disk number `index` of the machine. Of a disk that both sides see, the lock comes and goes with the guest.
+pub(super) fn open(
+    index: usize,
+    options: &DiskOptions,
+    is_incoming: bool,
+) -> Result<(Disk, Option<Arc<dyn Hook>>), VmmError> {
+    let refuse =
+        |why: String| VmmError::Config { what: "disk", why: format!("{}: {why}", options.path.display()) };
+    if !(1..=DiskOptions::QUEUES_MAX).contains(&options.queues) {
+        let most = DiskOptions::QUEUES_MAX;
+        return Err(refuse(format!("{} queues, 1 to {most} are possible", options.queues)));
+    }
+    if options.is_read_only && options.migration == DiskMigration::Copy {
+        return Err(refuse(
+            "the destination writes a disk that is copied: it cannot be read-only".to_owned(),
+        ));
+    }
+    let image = Arc::new(Image::open(options).map_err(refuse)?);
+    let is_shared = options.migration == DiskMigration::Shared;
+    if !(is_shared && is_incoming) {
+        image.lock().map_err(|error| refuse(error.to_string()))?;
+    }
+    let changes = Arc::new(Changes::new(image.len_bytes()));
+    let copied = (options.migration == DiskMigration::Copy)
+        .then(|| Arc::new(DiskCopy::new(index, Arc::clone(&image), Arc::clone(&changes))));
+    let disk = Disk {
+        image: Arc::clone(&image),
+        id: format!("sterna-disk-{index}"),
+        queues: options.queues,
+        changes,
+        copy: copied,
+        migration: options.migration,
+    };
+    let hook = is_shared.then(|| Arc::new(ImageLock::new(index, image)) as Arc<dyn Hook>);
+    Ok((disk, hook))
+}
+
+impl Backend for Disk {
+    fn kind(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        let always = [VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ];
+        let writable = [VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES];
+        let rest = if self.image.is_read_only() { &[VIRTIO_BLK_F_RO][..] } else { &writable };
+        always.iter().chain(rest).fold(0, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        vec![QUEUE_SIZE; self.queues.into()]
+    }
+
+    fn configuration(&self) -> Vec<u8> {
+        let mut bytes = (self.image.len_bytes() / SECTOR).to_le_bytes().to_vec();
+        let words = |bytes: &mut Vec<u8>, words: &[u32]| {
+            bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        };
+        // size_max, seg_max, geometry, blk_size
+        words(&mut bytes, &[0, SEGMENTS, 0, SECTOR as u32]);
+        // topology, writeback, unused0
+        bytes.extend([0; 10]);
+        bytes.extend(self.queues.to_le_bytes());
+        // most sectors, most pieces and alignment of discards; most sectors and pieces of zeroes, and that they may unmap
+        words(&mut bytes, &[MOST_DISCARDED, 1, 8, MOST_DISCARDED, 1]);
+        bytes.extend([1, 0, 0, 0]);
+        bytes
+    }
+
+    fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
+        self.copy.clone().map(|copy| copy as _)
+    }
+
+    fn migration(&self) -> Option<DiskMigration> {
+        Some(self.migration)
+    }
+
+    fn begin<'a>(
+        &'a mut self,
+        _features: u64,
+        _space: &'a ConfigurationSpace,
+    ) -> io::Result<Box<dyn Session<'a> + 'a>> {
+        Ok(Box::new(session::DiskSession::new(self, Engine::new(&self.image))))
+    }
+}

@@ -1,0 +1,138 @@
+//! Virtio devices in this process: each in a place of its own, where ACPI's tables say that it is.
+//!
+//! | module | contains |
+//! | --- | --- |
+//! | [`transport`] | what every driver sees: the registers of virtio-mmio |
+//! | [`worker`] | the thread of a device whose driver is ready |
+//! | [`ring`], [`buffers`] | queues and guest memory, checked before use |
+//! | [`space`], [`interrupt`] | what a device tells its driver unasked |
+//! | [`state`] | what moves with the guest |
+//! | [`backend`] | what a kind of device has to say |
+//! | [`block`], [`net`], [`free_pages`], [`entropy`] | the kinds |
+//!
+//! virtio-mmio and not PCI: it needs no buses, capabilities and MSI tables, and Linux finds it by
+//! ACPI as well (`LNRO0005`).
+//!
+//! A driver that breaks a rule harms its own guest alone: its device stops, with a line in the log, and says that it needs a
+//! reset.
+
+pub(crate) mod backend;
+pub(crate) mod block;
+mod buffers;
+pub(crate) mod entropy;
+pub(crate) mod free_pages;
+mod interrupt;
+pub(crate) mod net;
+mod ring;
+mod space;
+mod state;
+#[cfg(test)]
+mod testing;
+mod transport;
+mod worker;
+
+use std::sync::Arc;
+
+use sterna::Hook;
+use sterna_ram::DirtySource;
+use sterna_ram::dirty::AtomicBitmapLog;
+
+use super::vm::KvmVm;
+use crate::config::MachineConfig;
+use crate::error::VmmError;
+use crate::layout::{VIRTIO_BYTES, VIRTIO_MAX, virtio_address};
+use backend::Backend;
+pub(crate) use state::TransportState;
+pub(crate) use transport::{Identity, Transport};
+
+/// All that a machine has, in the order of its configuration: disks first.
+pub(crate) struct VirtioDevices {
+    all: Vec<Arc<Transport>>,
+    hooks: Vec<Arc<dyn Hook>>,
+}
+
+impl VirtioDevices {
+    /// Makes the devices. Their drivers find them reset.
+    pub(crate) fn new(config: &MachineConfig, vm: &Arc<KvmVm>) -> Result<Self, VmmError> {
+        let mut backends: Vec<(String, Box<dyn Backend>)> = Vec::new();
+        let mut hooks = Vec::new();
+        for (index, options) in config.disks.iter().enumerate() {
+            let (device, hook) = block::open(index, options, config.incoming)?;
+            hooks.extend(hook);
+            backends.push((format!("disk {index}"), Box::new(device)));
+        }
+        let mut announcers = Vec::new();
+        for (index, options) in config.nets.iter().enumerate() {
+            let card = net::open(index, options, &config.name)?;
+            announcers.push((backends.len(), card.announcer()));
+            backends.push((format!("network card {index}"), Box::new(card)));
+        }
+        if config.free_page_reporting {
+            let device = free_pages::FreePages::new(vm.ram().clone());
+            backends.push(("free page reporting".to_owned(), Box::new(device)));
+        }
+        if config.entropy {
+            backends.push(("entropy".to_owned(), Box::new(entropy::Entropy::new()?)));
+        }
+        if backends.len() > VIRTIO_MAX {
+            let why = format!("{} virtio devices, at most {VIRTIO_MAX} have a place", backends.len());
+            return Err(VmmError::Config { what: "virtio", why });
+        }
+        let placed = backends.into_iter().enumerate();
+        let transport = |(slot, (name, backend))| Transport::new(vm, slot, name, backend).map(Arc::new);
+        let all: Vec<_> = placed.map(transport).collect::<Result<_, _>>()?;
+        for (index, (slot, announcer)) in announcers.into_iter().enumerate() {
+            hooks.push(announcer(index, Arc::clone(&all[slot])));
+        }
+        Ok(Self { all, hooks })
+    }
+
+    /// In the order of their places.
+    pub(crate) fn all(&self) -> &[Arc<Transport>] {
+        &self.all
+    }
+
+    /// What is handed over with the guest.
+    pub(crate) fn hooks(&self) -> &[Arc<dyn Hook>] {
+        &self.hooks
+    }
+
+    /// What finds the devices' writes.
+    pub(crate) fn dirty_source(&self, vm: &KvmVm) -> Result<Option<Arc<dyn DirtySource>>, VmmError> {
+        if self.all.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(AtomicBitmapLog::new(vm.ram(), vm.memory())?)))
+    }
+
+    /// The guest is about to run.
+    pub(crate) fn run(&self) {
+        self.all.iter().for_each(|device| device.run());
+    }
+
+    /// The guest stands still: on return nothing is in flight, and no device writes guest memory.
+    pub(crate) fn pause(&self) {
+        self.all.iter().for_each(|device| device.pause());
+    }
+
+    /// A driver reads. False: there is no device.
+    pub(crate) fn read(&self, address: u64, to: &mut [u8]) -> bool {
+        self.find(address).is_some_and(|(device, offset)| {
+            device.read(offset, to);
+            true
+        })
+    }
+
+    /// A driver writes.
+    pub(crate) fn write(&self, address: u64, from: &[u8]) {
+        if let Some((device, offset)) = self.find(address) {
+            device.write(offset, from);
+        }
+    }
+
+    fn find(&self, address: u64) -> Option<(&Transport, u64)> {
+        let at = address.checked_sub(virtio_address(0))?;
+        let device = self.all.get(usize::try_from(at / VIRTIO_BYTES).ok()?)?;
+        Some((device, at % VIRTIO_BYTES))
+    }
+}

@@ -1,0 +1,124 @@
+//! A tap: the host's end of the card.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+};
+
+use super::format::HEADER_BYTES;
+
+const DEVICE: &str = "/dev/net/tun";
+
+pub(super) struct Tap(File);
+
+impl Tap {
+    /// The tap of that name, which is made if it is not there and this program may. What went wrong, without the name.
+    pub(super) fn open(name: &str) -> Result<Self, String> {
+        // SAFETY: integers and a union of them: zeros are a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let room = request.ifr_name.len() - 1;
+        if name.is_empty() || name.len() > room || name.contains(['/', '\0']) {
+            return Err(format!("a name has 1 to {room} bytes and no `/`"));
+        }
+        request.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as c_char);
+        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => format!("there is no {DEVICE}: load the kernel's module `tun`"),
+            _ => format!("{DEVICE}: {error}"),
+        })?;
+        // SAFETY: the descriptor is open, and the kernel reads and writes one `ifreq`.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        if result < 0 {
+            let error = io::Error::last_os_error();
+            return Err(match error.raw_os_error() {
+                Some(libc::EBUSY) => "another program uses it, such as another VMM".to_owned(),
+                Some(libc::EPERM) => {
+                    "this program may neither make nor use it: run `ip tuntap add mode tap user NAME` first".to_owned()
+                }
+                Some(libc::EINVAL) => {
+                    "it is no tap for one queue and with packet headers: make it with `ip tuntap add mode tap vnet_hdr`".to_owned()
+                }
+                _ => error.to_string(),
+            });
+        }
+        let tap = Self(file);
+        let bytes = HEADER_BYTES as c_int;
+        // SAFETY: the descriptor is open, and the kernel reads one int.
+        check(unsafe { libc::ioctl(tap.0.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
+            .map_err(|error| format!("its header's length cannot be set: {error}"))?;
+        Ok(tap)
+    }
+
+    /// A socket of packets in its stead.
+    #[cfg(test)]
+    pub(super) fn of(socket: std::os::unix::net::UnixDatagram) -> Self {
+        socket.set_nonblocking(true).unwrap();
+        Self(std::os::fd::OwnedFd::from(socket).into())
+    }
+
+    /// What the guest takes that chose these features: large packets, and checksums that are left to it.
+    pub(super) fn set_offloads(&self, features: u64) -> io::Result<()> {
+        let of = |bit: u32, flag: c_uint| if features & 1 << bit != 0 { flag } else { 0 };
+        let flags = of(VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM)
+            | of(VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4)
+            | of(VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6);
+        // SAFETY: the descriptor is open; the argument is a number.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, std::ffi::c_ulong::from(flags)) })
+    }
+
+    /// The next packet with its header; `None` if there is none now.
+    pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        match (&self.0).read(into) {
+            Ok(length) => Ok(Some(length)),
+            Err(error) if is_over(&error) => Err(error),
+            // None is there, or the host is short of something: the next packet wakes.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Sends a packet with its header. False: the network takes nothing now, and the packet is lost.
+    ///
+    /// # Safety
+    /// The vectors' memory must be mapped.
+    pub(super) unsafe fn send(&self, vectors: &[libc::iovec]) -> io::Result<bool> {
+        // SAFETY: the descriptor is open, and the caller vouches for the memory.
+        let sent = unsafe { libc::writev(self.0.as_raw_fd(), vectors.as_ptr(), vectors.len() as c_int) };
+        if sent >= 0 {
+            return Ok(true);
+        }
+        match io::Error::last_os_error() {
+            error if is_over(&error) => Err(error),
+            // It is no packet, the interface is down, or the host is short of something.
+            _ => Ok(false),
+        }
+    }
+
+    /// Sends bytes of this program.
+    pub(super) fn send_bytes(&self, packet: &[u8]) -> io::Result<bool> {
+        let vector = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
+        // SAFETY: the vector is the slice, which the kernel only reads.
+        unsafe { self.send(&[vector]) }
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The tap is gone.
+fn is_over(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBADF | libc::EBADFD | libc::ENODEV))
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

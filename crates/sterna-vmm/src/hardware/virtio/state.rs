@@ -1,0 +1,61 @@
+//! What of a device moves with the guest, apart from its kind.
+
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueState};
+
+use super::transport::Transport;
+
+/// What a driver has set, and how far its queues are. Only while nothing is in flight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TransportState {
+    pub(crate) status: u32,
+    /// Why the interrupt was raised, and not acknowledged.
+    pub(crate) causes: u32,
+    pub(crate) driver_features: u64,
+    /// `DeviceFeaturesSel`, `DriverFeaturesSel`, `QueueSel`.
+    pub(crate) selected: [u32; 3],
+    pub(crate) queues: Vec<QueueState>,
+}
+
+impl Transport {
+    /// Of a machine whose guest stands still.
+    pub(crate) fn state(&self) -> TransportState {
+        let registers = self.registers.lock();
+        TransportState {
+            status: self.signals.status.load(Ordering::SeqCst),
+            causes: self.signals.interrupt.causes(),
+            driver_features: registers.driver_features,
+            selected: [
+                registers.device_features_select,
+                registers.driver_features_select,
+                registers.queue_select,
+            ],
+            queues: self.parts.lock().queues.iter().map(Queue::state).collect(),
+        }
+    }
+
+    /// Of a machine whose guest stands still. Nothing is changed if the state is refused.
+    pub(crate) fn set_state(&self, state: &TransportState) -> Result<(), String> {
+        let (ours, theirs) = (&self.identity.queue_sizes, &state.queues);
+        if ours.len() != theirs.len() {
+            return Err(format!("{} queues, this device has {}", theirs.len(), ours.len()));
+        }
+        let mut queues = Vec::new();
+        for (index, (size, queue)) in ours.iter().zip(theirs).enumerate() {
+            if queue.max_size != *size {
+                return Err(format!("queue {index}: {} entries at most, here {size}", queue.max_size));
+            }
+            let queue = Queue::try_from(*queue).map_err(|error| format!("queue {index}: {error}"))?;
+            queues.push(queue);
+        }
+        let mut registers = self.registers.lock();
+        [registers.device_features_select, registers.driver_features_select, registers.queue_select] =
+            state.selected;
+        registers.driver_features = state.driver_features;
+        self.parts.lock().queues = queues;
+        self.signals.interrupt.set_causes(state.causes);
+        self.signals.status.store(state.status, Ordering::SeqCst);
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! Virtio devices of the machine: what must be equal on both sides, the lock on a disk, and states that lie.
+#![allow(missing_docs)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::common::{copy_ram, flat, guests, kvm_or_skip, load, save, wait_for};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestRunner};
+use sterna::{SourceVm, TargetVm, Vm};
+use sterna_vmm::{DiskMigration, DiskOptions, KvmMachine, MachineConfig, VmmError};
+
+const DISK_BYTES: u64 = 1 << 20;
+
+fn image(bytes: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(bytes).unwrap();
+    file
+}
+
+/// A machine with these disks and a source of random bytes; without a guest it waits for one.
+fn machine(disks: Vec<DiskOptions>, has_guest: bool) -> Result<Arc<KvmMachine>, VmmError> {
+    KvmMachine::new(MachineConfig {
+        guest: if has_guest { flat(&guests::counter()) } else { None },
+        incoming: !has_guest,
+        disks,
+        entropy: true,
+        ..MachineConfig::new("virtio")
+    })
+}
+
+fn shared(path: &Path) -> Vec<DiskOptions> {
+    vec![DiskOptions::new(path)]
+}
+
+#[test]
+fn device_that_differs_is_refused_by_name_before_any_ram_moves() {
+    if !kvm_or_skip("device_that_differs_is_refused_by_name_before_any_ram_moves") {
+        return;
+    }
+    let (disk, longer) = (image(DISK_BYTES), image(2 * DISK_BYTES));
+    let source = machine(shared(disk.path()), true).unwrap();
+    let record = source.compatibility().save().unwrap();
+    let of = |change: &dyn Fn(&mut DiskOptions)| {
+        let mut options = DiskOptions::new(disk.path());
+        change(&mut options);
+        vec![options]
+    };
+    let other = image(DISK_BYTES);
+    let mut own = DiskOptions::new(other.path());
+    own.migration = DiskMigration::None;
+    let cases = [
+        (vec![own], "disk 0", "the source has migrate=shared, this machine has migrate=none"),
+        (
+            shared(longer.path()),
+            "disk 0",
+            "length in sectors of 512 bytes (disk 0): the source has 2048, this machine has 4096",
+        ),
+        (of(&|disk| disk.queues = 2), "disk 0", "its queues"),
+        (of(&|disk| disk.is_read_only = true), "disk 0", "its features"),
+        (Vec::new(), "its kind", "the source has 2, this machine has 4"),
+        ([shared(disk.path()), shared(disk.path())].concat(), "virtio device 1 (disk 1)", "its kind"),
+    ];
+    for (disks, device, says) in cases {
+        let target = machine(disks, false).unwrap();
+        let why = target.compatibility().load(1, &record).unwrap_err().to_string();
+        assert!(why.contains(device) || says.contains("kind"), "{why}");
+        assert!(why.contains(says), "{why}");
+    }
+    // The same devices, and a target that has none of them.
+    machine(shared(disk.path()), false).unwrap().compatibility().load(1, &record).unwrap();
+    let none = KvmMachine::new(MachineConfig { incoming: true, ..MachineConfig::new("none") }).unwrap();
+    let why = none.compatibility().load(1, &record).unwrap_err().to_string();
+    assert!(why.contains("virtio device 0") && why.contains("this machine has none"), "{why}");
+    let record = none.compatibility().save().unwrap();
+    let target = machine(shared(disk.path()), false).unwrap();
+    let why = target.compatibility().load(1, &record).unwrap_err().to_string();
+    assert!(why.contains("the source has none, this machine has disk 0"), "{why}");
+}
+
+#[test]
+fn disk_belongs_to_one_machine_at_a_time() {
+    if !kvm_or_skip("disk_belongs_to_one_machine_at_a_time") {
+        return;
+    }
+    let disk = image(DISK_BYTES);
+    let source = machine(shared(disk.path()), true).unwrap();
+    let refused = machine(shared(disk.path()), true).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("is locked") && refused.contains(disk.path().to_str().unwrap()), "{refused}");
+    // One that waits gets the disk with the guest, and not before.
+    let target = machine(shared(disk.path()), false).unwrap();
+    let hook = |machine: &KvmMachine| {
+        machine.hooks().into_iter().find(|hook| hook.name() == "disk 0").expect("a hook for the disk")
+    };
+    assert!(hook(&target).acquire().is_err());
+    hook(&source).release().unwrap();
+    hook(&target).acquire().unwrap();
+    assert!(hook(&source).take_back().is_err());
+    hook(&target).give_back();
+    hook(&source).take_back().unwrap();
+    // A destination with a file of its own has it from the start.
+    let mut own = DiskOptions::new(disk.path());
+    own.migration = DiskMigration::None;
+    assert!(machine(vec![own.clone()], false).is_err());
+    drop((source, target));
+    let target = machine(vec![own], false).unwrap();
+    assert_eq!(target.hooks().iter().filter(|hook| hook.name() == "disk 0").count(), 0);
+}
+
+#[test]
+fn guest_that_uses_no_device_moves_with_them() {
+    if !kvm_or_skip("guest_that_uses_no_device_moves_with_them") {
+        return;
+    }
+    let disk = image(DISK_BYTES);
+    let source = machine(shared(disk.path()), true).unwrap();
+    source.resume().unwrap();
+    let count = |machine: &KvmMachine| machine.ram().block(0).read_u64(guests::COUNTERS).unwrap();
+    wait_for("counting", || count(&source) > 100);
+    let target = machine(shared(disk.path()), false).unwrap();
+    SourceVm::stop(&*source).unwrap();
+    target.compatibility().load(1, &source.compatibility().save().unwrap()).unwrap();
+    copy_ram(&source, &target);
+    source.hooks().iter().for_each(|hook| hook.release().unwrap());
+    load(&target, &save(&source));
+    let before = count(&source);
+    TargetVm::start(&*target).unwrap();
+    wait_for("counting on", || count(&target) > before + 100);
+}
+
+#[test]
+fn garbled_state_of_a_device_is_an_error_or_a_value_and_never_a_panic() {
+    if !kvm_or_skip("garbled_state_of_a_device_is_an_error_or_a_value_and_never_a_panic") {
+        return;
+    }
+    let disk = image(DISK_BYTES);
+    let source = machine(shared(disk.path()), true).unwrap();
+    let target = machine(shared(disk.path()), false).unwrap();
+    let good = save(&source);
+    let devices = target.devices();
+    let places: Vec<usize> =
+        (0..devices.len()).filter(|index| devices[*index].name().starts_with("virtio/")).collect();
+    assert_eq!(places.len(), 2);
+    let mut runner = TestRunner::new(Config {
+        cases: 300,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(sterna_testing::seed("garbled_state_of_a_device")),
+        ..Config::default()
+    });
+    let edits = proptest::collection::vec((any::<usize>(), any::<u8>()), 1..6);
+    let result = runner.run(&(any::<bool>(), edits), |(second, edits)| {
+        let index = places[usize::from(second)];
+        let mut body = good[index].clone();
+        for (at, value) in edits {
+            let at = at % body.len();
+            body[at] = value;
+        }
+        target.reset();
+        for (device, body) in devices.iter().zip(&good).take(index) {
+            device.load(1, body).unwrap();
+        }
+        // A state that is taken can be run, and ends in an order that its driver breaks at worst.
+        if devices[index].load(1, &body).is_ok() {
+            devices[index].save().unwrap();
+        }
+        Ok(())
+    });
+    result.unwrap();
+}
