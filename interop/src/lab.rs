@@ -85,7 +85,8 @@ impl Kind {
 
     fn modules(self) -> &'static [&'static str] {
         match self {
-            Kind::Kvm | Kind::Linux => &["kvm-amd"],
+            Kind::Kvm => &["kvm-amd"],
+            Kind::Linux => &["kvm-amd", "tun", "bridge"],
             // rxe asks for the checksums by name, not as modules it depends on.
             Kind::Rdma | Kind::RdmaPair => &[
                 "virtio_pci",
@@ -164,6 +165,10 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     }
     if kind == Kind::Linux {
         archive.file(linux::KERNEL, &read(&kernel)?);
+        let modules = modules::with_dependencies(&root, &linux::MODULES)?;
+        for (index, module) in modules.iter().enumerate() {
+            archive.file(&format!("{}/{index:02}", linux::GUEST_MODULES), module);
+        }
     }
     let initramfs = lab.join(format!("initramfs-{}", kind.name()));
     std::fs::write(&initramfs, archive.finish())

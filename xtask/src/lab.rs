@@ -26,7 +26,7 @@ const KERNEL: &str = "linux-image-6.12-amd64";
 /// What a lab may have; the program of the recipe takes the name.
 const KINDS: [&str; 4] = ["kvm", "linux", "rdma", "rdma-pair"];
 /// Those among the tests.
-const TESTED_KINDS: [&str; 2] = ["kvm", "rdma"];
+const TESTED_KINDS: [&str; 3] = ["kvm", "linux", "rdma"];
 
 /// How long a run of chosen scenarios may take: among them are those that take long.
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
@@ -47,7 +47,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         let kinds = KINDS.join(", ");
         return Err(Failure::Usage(format!(
             "lab takes one of {kinds}, or nothing; after the kind --all (also what takes long) or --only=TEXT \
-             (what has such a name), for rdma also --reliability[=COUNT] [--seed=NUMBER] \
+             (what has such a name), for linux also --reliability=COUNT (so many moves in a row), for rdma --reliability[=COUNT] [--seed=NUMBER] \
              [--from=NUMBER] (disturbed migrations)"
         )));
     }

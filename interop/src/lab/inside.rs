@@ -31,15 +31,15 @@ pub fn run_as_init() -> ! {
     for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         told(mount(kind, kind, at, 0, ""));
     }
+    load_modules();
     if std::env::var(Kind::VARIABLE).is_ok_and(|name| name == linux::guest::NAME) {
         linux::guest::run();
     }
-    load_modules();
     let failures = match Kind::of_environment() {
         Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
         Kind::Linux => {
-            let selection = Selection::of_environment();
-            all(linux::scenarios().into_iter().filter(|(name, _)| selection.takes(name, false)))
+            let chosen = chosen_of_linux(&Selection::of_environment());
+            all(chosen.into_iter().map(|one| (one.name.to_owned(), one.run)))
         }
         Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
@@ -95,6 +95,13 @@ fn chosen(kind: Kind, selection: &Selection) -> i32 {
     let scenarios = if kind == Kind::RdmaPair { rdma::two::scenarios() } else { rdma::scenarios() };
     let chosen = scenarios.into_iter().filter(|one| selection.takes(&one.name, one.is_long));
     all(chosen.map(|one| (one.name, one.run)))
+}
+
+fn chosen_of_linux(selection: &Selection) -> Vec<linux::Scenario> {
+    match selection.reliability {
+        Some(count) => vec![linux::many_moves(count)],
+        None => linux::scenarios().into_iter().filter(|one| selection.takes(one.name, one.is_long)).collect(),
+    }
 }
 
 /// Runs each, and says how it went; the number of those that failed.

@@ -1,8 +1,13 @@
 //! The guest's only program, as its init: counts, looks at its clocks, and writes memory that it checks.
 #![allow(clippy::print_stdout)]
 
+pub(super) mod disk;
+pub(super) mod network;
+
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::system::{RebootCommand, reboot};
@@ -11,8 +16,20 @@ use rustix::system::{RebootCommand, reboot};
 pub const NAME: &str = "guest";
 /// The variable of init's environment that says how often it ticks.
 pub const TICKS: &str = "GUEST_TICKS";
+/// So many ticks: until [`END`] is typed into its console.
+pub const UNTIL_TOLD: u64 = 0;
+/// A line.
+pub const END: &str = "end\n";
 /// The variable that says how it ends: [`RESETS`], or by switching the machine off.
 pub const ENDS: &str = "GUEST_ENDS";
+/// The variable that says `yes` if it has a disk and a source of random bytes.
+pub const USES_DISK: &str = "GUEST_USES_DISK";
+/// The variable that says `yes` if it has a network card, and a peer behind it.
+pub const USES_NETWORK: &str = "GUEST_USES_NETWORK";
+/// The variable that says `yes` if it tells the machine which memory it does not use.
+pub const REPORTS: &str = "GUEST_REPORTS";
+/// It has written much memory, and freed it.
+pub const FREED: &str = "GUEST-FREED";
 /// It resets the machine.
 pub const RESETS: &str = "reset";
 
@@ -22,24 +39,54 @@ pub const CPUS: &str = "GUEST-CPUS";
 pub const TICK: &str = "GUEST-TICK";
 /// Words of memory that are not what was written.
 pub const WRONG: &str = "GUEST-WRONG";
+/// Wrong blocks of the disk, and bytes that the machine's source of random bytes has given.
+pub const DISK: &str = "GUEST-DISK";
+/// Numbers that were sent over the network, and steps in which one did not come back.
+pub const NETWORK: &str = "GUEST-NETWORK";
+/// As many are asked for.
+pub const RANDOM_BYTES: usize = 32;
+/// A step that took longer than [`LONG`]: number of the tick, ms, and what it was.
+pub const SLOW: &str = "GUEST-SLOW";
+const LONG: Duration = Duration::from_secs(3);
 /// A line of the kernel's log.
 pub const COMPLAINT: &str = "GUEST-COMPLAINT";
 
 const INTERVAL: Duration = Duration::from_millis(50);
-/// 32 MiB that are rewritten at each tick, an eighth of them at a time.
-const WORDS: usize = 4 << 20;
+/// 8 MiB that are rewritten, an eighth of them at each tick.
+const WORDS: usize = 1 << 20;
 const PARTS: usize = 8;
-/// What a kernel says when something is wrong with its machine or its clocks.
-const SIGNS: [&str; 7] =
-    ["WARNING:", "BUG:", "stall", "unstable", "lockup", "Oops", "clocksource: timekeeping watchdog"];
+pub(super) const FREED_BYTES: usize = 128 << 20;
+/// What a kernel says when something is wrong with its machine.
+const SIGNS: [&str; 5] = ["WARNING:", "BUG:", "stall", "lockup", "Oops"];
+/// And with its clocks.
+pub const OF_CLOCKS: [&str; 2] = ["unstable", "timekeeping watchdog"];
 
 /// Does all of it, and ends the machine.
 pub fn run() -> ! {
     println!("{CPUS} {}", std::thread::available_parallelism().map_or(0, usize::from));
     let ticks = std::env::var(TICKS).ok().and_then(|ticks| ticks.parse().ok()).unwrap_or(1);
-    let wrong = tick(ticks);
+    let has = |what: &str| std::env::var(what).is_ok_and(|value| value == "yes");
+    let mut disk = has(USES_DISK).then(disk::Disk::open);
+    let mut network = has(USES_NETWORK).then(network::Connection::open);
+    if has(REPORTS) {
+        drop(std::hint::black_box(vec![1u8; FREED_BYTES]));
+        println!("{FREED}");
+    }
+    let wrong = tick(ticks, |number| {
+        timed(number, "disk", || disk.iter_mut().for_each(|disk| disk.step(number)));
+        timed(number, "network", || network.iter_mut().for_each(network::Connection::step));
+    });
     println!("{WRONG} {wrong}");
-    for line in kernel_log().lines().filter(|line| SIGNS.iter().any(|sign| line.contains(sign))) {
+    if let Some(disk) = disk {
+        println!("{DISK} {} {}", disk.finish(), random_bytes());
+    }
+    if let Some(network) = network {
+        let (sent, wrong) = network.finish();
+        println!("{NETWORK} {sent} {wrong}");
+    }
+    for line in
+        kernel_log().lines().filter(|line| SIGNS.iter().chain(&OF_CLOCKS).any(|sign| line.contains(sign)))
+    {
         println!("{COMPLAINT} {line}");
     }
     let how = match std::env::var(ENDS).as_deref() {
@@ -55,27 +102,65 @@ pub fn run() -> ! {
     }
 }
 
+/// Bytes that the machine has given; a source that is broken gives zeros.
+fn random_bytes() -> usize {
+    let mut bytes = [0; RANDOM_BYTES];
+    let read = std::fs::File::open("/dev/hwrng").and_then(|mut source| source.read_exact(&mut bytes));
+    if read.is_ok() && bytes != [0; RANDOM_BYTES] { RANDOM_BYTES } else { 0 }
+}
+
 /// The number of wrong words.
-fn tick(ticks: u64) -> usize {
+fn tick(ticks: u64, mut also: impl FnMut(u64)) -> usize {
     let began = Instant::now();
     let mut memory = vec![0u64; WORDS];
     let value = |number: u64, index: usize| (number << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut written = [0; PARTS];
     let mut wrong = 0;
-    for number in 1..=ticks {
+    let is_told = (ticks == UNTIL_TOLD).then(told);
+    for number in 1.. {
+        let is_over = is_told.as_ref().map_or(number > ticks, |told| told.load(Ordering::Relaxed));
+        if is_over {
+            break;
+        }
         let part = number as usize % PARTS;
         let begin = part * (WORDS / PARTS);
         let before = written[part];
-        for (index, word) in memory[begin..begin + WORDS / PARTS].iter_mut().enumerate() {
-            wrong += usize::from(before > 0 && *word != value(before, index));
-            *word = value(number, index);
-        }
+        timed(number, "memory", || {
+            for (index, word) in memory[begin..begin + WORDS / PARTS].iter_mut().enumerate() {
+                wrong += usize::from(before > 0 && *word != value(before, index));
+                *word = value(number, index);
+            }
+        });
         written[part] = number;
+        also(number);
         let real = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         println!("{TICK} {number} {} {}", real.as_millis(), began.elapsed().as_millis());
-        std::thread::sleep(INTERVAL);
+        timed(number, "sleep", || std::thread::sleep(INTERVAL));
     }
     wrong
+}
+
+/// Says so if it takes long.
+fn timed(number: u64, what: &str, step: impl FnOnce()) {
+    let begin = Instant::now();
+    step();
+    if begin.elapsed() > LONG {
+        println!("{SLOW} {number} {} {what}", begin.elapsed().as_millis());
+    }
+}
+
+/// Becomes true when [`END`] is read.
+fn told() -> Arc<AtomicBool> {
+    let is_told = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&is_told);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if line == END.trim_end() {
+                theirs.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    is_told
 }
 
 fn kernel_log() -> String {

@@ -20,6 +20,7 @@ const PLACES: &[&str] = &[
     "guests/src/tide/blob.rs",
     "interop/src/guests.rs",
     "interop/src/lab/inside.rs",
+    "interop/src/linux/network.rs",
     "interop/src/workload/boot.rs",
     "benches/src/clock.rs",
     "examples/minimal-vmm/src/main.rs",

@@ -1,0 +1,85 @@
+//! The guest's work on its disk: it writes block after block, makes some of them last, and reads others back.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::Failure;
+use crate::scenarios::ensure;
+
+const DEVICE: &str = "/dev/vda";
+const BLOCK: usize = 64 << 10;
+/// Blocks that are written in turns.
+const BLOCKS: u64 = 64;
+/// For reads that pass by the cache.
+const ALIGNMENT: usize = 4096;
+/// Of how many steps one waits until what was written is on the disk.
+const SYNC_EVERY: u64 = 4;
+
+/// The disk, and how much of it was wrong.
+pub(in crate::linux) struct Disk {
+    file: File,
+    /// Passes by the guest's cache.
+    direct: File,
+    /// The step that has written each block; 0: none.
+    written: Vec<u64>,
+    wrong: usize,
+}
+
+impl Disk {
+    /// Ends the guest if there is none.
+    pub(super) fn open() -> Self {
+        let open = |flags| {
+            let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(DEVICE);
+            file.unwrap_or_else(|error| panic!("{DEVICE}: {error}"))
+        };
+        Self { file: open(0), direct: open(libc::O_DIRECT), written: vec![0; BLOCKS as usize], wrong: 0 }
+    }
+
+    /// Writes a block, and reads another one that was written long ago.
+    pub(super) fn step(&mut self, number: u64) {
+        let block = number % BLOCKS;
+        self.wrong += usize::from(self.file.write_all_at(&content(number), place(block)).is_err());
+        self.written[block as usize] = number;
+        if number.is_multiple_of(SYNC_EVERY) {
+            self.wrong += usize::from(self.file.sync_data().is_err());
+            // On the disk, as the block before it is.
+            self.look(number - SYNC_EVERY + 1);
+        }
+    }
+
+    /// Reads everything again. The number of blocks that were wrong.
+    pub(super) fn finish(mut self) -> usize {
+        self.wrong += usize::from(self.file.sync_all().is_err());
+        let written: Vec<u64> = self.written.iter().copied().filter(|number| *number > 0).collect();
+        written.into_iter().for_each(|number| self.look(number));
+        self.wrong
+    }
+
+    fn look(&mut self, number: u64) {
+        let mut bytes = vec![0; BLOCK + ALIGNMENT];
+        let from = bytes.as_ptr().align_offset(ALIGNMENT);
+        let bytes = &mut bytes[from..from + BLOCK];
+        let is_read = self.direct.read_exact_at(bytes, place(number % BLOCKS)).is_ok();
+        self.wrong += usize::from(!is_read || bytes != content(number));
+    }
+}
+
+/// From outside, after the guest has ended: the disk holds what each step wrote last.
+pub(in crate::linux) fn check(image: &Path, steps: u64) -> Result<(), Failure> {
+    let bytes = std::fs::read(image).map_err(|error| error.to_string())?;
+    for number in (steps + 1).saturating_sub(BLOCKS).max(1)..=steps {
+        let at = place(number % BLOCKS) as usize;
+        ensure(bytes[at..at + BLOCK] == content(number), || format!("block {} is wrong", number % BLOCKS))?;
+    }
+    Ok(())
+}
+
+fn place(block: u64) -> u64 {
+    block * BLOCK as u64
+}
+
+fn content(number: u64) -> Vec<u8> {
+    let words = (0..BLOCK as u64 / 8).map(|index| (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
+}

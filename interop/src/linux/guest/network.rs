@@ -1,0 +1,54 @@
+//! The guest's connection to the lab: it sends numbers, and each of them comes back.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use crate::linux::network::up;
+
+pub(in crate::linux) const LAB_ADDRESS: [u8; 4] = [10, 15, 0, 1];
+const GUEST_ADDRESS: [u8; 4] = [10, 15, 0, 2];
+pub(in crate::linux) const PORT: u16 = 5015;
+/// Bytes of a number.
+pub(in crate::linux) const WORD: usize = 8;
+const INTERFACE: &str = "eth0";
+/// Longer than a pause, and shorter than a test may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection that stays open as long as the guest works.
+pub(super) struct Connection {
+    lab: TcpStream,
+    sent: u64,
+    wrong: usize,
+}
+
+impl Connection {
+    /// Ends the guest if there is no network.
+    pub(super) fn open() -> Self {
+        up(INTERFACE, Some(GUEST_ADDRESS)).unwrap_or_else(|error| panic!("{INTERFACE}: {error}"));
+        let lab = TcpStream::connect((Ipv4Addr::from(LAB_ADDRESS), PORT))
+            .and_then(|lab| {
+                lab.set_nodelay(true)?;
+                lab.set_read_timeout(Some(PATIENCE))?;
+                Ok(lab)
+            })
+            .unwrap_or_else(|error| panic!("no connection: {error}"));
+        Self { lab, sent: 0, wrong: 0 }
+    }
+
+    /// Sends some numbers, and hears them again.
+    pub(super) fn step(&mut self) {
+        const AT_ONCE: u64 = 50;
+        let numbers = self.sent + 1..=self.sent + AT_ONCE;
+        let words: Vec<u8> = numbers.clone().flat_map(u64::to_le_bytes).collect();
+        self.sent += AT_ONCE;
+        let mut heard = vec![0; words.len()];
+        let done = self.lab.write_all(&words).and_then(|()| self.lab.read_exact(&mut heard));
+        self.wrong += usize::from(done.is_err() || heard != words);
+    }
+
+    /// Numbers that were sent, and steps that went wrong.
+    pub(super) fn finish(self) -> (u64, usize) {
+        (self.sent, self.wrong)
+    }
+}

@@ -1,0 +1,137 @@
+//! The network between guest and lab: a bridge, the taps of the machines at it, and a peer that counts what a guest sends.
+
+use std::ffi::{c_char, c_int, c_ulong};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::guest::network::{LAB_ADDRESS, PORT, WORD};
+use crate::Failure;
+
+const BRIDGE: &str = "br0";
+const BRIDGE_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
+/// Calls of `linux/sockios.h`: make a bridge, join an interface to one.
+const SIOCBRADDBR: c_ulong = 0x89a0;
+const SIOCBRADDIF: c_ulong = 0x89a2;
+/// How long the guest may be silent before the peer gives up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the peer has seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    /// Numbers, each one more than the one before.
+    pub(super) numbers: u64,
+    pub(super) longest_gap: Duration,
+}
+
+/// A peer at the bridge; it takes one connection.
+pub(super) struct Peer(JoinHandle<Result<Seen, Failure>>);
+
+impl Peer {
+    /// Makes the bridge, unless it is there, and waits for the guest.
+    pub(super) fn start() -> Result<Self, Failure> {
+        if !std::path::Path::new("/sys/class/net").join(BRIDGE).exists() {
+            let mut name = name_of(BRIDGE);
+            ioctl(SIOCBRADDBR, name.as_mut_ptr().cast())?;
+            // Else it has that of a tap, and another one when that is gone: the guest would go on sending to the old one.
+            let mut request = request_of(BRIDGE);
+            request.ifr_ifru.ifru_hwaddr = address(libc::ARPHRD_ETHER, 0, &BRIDGE_MAC);
+            ioctl(libc::SIOCSIFHWADDR, (&raw mut request).cast())?;
+            up(BRIDGE, Some(LAB_ADDRESS))?;
+        }
+        let listener = TcpListener::bind((std::net::Ipv4Addr::from(LAB_ADDRESS), PORT)).map_err(said)?;
+        let serve = move || serve(listener.accept().map_err(said)?.0);
+        Ok(Self(std::thread::spawn(serve)))
+    }
+
+    /// What it has seen when the guest has closed the connection.
+    pub(super) fn seen(self) -> Result<Seen, Failure> {
+        self.0.join().map_err(|_| "the peer panicked".to_owned())?
+    }
+}
+
+/// Reads numbers, and answers each with itself.
+fn serve(mut guest: TcpStream) -> Result<Seen, Failure> {
+    guest.set_read_timeout(Some(PATIENCE)).map_err(said)?;
+    guest.set_nodelay(true).map_err(said)?;
+    let mut seen = Seen { numbers: 0, longest_gap: Duration::ZERO };
+    let mut last = Instant::now();
+    let mut word = [0; WORD];
+    loop {
+        match guest.read_exact(&mut word) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(seen),
+            Err(error) => return Err(format!("after {} numbers of the guest: {error}", seen.numbers)),
+        }
+        let number = u64::from_le_bytes(word);
+        if number != seen.numbers + 1 {
+            return Err(format!("the guest sent {number} after {}", seen.numbers));
+        }
+        seen.numbers = number;
+        seen.longest_gap = seen.longest_gap.max(last.elapsed());
+        last = Instant::now();
+        guest.write_all(&word).map_err(said)?;
+    }
+}
+
+/// Joins a machine's tap to the bridge.
+pub(super) fn join(tap: &str) -> Result<(), Failure> {
+    let mut request = request_of(tap);
+    ioctl(libc::SIOCGIFINDEX, (&raw mut request).cast())?;
+    // SAFETY: the kernel has written this member of the union.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex };
+    let mut request = request_of(BRIDGE);
+    request.ifr_ifru.ifru_ifindex = index;
+    ioctl(SIOCBRADDIF, (&raw mut request).cast())?;
+    up(tap, None)
+}
+
+/// Gives an interface an address in a network of 24 bits, and sets it up.
+pub(super) fn up(name: &str, address: Option<[u8; 4]>) -> Result<(), Failure> {
+    if let Some(address) = address {
+        for (call, bytes) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, [255, 255, 255, 0])] {
+            let mut request = request_of(name);
+            request.ifr_ifru.ifru_addr = self::address(libc::AF_INET as libc::sa_family_t, 2, &bytes);
+            ioctl(call, (&raw mut request).cast())?;
+        }
+    }
+    let mut request = request_of(name);
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    ioctl(libc::SIOCSIFFLAGS, (&raw mut request).cast())
+}
+
+/// An address of that family, whose bytes begin `at` so many into it.
+fn address(family: libc::sa_family_t, at: usize, bytes: &[u8]) -> libc::sockaddr {
+    let mut data = [0; 14];
+    data[at..].iter_mut().zip(bytes).for_each(|(to, from)| *to = *from as c_char);
+    libc::sockaddr { sa_family: family, sa_data: data }
+}
+
+fn name_of(name: &str) -> [c_char; libc::IFNAMSIZ] {
+    let mut bytes = [0; libc::IFNAMSIZ];
+    bytes.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)).for_each(|(to, from)| *to = from as c_char);
+    bytes
+}
+
+fn request_of(name: &str) -> libc::ifreq {
+    // SAFETY: integers and a union of them: zeros are a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name = name_of(name);
+    request
+}
+
+fn ioctl(call: c_ulong, argument: *mut libc::c_void) -> Result<(), Failure> {
+    let socket = UdpSocket::bind("0.0.0.0:0").map_err(said)?;
+    // SAFETY: the descriptor is open, and every caller gives what this call of the kernel reads and writes.
+    let result: c_int = unsafe { libc::ioctl(socket.as_raw_fd(), call, argument) };
+    match result {
+        0.. => Ok(()),
+        _ => Err(format!("interface, call {call:#x}: {}", std::io::Error::last_os_error())),
+    }
+}
+
+fn said(error: impl std::fmt::Display) -> Failure {
+    error.to_string()
+}
