@@ -105,7 +105,8 @@ impl Console {
             let [[before, realtime, monotonic], [after, later_realtime, later_monotonic]] =
                 [&pair[0][..], &pair[1][..]]
             else {
-                return Err(format!("{pair:?} are no ticks"));
+                let lines = self.lines(guest::TICK);
+                return Err(format!("{:?} are no ticks", lines.get(number as usize - 1..=number as usize)));
             };
             ensure(*before == number && *after == number + 1, || {
                 format!("tick {after} comes after {before}")

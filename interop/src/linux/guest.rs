@@ -63,6 +63,7 @@ pub const OF_CLOCKS: [&str; 2] = ["unstable", "timekeeping watchdog"];
 
 /// Does all of it, and ends the machine.
 pub fn run() -> ! {
+    be_alone_on_the_console();
     println!("{CPUS} {}", std::thread::available_parallelism().map_or(0, usize::from));
     let ticks = std::env::var(TICKS).ok().and_then(|ticks| ticks.parse().ok()).unwrap_or(1);
     let has = |what: &str| std::env::var(what).is_ok_and(|value| value == "yes");
@@ -99,6 +100,13 @@ pub fn run() -> ! {
     }
     loop {
         std::thread::park();
+    }
+}
+
+/// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too.
+fn be_alone_on_the_console() {
+    if let Err(error) = std::fs::write("/proc/sys/kernel/printk", "1") {
+        println!("{COMPLAINT} /proc/sys/kernel/printk: {error}");
     }
 }
 
