@@ -5,8 +5,9 @@
 //! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz` and `ldd`. The kernel's package is downloaded
 //! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
 //!
-//! For RDMA the host shares two directories over 9p, neither of which the VM can write: the root `qemu`, which has QEMU, the RDMA
-//! libraries and iproute2, and the target directory with this program.
+//! For RDMA and Linux the host shares two directories over 9p, neither of which the VM can write: the root `qemu`, which has QEMU, the
+//! RDMA libraries, iproute2 and the like, and the target directory with this program. For Linux there is also a disk with a root of
+//! Debian packages, which the VM's guests boot.
 
 mod inside;
 mod modules;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use crate::kernel::output;
 use crate::scenarios::Failure;
 use crate::{Root, cpio, kernel, linux};
+pub(crate) use inside::mount;
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
 use vm::Vm;
@@ -31,6 +33,8 @@ pub const RESULTS: &str = "LAB-JSON ";
 const DONE: &str = "LAB-DONE";
 /// How long the VM may take, boot and all; shorter than the suite's limits.
 const LIMIT: Duration = Duration::from_secs(500);
+/// On a busy host a guest's ten moves take longer than everything else.
+const LINUX_LIMIT: Duration = Duration::from_secs(1000);
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1700);
 const LONG_LIMIT: Duration = Duration::from_secs(5400);
 
@@ -86,7 +90,7 @@ impl Kind {
     fn modules(self) -> &'static [&'static str] {
         match self {
             Kind::Kvm => &["kvm-amd"],
-            Kind::Linux => &["kvm-amd", "tun", "bridge"],
+            Kind::Linux => &["kvm-amd", "tun", "bridge", "virtio_pci", "virtio_blk", "9pnet_virtio", "9p"],
             // rxe asks for the checksums by name, not as modules it depends on.
             Kind::Rdma | Kind::RdmaPair => &[
                 "virtio_pci",
@@ -109,7 +113,7 @@ impl Kind {
     fn memory_mib(self) -> u32 {
         match self {
             Kind::Kvm => 1024,
-            Kind::Linux => 1536,
+            Kind::Linux => 3072,
             Kind::Rdma | Kind::RdmaPair => 3072,
         }
     }
@@ -128,6 +132,8 @@ struct Prepared {
     exe: PathBuf,
     /// Tags and directories that are shared.
     shares: Vec<(&'static str, PathBuf)>,
+    /// A disk; what the VM writes to it is forgotten.
+    disk: Option<PathBuf>,
 }
 
 /// Boots the lab and runs the scenarios of that kind that are chosen in it; `report` gets each line that it prints.
@@ -146,41 +152,48 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let target = exe.ancestors().nth(2).ok_or("this program lies outside of a target directory")?;
     let shares = match kind {
-        Kind::Kvm | Kind::Linux => Vec::new(),
-        Kind::Rdma | Kind::RdmaPair => vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())],
+        Kind::Kvm => Vec::new(),
+        Kind::Linux | Kind::Rdma | Kind::RdmaPair => {
+            vec![(TREE_TAG, tree()?), (TARGET_TAG, target.to_path_buf())]
+        }
     };
     let lab = target.join("lab");
     let root = kernel::unpacked(&lab)?;
     let kernel = kernel::image(&lab)?;
-    let mut archive = cpio::Archive::default();
-    for directory in ["dev", "proc", "sys", "m"] {
-        archive.directory(directory);
+    let mut disk = None;
+    if kind == Kind::Linux {
+        let files = linux::Files::new()?;
+        files.make(&lab, program(&exe)?, &modules::with_dependencies(&root, &linux::MODULES)?)?;
+        disk = files.root_disk();
     }
-    archive.file("init", &read(&exe)?);
-    for library in libraries(&exe)? {
-        archive.file(library.trim_start_matches('/'), &read(Path::new(&library))?);
-    }
+    let mut archive = program(&exe)?;
     for (index, module) in modules::with_dependencies(&root, kind.modules())?.iter().enumerate() {
         archive.file(&format!("m/{index:02}"), module);
-    }
-    if kind == Kind::Linux {
-        archive.file(linux::KERNEL, &read(&kernel)?);
-        let modules = modules::with_dependencies(&root, &linux::MODULES)?;
-        for (index, module) in modules.iter().enumerate() {
-            archive.file(&format!("{}/{index:02}", linux::GUEST_MODULES), module);
-        }
     }
     let initramfs = lab.join(format!("initramfs-{}", kind.name()));
     std::fs::write(&initramfs, archive.finish())
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
-    Ok(Prepared { kind, kernel, initramfs, shares, exe: exe.clone() })
+    Ok(Prepared { kind, kernel, initramfs, shares, disk, exe: exe.clone() })
+}
+
+/// This program as an init, with its libraries.
+fn program(exe: &Path) -> Result<cpio::Archive, Failure> {
+    let mut archive = cpio::Archive::default();
+    for directory in ["dev", "proc", "sys", "m", "root"] {
+        archive.directory(directory);
+    }
+    archive.file("init", &read(exe)?);
+    for library in libraries(exe)? {
+        archive.file(library.trim_start_matches('/'), &read(Path::new(&library))?);
+    }
+    Ok(archive)
 }
 
 /// The Debian root that the VM sees as its own.
 fn tree() -> Result<PathBuf, Failure> {
     let rebuild = "`cargo xtask roots qemu` builds it, as root";
     let root = Root::qemu().ok_or_else(|| format!("there is no root `qemu`: {rebuild}"))?;
-    for package in ["ibverbs-providers", "iproute2"] {
+    for package in ["ibverbs-providers", "iproute2", "iputils-ping", "iperf3", "e2fsprogs"] {
         if root.version(package).is_none() {
             return Err(format!("the root {} has no {package}: {rebuild}", root.path().display()));
         }
@@ -208,6 +221,7 @@ fn boot(
     let (vm, other) = (start(0)?, is_pair.then(|| start(1)).transpose()?);
     let limit = match selection {
         Selection { is_bench: true, .. } | Selection { reliability: Some(_), .. } => LONG_LIMIT,
+        _ if selection.is_all_short() && prepared.kind == Kind::Linux => LINUX_LIMIT,
         _ if selection.is_all_short() => LIMIT,
         _ => CHOSEN_LIMIT,
     };

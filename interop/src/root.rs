@@ -31,6 +31,11 @@ impl Root {
         Self::found(Self::QEMU)
     }
 
+    /// The root of the lab's Linux guests, if there is one.
+    pub(crate) fn guest() -> Option<Self> {
+        Self::found("guest")
+    }
+
     /// The root with Debian 12's QEMU, 7.2; if there is none, `test` is said to be skipped.
     pub fn qemu_bookworm_for(test: &str) -> Option<Self> {
         Self::named_for("qemu-bookworm", test)

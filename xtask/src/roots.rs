@@ -38,7 +38,7 @@ pub struct Plan {
     judges: &'static [&'static str],
 }
 
-/// QEMU, the programs around it, a busybox for its guests, and what the lab VM needs for RDMA.
+/// QEMU, the programs around it, a busybox for its guests, and what the lab VM needs: for RDMA, and beside a Linux guest.
 pub const QEMU: Plan = Plan {
     name: "qemu",
     suite: SID,
@@ -50,8 +50,18 @@ pub const QEMU: Plan = Plan {
         "busybox-static",
         "ibverbs-providers",
         "iproute2",
+        "iputils-ping",
+        "iperf3",
+        "e2fsprogs",
     ],
     judges: &["qemu-system-x86"],
+};
+/// What is on the disk of the lab's Linux guest, and what it works with there.
+pub const GUEST: Plan = Plan {
+    name: "guest",
+    suite: "trixie",
+    packages: &["busybox-static", "e2fsprogs", "fio", "iperf3", "stress-ng"],
+    judges: &[],
 };
 /// libvirt's QEMU driver with everything that its save images can be packed with.
 pub const LIBVIRT: Plan = Plan {
@@ -84,7 +94,7 @@ pub const QEMU_TRIXIE: Plan = Plan {
     packages: &["qemu-system-x86"],
     judges: &["qemu-system-x86"],
 };
-const ALL: [&Plan; 4] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE];
+const ALL: [&Plan; 5] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST];
 
 /// `cargo xtask roots [NAME]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {

@@ -2,13 +2,13 @@
 #![allow(clippy::print_stdout)]
 
 use std::ffi::CString;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{chroot, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use rustix::system::{RebootCommand, reboot};
+use rustix::mount::MountFlags;
+use rustix::system::{RebootCommand, finit_module, reboot};
 
 use super::{DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
 use crate::Root;
@@ -29,7 +29,7 @@ const TREE: &str = "/tree";
 /// Runs the scenarios of the kind that the kernel's command line names, says how it went, and switches the VM off.
 pub fn run_as_init() -> ! {
     for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
-        told(mount(kind, kind, at, 0, ""));
+        told(mount(kind, kind, at, MountFlags::empty(), ""));
     }
     load_modules();
     if std::env::var(Kind::VARIABLE).is_ok_and(|name| name == linux::guest::NAME) {
@@ -37,11 +37,7 @@ pub fn run_as_init() -> ! {
     }
     let failures = match Kind::of_environment() {
         Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
-        Kind::Linux => {
-            let chosen = chosen_of_linux(&Selection::of_environment());
-            all(chosen.into_iter().map(|one| (one.name.to_owned(), one.run)))
-        }
-        Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
+        Kind::Linux | Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
     println!("{DONE} {failures}");
     // Nothing is mounted that must be synced.
@@ -70,6 +66,11 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
         _ => return None,
     }
     let kind = Kind::of_environment();
+    if kind == Kind::Linux {
+        let chosen = chosen_of_linux(&Selection::of_environment());
+        let failures = all(chosen.into_iter().map(|one| (one.name.to_owned(), one.run)));
+        return Some(u8::try_from(failures).unwrap_or(u8::MAX));
+    }
     let prepared = if kind == Kind::RdmaPair { rdma::two::prepare() } else { rdma::prepare() };
     let failures = match prepared {
         Ok(()) if kind == Kind::RdmaPair && rdma::two::side() == 1 => {
@@ -136,21 +137,21 @@ fn run_in_tree() -> Result<i32, Failure> {
     let make = |path: &str| std::fs::create_dir_all(path).map_err(|error| format!("{path}: {error}"));
     let shared = |tag: &str, at: &str| {
         make(at)?;
-        mount(tag, "9p", at, libc::MS_RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=loose")
+        mount(tag, "9p", at, MountFlags::RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=loose")
     };
     shared(TREE_TAG, "/root")?;
     make(TREE)?;
-    mount("tmpfs", "tmpfs", TREE, 0, "size=90%")?;
+    mount("tmpfs", "tmpfs", TREE, MountFlags::empty(), "size=90%")?;
     for name in ["usr", "etc"] {
         make(&inside(name))?;
-        mount(&format!("/root/{name}"), "", &inside(name), libc::MS_BIND, "")?;
+        mount(&format!("/root/{name}"), "", &inside(name), MountFlags::BIND, "")?;
     }
     for name in ["bin", "sbin", "lib", "lib64"] {
         symlink(format!("usr/{name}"), inside(name)).map_err(|error| format!("{name}: {error}"))?;
     }
     for name in ["dev", "proc", "sys"] {
         make(&inside(name))?;
-        mount(&format!("/{name}"), "", &inside(name), libc::MS_BIND, "")?;
+        mount(&format!("/{name}"), "", &inside(name), MountFlags::BIND, "")?;
     }
     for name in ["tmp", "run", "var/tmp", "roots"] {
         make(&inside(name))?;
@@ -160,7 +161,7 @@ fn run_in_tree() -> Result<i32, Failure> {
     std::fs::copy(format!("/root/{}", Root::STAMP), inside(Root::STAMP))
         .map_err(|error| format!("{}: {error}", Root::STAMP))?;
     make(&inside("dev/shm"))?;
-    mount("tmpfs", "tmpfs", &inside("dev/shm"), 0, "size=90%")?;
+    mount("tmpfs", "tmpfs", &inside("dev/shm"), MountFlags::empty(), "size=90%")?;
     shared(TARGET_TAG, &inside(target.to_string_lossy().trim_start_matches('/')))?;
     chroot(TREE).map_err(|error| format!("chroot: {error}"))?;
     std::env::set_current_dir("/tmp").map_err(|error| format!("/tmp: {error}"))?;
@@ -170,15 +171,17 @@ fn run_in_tree() -> Result<i32, Failure> {
     Ok(status.code().unwrap_or(-1))
 }
 
-fn mount(source: &str, kind: &str, at: &str, flags: u64, data: &str) -> Result<(), Failure> {
-    let failed = |why: String| format!("mounting {source} at {at}: {why}");
-    let c = |text: &str| CString::new(text).map_err(|error| failed(error.to_string()));
-    let (c_source, c_kind, c_at, c_data) = (c(source)?, c(kind)?, c(at)?, c(data)?);
-    // SAFETY: all pointers are to NUL-terminated strings that outlive the call.
-    let result = unsafe {
-        libc::mount(c_source.as_ptr(), c_at.as_ptr(), c_kind.as_ptr(), flags, c_data.as_ptr().cast())
-    };
-    if result == 0 { Ok(()) } else { Err(failed(std::io::Error::last_os_error().to_string())) }
+/// As mount(8); no kind is that of a directory which is mounted once more.
+pub(crate) fn mount(
+    source: &str,
+    kind: &str,
+    at: &str,
+    flags: MountFlags,
+    options: &str,
+) -> Result<(), Failure> {
+    let failed = |why: &dyn std::fmt::Display| format!("mounting {source} at {at}: {why}");
+    let options = CString::new(options).map_err(|error| failed(&error))?;
+    rustix::mount::mount(source, at, kind, flags, options.as_c_str()).map_err(|error| failed(&error))
 }
 
 fn told<T>(result: Result<T, Failure>) -> Option<T> {
@@ -191,10 +194,8 @@ fn load_modules() {
     modules.sort();
     for path in modules {
         let Ok(file) = std::fs::File::open(&path) else { continue };
-        // SAFETY: the descriptor is open, the parameters an empty NUL-terminated string.
-        let result = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
-        if result != 0 {
-            println!("LAB module {}: {}", path.display(), std::io::Error::last_os_error());
+        if let Err(error) = finit_module(&file, c"", 0) {
+            println!("LAB module {}: {error}", path.display());
         }
     }
 }

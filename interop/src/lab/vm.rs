@@ -26,7 +26,7 @@ impl Vm {
         selection: &Selection,
         wire: Option<(&Path, usize)>,
     ) -> Result<Self, Failure> {
-        let Prepared { kind, kernel, initramfs, exe, shares } = prepared;
+        let Prepared { kind, kernel, initramfs, exe, shares, disk } = prepared;
         let (variable, name, exe) = (Kind::VARIABLE, kind.name(), exe.display());
         let (words, side) = (selection.for_kernel(), wire.map_or(0, |(_, side)| side));
         let append = format!(
@@ -44,6 +44,10 @@ impl Vm {
                 "-device",
                 &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
             ]);
+        }
+        if let Some(disk) = disk {
+            let disk = disk.display();
+            command.args(["-drive", &format!("file={disk},format=raw,if=virtio,snapshot=on")]);
         }
         if let Some((socket, side)) = wire {
             let (server, path) = (if side == 0 { "on" } else { "off" }, socket.display());

@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_vmm::KvmMachine;
 
-use super::{PATIENCE, Setup, guest};
+use super::guest;
+use super::machine::Setup;
 use crate::Failure;
 use crate::scenarios::ensure;
+
+/// How long the guest may take for anything.
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What the guest says, in whichever machine it is.
 #[derive(Clone, Default)]
@@ -122,12 +126,13 @@ impl Console {
             }
         }
         ensure(of(guest::WRONG) == [[0]], || format!("wrong words of memory: {:?}", of(guest::WRONG)))?;
-        if setup.disk.is_some() {
-            let found = of(guest::DISK);
-            ensure(found == [[0, guest::RANDOM_BYTES as u64]], || {
-                format!("disk and random bytes: {found:?}")
-            })?;
-        }
+        let is_one = |word: &str, is_there: bool, value: u64| {
+            let (found, wanted) = (of(word), if is_there { vec![vec![value]] } else { Vec::new() });
+            ensure(found == wanted, || format!("{word}: {found:?}, not {wanted:?}"))
+        };
+        is_one(guest::BLOCKS, setup.disk.is_some(), 0)?;
+        is_one(guest::FILES, setup.has_root, 0)?;
+        is_one(guest::RANDOM, setup.has_root || setup.disk.is_some(), guest::RANDOM_BYTES as u64)?;
         let is_of_clocks = |line: &String| guest::OF_CLOCKS.iter().any(|sign| line.contains(sign));
         let (of_clocks, others): (Vec<_>, Vec<_>) =
             self.lines(guest::COMPLAINT).into_iter().partition(is_of_clocks);

@@ -3,6 +3,7 @@
 
 pub(super) mod disk;
 pub(super) mod network;
+mod root;
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,12 +23,15 @@ pub const UNTIL_TOLD: u64 = 0;
 pub const END: &str = "end\n";
 /// The variable that says how it ends: [`RESETS`], or by switching the machine off.
 pub const ENDS: &str = "GUEST_ENDS";
-/// The variable that says `yes` if it has a disk and a source of random bytes.
-pub const USES_DISK: &str = "GUEST_USES_DISK";
-/// The variable that says `yes` if it has a network card, and a peer behind it.
-pub const USES_NETWORK: &str = "GUEST_USES_NETWORK";
-/// The variable that says `yes` if it tells the machine which memory it does not use.
+/// The variable that names the disk with its root of Debian packages.
+pub const ROOT: &str = "GUEST_ROOT";
+/// The variable that names its other disk; with one of both it has a source of random bytes.
+pub const DISK: &str = "GUEST_DISK";
+/// The variable that says [`YES`] if it has a network card, and a peer behind it.
+pub const NETWORK: &str = "GUEST_NETWORK";
+/// The variable that says [`YES`] if it tells the machine which memory it does not use.
 pub const REPORTS: &str = "GUEST_REPORTS";
+pub const YES: &str = "yes";
 /// It has written much memory, and freed it.
 pub const FREED: &str = "GUEST-FREED";
 /// It resets the machine.
@@ -39,10 +43,14 @@ pub const CPUS: &str = "GUEST-CPUS";
 pub const TICK: &str = "GUEST-TICK";
 /// Words of memory that are not what was written.
 pub const WRONG: &str = "GUEST-WRONG";
-/// Wrong blocks of the disk, and bytes that the machine's source of random bytes has given.
-pub const DISK: &str = "GUEST-DISK";
+/// Wrong blocks of the disk.
+pub const BLOCKS: &str = "GUEST-BLOCKS";
+/// Wrong files of the root.
+pub const FILES: &str = "GUEST-FILES";
+/// Bytes that the machine's source of random bytes has given.
+pub const RANDOM: &str = "GUEST-RANDOM";
 /// Numbers that were sent over the network, and steps in which one did not come back.
-pub const NETWORK: &str = "GUEST-NETWORK";
+pub const SENT: &str = "GUEST-SENT";
 /// As many are asked for.
 pub const RANDOM_BYTES: usize = 32;
 /// A step that took longer than [`LONG`]: number of the tick, ms, and what it was.
@@ -66,24 +74,34 @@ pub fn run() -> ! {
     be_alone_on_the_console();
     println!("{CPUS} {}", std::thread::available_parallelism().map_or(0, usize::from));
     let ticks = std::env::var(TICKS).ok().and_then(|ticks| ticks.parse().ok()).unwrap_or(1);
-    let has = |what: &str| std::env::var(what).is_ok_and(|value| value == "yes");
-    let mut disk = has(USES_DISK).then(disk::Disk::open);
-    let mut network = has(USES_NETWORK).then(network::Connection::open);
-    if has(REPORTS) {
+    let value = |what: &str| std::env::var(what).ok();
+    let mut disk = value(DISK).map(|device| disk::Disk::open(&device));
+    let mut root = value(ROOT).map(|device| root::Root::begin(&device));
+    let mut network = value(NETWORK).map(|_| network::Connection::open());
+    if value(REPORTS).is_some() {
         drop(std::hint::black_box(vec![1u8; FREED_BYTES]));
         println!("{FREED}");
     }
     let wrong = tick(ticks, |number| {
         timed(number, "disk", || disk.iter_mut().for_each(|disk| disk.step(number)));
+        timed(number, "root", || root.iter_mut().for_each(|root| root.step(number)));
         timed(number, "network", || network.iter_mut().for_each(network::Connection::step));
     });
     println!("{WRONG} {wrong}");
+    if disk.is_some() || root.is_some() {
+        println!("{RANDOM} {}", random_bytes());
+    }
     if let Some(disk) = disk {
-        println!("{DISK} {} {}", disk.finish(), random_bytes());
+        println!("{BLOCKS} {}", disk.finish());
+    }
+    if let Some(root) = root {
+        let (wrong, complaint) = root.finish();
+        println!("{FILES} {wrong}");
+        complaint.into_iter().for_each(|complaint| println!("{COMPLAINT} {complaint}"));
     }
     if let Some(network) = network {
         let (sent, wrong) = network.finish();
-        println!("{NETWORK} {sent} {wrong}");
+        println!("{SENT} {sent} {wrong}");
     }
     for line in
         kernel_log().lines().filter(|line| SIGNS.iter().chain(&OF_CLOCKS).any(|sign| line.contains(sign)))
@@ -155,6 +173,13 @@ fn timed(number: u64, what: &str, step: impl FnOnce()) {
     if begin.elapsed() > LONG {
         println!("{SLOW} {number} {} {what}", begin.elapsed().as_millis());
     }
+}
+
+/// Bytes that follow from a number.
+fn content(number: u64, length: usize) -> Vec<u8> {
+    let words =
+        (0..length as u64 / 8).map(|index| (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
 }
 
 /// Becomes true when [`END`] is read.

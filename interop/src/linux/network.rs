@@ -4,10 +4,11 @@ use std::ffi::{c_char, c_int, c_ulong};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::guest::network::{LAB_ADDRESS, PORT, WORD};
+use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS, PORT, WORD};
 use crate::Failure;
 
 const BRIDGE: &str = "br0";
@@ -73,6 +74,58 @@ fn serve(mut guest: TcpStream) -> Result<Seen, Failure> {
         seen.longest_gap = seen.longest_gap.max(last.elapsed());
         last = Instant::now();
         guest.write_all(&word).map_err(said)?;
+    }
+}
+
+/// `ping` of the guest, all the time.
+pub(super) struct Pings(Child);
+
+impl Pings {
+    /// How often, in seconds: the least that is not a flood.
+    const INTERVAL: f64 = 0.2;
+
+    /// Begins.
+    pub(super) fn start() -> Result<Self, Failure> {
+        let address = std::net::Ipv4Addr::from(GUEST_ADDRESS).to_string();
+        let mut ping = Command::new("ping");
+        ping.args(["-n", "-q", "-i", &Self::INTERVAL.to_string(), &address]).stdout(Stdio::piped());
+        ping.spawn().map(Self).map_err(|error| format!("ping: {error}"))
+    }
+
+    /// How many were answered.
+    pub(super) fn finish(mut self) -> Result<Pinged, Failure> {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).map_err(said)?;
+        let mut text = String::new();
+        self.0.stdout.take().ok_or("ping has no output")?.read_to_string(&mut text).map_err(said)?;
+        self.0.wait().map_err(said)?;
+        let number =
+            |what: &str| text.split(',').find_map(|part| part.trim().strip_suffix(what)?.trim().parse().ok());
+        let sent = text.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+        match (sent, number("received")) {
+            (Some(sent), Some(received)) => Ok(Pinged { sent, received }),
+            _ => Err(format!("ping said: {text}")),
+        }
+    }
+}
+
+/// What came of [`Pings`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pinged {
+    sent: u32,
+    received: u32,
+}
+
+impl Pinged {
+    /// How long the guest was not there.
+    pub(super) fn lost(self) -> Duration {
+        Duration::from_secs_f64(Pings::INTERVAL) * self.sent.saturating_sub(self.received)
+    }
+}
+
+impl std::fmt::Display for Pinged {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{} of {} pings were answered", self.received, self.sent)
     }
 }
 

@@ -19,7 +19,6 @@ const PLACES: &[&str] = &[
     "crates/sterna-devices/src/vfio/kernel/system.rs",
     "guests/src/tide/blob.rs",
     "interop/src/guests.rs",
-    "interop/src/lab/inside.rs",
     "interop/src/linux/network.rs",
     "interop/src/workload/boot.rs",
     "benches/src/clock.rs",

@@ -4,10 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use super::content;
 use crate::Failure;
 use crate::scenarios::ensure;
 
-const DEVICE: &str = "/dev/vda";
 const BLOCK: usize = 64 << 10;
 /// Blocks that are written in turns.
 const BLOCKS: u64 = 64;
@@ -28,10 +28,10 @@ pub(in crate::linux) struct Disk {
 
 impl Disk {
     /// Ends the guest if there is none.
-    pub(super) fn open() -> Self {
+    pub(super) fn open(device: &str) -> Self {
         let open = |flags| {
-            let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(DEVICE);
-            file.unwrap_or_else(|error| panic!("{DEVICE}: {error}"))
+            let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
+            file.unwrap_or_else(|error| panic!("{device}: {error}"))
         };
         Self { file: open(0), direct: open(libc::O_DIRECT), written: vec![0; BLOCKS as usize], wrong: 0 }
     }
@@ -39,7 +39,7 @@ impl Disk {
     /// Writes a block, and reads another one that was written long ago.
     pub(super) fn step(&mut self, number: u64) {
         let block = number % BLOCKS;
-        self.wrong += usize::from(self.file.write_all_at(&content(number), place(block)).is_err());
+        self.wrong += usize::from(self.file.write_all_at(&content(number, BLOCK), place(block)).is_err());
         self.written[block as usize] = number;
         if number.is_multiple_of(SYNC_EVERY) {
             self.wrong += usize::from(self.file.sync_data().is_err());
@@ -61,7 +61,7 @@ impl Disk {
         let from = bytes.as_ptr().align_offset(ALIGNMENT);
         let bytes = &mut bytes[from..from + BLOCK];
         let is_read = self.direct.read_exact_at(bytes, place(number % BLOCKS)).is_ok();
-        self.wrong += usize::from(!is_read || bytes != content(number));
+        self.wrong += usize::from(!is_read || bytes != content(number, BLOCK));
     }
 }
 
@@ -70,16 +70,13 @@ pub(in crate::linux) fn check(image: &Path, steps: u64) -> Result<(), Failure> {
     let bytes = std::fs::read(image).map_err(|error| error.to_string())?;
     for number in (steps + 1).saturating_sub(BLOCKS).max(1)..=steps {
         let at = place(number % BLOCKS) as usize;
-        ensure(bytes[at..at + BLOCK] == content(number), || format!("block {} is wrong", number % BLOCKS))?;
+        ensure(bytes[at..at + BLOCK] == content(number, BLOCK), || {
+            format!("block {} is wrong", number % BLOCKS)
+        })?;
     }
     Ok(())
 }
 
 fn place(block: u64) -> u64 {
     block * BLOCK as u64
-}
-
-fn content(number: u64) -> Vec<u8> {
-    let words = (0..BLOCK as u64 / 8).map(|index| (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    words.flat_map(u64::to_le_bytes).collect()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::linux::network::up;
 
 pub(in crate::linux) const LAB_ADDRESS: [u8; 4] = [10, 15, 0, 1];
-const GUEST_ADDRESS: [u8; 4] = [10, 15, 0, 2];
+pub(in crate::linux) const GUEST_ADDRESS: [u8; 4] = [10, 15, 0, 2];
 pub(in crate::linux) const PORT: u16 = 5015;
 /// Bytes of a number.
 pub(in crate::linux) const WORD: usize = 8;

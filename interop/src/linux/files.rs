@@ -1,0 +1,76 @@
+//! What a Linux guest boots with: made on the host, below the lab's directory, which the lab VM sees at the same path.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cpio::Archive;
+use crate::kernel::output;
+use crate::scenarios::Failure;
+use crate::{Root, kernel, root};
+
+/// What a guest's kernel needs to find its devices and its root.
+pub(crate) const MODULES: [&str; 7] =
+    ["virtio_mmio", "virtio_blk", "virtio_net", "virtio_balloon", "virtio_rng", "crc32c_generic", "ext4"];
+/// Bytes of the disk with the root. Most of them are a hole.
+const ROOT_BYTES: &str = "1G";
+
+/// Where they are.
+#[derive(Debug, Clone)]
+pub(crate) struct Files {
+    directory: PathBuf,
+}
+
+impl Files {
+    /// Of this program's target directory.
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let target = root::target_directory().ok_or("this program lies outside of a target directory")?;
+        Ok(Self { directory: target.join("lab/linux") })
+    }
+
+    /// The kernel.
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.directory.join("vmlinuz")
+    }
+
+    /// The first root: this program as its init, and modules.
+    pub(crate) fn initrd(&self) -> PathBuf {
+        self.directory.join("initrd")
+    }
+
+    /// The disk with a root of Debian packages, if there is one.
+    pub(crate) fn root_disk(&self) -> Option<PathBuf> {
+        Some(self.directory.join("root.img")).filter(|image| image.is_file())
+    }
+
+    /// Makes all of them: `base` is an archive with what every VM of the lab has, `modules` are in the order of loading.
+    pub(crate) fn make(&self, lab: &Path, mut base: Archive, modules: &[Vec<u8>]) -> Result<(), Failure> {
+        let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+        std::fs::create_dir_all(&self.directory).map_err(|error| failed(&self.directory, error))?;
+        std::fs::copy(kernel::image(lab)?, self.kernel()).map_err(|error| failed(&self.kernel(), error))?;
+        for (index, module) in modules.iter().enumerate() {
+            base.file(&format!("m/{index:02}"), module);
+        }
+        std::fs::write(self.initrd(), base.finish()).map_err(|error| failed(&self.initrd(), error))?;
+        Root::guest().map_or(Ok(()), |root| self.make_root_disk(&root))
+    }
+
+    /// Unless it is there and younger than the root.
+    fn make_root_disk(&self, root: &Root) -> Result<(), Failure> {
+        let modified = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
+        let image = self.directory.join("root.img");
+        if modified(&image) > modified(&root.path().join(Root::STAMP)) {
+            return Ok(());
+        }
+        // Made aside and renamed: an interrupted run leaves no half of it.
+        let aside = self.directory.join(format!("root.img.{}", std::process::id()));
+        let mut make = root.command("mke2fs");
+        make.args(["-q", "-F", "-t", "ext4", "-d"]).arg(root.path()).arg(&aside).arg(ROOT_BYTES);
+        output(&mut make)?;
+        std::fs::rename(&aside, &image).map_err(|error| format!("{}: {error}", image.display()))
+    }
+}
+
+/// Has `e2fsck` look for anything that is wrong with the file system on that disk.
+pub(super) fn check_file_system(disk: &Path) -> Result<(), Failure> {
+    output(Command::new("e2fsck").args(["-f", "-n"]).arg(disk)).map(drop)
+}

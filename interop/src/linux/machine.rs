@@ -1,0 +1,153 @@
+//! How a machine is made, and what its guest does.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sterna_vmm::{DiskMigration, DiskOptions, GuestImage, KvmMachine, LinuxImage, MachineConfig, NetOptions};
+
+use super::console::Console;
+use super::files::Files;
+use super::ways::Way;
+use super::{guest, network, said};
+use crate::scenarios::Failure;
+
+/// The lab VM's own disk: what is written to it is forgotten when the VM ends.
+pub(super) const ROOT_DISK: &str = "/dev/vda";
+const RAM: u64 = 160 << 20;
+/// With programs of Debian.
+const RAM_WITH_ROOT: u64 = 256 << 20;
+/// Of a guest that says what it does not use: Linux keeps 64 MiB more than it needs before it does.
+const AMPLE_RAM: u64 = 512 << 20;
+const DISK_BYTES: u64 = 8 << 20;
+
+/// How a machine is made, and what its guest does.
+#[derive(Default)]
+pub(super) struct Setup {
+    /// 0 is 1.
+    pub(super) vcpus: u8,
+    /// Moves go in these ways in turns, and then rings track writes: in every second machine, in all with several vCPUs. Without
+    /// any they are plain.
+    pub(super) ways: &'static [Way],
+    /// It works in a root of Debian packages, on [`ROOT_DISK`].
+    pub(super) has_root: bool,
+    /// It has a disk of its own, which moves in this way.
+    pub(super) disk: Option<DiskMigration>,
+    pub(super) has_network: bool,
+    /// It says which memory it does not use.
+    pub(super) reports: bool,
+    /// 0: as much as it needs.
+    pub(super) ram_bytes: u64,
+    /// [`guest::RESETS`], or by switching the machine off.
+    pub(super) ends: &'static str,
+}
+
+impl Setup {
+    /// A guest that uses everything.
+    pub(super) fn working(vcpus: u8) -> Self {
+        let disk = Some(DiskMigration::Copy);
+        Self { vcpus, ways: &Way::ALL, has_root: true, disk, has_network: true, ..Self::default() }
+    }
+
+    fn ram_bytes(&self) -> u64 {
+        match self {
+            Self { ram_bytes: 1.., .. } => self.ram_bytes,
+            Self { reports: true, .. } => AMPLE_RAM,
+            Self { has_root: true, .. } => RAM_WITH_ROOT,
+            _ => RAM,
+        }
+    }
+
+    /// What the guest reads of it.
+    fn command_line(&self, ticks: u64) -> String {
+        // Under QEMU 7.2's TCG a nested guest's XSETBV passes KVM by, so that the sizes that KVM tells of XSAVE's area are wrong.
+        let mut line = format!("console=ttyS0 panic=-1 noxsave LAB={} {}={ticks}", guest::NAME, guest::TICKS);
+        let mut add = |name: &str, value: &str| line.push_str(&format!(" {name}={value}"));
+        let disks = ["/dev/vda", "/dev/vdb"];
+        if self.has_root {
+            add(guest::ROOT, disks[0]);
+        }
+        if self.disk.is_some() {
+            add(guest::DISK, disks[usize::from(self.has_root)]);
+        }
+        if self.has_network {
+            add(guest::NETWORK, guest::YES);
+        }
+        if self.reports {
+            add(guest::REPORTS, guest::YES);
+        }
+        if !self.ends.is_empty() {
+            add(guest::ENDS, self.ends);
+        }
+        line
+    }
+}
+
+/// A running machine whose guest ticks so many times, and what it says.
+pub(super) fn booted(
+    setup: &Setup,
+    disk: Option<&Path>,
+    ticks: u64,
+) -> Result<(Arc<KvmMachine>, Console), Failure> {
+    let (console, files) = (Console::default(), Files::new()?);
+    let image = LinuxImage {
+        kernel: files.kernel(),
+        initrd: Some(files.initrd()),
+        command_line: setup.command_line(ticks),
+    };
+    let machine = machine(setup, disk, Some(GuestImage::Linux(image)), None, &console)?;
+    machine.resume().map_err(said)?;
+    Ok((machine, console))
+}
+
+/// A machine; without a guest it waits for one that moves in.
+pub(super) fn machine(
+    setup: &Setup,
+    disk: Option<&Path>,
+    guest: Option<GuestImage>,
+    dirty_ring_size: Option<u32>,
+    console: &Console,
+) -> Result<Arc<KvmMachine>, Failure> {
+    let nets = if setup.has_network { vec![card()] } else { Vec::new() };
+    let taps: Vec<String> = nets.iter().map(|net| net.tap.clone()).collect();
+    let mut disks = Vec::new();
+    if setup.has_root {
+        disks.push(DiskOptions::new(ROOT_DISK));
+    }
+    if let Some((path, migration)) = disk.zip(setup.disk) {
+        let mut options = DiskOptions::new(path);
+        options.migration = migration;
+        disks.push(options);
+    }
+    let config = MachineConfig {
+        vcpus: setup.vcpus.max(1),
+        ram_bytes: setup.ram_bytes(),
+        dirty_ring_size,
+        incoming: guest.is_none(),
+        entropy: !disks.is_empty(),
+        disks,
+        nets,
+        free_page_reporting: setup.reports,
+        guest,
+        serial: Box::new(console.clone()),
+        ..MachineConfig::new("linux")
+    };
+    let machine = KvmMachine::new(config).map_err(said)?;
+    taps.iter().try_for_each(|tap| network::join(tap))?;
+    Ok(machine)
+}
+
+/// A new disk of zeros.
+pub(super) fn disk_image() -> Result<PathBuf, Failure> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let path = PathBuf::from(format!("/tmp/disk{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    let file = std::fs::File::create(&path).map_err(said)?;
+    file.set_len(DISK_BYTES).map_err(said)?;
+    Ok(path)
+}
+
+/// At a tap that no other machine has.
+fn card() -> NetOptions {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NetOptions::new(format!("tap{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+}
