@@ -110,9 +110,11 @@ impl Kind {
         }
     }
 
-    fn memory_mib(self) -> u32 {
+    fn memory_mib(self, is_bench: bool) -> u32 {
         match self {
             Kind::Kvm => 1024,
+            // Two disks of 2 GiB are in it.
+            Kind::Linux if is_bench => 8192,
             Kind::Linux => 3072,
             Kind::Rdma | Kind::RdmaPair => 3072,
         }

@@ -1,6 +1,7 @@
 //! Debian's kernel in the reference machine: it boots, moves while it works, and switches itself off.
 #![allow(clippy::print_stdout)]
 
+pub(crate) mod bench;
 mod console;
 mod files;
 pub mod guest;
@@ -9,7 +10,7 @@ mod network;
 mod ways;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_vmm::{DiskMigration, EndReason, KvmMachine};
 
@@ -21,6 +22,9 @@ use crate::scenarios::{Failure, ensure};
 
 /// How long a clock of the guest may seem to stand still.
 const LONGEST_GAP: Duration = Duration::from_secs(20);
+
+/// How long the guest may be away beyond the pause: on a busy host one core does everything for it.
+const LATE: Duration = Duration::from_secs(2);
 
 /// A scenario.
 pub(crate) struct Scenario {
@@ -82,7 +86,7 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     let (mut here, console) = booted(setup, disk.as_deref(), guest::UNTIL_TOLD)?;
     console.wait_for_tick(&here, TICKS)?;
     let pings = setup.has_network.then(network::Pings::start).transpose()?;
-    let (mut longest_gap, mut moving) = (LONGEST_GAP, Duration::ZERO);
+    let (mut longest_gap, mut pauses) = (LONGEST_GAP, Duration::ZERO);
     for round in 1..=count {
         let ways = setup.ways;
         let way = ways.get(round as usize % ways.len().max(1)).copied().unwrap_or(Way::Plain);
@@ -92,15 +96,13 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
             disk = Some(disk_image()?);
         }
         let there = machine(setup, disk.as_deref(), None, rings, &console)?;
-        let begin = Instant::now();
         let moved = move_guest(&here, &there, way);
-        println!("LAB move {round}, {way:?}: {:?}", begin.elapsed());
-        moving += begin.elapsed();
-        if way.is_file() {
-            // It stands still from the image's first byte to its last.
-            longest_gap = longest_gap.max(LONGEST_GAP + begin.elapsed());
-        }
-        let arrived = moved.and_then(|()| {
+        let arrived = moved.and_then(|moved| {
+            println!("LAB move {round}, {way:?}: {moved}");
+            pauses += moved.pause;
+            if way.is_file() {
+                longest_gap = longest_gap.max(LONGEST_GAP + moved.pause);
+            }
             here = there;
             console.wait_for_tick(&here, console.ticks() + TICKS)
         });
@@ -119,7 +121,8 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     let ticks = console.check(setup, None, longest_gap)?;
     if let Some(pings) = pings {
         println!("LAB {pings}");
-        ensure(pings.lost() < moving, || format!("{pings}, and all moves together took {moving:?}"))?;
+        let most = pauses + LATE * u32::try_from(count).unwrap_or(u32::MAX);
+        ensure(pings.lost() < most, || format!("{pings}, and the guest stood still for {pauses:?}"))?;
     }
     if let Some(peer) = peer {
         let seen = peer.seen()?;
@@ -149,7 +152,7 @@ fn gives_back() -> Result<(), Failure> {
     let freed = guest::FREED_BYTES as u64;
     ensure(after + freed * 3 / 4 < before, || format!("{before} bytes were resident, {after} still are"))?;
     let there = machine(&setup, None, None, None, &console)?;
-    move_guest(&here, &there, Way::Plain)?;
+    move_guest(&here, &there, Way::Plain).map(drop)?;
     let moved = resident(&there)?;
     ensure(moved < after + freed / 4, || format!("{after} bytes moved, and {moved} arrived"))?;
     over(&there, &console, &EndReason::PoweredOff)?;

@@ -67,8 +67,12 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
     }
     let kind = Kind::of_environment();
     if kind == Kind::Linux {
-        let chosen = chosen_of_linux(&Selection::of_environment());
-        let failures = all(chosen.into_iter().map(|one| (one.name.to_owned(), one.run)));
+        let selection = Selection::of_environment();
+        let chosen = chosen_of_linux(&selection).into_iter();
+        let failures = match selection.is_bench {
+            true => linux::bench::run(&selection),
+            false => all(chosen.map(|one| (one.name.to_owned(), one.run))),
+        };
         return Some(u8::try_from(failures).unwrap_or(u8::MAX));
     }
     let prepared = if kind == Kind::RdmaPair { rdma::two::prepare() } else { rdma::prepare() };

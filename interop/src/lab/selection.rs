@@ -7,8 +7,7 @@ use crate::scenarios::Failure;
 pub struct Selection {
     /// The bench, and no scenario.
     pub(super) is_bench: bool,
-    /// Of the bench only a few rows.
-    pub(super) is_quick: bool,
+    is_quick: bool,
     /// So many disturbed migrations, and no scenario.
     pub(super) reliability: Option<u64>,
     /// What these leave to chance.
@@ -101,8 +100,13 @@ impl Selection {
         format!("{}={}", Self::VARIABLE, words.join(Self::BETWEEN))
     }
 
+    /// Of the bench only a few rows.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.is_quick
+    }
+
     /// Whether the scenario of that name runs.
-    pub(super) fn takes(&self, name: &str, is_long: bool) -> bool {
+    pub(crate) fn takes(&self, name: &str, is_long: bool) -> bool {
         match &self.part_of_name {
             Some(text) => name.contains(text.as_str()),
             None => self.long || !is_long,

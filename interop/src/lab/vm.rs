@@ -34,7 +34,10 @@ impl Vm {
         );
         let mut command = Command::new("qemu-system-x86_64");
         command.args(["-accel", "tcg", "-cpu", "max,+svm,+npt", "-smp", "1"]);
-        command.args(["-m", &kind.memory_mib().to_string(), "-append", &append]).arg("-kernel").arg(kernel);
+        command
+            .args(["-m", &kind.memory_mib(selection.is_bench).to_string(), "-append", &append])
+            .arg("-kernel")
+            .arg(kernel);
         command.arg("-initrd").arg(initramfs).args(["-no-reboot", "-nodefaults", "-display", "none"]);
         for (tag, directory) in shares {
             let directory = directory.display();

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)]
 
 pub(super) mod disk;
+pub(super) mod job;
 pub(super) mod network;
 mod root;
 
@@ -32,6 +33,13 @@ pub const NETWORK: &str = "GUEST_NETWORK";
 /// The variable that says [`YES`] if it tells the machine which memory it does not use.
 pub const REPORTS: &str = "GUEST_REPORTS";
 pub const YES: &str = "yes";
+/// The variable that says after how many ms it sends a number each time, and does nothing else.
+const PACE: &str = "GUEST_PACE";
+const BENCH_PACE: Duration = Duration::from_millis(5);
+/// The variable that says how many bytes of memory it uses, after it has used three times as many.
+const USES: &str = "GUEST_USES";
+/// The variable that says that it does nothing.
+const WAITS: &str = "GUEST_WAITS";
 /// It has written much memory, and freed it.
 pub const FREED: &str = "GUEST-FREED";
 /// It resets the machine.
@@ -51,6 +59,8 @@ pub const FILES: &str = "GUEST-FILES";
 pub const RANDOM: &str = "GUEST-RANDOM";
 /// Numbers that were sent over the network, and steps in which one did not come back.
 pub const SENT: &str = "GUEST-SENT";
+/// Bytes of memory that are in use.
+pub const USED: &str = "GUEST-USED";
 /// As many are asked for.
 pub const RANDOM_BYTES: usize = 32;
 /// A step that took longer than [`LONG`]: number of the tick, ms, and what it was.
@@ -75,6 +85,9 @@ pub fn run() -> ! {
     println!("{CPUS} {}", std::thread::available_parallelism().map_or(0, usize::from));
     let ticks = std::env::var(TICKS).ok().and_then(|ticks| ticks.parse().ok()).unwrap_or(1);
     let value = |what: &str| std::env::var(what).ok();
+    if let Some(never) = of_the_bench(&value) {
+        match never {}
+    }
     let mut disk = value(DISK).map(|device| disk::Disk::open(&device));
     let mut root = value(ROOT).map(|device| root::Root::begin(&device));
     let mut network = value(NETWORK).map(|_| network::Connection::open());
@@ -85,7 +98,7 @@ pub fn run() -> ! {
     let wrong = tick(ticks, |number| {
         timed(number, "disk", || disk.iter_mut().for_each(|disk| disk.step(number)));
         timed(number, "root", || root.iter_mut().for_each(|root| root.step(number)));
-        timed(number, "network", || network.iter_mut().for_each(network::Connection::step));
+        timed(number, "network", || network.iter_mut().for_each(|network| network.step(network::AT_ONCE)));
     });
     println!("{WRONG} {wrong}");
     if disk.is_some() || root.is_some() {
@@ -119,6 +132,65 @@ pub fn run() -> ! {
     loop {
         std::thread::park();
     }
+}
+
+/// What a guest reads that does nothing.
+pub(super) fn waits() -> String {
+    format!("{WAITS}={YES}")
+}
+
+/// What a guest reads that sends numbers at a steady pace.
+pub(super) fn paced() -> String {
+    format!("{PACE}={}", BENCH_PACE.as_millis())
+}
+
+/// What a guest reads that uses so much memory.
+pub(super) fn uses_memory(bytes: u64) -> String {
+    format!("{USES}={bytes}")
+}
+
+/// What guests of the bench do until the VMM ends.
+fn of_the_bench(value: &impl Fn(&str) -> Option<String>) -> Option<std::convert::Infallible> {
+    let number = |what: &str| value(what).and_then(|text| text.parse::<u64>().ok());
+    if let Some(job) = value(job::JOB) {
+        if let Some(device) = value(ROOT) {
+            root::open(&device);
+        }
+        if job == job::IPERF {
+            network::set_up();
+        }
+        job::run(&job);
+    } else if let Some(pace) = number(PACE) {
+        let mut connection = network::Connection::open();
+        loop {
+            connection.step(1);
+            std::thread::sleep(Duration::from_millis(pace));
+        }
+    } else if let Some(bytes) = number(USES) {
+        let kept = std::hint::black_box(vec![1u8; bytes as usize]);
+        drop(std::hint::black_box(vec![2u8; 3 * bytes as usize]));
+        println!("{USED} {}", used_bytes());
+        wait_forever(&kept);
+    } else if value(WAITS).is_none() {
+        return None;
+    }
+    wait_forever(&[])
+}
+
+fn wait_forever(_kept: &[u8]) -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Of all programs and the kernel.
+fn used_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
+    };
+    (kib("MemTotal") - kib("MemFree")) << 10
 }
 
 /// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too.

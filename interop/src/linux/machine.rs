@@ -108,7 +108,7 @@ pub(super) fn machine(
     dirty_ring_size: Option<u32>,
     console: &Console,
 ) -> Result<Arc<KvmMachine>, Failure> {
-    let nets = if setup.has_network { vec![card()] } else { Vec::new() };
+    let nets = if setup.has_network { vec![NetOptions::new(network::new_tap())] } else { Vec::new() };
     let taps: Vec<String> = nets.iter().map(|net| net.tap.clone()).collect();
     let mut disks = Vec::new();
     if setup.has_root {
@@ -144,10 +144,4 @@ pub(super) fn disk_image() -> Result<PathBuf, Failure> {
     let file = std::fs::File::create(&path).map_err(said)?;
     file.set_len(DISK_BYTES).map_err(said)?;
     Ok(path)
-}
-
-/// At a tap that no other machine has.
-fn card() -> NetOptions {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    NetOptions::new(format!("tap{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }

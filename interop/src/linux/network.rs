@@ -5,17 +5,23 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS, PORT, WORD};
-use crate::Failure;
+use crate::scenarios::{Failure, ensure};
 
 const BRIDGE: &str = "br0";
 const BRIDGE_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// Calls of `linux/sockios.h`: make a bridge, join an interface to one.
 const SIOCBRADDBR: c_ulong = 0x89a0;
 const SIOCBRADDIF: c_ulong = 0x89a2;
+/// The address of the bench's guests.
+pub(super) const GUEST_MAC: &str = "52:54:00:0a:0f:02";
 /// How long the guest may be silent before the peer gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -28,42 +34,57 @@ pub(super) struct Seen {
 }
 
 /// A peer at the bridge; it takes one connection.
-pub(super) struct Peer(JoinHandle<Result<Seen, Failure>>);
+pub(super) struct Peer {
+    thread: JoinHandle<Result<Seen, Failure>>,
+    now: Arc<Mutex<Seen>>,
+}
 
 impl Peer {
     /// Makes the bridge, unless it is there, and waits for the guest.
     pub(super) fn start() -> Result<Self, Failure> {
-        if !std::path::Path::new("/sys/class/net").join(BRIDGE).exists() {
-            let mut name = name_of(BRIDGE);
-            ioctl(SIOCBRADDBR, name.as_mut_ptr().cast())?;
-            // Else it has that of a tap, and another one when that is gone: the guest would go on sending to the old one.
-            let mut request = request_of(BRIDGE);
-            request.ifr_ifru.ifru_hwaddr = address(libc::ARPHRD_ETHER, 0, &BRIDGE_MAC);
-            ioctl(libc::SIOCSIFHWADDR, (&raw mut request).cast())?;
-            up(BRIDGE, Some(LAB_ADDRESS))?;
-        }
+        make_bridge()?;
         let listener = TcpListener::bind((std::net::Ipv4Addr::from(LAB_ADDRESS), PORT)).map_err(said)?;
-        let serve = move || serve(listener.accept().map_err(said)?.0);
-        Ok(Self(std::thread::spawn(serve)))
+        let now = Arc::new(Mutex::new(Seen { numbers: 0, longest_gap: Duration::ZERO }));
+        let theirs = Arc::clone(&now);
+        let serve = move || serve(listener.accept().map_err(said)?.0, &theirs);
+        Ok(Self { thread: std::thread::spawn(serve), now })
     }
 
     /// What it has seen when the guest has closed the connection.
     pub(super) fn seen(self) -> Result<Seen, Failure> {
-        self.0.join().map_err(|_| "the peer panicked".to_owned())?
+        self.thread.join().map_err(|_| "the peer panicked".to_owned())?
+    }
+
+    /// Waits until so many more have come.
+    pub(super) fn wait_for_numbers(&self, more: u64) -> Result<(), Failure> {
+        let (wanted, begin) = (self.now.lock().numbers + more, Instant::now());
+        while self.now.lock().numbers < wanted {
+            ensure(begin.elapsed() < PATIENCE && !self.thread.is_finished(), || {
+                format!("the guest is silent: {:?}", self.now.lock())
+            })?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The longest gap since this was asked last.
+    pub(super) fn take_longest_gap(&self) -> Duration {
+        std::mem::take(&mut self.now.lock().longest_gap)
     }
 }
 
 /// Reads numbers, and answers each with itself.
-fn serve(mut guest: TcpStream) -> Result<Seen, Failure> {
+fn serve(mut guest: TcpStream, now: &Mutex<Seen>) -> Result<Seen, Failure> {
     guest.set_read_timeout(Some(PATIENCE)).map_err(said)?;
     guest.set_nodelay(true).map_err(said)?;
-    let mut seen = Seen { numbers: 0, longest_gap: Duration::ZERO };
     let mut last = Instant::now();
     let mut word = [0; WORD];
     loop {
-        match guest.read_exact(&mut word) {
+        let read = guest.read_exact(&mut word);
+        let mut seen = now.lock();
+        match read {
             Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(seen),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(*seen),
             Err(error) => return Err(format!("after {} numbers of the guest: {error}", seen.numbers)),
         }
         let number = u64::from_le_bytes(word);
@@ -72,9 +93,30 @@ fn serve(mut guest: TcpStream) -> Result<Seen, Failure> {
         }
         seen.numbers = number;
         seen.longest_gap = seen.longest_gap.max(last.elapsed());
+        drop(seen);
         last = Instant::now();
         guest.write_all(&word).map_err(said)?;
     }
+}
+
+/// Makes the bridge, unless it is there.
+pub(super) fn make_bridge() -> Result<(), Failure> {
+    if std::path::Path::new("/sys/class/net").join(BRIDGE).exists() {
+        return Ok(());
+    }
+    let mut name = name_of(BRIDGE);
+    ioctl(SIOCBRADDBR, name.as_mut_ptr().cast())?;
+    // Else it has that of a tap, and another one when that is gone: the guest would go on sending to the old one.
+    let mut request = request_of(BRIDGE);
+    request.ifr_ifru.ifru_hwaddr = address(libc::ARPHRD_ETHER, 0, &BRIDGE_MAC);
+    ioctl(libc::SIOCSIFHWADDR, (&raw mut request).cast())?;
+    up(BRIDGE, Some(LAB_ADDRESS))
+}
+
+/// The name of a tap that no other machine has.
+pub(super) fn new_tap() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("tap{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// `ping` of the guest, all the time.

@@ -1,6 +1,7 @@
 //! The ways in which a guest moves from one machine to another.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sterna::{
     Arrival, Capabilities, Compression, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm,
@@ -33,6 +34,8 @@ impl Way {
             return_path: !self.is_file(),
             multifd: matches!(self, Self::Multifd | Self::Zstd | Self::MappedRam),
             mapped_ram: self == Self::MappedRam,
+            // As an operator would: on a busy host a guest that writes all the time need not converge.
+            auto_converge: true,
             ..Capabilities::default()
         };
         (params, capabilities)
@@ -43,8 +46,28 @@ impl Way {
     }
 }
 
+/// How a move went.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moved {
+    /// All of it, on both sides.
+    total: Duration,
+    rounds: u64,
+    sent_bytes: u64,
+    /// How long the guest stood still; into and out of a file all of the time counts.
+    pub(super) pause: Duration,
+}
+
+impl std::fmt::Display for Moved {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { total, rounds, sent_bytes, pause } = self;
+        let (total, pause) = (total.as_secs_f64(), pause.as_secs_f64());
+        write!(to, "{total:.1} s, pause {pause:.2} s, {rounds} rounds, {} MiB", sent_bytes >> 20)
+    }
+}
+
 /// Moves it, and waits until it runs there.
-pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way) -> Result<(), Failure> {
+pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way) -> Result<Moved, Failure> {
+    let begin = Instant::now();
     let directory = tempfile::tempdir().map_err(said)?;
     let path = directory.path().join("s");
     let scheme = if way.is_file() { "file" } else { "unix" };
@@ -59,16 +82,23 @@ pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way)
         let migration = Migration::start(from, &address, params.clone(), capabilities, Arc::new(()));
         let migration = migration.map_err(said)?;
         let outcome = migration.wait();
-        ensure(matches!(outcome, Outcome::Completed), || format!("{outcome:?}"))
+        ensure(matches!(outcome, Outcome::Completed), || format!("{outcome:?}"))?;
+        Ok::<_, Failure>(migration.statistics())
     };
-    let incoming = if way.is_file() {
-        send()?;
-        receive()?
+    let (incoming, sent) = if way.is_file() {
+        let sent = send()?;
+        (receive()?, sent)
     } else {
         let incoming = receive()?;
-        send()?;
-        incoming
+        (incoming, send()?)
     };
     let arrival = incoming.wait();
-    ensure(matches!(arrival, Arrival::Completed(_)), || format!("{arrival:?}"))
+    ensure(matches!(arrival, Arrival::Completed(_)), || format!("{arrival:?}"))?;
+    let total = begin.elapsed();
+    Ok(Moved {
+        total,
+        rounds: sent.rounds_begun,
+        sent_bytes: sent.transferred_bytes,
+        pause: if way.is_file() { total } else { sent.downtime.unwrap_or(total) },
+    })
 }

@@ -15,6 +15,14 @@ const INTERFACE: &str = "eth0";
 /// Longer than a pause, and shorter than a test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Numbers in a step of a guest that works.
+pub(super) const AT_ONCE: u64 = 50;
+
+/// Sets the card up. Ends the guest if there is none.
+pub(super) fn set_up() {
+    up(INTERFACE, Some(GUEST_ADDRESS)).unwrap_or_else(|error| panic!("{INTERFACE}: {error}"));
+}
+
 /// A connection that stays open as long as the guest works.
 pub(super) struct Connection {
     lab: TcpStream,
@@ -25,7 +33,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Ends the guest if there is no network.
     pub(super) fn open() -> Self {
-        up(INTERFACE, Some(GUEST_ADDRESS)).unwrap_or_else(|error| panic!("{INTERFACE}: {error}"));
+        set_up();
         let lab = TcpStream::connect((Ipv4Addr::from(LAB_ADDRESS), PORT))
             .and_then(|lab| {
                 lab.set_nodelay(true)?;
@@ -37,11 +45,10 @@ impl Connection {
     }
 
     /// Sends some numbers, and hears them again.
-    pub(super) fn step(&mut self) {
-        const AT_ONCE: u64 = 50;
-        let numbers = self.sent + 1..=self.sent + AT_ONCE;
+    pub(super) fn step(&mut self, count: u64) {
+        let numbers = self.sent + 1..=self.sent + count;
         let words: Vec<u8> = numbers.clone().flat_map(u64::to_le_bytes).collect();
-        self.sent += AT_ONCE;
+        self.sent += count;
         let mut heard = vec![0; words.len()];
         let done = self.lab.write_all(&words).and_then(|()| self.lab.read_exact(&mut heard));
         self.wrong += usize::from(done.is_err() || heard != words);

@@ -59,11 +59,11 @@ pub(in crate::lab) fn run(selection: &Selection) -> i32 {
 
 fn measured(selection: &Selection) -> Result<i32, Failure> {
     let mut table =
-        Table { repetitions: if selection.is_quick { 1 } else { REPETITIONS }, ..Table::default() };
+        Table { repetitions: if selection.is_quick() { 1 } else { REPETITIONS }, ..Table::default() };
     if selection.takes(ROWS, false) {
-        table.measure(selection.is_quick)?;
+        table.measure(selection.is_quick())?;
     }
-    let (is_long, mut failures) = (selection.is_quick, table.failures());
+    let (is_long, mut failures) = (selection.is_quick(), table.failures());
     let barriers = if selection.takes(BARRIER, is_long) { barrier::rows()? } else { Vec::new() };
     let mut rows: Vec<Value> = table.rows.iter().map(Row::json).collect();
     if selection.takes(WRITERS, is_long) {

@@ -1,0 +1,258 @@
+//! What is measured.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::super::machine::ROOT_DISK;
+use super::super::{guest, network, said};
+use super::vmm::{Disk, Kind, Spec, Vmm};
+use crate::scenarios::Failure;
+
+const MIB: u64 = 1 << 20;
+/// Of guests that do little.
+const RAM_MIB: u64 = 512;
+/// Of the disk that `fio` works on, in the lab VM's memory: no device is as fast.
+const FIO_DISK_BYTES: u64 = 1 << 30;
+const COPIED_DISK_BYTES: u64 = 2 << 30;
+/// Of it is data, in pieces with holes between.
+const PIECE_BYTES: u64 = 64 * MIB;
+
+/// From the start of the program to the guest's first process, and what the VMM keeps for itself then.
+pub(super) fn boot(is_quick: bool) -> Result<Value, Failure> {
+    let mut found = Found::default();
+    for _ in 0..if is_quick { 1 } else { 7 } {
+        for kind in Kind::BOTH {
+            let spec = Spec { ram_mib: RAM_MIB, guest: Some(guest::waits()), ..Spec::default() };
+            let mut vmm = Vmm::start(kind, &spec)?;
+            let (_, time) = vmm.wait_for(guest::CPUS)?;
+            found.add(kind, "boot_s", time.as_secs_f64());
+            found.add(kind, "resident_mib", vmm.resident_bytes()? as f64 / MIB as f64);
+        }
+    }
+    Ok(found.json())
+}
+
+/// `fio` on a disk in memory.
+pub(super) fn disk(is_quick: bool) -> Result<Value, Failure> {
+    let mut found = Found::default();
+    for _ in 0..if is_quick { 1 } else { 3 } {
+        for kind in Kind::BOTH {
+            let path = PathBuf::from("/tmp/fio.img");
+            fill(&path, FIO_DISK_BYTES, FIO_DISK_BYTES)?;
+            let spec = Spec {
+                ram_mib: RAM_MIB,
+                disks: vec![root(), Disk { path, migrate: "none" }],
+                guest: Some(guest::job::line(guest::job::FIO)),
+                ..Spec::default()
+            };
+            let mut vmm = Vmm::start(kind, &spec)?;
+            for (name, _) in guest::job::FIO_RUNS {
+                let (rate, _) = vmm.wait_for(&guest::job::result(name))?;
+                found.add(kind, name, rate.parse().map_err(said)?);
+            }
+        }
+    }
+    Ok(found.json())
+}
+
+/// `iperf3` between guest and lab, both ways, in Mbit/s.
+pub(super) fn network(is_quick: bool) -> Result<Value, Failure> {
+    network::make_bridge()?;
+    let mut server = std::process::Command::new("iperf3");
+    let mut server = server.args(["-s"]).stdout(std::process::Stdio::null()).spawn().map_err(said)?;
+    let mut found = Found::default();
+    let measure = || {
+        for _ in 0..if is_quick { 1 } else { 3 } {
+            for kind in Kind::BOTH {
+                let spec = Spec {
+                    ram_mib: RAM_MIB,
+                    disks: vec![root()],
+                    has_network: true,
+                    guest: Some(guest::job::line(guest::job::IPERF)),
+                    ..Spec::default()
+                };
+                let mut vmm = Vmm::start(kind, &spec)?;
+                for (name, _) in guest::job::IPERF_RUNS {
+                    let (rate, _) = vmm.wait_for(&guest::job::result(name))?;
+                    found.add(kind, name, rate.parse().map_err(said)?);
+                }
+            }
+        }
+        Ok(())
+    };
+    let measured: Result<(), Failure> = { measure }();
+    let _ = server.kill();
+    let _ = server.wait();
+    measured.map(|()| found.json())
+}
+
+/// How long a guest that does next to nothing is away when it moves, as its peer sees it, and how long the whole move takes.
+pub(super) fn downtime(is_quick: bool) -> Result<Value, Failure> {
+    let (turns, moves) = if is_quick { (1, 3) } else { (5, 10) };
+    let mut found = Found::default();
+    for _ in 0..turns {
+        for kind in Kind::BOTH {
+            let peer = network::Peer::start()?;
+            let spec =
+                Spec { ram_mib: RAM_MIB, has_network: true, guest: Some(guest::paced()), ..Spec::default() };
+            let mut here = Vmm::start(kind, &spec)?;
+            here.wait_for(guest::CPUS)?;
+            peer.wait_for_numbers(100)?;
+            for _ in 0..moves {
+                let waiting = Spec { guest: None, ..spec.clone() };
+                let mut there = Vmm::start(kind, &waiting)?;
+                peer.take_longest_gap();
+                let info = here.move_to(&mut there, false)?;
+                here = there;
+                peer.wait_for_numbers(100)?;
+                found.add(kind, "gap_ms", peer.take_longest_gap().as_secs_f64() * 1e3);
+                found.add(kind, "downtime_ms", info["downtime"].as_f64().unwrap_or(f64::NAN));
+                found.add(kind, "total_ms", info["total-time"].as_f64().unwrap_or(f64::NAN));
+            }
+        }
+    }
+    Ok(found.json())
+}
+
+/// A disk of 2 GiB, half of it holes, that travels with a guest which writes 20 MB/s to it, beside a plain copy of its data.
+pub(super) fn copy(is_quick: bool) -> Result<Value, Failure> {
+    let bytes = if is_quick { COPIED_DISK_BYTES / 8 } else { COPIED_DISK_BYTES };
+    let (from, to) = (PathBuf::from("/tmp/from.img"), PathBuf::from("/tmp/to.img"));
+    let mut found = Vec::new();
+    for _ in 0..if is_quick { 1 } else { 3 } {
+        fill(&from, bytes, PIECE_BYTES)?;
+        let plain = plain_copy(&from, &to, bytes)?;
+        std::fs::remove_file(&to).map_err(said)?;
+        File::create(&to).and_then(|file| file.set_len(bytes)).map_err(said)?;
+        let disk = |path: &PathBuf| vec![root(), Disk { path: path.clone(), migrate: "copy" }];
+        let spec = Spec {
+            ram_mib: RAM_MIB,
+            disks: disk(&from),
+            guest: Some(guest::job::line(guest::job::WRITES)),
+            ..Spec::default()
+        };
+        let mut here = Vmm::start(Kind::Sterna, &spec)?;
+        here.wait_for(&guest::job::result(guest::job::WRITES))?;
+        let mut there = Vmm::start(Kind::Sterna, &Spec { guest: None, disks: disk(&to), ..spec.clone() })?;
+        let info = here.move_to(&mut there, true)?;
+        found.push(json!({
+            "plain_copy_s": plain.as_secs_f64(),
+            "total_s": info["total-time"].as_f64().unwrap_or(f64::NAN) / 1e3,
+            "downtime_ms": info["downtime"],
+            "transferred_mib": info["ram"]["transferred"].as_u64().unwrap_or_default() / MIB,
+        }));
+    }
+    Ok(json!(found))
+}
+
+/// What a guest of 1 GiB sends that has used most of its memory once, and uses little now.
+pub(super) fn free(_: bool) -> Result<Value, Failure> {
+    let mut found = Vec::new();
+    for reports in [true, false] {
+        let spec =
+            Spec { ram_mib: 1024, reports, guest: Some(guest::uses_memory(200 * MIB)), ..Spec::default() };
+        let mut here = Vmm::start(Kind::Sterna, &spec)?;
+        let (used, _) = here.wait_for(guest::USED)?;
+        // The guest's kernel reports two seconds after memory was freed.
+        std::thread::sleep(Duration::from_secs(20));
+        let mut there = Vmm::start(Kind::Sterna, &Spec { guest: None, ..spec.clone() })?;
+        let info = here.move_to(&mut there, false)?;
+        found.push(json!({
+            "reports": reports,
+            "used_mib": used.parse::<u64>().map_err(said)? / MIB,
+            "sent_mib": info["ram"]["transferred"].as_u64().unwrap_or_default() / MIB,
+            "total_ms": info["total-time"],
+        }));
+    }
+    Ok(json!(found))
+}
+
+fn root() -> Disk {
+    Disk { path: ROOT_DISK.into(), migrate: "shared" }
+}
+
+/// A file of that length with data in every second piece.
+fn fill(path: &Path, bytes: u64, piece: u64) -> Result<(), Failure> {
+    let file = File::create(path).map_err(said)?;
+    file.set_len(bytes).map_err(said)?;
+    let mut data = vec![0; MIB as usize];
+    let mut random = fastrand::Rng::with_seed(bytes);
+    for at in (0..bytes).step_by(MIB as usize).filter(|at| (at / piece).is_multiple_of(2)) {
+        random.fill(&mut data);
+        file.write_all_at(&data, at).map_err(said)?;
+    }
+    Ok(())
+}
+
+/// The data of a file through a socket into another one.
+fn plain_copy(from: &Path, to: &Path, bytes: u64) -> Result<Duration, Failure> {
+    let (mut out, mut into) = UnixStream::pair().map_err(said)?;
+    let (from, to) = (File::open(from).map_err(said)?, File::create(to).map_err(said)?);
+    to.set_len(bytes).map_err(said)?;
+    let pieces = || (0..bytes).step_by(MIB as usize).filter(|at| (at / PIECE_BYTES).is_multiple_of(2));
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(move || {
+            let mut data = vec![0; MIB as usize];
+            for at in pieces() {
+                from.read_exact_at(&mut data, at)?;
+                out.write_all(&data)?;
+            }
+            Ok::<_, std::io::Error>(())
+        });
+        let mut data = vec![0; MIB as usize];
+        for at in pieces() {
+            into.read_exact(&mut data).map_err(said)?;
+            to.write_all_at(&data, at).map_err(said)?;
+        }
+        sender.join().map_err(|_| "the sender panicked".to_owned())?.map_err(said)
+    })?;
+    Ok(begin.elapsed())
+}
+
+/// Values of both, in the order in which they were measured.
+#[derive(Default)]
+struct Found(Vec<(Kind, &'static str, f64)>);
+
+impl Found {
+    fn add(&mut self, kind: Kind, name: &'static str, value: f64) {
+        self.0.push((kind, name, value));
+    }
+
+    /// For each name: values, median and 95th percentile of both, and the ratio of the medians.
+    fn json(&self) -> Value {
+        let mut names: Vec<&str> = self.0.iter().map(|(_, name, _)| *name).collect();
+        names.dedup();
+        let mut table = serde_json::Map::new();
+        for name in names {
+            let of = |kind: Kind| {
+                let values = self.0.iter().filter(|value| value.0 == kind && value.1 == name);
+                let mut values: Vec<f64> = values.map(|value| value.2).collect();
+                values.sort_by(f64::total_cmp);
+                values
+            };
+            let at = |values: &[f64], percent: usize| {
+                values
+                    .get((values.len() * percent).div_ceil(100).saturating_sub(1))
+                    .copied()
+                    .unwrap_or(f64::NAN)
+            };
+            let (ours, theirs) = (of(Kind::Sterna), of(Kind::Qemu));
+            table.insert(
+                name.to_owned(),
+                json!({
+                    "sterna": { "p50": at(&ours, 50), "p95": at(&ours, 95), "values": ours },
+                    "qemu": { "p50": at(&theirs, 50), "p95": at(&theirs, 95), "values": theirs },
+                    "ratio": at(&ours, 50) / at(&theirs, 50),
+                }),
+            );
+        }
+        Value::Object(table)
+    }
+}
