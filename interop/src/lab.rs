@@ -2,7 +2,7 @@
 //! host has none: with emulated SVM and nested paging real KVM ([`Kind::Kvm`]), with soft-RoCE RDMA ([`Kind::Rdma`]), also
 //! between two VMs ([`Kind::RdmaPair`]).
 //!
-//! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz` and `ldd`. The kernel's package is downloaded
+//! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz`, `ldd` and `strip`. The kernel's package is downloaded
 //! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
 //!
 //! For RDMA and Linux the host shares two directories over 9p, neither of which the VM can write: the root `qemu`, which has QEMU, the
@@ -147,7 +147,7 @@ pub fn run(kind: Kind, selection: &Selection, report: impl FnMut(&str)) -> Outco
 }
 
 fn prepare(kind: Kind) -> Result<Prepared, Failure> {
-    for tool in ["qemu-system-x86_64", "apt-get", "dpkg-deb", "xz", "ldd"] {
+    for tool in ["qemu-system-x86_64", "apt-get", "dpkg-deb", "xz", "ldd", "strip"] {
         output(Command::new("sh").args(["-c", &format!("command -v {tool}")]))
             .map_err(|_| format!("{tool} is not installed"))?;
     }
@@ -178,13 +178,15 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     Ok(Prepared { kind, kernel, initramfs, shares, disk, exe: exe.clone() })
 }
 
-/// This program as an init, with its libraries.
+/// This program as an init, with its libraries. Without what debuggers read it is a fifth as long, and VMs boot sooner.
 fn program(exe: &Path) -> Result<cpio::Archive, Failure> {
+    let stripped = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
+    output(Command::new("strip").arg("-o").arg(stripped.path()).arg(exe))?;
     let mut archive = cpio::Archive::default();
     for directory in ["dev", "proc", "sys", "m", "root"] {
         archive.directory(directory);
     }
-    archive.file("init", &read(exe)?);
+    archive.file("init", &read(stripped.path())?);
     for library in libraries(exe)? {
         archive.file(library.trim_start_matches('/'), &read(Path::new(&library))?);
     }

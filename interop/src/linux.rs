@@ -3,20 +3,23 @@
 
 pub(crate) mod bench;
 mod console;
+mod disturbed;
 mod files;
 pub mod guest;
 mod machine;
 mod network;
 mod ways;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sterna_vmm::{DiskMigration, EndReason, KvmMachine};
 
 use self::console::{Console, PATIENCE};
+use self::disturbed::move_disturbed;
 pub(crate) use self::files::{Files, MODULES};
-use self::machine::{ROOT_DISK, Setup, booted, disk_image, machine};
+use self::machine::{Image, ROOT_DISK, Setup, booted, disk_image, machine};
 use self::ways::{Way, move_guest};
 use crate::scenarios::{Failure, ensure};
 
@@ -57,11 +60,14 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// So many moves in a row of one guest that works, in every way.
-pub(crate) fn many_moves(count: u64) -> Scenario {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    COUNT.store(count, Ordering::Relaxed);
-    let run = || moves(&Setup::working(1), COUNT.load(Ordering::Relaxed));
+/// So many moves in a row of one guest that works, in every way. With a seed other moves come between that are disturbed.
+pub(crate) fn many_moves(count: u64, seed: u64) -> Scenario {
+    static CHOICE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+    CHOICE.iter().zip([count, seed]).for_each(|(choice, value)| choice.store(value, Ordering::Relaxed));
+    let run = || {
+        let [count, seed] = [0, 1].map(|index| CHOICE[index].load(Ordering::Relaxed));
+        moves(&Setup { disturbed: (seed != 0).then_some(seed), ..Setup::working(1) }, count)
+    };
     Scenario { name: "linux moves many times in a row", is_long: false, run }
 }
 
@@ -83,19 +89,27 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     const TICKS: u64 = 5;
     let peer = setup.has_network.then(network::Peer::start).transpose()?;
     let mut disk = setup.disk.map(|_| disk_image()).transpose()?;
-    let (mut here, console) = booted(setup, disk.as_deref(), guest::UNTIL_TOLD)?;
+    let (mut here, console) = booted(setup, path(disk.as_ref()), guest::UNTIL_TOLD)?;
     console.wait_for_tick(&here, TICKS)?;
     let pings = setup.has_network.then(network::Pings::start).transpose()?;
+    let mut random = setup.disturbed.map(fastrand::Rng::with_seed);
     let (mut longest_gap, mut pauses) = (LONGEST_GAP, Duration::ZERO);
     for round in 1..=count {
         let ways = setup.ways;
         let way = ways.get(round as usize % ways.len().max(1)).copied().unwrap_or(Way::Plain);
         let rings = (ways.len() > 1 && (setup.vcpus > 1 || round.is_multiple_of(2))).then_some(1024);
-        let from = disk.clone();
-        if setup.disk == Some(DiskMigration::Copy) {
-            disk = Some(disk_image()?);
+        if let Some(random) = random.as_mut().filter(|_| !way.is_file()) {
+            let image = disk_there(setup, disk.as_ref())?;
+            let there = machine(setup, path(image.as_ref()), None, rings, &console)?;
+            if move_disturbed(&here, &there, way, random)
+                .map_err(|why| format!("before move {round}: {why}"))?
+            {
+                (here, disk) = (there, image);
+            }
+            console.wait_for_tick(&here, console.ticks() + TICKS)?;
         }
-        let there = machine(setup, disk.as_deref(), None, rings, &console)?;
+        let image = disk_there(setup, disk.as_ref())?;
+        let there = machine(setup, path(image.as_ref()), None, rings, &console)?;
         let moved = move_guest(&here, &there, way);
         let arrived = moved.and_then(|moved| {
             println!("LAB move {round}, {way:?}: {moved}");
@@ -103,14 +117,10 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
             if way.is_file() {
                 longest_gap = longest_gap.max(LONGEST_GAP + moved.pause);
             }
-            here = there;
+            (here, disk) = (there, image);
             console.wait_for_tick(&here, console.ticks() + TICKS)
         });
         arrived.map_err(|why| format!("move {round}, {way:?}: {why}"))?;
-        if setup.disk == Some(DiskMigration::Copy) {
-            // Nobody has it open any more.
-            from.map_or(Ok(()), |from| std::fs::remove_file(from).map_err(said))?;
-        }
     }
     let pings = pings.map(network::Pings::finish).transpose()?;
     // It reads its console, wherever it is.
@@ -136,6 +146,18 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         files::check_file_system(ROOT_DISK.as_ref())?;
     }
     disk.map_or(Ok(()), |disk| guest::disk::check(&disk, ticks))
+}
+
+fn path(image: Option<&Image>) -> Option<&Path> {
+    image.map(|image| &***image)
+}
+
+/// The disk of a machine that the guest moves to: the same one, or an empty one if the content travels.
+fn disk_there(setup: &Setup, here: Option<&Image>) -> Result<Option<Image>, Failure> {
+    match setup.disk {
+        Some(DiskMigration::Copy) => disk_image().map(Some),
+        _ => Ok(here.cloned()),
+    }
 }
 
 /// What the guest has freed is neither here any more nor there after a move.

@@ -1,6 +1,7 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
 //! `e2e` (whole migrations on loopback against a plain copy), `converge` (forecasts, pauses and dirty rates of guests
-//! that write), `qemu` (Sterna's programs beside QEMU's, in one run) and `rdma` (Sterna and QEMU over soft-RoCE, in the lab VM).
+//! that write), `qemu` (Sterna's programs beside QEMU's, in one run) `rdma` (Sterna and QEMU
+//! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
@@ -9,18 +10,18 @@ use crate::{lab, roots};
 
 const BENCHES: [&str; 3] = ["micro", "sync", "e2e"];
 
-/// `cargo xtask bench [micro|sync|e2e|converge|qemu|rdma] [-- ARGS]`; the last three only if they are named.
+/// `cargo xtask bench [micro|sync|e2e|converge|qemu|rdma|linux] [-- ARGS]`; the last four only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
         [] => BENCHES.to_vec(),
         [one] if one == "qemu" => return with_qemu("qemu-bench", theirs),
         [one] if one == "converge" => return with_qemu("converge", theirs),
-        [one] if one == "rdma" => return in_lab(theirs),
+        [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, converge, qemu or rdma"
+                "there is no bench `{other}`: micro, sync, e2e, converge, qemu, rdma or linux"
             )));
         }
     };
@@ -48,17 +49,18 @@ fn with_qemu(program: &str, arguments: &[String]) -> std::result::Result<(), Fai
     parts.finish()
 }
 
-/// Builds the root with QEMU and the lab, and runs the lab's bench.
-fn in_lab(arguments: &[String]) -> std::result::Result<(), Failure> {
-    roots::command(&["qemu".to_owned()])?;
+/// Builds the roots and the lab, and runs the lab's bench of that kind.
+fn in_lab(kind: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
+    let roots: &[&str] = if kind == "linux" { &["qemu", "guest"] } else { &["qemu"] };
+    roots.iter().try_for_each(|root| roots::command(&[(*root).to_owned()]))?;
     let mut parts = Parts::default();
-    parts.part("rdma", || {
+    parts.part(kind, || {
         lab::ensure()?;
         let mut build = process::cargo();
-        build.args(["build", "--quiet", "--release", "--package", "sterna-interop", "--bin", "lab"]);
+        build.args(["build", "--quiet", "--release", "--package", "sterna-interop", "--bins"]);
         process::run(&mut build)?;
         let mut bench = std::process::Command::new(target_directory().join("release/lab"));
-        bench.env("STERNA_ROOTS", roots::directory()).args(["rdma", "--bench"]).args(arguments);
+        bench.env("STERNA_ROOTS", roots::directory()).args([kind, "--bench"]).args(arguments);
         process::run(&mut bench).map(|()| Outcome::Passed)
     });
     parts.finish()

@@ -49,8 +49,8 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         let kinds = KINDS.join(", ");
         return Err(Failure::Usage(format!(
             "lab takes one of {kinds}, or nothing; after the kind --all (also what takes long) or --only=TEXT \
-             (what has such a name), for linux also --reliability=COUNT (so many moves in a row), for rdma --reliability[=COUNT] [--seed=NUMBER] \
-             [--from=NUMBER] (disturbed migrations)"
+             (what has such a name), for linux also --reliability=COUNT (so many moves in a row; with --seed=NUMBER others \
+             between them are disturbed), for rdma --reliability[=COUNT] [--seed=NUMBER] [--from=NUMBER] (disturbed migrations)"
         )));
     }
     let mut parts = Parts::default();
@@ -65,6 +65,27 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let report = runner.run(Some(Build::new()?), |_| Ok(Vec::new()))?;
     report.close(&mut parts);
     parts.finish()
+}
+
+/// `cargo xtask linux [--count N] [--seed S]`.
+pub fn linux_command(arguments: &[String]) -> std::result::Result<(), Failure> {
+    let (mut chosen, mut words) = (vec!["linux".to_owned()], arguments.iter());
+    while let Some(word) = words.next() {
+        let option = match word.as_str() {
+            "--count" => RELIABILITY,
+            "--seed" => "--seed",
+            _ => return Err(Failure::Usage(format!("linux takes --count N and --seed S, not `{word}`"))),
+        };
+        let number = words.next().filter(|number| number.parse::<u64>().is_ok());
+        let number = number.ok_or_else(|| Failure::Usage(format!("write a number after {word}")))?;
+        chosen.push(format!("{option}={number}"));
+    }
+    if chosen.len() == 1 {
+        chosen.push("--all".to_owned());
+    } else if !chosen.iter().any(|word| word.starts_with(RELIABILITY)) {
+        return Err(Failure::Usage("a seed is for moves in a row: add --count N".to_owned()));
+    }
+    command(&chosen)
 }
 
 /// A VM of each kind, or the reason for which none can run here.

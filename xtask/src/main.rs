@@ -44,9 +44,12 @@ usage: cargo xtask COMMAND
   soak [--count N] [--seed S]   N migrations cancelled, cut or killed (default 1000)
   bench [micro|sync|e2e] [-- ARGS]   the benches (default: all three)
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
+  bench linux [-- ARGS]         a Linux guest in the reference machine and in QEMU's microvm, in the lab (--only=PART, --quick)
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
   lab [KIND]                    tests that need real KVM (kvm) or an RDMA device (rdma), inside a VM that has it (default:
                                 both); rdma-pair: from one such VM to another
+  linux [--count N] [--seed S]  Debian's kernel with a root of packages in the reference machine, in that VM: it boots, works and moves;
+                                with N only N moves in a row, with S others between them that are disturbed
   lab rdma --reliability[=N] [--seed=S]   N migrations over RDMA cancelled, cut or killed (default 60)
   roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
                                 qemu-bookworm, qemu-trixie, and guest for the lab's Linux guests
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         "soak" => soak::command(rest),
         "bench" => bench::command(rest),
         "lab" => lab::command(rest),
+        "linux" => lab::linux_command(rest),
         "roots" => roots::command(rest),
         "interop" => interop::command(rest),
         "demo-loop" => demo::command(rest),

@@ -104,7 +104,7 @@ fn chosen(kind: Kind, selection: &Selection) -> i32 {
 
 fn chosen_of_linux(selection: &Selection) -> Vec<linux::Scenario> {
     match selection.reliability {
-        Some(count) => vec![linux::many_moves(count)],
+        Some(count) => vec![linux::many_moves(count, selection.seed)],
         None => linux::scenarios().into_iter().filter(|one| selection.takes(one.name, one.is_long)).collect(),
     }
 }

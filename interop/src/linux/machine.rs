@@ -1,8 +1,7 @@
 //! How a machine is made, and what its guest does.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use sterna_vmm::{DiskMigration, DiskOptions, GuestImage, KvmMachine, LinuxImage, MachineConfig, NetOptions};
 
@@ -36,6 +35,8 @@ pub(super) struct Setup {
     pub(super) has_network: bool,
     /// It says which memory it does not use.
     pub(super) reports: bool,
+    /// Moves that are disturbed come between the others; by this seed.
+    pub(super) disturbed: Option<u64>,
     /// 0: as much as it needs.
     pub(super) ram_bytes: u64,
     /// [`guest::RESETS`], or by switching the machine off.
@@ -137,11 +138,12 @@ pub(super) fn machine(
     Ok(machine)
 }
 
+/// A disk's file, which goes when nobody needs it any more.
+pub(super) type Image = Arc<tempfile::TempPath>;
+
 /// A new disk of zeros.
-pub(super) fn disk_image() -> Result<PathBuf, Failure> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let path = PathBuf::from(format!("/tmp/disk{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-    let file = std::fs::File::create(&path).map_err(said)?;
-    file.set_len(DISK_BYTES).map_err(said)?;
-    Ok(path)
+pub(super) fn disk_image() -> Result<Image, Failure> {
+    let file = tempfile::NamedTempFile::new().map_err(said)?;
+    file.as_file().set_len(DISK_BYTES).map_err(said)?;
+    Ok(Arc::new(file.into_temp_path()))
 }

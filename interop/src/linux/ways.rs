@@ -27,7 +27,7 @@ impl Way {
     /// In turns.
     pub(super) const ALL: [Self; 5] = [Self::Plain, Self::Multifd, Self::MappedRam, Self::Zstd, Self::File];
 
-    fn parameters(self) -> (Parameters, Capabilities) {
+    pub(super) fn parameters(self) -> (Parameters, Capabilities) {
         let multifd_compression = if self == Self::Zstd { Compression::Zstd } else { Compression::None };
         let params = Parameters { multifd_channels: 2, multifd_compression, ..Parameters::default() };
         let capabilities = Capabilities {
