@@ -21,10 +21,11 @@ use std::time::Duration;
 
 use crate::kernel::output;
 use crate::scenarios::Failure;
-use crate::{Root, cpio, kernel, linux};
+use crate::{Root, kernel, linux};
 pub(crate) use inside::mount;
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
+use sterna_cli::cpio;
 use vm::Vm;
 
 /// Before a line of JSON that holds the bench's results.

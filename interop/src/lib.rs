@@ -28,7 +28,6 @@
 //! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
 
 mod content;
-mod cpio;
 pub mod guests;
 mod kernel;
 pub mod lab;

@@ -22,6 +22,7 @@ pub(crate) use self::files::{Files, MODULES};
 use self::machine::{Image, ROOT_DISK, Setup, booted, disk_image, machine};
 use self::ways::{Way, move_guest};
 use crate::scenarios::{Failure, ensure};
+use crate::sterna_does;
 
 /// How long a clock of the guest may seem to stand still.
 const LONGEST_GAP: Duration = Duration::from_secs(20);
@@ -56,6 +57,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         long("linux moves with a disk that both sides see", || {
             moves(&Setup { disk: Some(DiskMigration::Shared), ways: &Way::ALL, ..Setup::default() }, 5)
         }),
+        long("the demo with linux", demo),
         long("linux gives back what it has freed, and that does not move", gives_back),
     ]
 }
@@ -179,6 +181,21 @@ fn gives_back() -> Result<(), Failure> {
     ensure(moved < after + freed / 4, || format!("{after} bytes moved, and {moved} arrived"))?;
     over(&there, &console, &EndReason::PoweredOff)?;
     console.check(&setup, Some(TICKS), LONGEST_GAP).map(drop)
+}
+
+/// As an operator sees it, in programs of their own.
+fn demo() -> Result<(), Failure> {
+    let kernel = Files::new()?.kernel();
+    network::up("lo", None)?;
+    let report = sterna_does(&[
+        "demo".as_ref(),
+        "--linux".as_ref(),
+        "--ram=256M".as_ref(),
+        "--kernel".as_ref(),
+        kernel.as_os_str(),
+    ])?;
+    println!("LAB {}", report.replace('\n', "\nLAB "));
+    ensure(report.contains("none lost, no word wrong"), || "it does not say that nothing was lost".to_owned())
 }
 
 fn over(machine: &KvmMachine, console: &Console, reason: &EndReason) -> Result<(), Failure> {

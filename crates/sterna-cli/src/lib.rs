@@ -12,11 +12,13 @@ pub mod bench;
 pub mod children;
 pub mod cli;
 pub mod commands;
+pub mod cpio;
 pub mod derived;
 mod disk;
 pub mod exit;
 pub mod host;
 pub mod interrupts;
+mod linux_guest;
 pub mod monitor;
 mod net;
 pub mod plan;
@@ -35,6 +37,9 @@ mod samples;
 
 /// Parses the command line, does it, and says in one sentence why it ended early, if it did.
 pub fn main() -> ExitCode {
+    if linux_guest::is_init() {
+        linux_guest::run();
+    }
     let cli = cli::Cli::parse();
     log();
     match cli.command.execute() {

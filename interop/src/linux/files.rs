@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cpio::Archive;
 use crate::kernel::output;
 use crate::scenarios::Failure;
 use crate::{Root, kernel, root};
+use sterna_cli::cpio::Archive;
 
 /// What a guest's kernel needs to find its devices and its root.
 pub(crate) const MODULES: [&str; 7] =

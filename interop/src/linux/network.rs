@@ -46,7 +46,12 @@ impl Peer {
         let listener = TcpListener::bind((std::net::Ipv4Addr::from(LAB_ADDRESS), PORT)).map_err(said)?;
         let now = Arc::new(Mutex::new(Seen { numbers: 0, longest_gap: Duration::ZERO }));
         let theirs = Arc::clone(&now);
-        let serve = move || serve(listener.accept().map_err(said)?.0, &theirs);
+        let serve = move || {
+            let (guest, _) = listener.accept().map_err(said)?;
+            // The next peer takes the port.
+            drop(listener);
+            serve(guest, &theirs)
+        };
         Ok(Self { thread: std::thread::spawn(serve), now })
     }
 

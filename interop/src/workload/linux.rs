@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
-use crate::cpio::Archive;
 use crate::root::target_directory;
 use crate::{Failure, Root, kernel};
+use sterna_cli::cpio::Archive;
 
 /// The guest's init. Each tick checks one file of the tmpfs against the digest that was taken when it was
 /// written, and writes it anew; a second process rewrites another file all the while.

@@ -3,11 +3,14 @@
 //! The guest arrives slowed down to a step a second, so that next to nothing of what arrived is written over
 //! before it is checked. Then it gets its rate back, must go on, and is checked once more.
 
+mod linux;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use self::linux::Linux;
 use super::run::{LoadArguments, MachineKind};
 use super::{migrate, pair};
 use crate::children::VmProcess;
@@ -32,6 +35,13 @@ pub struct Arguments {
     /// What runs the guest
     #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
     pub machine: MachineKind,
+    /// Boot a Linux kernel as the guest, with this program as its only process, which writes memory and checks it. Needs hardware
+    /// virtualisation
+    #[arg(long, conflicts_with_all = ["machine", "pattern", "rate"])]
+    pub linux: bool,
+    /// The kernel: a bzImage or a vmlinux [default: the one that runs here]
+    #[arg(long, value_name = "FILE", requires = "linux")]
+    pub kernel: Option<PathBuf>,
     /// Guest RAM, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_ram)]
     pub ram: u64,
@@ -82,7 +92,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         ));
     }
     let interrupts = Interrupts::catch()?;
-    let (kind, remark) = arguments.machine.settle()?;
+    let (kind, remark) = if arguments.linux { MachineKind::Kvm } else { arguments.machine }.settle()?;
     let live = Live::new(arguments.json);
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     if let Some(remark) = &remark {
@@ -91,12 +101,16 @@ pub fn execute(arguments: &Arguments) -> Done {
     let directory = tempfile::Builder::new().prefix("sterna-demo-").tempdir().map_err(|error| {
         Stop::failed(format!("cannot make a directory for the VMs' sockets: {error}. Set TMPDIR."))
     })?;
-    let mut source = VmProcess::start("source", directory.path(), &vm_arguments(arguments, kind, false))?;
-    let mut destination =
-        VmProcess::start("destination", directory.path(), &vm_arguments(arguments, kind, true))?;
+    let linux =
+        arguments.linux.then(|| Linux::prepare(arguments.kernel.as_deref(), directory.path())).transpose()?;
+    let start = |name, incoming| {
+        let line = vm_arguments(arguments, kind, linux.as_ref(), incoming);
+        VmProcess::start(name, directory.path(), &line)
+    };
+    let (mut source, mut destination) = (start("source", false)?, start("destination", true)?);
     let (mut at_source, mut at_destination) = (source.monitor()?, destination.monitor()?);
 
-    warm_up(arguments, &mut at_source, &interrupts)?;
+    warm_up(arguments, linux.as_ref(), &mut at_source, &interrupts)?;
     let before = (source.cpu_seconds(), destination.cpu_seconds());
     let order = order(arguments, &at_source, &at_destination);
     let mut record = migrate::drive(&order, &mut at_source, Some(&mut at_destination), &live, &interrupts)?;
@@ -108,7 +122,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     record.cpu = spent(before, after);
     let end = watch::end(&record.statistics, &at_source);
     if end.is_ok() {
-        let (check, guest) = prove(arguments, &mut at_destination)?;
+        let (check, guest) = match &linux {
+            Some(linux) => (linux.prove()?, None),
+            None => prove(arguments, &mut at_destination)?,
+        };
         (record.check, record.guest) = (Some(check), guest);
     }
     if let Some(report) = report {
@@ -134,12 +151,21 @@ fn limits_bandwidth(set: &[(String, String)]) -> bool {
     last.is_some_and(|(_, value)| bytes(value) != Some(0))
 }
 
-fn vm_arguments(arguments: &Arguments, kind: MachineKind, incoming: bool) -> Vec<String> {
+fn vm_arguments(
+    arguments: &Arguments,
+    kind: MachineKind,
+    linux: Option<&Linux>,
+    incoming: bool,
+) -> Vec<String> {
     let mut line = vec![
         format!("--machine={}", kind.as_str()),
         format!("--ram={}b", arguments.ram),
         format!("--vcpus={}", arguments.vcpus),
     ];
+    if let Some(linux) = linux {
+        line.extend(linux.arguments(incoming));
+        return line;
+    }
     if incoming {
         // See the module's description.
         line.extend(["--incoming=defer".into(), "--arrival-rate=1".into()]);
@@ -174,11 +200,22 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
 }
 
 /// Lets the guest write for a while, and makes sure that it does.
-fn warm_up(arguments: &Arguments, source: &mut Monitor, interrupts: &Interrupts) -> Result<(), Stop> {
-    wait_for_life(source)?;
+fn warm_up(
+    arguments: &Arguments,
+    linux: Option<&Linux>,
+    source: &mut Monitor,
+    interrupts: &Interrupts,
+) -> Result<(), Stop> {
+    match linux {
+        Some(linux) => linux.wait_for_life()?,
+        None => wait_for_life(source)?,
+    }
     interrupts.sleep(Duration::from_secs_f64(arguments.warm_up), 0);
     if interrupts.count() > 0 {
         return Err(Stop::with(Status::Cancelled, "cancelled before the migration began."));
+    }
+    if linux.is_some() {
+        return Ok(());
     }
     source.execute("x-sterna-set-guest", json!({ "reset-gap": true })).map(drop)
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-#[derive(Default)]
-pub(crate) struct Archive {
+/// It, being made.
+#[derive(Debug, Default)]
+pub struct Archive {
     bytes: Vec<u8>,
     directories: BTreeSet<String>,
 }
 
 impl Archive {
     /// Adds a directory and those above it, once.
-    pub(crate) fn directory(&mut self, path: &str) {
+    pub fn directory(&mut self, path: &str) {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             if end > 0 && self.directories.insert(path[..end].to_owned()) {
                 self.entry(&path[..end], 0o040755, &[]);
@@ -20,14 +21,15 @@ impl Archive {
     }
 
     /// Adds an executable file.
-    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
+    pub fn file(&mut self, path: &str, content: &[u8]) {
         if let Some((directory, _)) = path.rsplit_once('/') {
             self.directory(directory);
         }
         self.entry(path, 0o100755, content);
     }
 
-    pub(crate) fn finish(mut self) -> Vec<u8> {
+    /// All of it.
+    pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }
