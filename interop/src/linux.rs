@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)]
 
 pub(crate) mod bench;
+mod certificates;
 mod console;
 mod disturbed;
 mod files;

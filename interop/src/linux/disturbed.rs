@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::{Arrival, Incoming, Migration, Outcome, SourceVm, TargetVm};
+use sterna_transport::TlsEndpoint;
 use sterna_vmm::KvmMachine;
 
 use super::said;
@@ -55,12 +56,12 @@ pub(super) fn move_disturbed(
     let directory = tempfile::tempdir().map_err(said)?;
     let address = |name: &str| format!("unix:{}", directory.path().join(name).display()).parse();
     let relay = Relay::start(directory.path().join("relay"), directory.path().join("there"), cut_at)?;
-    let (params, capabilities) = way.parameters();
     let (source, target) = (Arc::clone(from) as Arc<dyn SourceVm>, Arc::clone(to) as Arc<dyn TargetVm>);
     let there = address("there").map_err(said)?;
-    let incoming =
-        Incoming::listen(target, &there, params.clone(), capabilities, Arc::new(())).map_err(said)?;
+    let (params, capabilities) = way.parameters(TlsEndpoint::Server)?;
+    let incoming = Incoming::listen(target, &there, params, capabilities, Arc::new(())).map_err(said)?;
     let here = address("relay").map_err(said)?;
+    let (params, capabilities) = way.parameters(TlsEndpoint::Client)?;
     let migration = Migration::start(source, &here, params, capabilities, Arc::new(())).map_err(said)?;
     // A refusal says that it is too late.
     match disturbance {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::certificates;
 use crate::kernel::output;
 use crate::scenarios::Failure;
 use crate::{Root, kernel, root};
@@ -42,6 +43,11 @@ impl Files {
         Some(self.directory.join("root.img")).filter(|image| image.is_file())
     }
 
+    /// The directory of certificates under QEMU's names.
+    pub(super) fn certificates(&self) -> PathBuf {
+        self.directory.join("tls")
+    }
+
     /// Makes all of them: `base` is an archive with what every VM of the lab has, `modules` are in the order of loading.
     pub(crate) fn make(&self, lab: &Path, mut base: Archive, modules: &[Vec<u8>]) -> Result<(), Failure> {
         let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
@@ -51,6 +57,7 @@ impl Files {
             base.file(&format!("m/{index:02}"), module);
         }
         std::fs::write(self.initrd(), base.finish()).map_err(|error| failed(&self.initrd(), error))?;
+        certificates::make(&self.certificates())?;
         Root::guest().map_or(Ok(()), |root| self.make_root_disk(&root))
     }
 

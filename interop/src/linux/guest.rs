@@ -59,8 +59,8 @@ pub const FILES: &str = "GUEST-FILES";
 pub const RANDOM: &str = "GUEST-RANDOM";
 /// Numbers that were sent over the network, and steps in which one did not come back.
 pub const SENT: &str = "GUEST-SENT";
-/// Bytes of memory that are in use.
-pub const USED: &str = "GUEST-USED";
+/// Bytes of memory that nothing uses.
+pub const UNUSED: &str = "GUEST-UNUSED";
 /// As many are asked for.
 pub const RANDOM_BYTES: usize = 32;
 /// A step that took longer than [`LONG`]: number of the tick, ms, and what it was.
@@ -169,7 +169,7 @@ fn of_the_bench(value: &impl Fn(&str) -> Option<String>) -> Option<std::convert:
     } else if let Some(bytes) = number(USES) {
         let kept = std::hint::black_box(vec![1u8; bytes as usize]);
         drop(std::hint::black_box(vec![2u8; 3 * bytes as usize]));
-        println!("{USED} {}", used_bytes());
+        println!("{UNUSED} {}", unused_bytes());
         wait_forever(&kept);
     } else if value(WAITS).is_none() {
         return None;
@@ -183,14 +183,10 @@ fn wait_forever(_kept: &[u8]) -> ! {
     }
 }
 
-/// Of all programs and the kernel.
-fn used_bytes() -> u64 {
+fn unused_bytes() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
-    };
-    (kib("MemTotal") - kib("MemFree")) << 10
+    let line = info.lines().find_map(|line| line.strip_prefix("MemFree:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() << 10
 }
 
 /// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too.

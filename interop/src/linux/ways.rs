@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use sterna::{
     Arrival, Capabilities, Compression, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm,
 };
+use sterna_transport::TlsEndpoint;
 use sterna_vmm::KvmMachine;
 
-use super::said;
+use super::files::Files;
+use super::{certificates, said};
 use crate::scenarios::{Failure, ensure};
 
 /// How a guest moves.
@@ -17,6 +19,8 @@ pub(super) enum Way {
     Plain,
     Multifd,
     Zstd,
+    /// Several channels, each of which is encrypted.
+    Tls,
     /// Into an image with RAM mapped, and out of it.
     MappedRam,
     /// Into a file as over a socket, and out of it.
@@ -25,20 +29,24 @@ pub(super) enum Way {
 
 impl Way {
     /// In turns.
-    pub(super) const ALL: [Self; 5] = [Self::Plain, Self::Multifd, Self::MappedRam, Self::Zstd, Self::File];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Plain, Self::Multifd, Self::MappedRam, Self::Tls, Self::Zstd, Self::File];
 
-    pub(super) fn parameters(self) -> (Parameters, Capabilities) {
+    /// Of one side.
+    pub(super) fn parameters(self, side: TlsEndpoint) -> Result<(Parameters, Capabilities), Failure> {
         let multifd_compression = if self == Self::Zstd { Compression::Zstd } else { Compression::None };
-        let params = Parameters { multifd_channels: 2, multifd_compression, ..Parameters::default() };
+        let tls =
+            (self == Self::Tls).then(|| certificates::of(&Files::new()?.certificates(), side)).transpose()?;
+        let params = Parameters { multifd_channels: 2, multifd_compression, tls, ..Parameters::default() };
         let capabilities = Capabilities {
             return_path: !self.is_file(),
-            multifd: matches!(self, Self::Multifd | Self::Zstd | Self::MappedRam),
+            multifd: !matches!(self, Self::Plain | Self::File),
             mapped_ram: self == Self::MappedRam,
             // As an operator would: on a busy host a guest that writes all the time need not converge.
             auto_converge: true,
             ..Capabilities::default()
         };
-        (params, capabilities)
+        Ok((params, capabilities))
     }
 
     pub(super) fn is_file(self) -> bool {
@@ -72,14 +80,15 @@ pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way)
     let path = directory.path().join("s");
     let scheme = if way.is_file() { "file" } else { "unix" };
     let address = format!("{scheme}:{}", path.display()).parse().map_err(said)?;
-    let (params, capabilities) = way.parameters();
     let receive = || {
+        let (params, capabilities) = way.parameters(TlsEndpoint::Server)?;
         let to: Arc<dyn TargetVm> = Arc::clone(to) as _;
-        Incoming::listen(to, &address, params.clone(), capabilities, Arc::new(())).map_err(said)
+        Incoming::listen(to, &address, params, capabilities, Arc::new(())).map_err(said)
     };
     let send = || {
+        let (params, capabilities) = way.parameters(TlsEndpoint::Client)?;
         let from: Arc<dyn SourceVm> = Arc::clone(from) as _;
-        let migration = Migration::start(from, &address, params.clone(), capabilities, Arc::new(()));
+        let migration = Migration::start(from, &address, params, capabilities, Arc::new(()));
         let migration = migration.map_err(said)?;
         let outcome = migration.wait();
         ensure(matches!(outcome, Outcome::Completed), || format!("{outcome:?}"))?;

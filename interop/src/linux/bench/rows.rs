@@ -158,14 +158,14 @@ pub(super) fn free(_: bool) -> Result<Value, Failure> {
         let spec =
             Spec { ram_mib: 1024, reports, guest: Some(guest::uses_memory(200 * MIB)), ..Spec::default() };
         let mut here = Vmm::start(Kind::Sterna, &spec)?;
-        let (used, _) = here.wait_for(guest::USED)?;
+        let (unused, _) = here.wait_for(guest::UNUSED)?;
         // The guest's kernel reports two seconds after memory was freed.
         std::thread::sleep(Duration::from_secs(20));
         let mut there = Vmm::start(Kind::Sterna, &Spec { guest: None, ..spec.clone() })?;
         let info = here.move_to(&mut there, false)?;
         found.push(json!({
             "reports": reports,
-            "used_mib": used.parse::<u64>().map_err(said)? / MIB,
+            "used_mib": spec.ram_mib - unused.parse::<u64>().map_err(said)? / MIB,
             "sent_mib": info["ram"]["transferred"].as_u64().unwrap_or_default() / MIB,
             "total_ms": info["total-time"],
         }));

@@ -1,0 +1,49 @@
+//! Certificates for moves over TLS: made on the host, which has the time and the random bytes.
+
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
+
+use super::said;
+use crate::scenarios::Failure;
+
+/// The name that the destination's certificate bears.
+const HOST: &str = "localhost";
+
+/// Writes them under QEMU's names, each time new ones.
+pub(super) fn make(directory: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory).map_err(said)?;
+    let write = |name: &str, text: String| std::fs::write(directory.join(name), text).map_err(said);
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    let key = KeyPair::generate().map_err(said)?;
+    write("ca-cert.pem", authority.self_signed(&key).map_err(said)?.pem())?;
+    let issuer = Issuer::new(authority, key);
+    for (endpoint, purpose) in [
+        (TlsEndpoint::Client, ExtendedKeyUsagePurpose::ClientAuth),
+        (TlsEndpoint::Server, ExtendedKeyUsagePurpose::ServerAuth),
+    ] {
+        let mut wanted = CertificateParams::new([HOST.to_owned()]).map_err(said)?;
+        wanted.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        wanted.extended_key_usages = vec![purpose];
+        let key = KeyPair::generate().map_err(said)?;
+        let certificate = wanted.signed_by(&key, &issuer).map_err(said)?;
+        write(&format!("{}-cert.pem", endpoint.word()), certificate.pem())?;
+        write(&format!("{}-key.pem", endpoint.word()), key.serialize_pem())?;
+    }
+    Ok(())
+}
+
+/// One side's.
+pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Failure> {
+    let credentials = TlsCredentials::from_directory(directory, endpoint, true).map_err(said)?;
+    let mut tls = Tls::new(credentials.into());
+    if endpoint == TlsEndpoint::Client {
+        tls.hostname = Some(HOST.to_owned());
+    }
+    Ok(tls)
+}
