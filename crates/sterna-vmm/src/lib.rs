@@ -38,5 +38,5 @@ pub use inherited::claim_inherited;
 pub use machine::{KvmMachine, MACHINE_TYPE};
 pub use memory_failure::forward_sigbus;
 pub use ports::{PortDevice, PortRange};
-pub use sterna_devices::vhost_user::VhostUserOptions;
+pub use sterna_devices::vhost_user::{DeviceKind, VhostUserOptions};
 pub use sterna_ram::Backing;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +11,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::{DirtyBitmaps, LoggedRange, VhostLog};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::configuration::Configuration;
 use super::error::VhostUserError;
+use super::kind::DeviceKind;
 use super::memory::GuestMemory;
 use super::ring::Ring;
-use super::session::{Events, Session};
+use super::session::{Events, Offer, Session};
 use super::transfer::Transfer;
 use super::used_rings::UsedRings;
 use super::worker::{Asking, Worker};
@@ -28,7 +32,9 @@ pub struct VhostUserOptions {
     pub name: String,
     /// Where the back end listens.
     pub socket: PathBuf,
-    /// Queues that the device has.
+    /// What a guest sees of it. Without it no guest does: whoever knows where rings are says so by [`VhostUserDevice::start`].
+    pub kind: Option<DeviceKind>,
+    /// Queues that the device has: [`DeviceKind::queues`].
     pub queues: usize,
     /// How long a request may go unanswered. A back end that is told to stop first finishes what it has begun.
     pub answer_limit: Duration,
@@ -46,6 +52,7 @@ impl VhostUserOptions {
         Self {
             name: name.into(),
             socket: socket.into(),
+            kind: None,
             queues: 1,
             answer_limit: Duration::from_secs(30),
             state_limit: Duration::from_secs(30),
@@ -63,7 +70,10 @@ pub struct VhostUserDevice {
     pub(super) options: VhostUserOptions,
     pub(super) worker: Worker<Session>,
     pub(super) transfer: Mutex<Transfer>,
-    offered: u64,
+    offer: Offer,
+    /// The connection, to see its end.
+    socket: UnixStream,
+    changed: EventFd,
     events: Arc<[Events]>,
     used_rings: Arc<UsedRings>,
 }
@@ -94,15 +104,19 @@ impl VhostUserDevice {
             VhostUserError::Connect { device: Arc::clone(&device), socket, source }
         })?;
         let clone = || main.try_clone().map_err(system("doubling the socket"));
-        let (by_hand, to_close) = (clone()?, clone()?);
+        let (by_hand, to_close, socket) = (clone()?, clone()?, clone()?);
+        let changed = EventFd::new(EFD_NONBLOCK).map_err(system("making eventfds"))?;
+        let change = changed.try_clone().map_err(system("making eventfds"))?;
         let asking = Asking::new();
         let used_rings = Arc::<UsedRings>::default();
         let (events_too, used_too) = (Arc::clone(&events), Arc::clone(&used_rings));
         let session = Session::new(&device, &asking, [main, by_hand], memory, events_too, used_too);
         let worker = Worker::start(Arc::clone(&device), asking, options.answer_limit, to_close, session)?;
-        let offered = worker.call(Session::negotiate)?;
+        let kind = options.kind.clone();
+        let offer = worker.call(move |session| session.negotiate(kind.as_ref(), change))?;
         let transfer = Mutex::default();
-        Ok(Arc::new(Self { name: device, options, worker, transfer, offered, events, used_rings }))
+        let name = device;
+        Ok(Arc::new(Self { name, options, worker, transfer, offer, socket, changed, events, used_rings }))
     }
 
     /// Its name.
@@ -110,9 +124,19 @@ impl VhostUserDevice {
         &self.name
     }
 
+    /// What a guest sees of it, if it sees it.
+    pub fn kind(&self) -> Option<&DeviceKind> {
+        self.options.kind.as_ref()
+    }
+
     /// The features that a driver may take: those of virtio and of the device.
     pub fn offered_features(&self) -> u64 {
-        self.offered
+        self.offer.features
+    }
+
+    /// Whether it has a state besides its rings, which moves.
+    pub fn has_state(&self) -> bool {
+        self.offer.has_state
     }
 
     /// Queues that it has.
@@ -141,6 +165,76 @@ impl VhostUserDevice {
             session.adopt(&configuration)?;
             session.run()
         })
+    }
+
+    /// What [`DeviceKind`] asks for: the configuration space as the driver reads it, now.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Space`] for one that breaks a rule, or of a device that no guest sees; whatever a request can fail with.
+    pub fn configuration_space(&self) -> Result<Vec<u8>, VhostUserError> {
+        let Some(kind) = self.options.kind.clone() else {
+            let (device, rule) = (Arc::clone(&self.name), "no guest sees it".to_owned());
+            return Err(VhostUserError::Space { device, rule });
+        };
+        self.worker.call(move |session| session.space(&kind))
+    }
+
+    /// Is signalled when the configuration space has changed.
+    pub fn changed(&self) -> &EventFd {
+        &self.changed
+    }
+
+    /// As [`VhostUserDevice::start`], but the rings may have come with a guest, and run already. Features that are the front
+    /// end's alone are no business of the back end's.
+    ///
+    /// # Errors
+    /// As [`VhostUserDevice::start`].
+    pub fn serve(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
+        let only_ours = self.offer.features & !self.offer.of_back_end;
+        let configuration = Configuration { features: features & !only_ours, rings: rings.to_vec() };
+        self.worker.call(move |session| session.serve(&configuration))
+    }
+
+    /// The guest's driver has reset the device: its rings stop and are forgotten.
+    ///
+    /// # Errors
+    /// Whatever a request can fail with.
+    pub fn reset(&self) -> Result<(), VhostUserError> {
+        self.worker.call(|session| if session.is_set_up() { session.reset() } else { Ok(()) })
+    }
+
+    /// The rings, which have stopped, and how far the back end has got with each.
+    ///
+    /// # Errors
+    /// [`VhostUserError::OutOfOrder`] while they run.
+    pub fn rings(&self) -> Result<Vec<Ring>, VhostUserError> {
+        Ok(self.worker.call(|session| session.configuration())?.rings)
+    }
+
+    /// Puts the end of the connection among the events of `events`, as `data`. It stays there when it has come.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn watch_end(&self, events: &Epoll, data: u64) -> io::Result<()> {
+        let end = EpollEvent::new(EventSet::READ_HANG_UP, data);
+        events.ctl(ControlOperation::Add, self.socket.as_raw_fd(), end)
+    }
+
+    /// [`VhostUserError::Ended`] if the back end has ended.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn check_alive(&self) -> Result<(), VhostUserError> {
+        let look = || {
+            let events = Epoll::new()?;
+            self.watch_end(&events, 0)?;
+            events.wait(0, &mut [EpollEvent::default()])
+        };
+        match look() {
+            // Whoever cannot look finds it out by the next request.
+            Ok(0) | Err(_) => Ok(()),
+            Ok(_) => Err(VhostUserError::Ended { device: Arc::clone(&self.name) }),
+        }
     }
 
     /// The back end notes what it writes in `log` (which was started) when this returns.

@@ -145,6 +145,22 @@ pub enum VhostUserError {
         /// What is wrong with it.
         rule: &'static str,
     },
+    /// A device that no driver may be given.
+    #[error("vhost-user device {device}: {rule}")]
+    Space {
+        /// The device's name.
+        device: Arc<str>,
+        /// What is wrong with its configuration space.
+        rule: String,
+    },
+    /// The back end has ended, or has closed the connection.
+    #[error(
+        "vhost-user device {device}: the back end closed the connection; see what it printed. The guest goes on without it"
+    )]
+    Ended {
+        /// The device's name.
+        device: Arc<str>,
+    },
     /// The record of the rings that came from the source is none.
     #[error("vhost-user device {device}: the source's record of its rings: {rule}")]
     Configuration {

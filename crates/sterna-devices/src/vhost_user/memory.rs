@@ -80,6 +80,14 @@ impl GuestMemory {
         Some(Pages { block, first, count: last - first + 1 })
     }
 
+    /// The word that the guest sees at `address`, which the back end may write at any time.
+    pub(super) fn read_u16(&self, address: u64) -> Option<u16> {
+        let (block, offset) = self.place(address, 2)?;
+        let mut bytes = [0; 2];
+        self.ram.block(block).read(offset, &mut bytes).ok()?;
+        Some(u16::from_le_bytes(bytes))
+    }
+
     /// The block, and the offset in it.
     fn place(&self, address: u64, len: u64) -> Option<(usize, u64)> {
         self.ranges.iter().find_map(|range| {

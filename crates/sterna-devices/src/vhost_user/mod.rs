@@ -23,10 +23,12 @@
 mod configuration;
 mod device;
 mod error;
+mod kind;
 mod log;
 mod log_base;
 mod memory;
 mod pipe;
+mod requests;
 mod ring;
 mod section;
 mod session;
@@ -37,6 +39,7 @@ mod worker;
 
 pub use device::{VhostUserDevice, VhostUserOptions};
 pub use error::{StateDirection, VhostUserError};
+pub use kind::DeviceKind;
 pub use log::VhostUserLog;
 pub use ring::Ring;
 pub use section::VhostUserSection;

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_ram::dirty::VhostLog;
-use vhost::vhost_user::message::{VhostTransferStateDirection, VhostTransferStatePhase, VhostUserHeaderFlag};
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserHeaderFlag,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::{VhostBackend, VringConfigData};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -17,8 +19,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::configuration::{Configuration, RINGS_MAX};
 use super::error::{StateDirection, VhostUserError};
+use super::kind::DeviceKind;
 use super::log_base::{self, LogBaseError};
 use super::memory::GuestMemory;
+use super::requests::Requests;
 use super::ring::Ring;
 use super::used_rings::{Pages, UsedRings};
 use super::worker::Asking;
@@ -29,6 +33,8 @@ const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 const KICKS_LIMIT: Duration = Duration::from_millis(100);
 /// And by one that was never seen to take one: it may poll its rings.
 const POLLED_LIMIT: Duration = Duration::from_millis(2);
+/// How long a stop waits for entries that a back end has taken and not returned: a slow disk.
+const RETURNS_LIMIT: Duration = Duration::from_secs(10);
 /// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
 const RING_PACKED: u64 = 1 << 34;
 
@@ -47,6 +53,8 @@ struct ActiveRing {
     addresses: VringConfigData,
     used: Pages,
     serving: Serving,
+    /// It has stopped, and it is not known yet that the back end has returned all that it took.
+    may_owe: bool,
     /// The back end was seen to take a kick.
     takes_kicks: bool,
 }
@@ -58,6 +66,17 @@ enum Serving {
     /// A start or a stop failed half-way: it may, and how far it has got only it knows.
     Unknown,
     Yes,
+}
+
+/// What the back end has, as far as others than the session need to know.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer {
+    /// Features that a driver may take.
+    pub(super) features: u64,
+    /// Those of them that are the back end's, and not only the front end's.
+    pub(super) of_back_end: u64,
+    /// Besides its rings it has a state that moves.
+    pub(super) has_state: bool,
 }
 
 /// The connection.
@@ -75,6 +94,9 @@ pub(super) struct Session {
     used_rings: Arc<UsedRings>,
     events: Arc<[Events]>,
     log: Option<Arc<VhostLog>>,
+    requests: Option<Requests>,
+    /// A guest's driver sees the device, so its used rings are what they should be.
+    has_driver: bool,
 }
 
 impl Session {
@@ -100,12 +122,18 @@ impl Session {
             used_rings,
             events,
             log: None,
+            requests: None,
+            has_driver: false,
         }
     }
 
-    /// Agrees on what the protocol can do, and gives the back end the guest's memory. Gives the features that a
-    /// driver may take.
-    pub(super) fn negotiate(&mut self) -> Result<u64, VhostUserError> {
+    /// Agrees on what the protocol can do, and gives the back end the guest's memory. If a guest sees the device, `changed` is
+    /// signalled when its configuration space has changed.
+    pub(super) fn negotiate(
+        &mut self,
+        kind: Option<&DeviceKind>,
+        changed: EventFd,
+    ) -> Result<Offer, VhostUserError> {
         self.ask("SET_OWNER", |frontend| frontend.set_owner())?;
         let offered = self.ask("GET_FEATURES", |frontend| frontend.get_features())?;
         for (bit, name) in
@@ -117,18 +145,28 @@ impl Session {
         }
         self.offered = offered & !(PROTOCOL_FEATURES | LOG_ALL | RING_PACKED);
         let known = self.ask("GET_PROTOCOL_FEATURES", |frontend| frontend.get_protocol_features())?;
-        let needed = [
-            (VhostUserProtocolFeatures::LOG_SHMFD, "VHOST_USER_PROTOCOL_F_LOG_SHMFD"),
-            (VhostUserProtocolFeatures::DEVICE_STATE, "VHOST_USER_PROTOCOL_F_DEVICE_STATE"),
-        ];
-        if let Some((_, name)) = needed.iter().find(|(bit, _)| !known.contains(*bit)) {
-            return Err(self.lacks(name));
+        let has_state = known.contains(VhostUserProtocolFeatures::DEVICE_STATE);
+        if !known.contains(VhostUserProtocolFeatures::LOG_SHMFD) {
+            return Err(self.lacks("VHOST_USER_PROTOCOL_F_LOG_SHMFD"));
         }
-        let wanted = VhostUserProtocolFeatures::LOG_SHMFD
+        // Of a device of which nothing is known it must be assumed that it has a state.
+        if !has_state && kind.is_none_or(DeviceKind::needs_state) {
+            return Err(self.lacks("VHOST_USER_PROTOCOL_F_DEVICE_STATE"));
+        }
+        self.has_driver = kind.is_some();
+        let mut features = self.offered;
+        if let Some(kind) = kind {
+            features = kind.features(self.offered).map_err(|name| self.lacks(&name))?;
+        }
+        let mut wanted = VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::DEVICE_STATE
             | VhostUserProtocolFeatures::DEVICE_STATE
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE;
+        if kind.is_some() && known.contains(VhostUserProtocolFeatures::CONFIG) {
+            wanted |= VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ;
+        }
         self.protocol = known & wanted;
         let agreed = self.protocol;
         self.ask("SET_PROTOCOL_FEATURES", |frontend| frontend.set_protocol_features(agreed))?;
@@ -141,17 +179,53 @@ impl Session {
                 return Err(self.lacks(&format!("{} queues, it has {queues}", self.events.len())));
             }
         }
+        if agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
+            let device = Arc::clone(&self.device);
+            let what = "making a connection for the back end's requests";
+            let (requests, theirs) = Requests::listen(&device, changed)
+                .map_err(|source| VhostUserError::System { device, what, source })?;
+            self.requests = Some(requests);
+            self.ask("SET_BACKEND_REQ_FD", |frontend| frontend.set_backend_request_fd(&theirs))?;
+        }
         let table = self.memory.table();
         self.ask("SET_MEM_TABLE", |frontend| frontend.set_mem_table(&table))?;
-        Ok(self.offered)
+        Ok(Offer { features, of_back_end: features & self.offered, has_state })
+    }
+
+    /// The configuration space as it is now.
+    pub(super) fn space(&mut self, kind: &DeviceKind) -> Result<Vec<u8>, VhostUserError> {
+        let mut said = None;
+        if self.protocol.contains(VhostUserProtocolFeatures::CONFIG) {
+            let room = vec![0; kind.space_bytes()];
+            let (bytes, flags) = (room.len() as u32, VhostUserConfigFlags::empty());
+            said = Some(self.ask("GET_CONFIG", |frontend| frontend.get_config(0, bytes, flags, &room))?.1);
+        }
+        kind.space(self.events.len(), said, self.offered)
+            .map_err(|rule| VhostUserError::Space { device: Arc::clone(&self.device), rule })
+    }
+
+    /// Serves the rings of the guest's driver, which is ready. They may have come with the guest, and run already.
+    pub(super) fn serve(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
+        let place = |ring: &Ring| Ring { base: 0, ..*ring };
+        let ours = self.rings.iter().map(|active| place(&active.ring));
+        let is_the_same = self.features == configuration.features
+            && !self.rings.is_empty()
+            && ours.eq(configuration.rings.iter().map(place));
+        if !is_the_same {
+            self.adopt(configuration)?;
+        }
+        self.run()
+    }
+
+    /// A state can be moved only while no ring runs.
+    pub(super) fn check_stopped(&self, call: &'static str) -> Result<(), VhostUserError> {
+        if self.may_run() { Err(self.out_of_order(call, "its rings run")) } else { Ok(()) }
     }
 
     /// The rings that the guest's driver or the source set up, all stopped. Nothing is said to the back end yet: its
     /// look at the used rings must wait until RAM is whole.
     pub(super) fn adopt(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
-        if self.may_run() {
-            return Err(self.out_of_order("setting rings up", "its rings run"));
-        }
+        self.check_stopped("setting rings up")?;
         let missing = configuration.features & !self.offered;
         if missing != 0 {
             return Err(self.lacks(&format!("the features {missing:#x}, which the guest's driver uses")));
@@ -166,7 +240,14 @@ impl Session {
         }
         let check = |(index, ring): (usize, &Ring)| {
             let (addresses, used) = ring.check(&self.device, index, &self.memory)?;
-            Ok(ActiveRing { ring: *ring, addresses, used, serving: Serving::No, takes_kicks: false })
+            Ok(ActiveRing {
+                ring: *ring,
+                addresses,
+                used,
+                serving: Serving::No,
+                may_owe: false,
+                takes_kicks: false,
+            })
         };
         self.rings =
             configuration.rings.iter().enumerate().map(check).collect::<Result<_, VhostUserError>>()?;
@@ -176,9 +257,7 @@ impl Session {
 
     /// What [`Session::adopt`] takes at the other side.
     pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
-        if self.may_run() {
-            return Err(self.out_of_order("asking for its configuration", "its rings run"));
-        }
+        self.check_stopped("asking for its configuration")?;
         let rings = self.rings.iter().map(|active| active.ring).collect();
         Ok(Configuration { features: self.features, rings })
     }
@@ -210,7 +289,7 @@ impl Session {
                 self.stop_ring(index)?;
             }
         }
-        Ok(())
+        (0..self.rings.len()).try_for_each(|index| self.wait_for_returns(index))
     }
 
     /// Lets the back end note what it writes in `log`, or not any more. Its rings run on.
@@ -247,9 +326,7 @@ impl Session {
         direction: StateDirection,
         end: OwnedFd,
     ) -> Result<Option<File>, VhostUserError> {
-        if self.may_run() {
-            return Err(self.out_of_order("moving its state", "its rings run"));
-        }
+        self.check_stopped("moving its state")?;
         let way = match direction {
             StateDirection::Save => VhostTransferStateDirection::SAVE,
             StateDirection::Load => VhostTransferStateDirection::LOAD,
@@ -299,7 +376,7 @@ impl Session {
         self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
         self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
         // From here on it may run, whatever the rest says.
-        self.rings[index].serving = Serving::Unknown;
+        (self.rings[index].serving, self.rings[index].may_owe) = (Serving::Unknown, false);
         self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
         // For what the guest made available while nobody looked; and for what was used but not told.
@@ -325,8 +402,29 @@ impl Session {
             });
         };
         let ring = &mut self.rings[index];
-        (ring.ring.base, ring.serving) = (base, Serving::No);
+        (ring.ring.base, ring.serving, ring.may_owe) = (base, Serving::No, self.has_driver);
         self.used_rings.stopped(self.rings[index].used);
+        Ok(())
+    }
+
+    /// Some back ends answer GET_VRING_BASE while they work on entries that they took before (`specs/vhost-user.md §1.3`). Nobody
+    /// would return those at the destination, so they are waited for: each entry that is taken is returned by one.
+    fn wait_for_returns(&mut self, index: usize) -> Result<(), VhostUserError> {
+        const STEP: Duration = Duration::from_millis(1);
+        let begin = Instant::now();
+        while self.rings[index].may_owe {
+            let ring = self.rings[index].ring;
+            let used = self.memory.read_u16(ring.used + 2);
+            if used.is_none_or(|used| used == ring.base) {
+                self.rings[index].may_owe = false;
+                break;
+            }
+            if begin.elapsed() > RETURNS_LIMIT {
+                let rule = "the back end has taken entries and does not return them";
+                return Err(VhostUserError::Ring { device: Arc::clone(&self.device), ring: index, rule });
+            }
+            std::thread::sleep(STEP);
+        }
         Ok(())
     }
 
@@ -367,6 +465,11 @@ impl Session {
         }
         let limit = |index: &usize| if self.rings[*index].takes_kicks { KICKS_LIMIT } else { POLLED_LIMIT };
         Ok(pending.iter().map(limit).max())
+    }
+
+    /// There are rings, or features that a driver took.
+    pub(super) fn is_set_up(&self) -> bool {
+        !self.rings.is_empty() || self.features != 0
     }
 
     fn may_run(&self) -> bool {

@@ -15,6 +15,7 @@ impl DeviceStream for VhostUserDevice {
         if transfer.is_load() {
             return Err(self.out_of_order("begin_save", &transfer).into());
         }
+        self.check_alive()?;
         self.abort_save(&mut transfer);
         *transfer = Transfer::Announced;
         Ok(())
@@ -58,7 +59,9 @@ impl DeviceStream for VhostUserDevice {
             *stopped = true;
         }
         self.worker.call(|session| session.stop())?;
-        if matches!(*transfer, Transfer::Announced) {
+        if matches!(*transfer, Transfer::Announced) && !self.has_state() {
+            *transfer = Transfer::Saved;
+        } else if matches!(*transfer, Transfer::Announced) {
             // A back end that does not answer in time may begin all the same.
             *transfer = Transfer::Unsaved;
             let begun = self.begin_transfer(StateDirection::Save);
@@ -86,6 +89,11 @@ impl DeviceStream for VhostUserDevice {
         if !matches!(*transfer, Transfer::None | Transfer::Ran { .. }) {
             return Err(self.out_of_order("begin_load", &transfer).into());
         }
+        if !self.has_state() {
+            self.worker.call(|session| session.check_stopped("moving its state"))?;
+            *transfer = Transfer::LoadingNothing;
+            return Ok(());
+        }
         let begun = self.begin_transfer(StateDirection::Load);
         let pipe = begun.inspect_err(|error| {
             // As with a save. But a device that runs was told nothing, and must not be reset.
@@ -102,18 +110,27 @@ impl DeviceStream for VhostUserDevice {
         let mut transfer = self.transfer();
         match &mut *transfer {
             Transfer::Loading(pipe) => Ok(pipe.write(bytes)?),
+            Transfer::LoadingNothing if bytes.is_empty() => Ok(()),
+            Transfer::LoadingNothing => {
+                let feature =
+                    "VHOST_USER_PROTOCOL_F_DEVICE_STATE, and the source's back end has a state".to_owned();
+                Err(VhostUserError::Lacks { device: self.name.clone(), feature }.into())
+            }
             _ => Err(self.out_of_order("write", &transfer).into()),
         }
     }
 
     fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError> {
         let mut transfer = self.transfer();
-        if !matches!(*transfer, Transfer::Loading(_)) {
-            return Err(self.out_of_order("finish_load", &transfer).into());
+        match *transfer {
+            Transfer::LoadingNothing => {}
+            Transfer::Loading(_) => {
+                // Closes the pipe: the back end's sign that it has all.
+                *transfer = Transfer::Unchecked;
+                self.worker.call(|session| session.check(StateDirection::Load))?;
+            }
+            _ => return Err(self.out_of_order("finish_load", &transfer).into()),
         }
-        // Closes the pipe: the back end's sign that it has all.
-        *transfer = Transfer::Unchecked;
-        self.worker.call(|session| session.check(StateDirection::Load))?;
         let configuration = Configuration::decode(&self.name, configuration)?;
         self.worker.call(move |session| session.adopt(&configuration))?;
         *transfer = Transfer::Loaded;
@@ -125,7 +142,7 @@ impl DeviceStream for VhostUserDevice {
         // One that runs what was loaded keeps it.
         let was_checked = match *transfer {
             Transfer::Loading(_) | Transfer::Unchecked => false,
-            Transfer::Loaded | Transfer::Ran { stopped: true } => true,
+            Transfer::LoadingNothing | Transfer::Loaded | Transfer::Ran { stopped: true } => true,
             _ => return Ok(()),
         };
         *transfer = Transfer::None;
@@ -136,7 +153,7 @@ impl DeviceStream for VhostUserDevice {
     fn run(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
         match *transfer {
-            Transfer::Loading(_) | Transfer::Unchecked => {
+            Transfer::Loading(_) | Transfer::LoadingNothing | Transfer::Unchecked => {
                 return Err(self.out_of_order("run", &transfer).into());
             }
             Transfer::Loaded | Transfer::Ran { .. } => {

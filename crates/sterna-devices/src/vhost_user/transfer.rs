@@ -19,6 +19,8 @@ pub(super) enum Transfer {
     Interrupted,
     /// The back end reads its state.
     Loading(StatePipe),
+    /// The back end has no state: only a record of its rings comes.
+    LoadingNothing,
     /// The state is in the back end's hands, but nobody has said that it is good.
     Unchecked,
     /// All is loaded.
@@ -37,7 +39,9 @@ impl Transfer {
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
             Self::Unsaved => "saving its state has failed",
             Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
-            Self::Loading(_) | Self::Unchecked | Self::Loaded => "its state is being loaded",
+            Self::Loading(_) | Self::LoadingNothing | Self::Unchecked | Self::Loaded => {
+                "its state is being loaded"
+            }
         }
     }
 
@@ -49,6 +53,6 @@ impl Transfer {
     }
 
     pub(super) fn is_load(&self) -> bool {
-        matches!(self, Self::Loading(_) | Self::Unchecked | Self::Loaded)
+        matches!(self, Self::Loading(_) | Self::LoadingNothing | Self::Unchecked | Self::Loaded)
     }
 }

@@ -1,4 +1,4 @@
-//! A back end of our own: one queue, whose requests a [`Model`] serves, and whose state moves by the protocol's
+//! A back end of our own: two queues, whose requests a [`Model`] serves, and whose state moves by the protocol's
 //! device-state messages. It runs in a process of its own, so that it can be stopped and killed: the test binary,
 //! called again for its test [`RUNS`].
 
@@ -32,6 +32,9 @@ const FAULT: &str = "STERNA_BACK_END_FAULT";
 
 /// VIRTIO_F_VERSION_1.
 pub const VERSION_1: u64 = 1 << 32;
+/// VIRTIO_BLK_F_BLK_SIZE and VIRTIO_BLK_F_MQ, for devices that are disks.
+pub const BLOCK_SIZE: u64 = 1 << 6;
+pub const BLOCK_QUEUES: u64 = 1 << 12;
 
 /// What a back end does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +60,17 @@ pub enum Fault {
     OwnDevice,
     /// It cannot move its state at all.
     NoDeviceState,
+    /// It returns what it takes a while later, and says meanwhile that it has stopped.
+    Lingers,
+    /// It says nothing of its configuration space.
+    NoConfiguration,
+    /// It says that its configuration space is full of ones.
+    WrongConfiguration,
+    /// It says less of its configuration space than it is asked for.
+    ShortConfiguration,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 15] = [
     Fault::None,
     Fault::SaveFails,
     Fault::SaveHangs,
@@ -71,7 +82,16 @@ const FAULTS: [Fault; 11] = [
     Fault::OwnPipeHangs,
     Fault::OwnDevice,
     Fault::NoDeviceState,
+    Fault::Lingers,
+    Fault::NoConfiguration,
+    Fault::WrongConfiguration,
+    Fault::ShortConfiguration,
 ];
+
+/// Sectors of the disk that it says to be, before any request was served: each makes it longer by one.
+pub const SECTORS: u64 = 1000;
+/// How long one that lingers takes.
+pub const LINGERS: Duration = Duration::from_millis(300);
 
 /// A back end's process; killed when dropped.
 pub struct BackEnd {
@@ -192,7 +212,7 @@ impl VhostUserBackendMut for Service {
     type Vring = VringRwLock<GuestMemoryAtomic<Memory>>;
 
     fn num_queues(&self) -> usize {
-        1
+        2
     }
 
     fn max_queue_size(&self) -> usize {
@@ -201,6 +221,8 @@ impl VhostUserBackendMut for Service {
 
     fn features(&self) -> u64 {
         VERSION_1
+            | BLOCK_SIZE
+            | BLOCK_QUEUES
             | VhostUserVirtioFeatures::LOG_ALL.bits()
             | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
@@ -210,8 +232,34 @@ impl VhostUserBackendMut for Service {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::DEVICE_STATE;
-        if self.fault == Fault::NoDeviceState { all - VhostUserProtocolFeatures::DEVICE_STATE } else { all }
+        match self.fault {
+            Fault::NoDeviceState => all - VhostUserProtocolFeatures::DEVICE_STATE,
+            Fault::NoConfiguration => all - VhostUserProtocolFeatures::CONFIG,
+            _ => all,
+        }
+    }
+
+    /// That of a file system with the tag `model`, or of a disk, by its size.
+    fn get_config(&self, _offset: u32, size: u32) -> Vec<u8> {
+        let mut bytes = vec![0; size as usize];
+        match (self.fault, size) {
+            (Fault::WrongConfiguration, _) => bytes.fill(0xff),
+            (Fault::ShortConfiguration, _) => bytes.truncate(size as usize - 1),
+            (_, 40) => {
+                bytes[..5].copy_from_slice(b"model");
+                bytes[36] = 1;
+            }
+            (_, 60) => {
+                let sectors = SECTORS + self.model.lock().expect("no panic").served();
+                bytes[..8].copy_from_slice(&sectors.to_le_bytes());
+                bytes[20..24].copy_from_slice(&512u32.to_le_bytes());
+                bytes[34] = 2;
+            }
+            _ => {}
+        }
+        bytes
     }
 
     fn reset_device(&mut self) {
@@ -232,12 +280,12 @@ impl VhostUserBackendMut for Service {
 
     fn handle_event(
         &mut self,
-        _event: u16,
+        event: u16,
         _set: EventSet,
         vrings: &[Self::Vring],
         _thread: usize,
     ) -> io::Result<()> {
-        let vring = &vrings[0];
+        let Some(vring) = vrings.get(usize::from(event)) else { return Ok(()) };
         let memory = self.memory.memory();
         loop {
             let mut state = vring.get_mut();
@@ -257,6 +305,15 @@ impl VhostUserBackendMut for Service {
                 } else {
                     request = memory.read_obj(part.addr()).map_err(io::Error::other)?;
                 }
+            }
+            if self.fault == Fault::Lingers {
+                let vring = vring.clone();
+                thread::spawn(move || {
+                    thread::sleep(LINGERS);
+                    vring.add_used(head, written).expect("a ring");
+                    let _ = vring.signal_used_queue();
+                });
+                continue;
             }
             vring.add_used(head, written).map_err(io::Error::other)?;
         }

@@ -21,6 +21,11 @@ impl Model {
         Self { served: 0, digest: 1, bytes }
     }
 
+    /// How many requests it has served.
+    pub fn served(&self) -> u64 {
+        self.served
+    }
+
     /// Serves a request: fills `answer`, whose last word tells of all requests so far.
     pub fn serve(&mut self, request: u64, answer: &mut [u8]) {
         self.served += 1;

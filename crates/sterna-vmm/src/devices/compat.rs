@@ -5,7 +5,7 @@
 //! | `cpus` | number of vCPUs, u64 |
 //! | `tkhz` | TSC frequency in kHz, u64; this side's must be within 250 ppm, or scalable |
 //! | `rams` | each piece of RAM: guest-physical address u64, length u64 |
-//! | `virt` | only where there are virtio devices: of each how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all), its kind u32, features u64, number of queues u16, length of its configuration space u16, and this |
+//! | `virt` | only where there are virtio devices: of each how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all, 4 and 5 vhost-user with and without a state of its own), its kind u32, features u64, number of queues u16, length of its configuration space u16, and this |
 //! | `cpid` | every CPUID entry without the vCPU's own ids: function, index, flags, eax, ebx, ecx, edx, u32 each |
 //!
 //! *Compatibility rule*: equality; of a virtio device the destination may offer more features. CPUID is what the guest has already seen, so a destination with more

@@ -8,6 +8,9 @@
 //! | `feat` | the features that the driver chose, u64 |
 //! | `queu` | each queue: most entries, entries, next available, next used (u16 each), ready, event index (u8 each), addresses of descriptors, available ring and used ring (u64 each) |
 //!
+//! Of a device that another process serves (vhost-user) how far its queues are also stands in that one's stream
+//! (`vhost-user/N`), which is what its back end gets.
+//!
 //! A device is saved when nothing is in flight: what it has taken it has returned, and the rest stands in the rings.
 //!
 //! *Compatibility rule*: kind and configuration space are equal on both sides, and the destination offers what the driver chose.
@@ -80,7 +83,7 @@ fn save(transport: &Transport) -> Vec<u8> {
     let words = [[status, causes].as_slice(), &selected].concat();
     let mut body = Body::default();
     body.bytes(*b"kind", &transport.identity.kind.to_le_bytes());
-    body.bytes(*b"conf", &transport.identity.configuration);
+    body.bytes(*b"conf", &transport.configuration());
     body.bytes(*b"stat", &words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>());
     body.u64(*b"feat", driver_features);
     body.bytes(*b"queu", &queues.iter().flat_map(queue_bytes).collect::<Vec<_>>());
@@ -93,8 +96,9 @@ fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError
     if kind != identity.kind.to_le_bytes() {
         return Err(mismatch("kind of device", kind, &identity.kind.to_le_bytes()));
     }
-    if configuration != identity.configuration {
-        return Err(mismatch("configuration space", configuration, &identity.configuration));
+    let ours = transport.configuration();
+    if configuration != ours {
+        return Err(mismatch("configuration space", configuration, &ours));
     }
     let stat = fields.bytes(*b"stat")?;
     let words: Vec<u32> = stat.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -127,8 +131,9 @@ fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError
 pub(super) fn identities(context: &Context) -> Vec<u8> {
     let mut bytes = Vec::new();
     for transport in context.hardware.virtio.all() {
-        let Identity { kind, features, queue_sizes, configuration, migration, .. } = &transport.identity;
-        bytes.push(mode(*migration));
+        let Identity { kind, features, queue_sizes, .. } = &transport.identity;
+        let configuration = transport.configuration();
+        bytes.push(mode(&transport.identity));
         bytes.extend(kind.to_le_bytes());
         bytes.extend(features.to_le_bytes());
         bytes.extend((queue_sizes.len() as u16).to_le_bytes());
@@ -146,20 +151,20 @@ pub(super) fn compare(context: &Context, mut theirs: &[u8]) -> Result<(), StateE
     while !theirs.is_empty() {
         let their = Theirs::take(&mut theirs).ok_or_else(|| length(*b"virt", bytes, "whole devices"))?;
         let what = |of: &str| format!("virtio device {place}: {of}");
-        let Some(Identity { kind, features, queue_sizes, configuration, name, migration, .. }) =
-            ours.get(place).map(|transport| &transport.identity)
-        else {
+        let Some(transport) = ours.get(place) else {
             let theirs = format!("a device of kind {}", their.kind);
             return Err(StateError::Mismatch { what: what("it"), theirs, ours: "none".to_owned() });
         };
+        let identity @ Identity { kind, features, queue_sizes, name, .. } = &transport.identity;
+        let configuration = &transport.configuration();
         let differs = |of: &str, theirs: String, ours: String| {
             Err(StateError::Mismatch { what: format!("{} ({name})", what(of)), theirs, ours })
         };
         if their.kind != *kind {
             return differs("its kind", their.kind.to_string(), kind.to_string());
         }
-        if their.mode != mode(*migration) {
-            let [theirs, ours] = [their.mode, mode(*migration)].map(told);
+        if their.mode != mode(identity) {
+            let [theirs, ours] = [their.mode, mode(identity)].map(told);
             return differs("the way in which it moves", theirs.to_owned(), ours.to_owned());
         }
         if usize::from(their.queues) != queue_sizes.len() {
@@ -218,9 +223,9 @@ impl<'a> Theirs<'a> {
 }
 
 /// How a device moves, as a byte.
-fn mode(migration: Option<DiskMigration>) -> u8 {
-    match migration {
-        None => 0,
+fn mode(identity: &Identity) -> u8 {
+    match identity.migration {
+        None => identity.process.as_ref().map_or(0, |process| if process.has_state() { 4 } else { 5 }),
         Some(DiskMigration::Shared) => 1,
         Some(DiskMigration::Copy) => 2,
         Some(DiskMigration::None) => 3,
@@ -233,6 +238,8 @@ fn told(mode: u8) -> &'static str {
         1 => "migrate=shared",
         2 => "migrate=copy",
         3 => "migrate=none",
+        4 => "a vhost-user back end with a state of its own",
+        5 => "a vhost-user back end without a state of its own",
         _ => "a way that is unknown here; the source may be newer",
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let cpuid = cpuid::template(&kvm, usize::from(config.vcpus))?;
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;
-    let virtio = Arc::new(VirtioDevices::new(config, &vm)?);
+    let virtio = Arc::new(VirtioDevices::new(config, &vm, &external.vhost_user)?);
     let mut device_sources = external.dirty_sources(&vm)?;
     device_sources.extend(virtio.dirty_source(&vm)?);
     let tracking = Tracking::new(vcpu_tracking, device_sources);

@@ -11,6 +11,8 @@ mod common;
 mod model;
 #[path = "../../../sterna/tests/plain/mod.rs"]
 mod plain;
+#[path = "../support/registers.rs"]
+mod registers;
 #[path = "../../../sterna-devices/tests/support/virtqueue.rs"]
 mod virtqueue;
 
@@ -22,6 +24,7 @@ mod moving;
 mod of_0_1;
 mod ring;
 mod vfio_user;
+mod vhost_user_guest;
 mod vhost_user_machine;
 mod virtio;
 

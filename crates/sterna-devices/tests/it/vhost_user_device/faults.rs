@@ -86,11 +86,16 @@ fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_source_runs_on() {
 fn stop_of_a_back_end_that_died_names_the_device() {
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
+    machine.device.begin_save().expect("a good beginning");
     machine.back_end.kill();
 
-    let error = told(machine.stop().expect_err("nobody answers"));
+    let error = told(machine.device.stop().expect_err("nobody answers"));
 
     names(&error, &["closed the connection", "GET_VRING_BASE"]);
+    names(
+        &told(machine.device.begin_save().expect_err("nobody is there")),
+        &["fs0", "closed the connection"],
+    );
     names(&told(machine.device.run().and_then(|()| machine.stop()).expect_err("dead")), &["closed"]);
 }
 

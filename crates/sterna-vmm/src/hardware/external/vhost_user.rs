@@ -1,6 +1,6 @@
 //! Virtio devices over vhost-user.
 //!
-//! The machine's own virtio transport does not serve them: whoever knows where the guest's driver put its rings says so by
+//! The guest sees those whose kind is stated (`hardware::virtio`). Of another one whoever knows where its rings are says so by
 //! [`VhostUserDevice::start`]. A device that was never started moves all the same.
 
 use std::sync::Arc;

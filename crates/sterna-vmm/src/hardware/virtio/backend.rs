@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sterna::DeviceStream;
+use sterna_devices::vhost_user::VhostUserDevice;
 
 use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
@@ -14,7 +15,7 @@ use crate::config::DiskMigration;
 pub(crate) trait Backend: Send {
     /// Virtio's number of the kind.
     fn kind(&self) -> u32;
-    /// The features of the kind that it offers, as bits.
+    /// The features of the kind that it offers, as bits; of one that another process serves, all of them.
     fn features(&self) -> u64;
     /// How long its queues may be.
     fn queue_sizes(&self) -> Vec<u16>;
@@ -26,6 +27,10 @@ pub(crate) trait Backend: Send {
     }
     /// Of a disk: how it moves.
     fn migration(&self) -> Option<DiskMigration> {
+        None
+    }
+    /// The process that serves its queues, if it is another one.
+    fn process(&self) -> Option<Arc<VhostUserDevice>> {
         None
     }
     /// Begins to work, on a thread of its own, with the features that the driver chose.
@@ -41,8 +46,21 @@ pub(crate) trait Backend: Send {
 
 /// A device at work. It keeps no chain beyond [`Session::finish`] or its end.
 pub(crate) trait Session<'a> {
+    /// The queues are ready, and nothing has been looked at. Kicks of the time before may be lost, on this host or on another one.
+    fn begun(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
+        (0..rings.len()).try_for_each(|queue| self.kicked(rings, queue))
+    }
+
+    /// Whether kicks come here.
+    fn takes_kicks(&self) -> bool {
+        true
+    }
+
     /// The driver may have added something to a queue.
-    fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken>;
+    fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
+        let _ = (rings, queue);
+        Ok(())
+    }
 
     /// Readable when [`Session::woken`] has something to do. It is looked at when it becomes so, and not as long as it is.
     fn wakes(&self) -> Option<BorrowedFd<'_>> {

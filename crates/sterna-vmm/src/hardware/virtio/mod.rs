@@ -1,4 +1,4 @@
-//! Virtio devices in this process: each in a place of its own, where ACPI's tables say that it is.
+//! Virtio devices, in this process or behind it: each in a place of its own, where ACPI's tables say that it is.
 //!
 //! | module | contains |
 //! | --- | --- |
@@ -9,6 +9,7 @@
 //! | [`state`] | what moves with the guest |
 //! | [`backend`] | what a kind of device has to say |
 //! | [`block`], [`net`], [`free_pages`], [`entropy`] | the kinds |
+//! | [`vhost_user`] | devices that another process serves |
 //!
 //! virtio-mmio and not PCI: it needs no buses, capabilities and MSI tables, and Linux finds it by
 //! ACPI as well (`LNRO0005`).
@@ -29,11 +30,13 @@ mod state;
 #[cfg(test)]
 mod testing;
 mod transport;
+mod vhost_user;
 mod worker;
 
 use std::sync::Arc;
 
 use sterna::Hook;
+use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
 
@@ -52,8 +55,12 @@ pub(crate) struct VirtioDevices {
 }
 
 impl VirtioDevices {
-    /// Makes the devices. Their drivers find them reset.
-    pub(crate) fn new(config: &MachineConfig, vm: &Arc<KvmVm>) -> Result<Self, VmmError> {
+    /// Makes the devices; those of other processes come last. Their drivers find them reset.
+    pub(crate) fn new(
+        config: &MachineConfig,
+        vm: &Arc<KvmVm>,
+        processes: &[Arc<VhostUserDevice>],
+    ) -> Result<Self, VmmError> {
         let mut backends: Vec<(String, Box<dyn Backend>)> = Vec::new();
         let mut hooks = Vec::new();
         for (index, options) in config.disks.iter().enumerate() {
@@ -73,6 +80,9 @@ impl VirtioDevices {
         }
         if config.entropy {
             backends.push(("entropy".to_owned(), Box::new(entropy::Entropy::new()?)));
+        }
+        for (name, device) in vhost_user::seen(processes)? {
+            backends.push((name, Box::new(device)));
         }
         if backends.len() > VIRTIO_MAX {
             let why = format!("{} virtio devices, at most {VIRTIO_MAX} have a place", backends.len());

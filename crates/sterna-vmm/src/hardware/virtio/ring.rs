@@ -3,6 +3,7 @@
 
 use std::io;
 
+use sterna_devices::vhost_user::{self, VhostUserError};
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_INT_VRING;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryBackend;
@@ -22,6 +23,8 @@ pub(crate) enum Broken {
     Chain { queue: usize, head: u16, why: String },
     #[error("the host: {0}")]
     Host(#[from] io::Error),
+    #[error(transparent)]
+    Process(#[from] VhostUserError),
 }
 
 /// Pieces of a chain, at most: as many as a system call takes.
@@ -57,6 +60,22 @@ impl<'a> Ring<'a> {
             true => Ok(Self { index, memory, queue, interrupt }),
             false => Err(Broken::Place { queue: index }),
         }
+    }
+
+    /// Where it is, for another process.
+    pub(crate) fn place(&self) -> vhost_user::Ring {
+        vhost_user::Ring {
+            size: self.queue.size(),
+            descriptors: self.queue.desc_table(),
+            available: self.queue.avail_ring(),
+            used: self.queue.used_ring(),
+            base: self.queue.next_avail(),
+        }
+    }
+
+    /// Interrupts the driver, whether it wants that or not.
+    pub(crate) fn interrupt(&self, cause: u32) {
+        self.interrupt.raise(cause);
     }
 
     /// The next chain, if there is one.

@@ -22,6 +22,12 @@ impl Transport {
     /// Of a machine whose guest stands still.
     pub(crate) fn state(&self) -> TransportState {
         let registers = self.registers.lock();
+        let mut queues: Vec<_> = self.parts.lock().queues.iter().map(Queue::state).collect();
+        // Rings of another process have stopped by now, unless it does not answer: then its own stream says so.
+        let rings = self.identity.process.as_ref().and_then(|process| process.rings().ok());
+        for (queue, ring) in queues.iter_mut().zip(rings.unwrap_or_default()) {
+            (queue.next_avail, queue.next_used) = (ring.base, ring.base);
+        }
         TransportState {
             status: self.signals.status.load(Ordering::SeqCst),
             causes: self.signals.interrupt.causes(),
@@ -31,7 +37,7 @@ impl Transport {
                 registers.driver_features_select,
                 registers.queue_select,
             ],
-            queues: self.parts.lock().queues.iter().map(Queue::state).collect(),
+            queues,
         }
     }
 

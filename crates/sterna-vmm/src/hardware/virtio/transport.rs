@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use kvm_ioctls::IoEventAddress;
 use parking_lot::Mutex;
 use sterna::DeviceStream;
+use sterna_devices::vhost_user::VhostUserDevice;
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
 };
@@ -44,6 +45,8 @@ pub(crate) struct Identity {
     pub(crate) stream: Option<Arc<dyn DeviceStream>>,
     /// Of a disk.
     pub(crate) migration: Option<DiskMigration>,
+    /// Who serves its queues, if it is another process.
+    pub(crate) process: Option<Arc<VhostUserDevice>>,
 }
 
 /// One device in its place.
@@ -79,13 +82,16 @@ impl Transport {
             move |error| VmmError::kvm(call, on, error)
         };
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(failed);
+        let process = backend.process();
+        let common = if process.is_none() { COMMON_FEATURES } else { 0 };
         let identity = Identity {
             kind: backend.kind(),
-            features: backend.features() | COMMON_FEATURES,
+            features: backend.features() | common,
             queue_sizes: backend.queue_sizes(),
             configuration: backend.configuration(),
             stream: backend.stream(),
             migration: backend.migration(),
+            process,
             name: name.clone(),
         };
         let line = event()?;
@@ -93,7 +99,8 @@ impl Transport {
         let notify = IoEventAddress::Mmio(virtio_address(slot) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY));
         let mut kicks = Vec::new();
         for queue in 0..identity.queue_sizes.len() {
-            let kick = event()?;
+            let theirs = identity.process.as_ref().and_then(|process| process.kick(queue));
+            let kick = theirs.map_or_else(event, |kick| kick.try_clone().map_err(failed))?;
             vm.fd().register_ioevent(&kick, &notify, queue as u32).map_err(refused("KVM_IOEVENTFD"))?;
             kicks.push(kick);
         }
@@ -139,6 +146,16 @@ impl Transport {
     /// What the driver has chosen.
     pub(super) fn driver_features(&self) -> u64 {
         self.registers.lock().driver_features
+    }
+
+    /// The configuration space that both sides of a migration must have: as it is at first, since what a device here changes it
+    /// tells its driver again at the destination. What another process says is whatever it says now.
+    pub(crate) fn configuration(&self) -> Vec<u8> {
+        let mut bytes = self.identity.configuration.clone();
+        if self.identity.process.is_some() {
+            self.signals.space.read(0, &mut bytes);
+        }
+        bytes
     }
 
     /// Changes the configuration space, and tells the driver.
@@ -276,6 +293,13 @@ impl Transport {
 
     fn reset(&self, registers: &mut Registers) {
         self.stop(registers);
+        if let Some(process) = &self.identity.process
+            && let Err(error) = process.reset()
+            // Of one that has ended the log has a line already, and a guest can do it as often as it likes.
+            && process.check_alive().is_ok()
+        {
+            tracing::warn!(device = self.identity.name, %error, "the device's process was not reset");
+        }
         *registers = Registers::default();
         self.parts.lock().queues.iter_mut().for_each(QueueT::reset);
         self.signals.interrupt.set_causes(0);

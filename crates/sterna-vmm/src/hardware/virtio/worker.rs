@@ -113,16 +113,14 @@ fn work(
         epoll.ctl(ControlOperation::Add, fd.as_raw_fd(), EpollEvent::new(EventSet::IN | flags, data))
     };
     add(stop, EventSet::empty(), STOP)?;
-    for (index, kick) in signals.kicks.iter().enumerate().take(rings.len()) {
+    let kicked = if session.takes_kicks() { rings.len() } else { 0 };
+    for (index, kick) in signals.kicks.iter().enumerate().take(kicked) {
         add(kick, EventSet::empty(), index as u64)?;
     }
     if let Some(fd) = session.wakes() {
         add(&fd, EventSet::EDGE_TRIGGERED, WAKE)?;
     }
-    // Kicks of the time before may be lost, on this host or on another one.
-    for queue in 0..rings.len() {
-        session.kicked(&mut rings, queue)?;
-    }
+    session.begun(&mut rings)?;
     let mut events = [EpollEvent::default(); 8];
     loop {
         let patience = if session.has_more() { 0 } else { -1 };

@@ -1,0 +1,330 @@
+//! Virtio devices in other processes as the guest's driver finds and uses them, with the machine moved by the engine.
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::back_end::{BLOCK_QUEUES, BLOCK_SIZE, BackEnd, Fault, LINGERS, SECTORS};
+use crate::common::kvm_or_skip;
+use crate::model::Model;
+use crate::registers::{
+    DEVICE_ID, GENERATION, INTERRUPT_STATUS, MAGIC, NEEDS_RESET, QUEUE_NUM_MAX, Registers, STATUS, VERSION_1,
+    guest, wait_until,
+};
+use crate::virtqueue::{Part, Virtqueue};
+use sterna::{
+    Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, RunState, StartError,
+};
+use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig, VhostUserOptions, VmmError};
+
+const STATE: usize = 1 << 20;
+/// RAM that the guest does not use: rings, requests, their answers.
+const RINGS: u64 = 0x300_0000;
+const RING_STEP: u64 = 0x1_0000;
+const REQUESTS: u64 = 0x310_0000;
+const ANSWERS: u64 = 0x320_0000;
+const ANSWER_BYTES: u32 = 5000 & !7;
+const ANSWER_STEP: u64 = 0x2000;
+
+fn fs() -> DeviceKind {
+    DeviceKind::FileSystem { tag: None }
+}
+
+/// A machine and its devices' processes.
+struct Host {
+    machine: Arc<KvmMachine>,
+    back_ends: Vec<BackEnd>,
+    _directory: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(incoming: bool, devices: &[(DeviceKind, Fault)]) -> Result<Self, VmmError> {
+        let directory = tempfile::tempdir().unwrap();
+        let back_ends: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(index, (_, fault))| {
+                BackEnd::start(directory.path(), &format!("socket{index}"), STATE, *fault)
+            })
+            .collect();
+        let options =
+            |(index, (back_end, (kind, _))): (usize, (&BackEnd, &(DeviceKind, Fault)))| VhostUserOptions {
+                kind: Some(kind.clone()),
+                queues: kind.queues(1),
+                answer_limit: Duration::from_secs(5),
+                ..VhostUserOptions::new(format!("vhost-user/{index}"), back_end.socket())
+            };
+        let machine = KvmMachine::new(MachineConfig {
+            guest: Some(guest()),
+            incoming,
+            vhost_user: back_ends.iter().zip(devices).enumerate().map(options).collect(),
+            ..MachineConfig::new("host")
+        })?;
+        Ok(Self { machine, back_ends, _directory: directory })
+    }
+
+    fn running(devices: &[(DeviceKind, Fault)]) -> Self {
+        let host = Self::new(false, devices).unwrap();
+        host.machine.resume().unwrap();
+        host
+    }
+}
+
+/// What the guest's driver knows of one device.
+struct Driver {
+    registers: Registers,
+    queues: Vec<Virtqueue>,
+    /// The queue that takes requests.
+    requests: usize,
+    model: Model,
+}
+
+impl Driver {
+    fn new(slot: u64, kind: &DeviceKind) -> Self {
+        let ring = |queue| Virtqueue::new(RINGS + (2 * slot + queue) * RING_STEP, 8);
+        let queues: Vec<_> = (0..kind.queues(1) as u64).map(ring).collect();
+        let requests = queues.len() - 1;
+        Self { registers: Registers::of(slot), queues, requests, model: Model::new(STATE) }
+    }
+
+    fn start(&mut self, host: &Host) {
+        let rings: Vec<_> = self.queues.iter().map(Virtqueue::ring).collect();
+        assert!(self.registers.agree(&host.machine, VERSION_1));
+        self.registers.start(&host.machine, &rings);
+    }
+
+    fn submit(&mut self, host: &Host, request: u64) {
+        let at = request % 8;
+        let slot = self.registers_slot();
+        host.machine.ram().block(0).write(REQUESTS + slot + at * 8, &request.to_le_bytes()).unwrap();
+        let parts = [
+            Part { address: REQUESTS + slot + at * 8, len: 8, written: false },
+            Part { address: ANSWERS + 16 * slot + at * ANSWER_STEP, len: ANSWER_BYTES, written: true },
+        ];
+        self.queues[self.requests].submit(host.machine.ram(), &parts).unwrap();
+    }
+
+    fn registers_slot(&self) -> u64 {
+        (self.queues[0].ring().descriptors - RINGS) / RING_STEP / 2 * 0x1000
+    }
+
+    /// The answer to a request has come.
+    fn check(&mut self, host: &Host, request: u64) {
+        let (mut expected, mut found) = (vec![0; ANSWER_BYTES as usize], vec![0; ANSWER_BYTES as usize]);
+        self.model.serve(request, &mut expected);
+        let at = ANSWERS + 16 * self.registers_slot() + request % 8 * ANSWER_STEP;
+        host.machine.ram().block(0).read(at, &mut found).unwrap();
+        assert!(found == expected, "request {request} was answered by a device with another past");
+    }
+
+    fn serve(&mut self, host: &Host, requests: std::ops::Range<u64>) {
+        for request in requests {
+            self.submit(host, request);
+            let (queue, registers) = (self.requests, self.registers);
+            registers.wait(&host.machine, &mut self.queues[queue], queue as u32);
+            self.check(host, request);
+        }
+    }
+}
+
+fn start(source: &Host, target: &Host) -> (Result<Migration, StartError>, Incoming) {
+    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    let capabilities = Capabilities::default();
+    let listening =
+        Incoming::listen(target.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
+    let incoming = listening.unwrap();
+    let address = incoming.address();
+    let migration =
+        Migration::start(source.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
+    (migration, incoming)
+}
+
+fn migrate(source: &Host, target: &Host) -> (Outcome, Arrival) {
+    let (migration, incoming) = start(source, target);
+    (migration.unwrap().wait(), incoming.wait())
+}
+
+#[test]
+fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
+    if !kvm_or_skip("driver_finds_a_device_of_another_process_and_its_requests_go_through") {
+        return;
+    }
+    for (kind, id, name) in [(fs(), 26, "model"), (DeviceKind::Block, 2, "")] {
+        let host = Host::running(&[(kind.clone(), Fault::None)]);
+        let machine = &host.machine;
+        let mut driver = Driver::new(0, &kind);
+        let registers = driver.registers;
+
+        assert_eq!(registers.read(machine, MAGIC), u32::from_le_bytes(*b"virt"));
+        assert_eq!(registers.read(machine, DEVICE_ID), id);
+        assert_eq!(registers.read(machine, QUEUE_NUM_MAX), 256);
+        let space = registers.configuration(machine, 40);
+        match kind {
+            DeviceKind::Block => {
+                assert_eq!(space[..8], SECTORS.to_le_bytes());
+                // As many as there are here, not as many as the back end has.
+                assert_eq!(space[34..36], [1, 0]);
+            }
+            _ => assert_eq!(
+                (&space[..6], &space[36..]),
+                ([name.as_bytes(), &[0]].concat().as_slice(), &[1, 0, 0, 0][..])
+            ),
+        }
+        let of_kind = if kind == DeviceKind::Block { BLOCK_SIZE | BLOCK_QUEUES } else { 0 };
+        assert_eq!(registers.features(machine), VERSION_1 | of_kind);
+        assert!(!registers.agree(machine, VERSION_1 | 1 << 26), "the log is no feature for drivers");
+        assert!(!registers.agree(machine, 0));
+
+        driver.start(&host);
+        driver.serve(&host, 0..20);
+        // A driver that begins anew finds a new device behind new rings.
+        registers.write(machine, STATUS, 0);
+        assert_eq!(registers.read(machine, STATUS), 0);
+        assert_eq!(registers.read(machine, INTERRUPT_STATUS), 0);
+        machine.ram().block(0).write(RINGS, &vec![0; 2 * RING_STEP as usize]).unwrap();
+        driver = Driver::new(0, &kind);
+        driver.start(&host);
+        driver.serve(&host, 0..20);
+    }
+}
+
+#[test]
+fn guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were() {
+    if !kvm_or_skip("guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were") {
+        return;
+    }
+    for (kind, fault) in [(fs(), Fault::None), (fs(), Fault::Lingers), (DeviceKind::Block, Fault::Lingers)] {
+        let source = Host::running(&[(kind.clone(), fault)]);
+        let target = Host::new(true, &[(kind.clone(), fault)]).unwrap();
+        let mut driver = Driver::new(0, &kind);
+        driver.start(&source);
+        driver.serve(&source, 0..3);
+        // Taken, and not returned when the guest stops, by one that lingers.
+        for request in 3..7 {
+            driver.submit(&source, request);
+        }
+        driver.registers.notify(&source.machine, driver.requests as u32);
+        if kind == DeviceKind::Block {
+            // Not before the back end says that the disk has changed: each request makes it longer.
+            std::thread::sleep(LINGERS);
+        }
+
+        let (outcome, arrival) = migrate(&source, &target);
+
+        assert!(matches!(outcome, Outcome::Completed), "{kind:?} {fault:?}: {outcome:?} {arrival:?}");
+        assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
+        let queue = driver.requests;
+        wait_until("answers", || {
+            while driver.queues[queue].take(target.machine.ram()).is_some() {}
+            driver.queues[queue].in_flight() == 0
+        });
+        (3..7).for_each(|request| driver.check(&target, request));
+        driver.registers.acknowledge(&target.machine, 1);
+        driver.serve(&target, 7..20);
+    }
+}
+
+#[test]
+fn back_end_that_dies_harms_its_own_device_alone() {
+    if !kvm_or_skip("back_end_that_dies_harms_its_own_device_alone") {
+        return;
+    }
+    let mut host = Host::running(&[(fs(), Fault::None), (fs(), Fault::None)]);
+    let mut drivers = [Driver::new(0, &fs()), Driver::new(1, &fs())];
+    for driver in &mut drivers {
+        driver.start(&host);
+        driver.serve(&host, 0..5);
+    }
+
+    host.back_ends[0].kill();
+
+    let [dead, alive] = &mut drivers;
+    wait_until("the driver is told", || dead.registers.read(&host.machine, STATUS) & NEEDS_RESET != 0);
+    dead.registers.acknowledge(&host.machine, 2);
+    alive.serve(&host, 5..10);
+    let target = Host::new(true, &[(fs(), Fault::None), (fs(), Fault::None)]).unwrap();
+    let (migration, incoming) = start(&host, &target);
+    let told = match migration {
+        Err(error) => error.to_string(),
+        Ok(migration) => format!("{:?}", migration.wait()),
+    };
+    assert!(told.contains("vhost-user/0") && told.contains("closed the connection"), "{told}");
+    let _ = incoming.cancel();
+    // Its driver finds no better device when it tries again, and the guest goes on.
+    dead.start(&host);
+    wait_until("the driver is told again", || dead.registers.read(&host.machine, STATUS) & NEEDS_RESET != 0);
+    host.machine.pause();
+    host.machine.cont().unwrap();
+    alive.serve(&host, 10..20);
+}
+
+#[test]
+fn configuration_that_lies_is_refused_with_the_device() {
+    if !kvm_or_skip("configuration_that_lies_is_refused_with_the_device") {
+        return;
+    }
+    let card = DeviceKind::Network { mac: None };
+    let cases = [
+        (fs(), Fault::WrongConfiguration, "is not text"),
+        (fs(), Fault::ShortConfiguration, "GET_CONFIG"),
+        (fs(), Fault::NoConfiguration, "state it (`tag=NAME`)"),
+        (fs(), Fault::NoDeviceState, "VHOST_USER_PROTOCOL_F_DEVICE_STATE"),
+        (DeviceKind::Block, Fault::WrongConfiguration, "no size of a disk's block"),
+        (DeviceKind::Block, Fault::NoConfiguration, "how large the disk is"),
+        (card, Fault::NoConfiguration, "state it (`mac=ADDRESS`)"),
+    ];
+    for (kind, fault, says) in cases {
+        let why = Host::new(true, &[(kind.clone(), fault)]).map(drop).unwrap_err().to_string();
+        assert!(why.contains("vhost-user/0") && why.contains(says), "{kind:?}, {fault:?}: {why}");
+    }
+}
+
+#[test]
+fn configuration_that_changes_is_told_to_the_driver() {
+    if !kvm_or_skip("configuration_that_changes_is_told_to_the_driver") {
+        return;
+    }
+    let host = Host::running(&[(DeviceKind::Block, Fault::None)]);
+    let mut driver = Driver::new(0, &DeviceKind::Block);
+    driver.start(&host);
+    driver.serve(&host, 0..3);
+    let (registers, machine) = (driver.registers, &host.machine);
+    let before = registers.read(machine, GENERATION);
+    assert_eq!(registers.configuration(machine, 8), SECTORS.to_le_bytes());
+
+    // As the back end's message does it.
+    machine.vhost_user()[0].changed().write(1).unwrap();
+
+    registers.acknowledge(machine, 2);
+    assert_ne!(registers.read(machine, GENERATION), before);
+    assert_eq!(registers.configuration(machine, 8), (SECTORS + 3).to_le_bytes());
+    driver.serve(&host, 3..6);
+}
+
+#[test]
+fn device_that_differs_is_refused_by_name() {
+    if !kvm_or_skip("device_that_differs_is_refused_by_name") {
+        return;
+    }
+    let tagged = |tag: &str| DeviceKind::FileSystem { tag: Some(tag.to_owned()) };
+    let source = Host::new(true, &[(tagged("one"), Fault::None)]).unwrap();
+    let record = source.machine.compatibility().save().unwrap();
+    let stateless = Host::new(true, &[(DeviceKind::Block, Fault::NoDeviceState)]).unwrap();
+    let its_record = stateless.machine.compatibility().save().unwrap();
+    let cases = [
+        (tagged("two"), &record, "virtio device 0: its configuration"),
+        (DeviceKind::Block, &record, "its kind (vhost-user/0 (blk)): the source has 26, this machine has 2"),
+        (DeviceKind::Network { mac: Some([2; 6]) }, &record, "the source has 26, this machine has 1"),
+        (DeviceKind::Block, &its_record, "the source has a vhost-user back end without a state of its own"),
+    ];
+    for (kind, record, says) in cases {
+        let target = Host::new(true, &[(kind, Fault::None)]).unwrap();
+        let why = target.machine.compatibility().load(1, record).unwrap_err().to_string();
+        assert!(why.contains(says), "{why}");
+    }
+    let none = KvmMachine::new(MachineConfig { incoming: true, ..MachineConfig::new("none") }).unwrap();
+    let why = none.compatibility().load(1, &record).unwrap_err().to_string();
+    assert!(why.contains("a device of kind 26") && why.contains("none"), "{why}");
+    let same = Host::new(true, &[(tagged("one"), Fault::None)]).unwrap();
+    same.machine.compatibility().load(1, &record).unwrap();
+}
