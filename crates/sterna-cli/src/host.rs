@@ -44,8 +44,8 @@ pub struct Config {
     pub dirty_ring_size: Option<u32>,
     /// Sockets of vfio-user devices.
     pub vfio_user: Vec<std::path::PathBuf>,
-    /// Sockets of vhost-user devices.
-    pub vhost_user: Vec<std::path::PathBuf>,
+    /// Virtio devices in other processes.
+    pub vhost_user: Vec<crate::vhost_user::VhostUser>,
     /// Virtio disks.
     pub disks: Vec<sterna_vmm::DiskOptions>,
     /// Virtio network cards.

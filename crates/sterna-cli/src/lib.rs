@@ -30,6 +30,7 @@ pub mod summary;
 pub mod terminal;
 mod tls;
 pub mod units;
+mod vhost_user;
 pub mod watch;
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::exit::{Done, Status, Stop};
 use crate::host::{self, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
+use crate::vhost_user::{self, VhostUser};
 use crate::{disk, net, terminal, tls, units};
 
 /// How a VM is made.
@@ -95,11 +96,16 @@ pub struct Arguments {
     /// for more devices; both sides of a migration need the same devices in the same order. Only for the KVM machine
     #[arg(long, value_name = "SOCKET")]
     pub vfio_user: Vec<std::path::PathBuf>,
-    /// A virtio device in another process, which listens at this vhost-user socket; its state migrates with the
-    /// guest. Repeat for more devices; both sides of a migration need the same devices in the same order. Only for the
-    /// KVM machine
-    #[arg(long, value_name = "SOCKET")]
-    pub vhost_user: Vec<std::path::PathBuf>,
+    /// A virtio device in another process, which listens at this vhost-user socket; its state migrates with the guest. The guest
+    /// sees it if its kind is stated: a file system (`fs`, such as virtiofsd), which it mounts by the tag, a disk (`blk`), or a
+    /// network card (`net`). Tag and address need not be stated if the process says them. Repeat for more devices; both sides of
+    /// a migration need the same devices in the same order. Only for the KVM machine
+    #[arg(
+        long,
+        value_name = "SOCKET[,kind=fs|blk|net][,tag=NAME][,queues=N][,mac=ADDRESS]",
+        value_parser = vhost_user::parse
+    )]
+    pub vhost_user: Vec<VhostUser>,
     /// Allocate all of guest RAM at the start
     #[arg(long)]
     pub prealloc: bool,

@@ -83,8 +83,7 @@ pub fn kvm_machine(
 }
 
 fn vhost_user(config: &Config) -> Vec<VhostUserOptions> {
-    let named = |(index, socket)| VhostUserOptions::new(format!("vhost-user/{index}"), socket);
-    config.vhost_user.iter().enumerate().map(named).collect()
+    config.vhost_user.iter().enumerate().map(|(index, device)| device.options(index)).collect()
 }
 
 fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> {
