@@ -3,6 +3,8 @@
 
 #[path = "../../../crates/sterna-transport/tests/support/certificates.rs"]
 mod certificates;
+#[path = "../../../crates/sterna-vmm/tests/support/registers.rs"]
+mod registers;
 #[path = "../../../crates/sterna-devices/tests/support/virtqueue.rs"]
 mod virtqueue;
 
@@ -22,3 +24,4 @@ mod qemu_streams;
 mod qemu_tls;
 mod qemu_tls_streams;
 mod vhost_user;
+mod vhost_user_transport;

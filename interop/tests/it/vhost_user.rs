@@ -1,7 +1,7 @@
 //! Real virtiofsd, driven by the vhost-user protocol and FUSE requests made by hand: a file system's session goes from
 //! one process into another, and the files that were open stay open.
 
-mod fuse;
+pub mod fuse;
 mod machine;
 
 use std::fs;
