@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::registers::{DEVICE_ID, Registers, VERSION_1, guest};
 use crate::virtqueue::{PATIENCE, Part, Virtqueue};
-use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters};
+use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm};
 use sterna_interop::{Failure, Root, kvm_for};
+use sterna_ram::dirty::DirtyBitmaps;
 use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig, VhostUserOptions};
 use tempfile::TempDir;
 
@@ -60,12 +61,14 @@ impl BackEnd {
         })
     }
 
-    /// `queues` is what it is told to have.
-    fn storage_daemon(root: &Root, image: &Path, queues: usize) -> Result<Self, Failure> {
+    /// `queues` is what it is told to have. It does so many requests each second at most, if that is not 0.
+    fn storage_daemon(root: &Root, image: &Path, queues: usize, rate: u32) -> Result<Self, Failure> {
         let mut command = root.command("qemu-storage-daemon");
         // Both sides' daemons have the file open: the first does not let it go when the guest does.
-        let node = format!("driver=file,node-name=d,locking=off,filename={}", image.display());
-        command.arg("--blockdev").arg(node);
+        let file = format!("driver=file,node-name=f,locking=off,filename={}", image.display());
+        command.arg("--object").arg(format!("throttle-group,id=t,x-iops-total={rate}"));
+        command.arg("--blockdev").arg(file);
+        command.args(["--blockdev", "driver=throttle,node-name=d,throttle-group=t,file=f"]);
         Self::start(command, |command, socket| {
             let export = format!("type=vhost-user-blk,id=e,node-name=d,writable=on,num-queues={queues}");
             command.arg("--export").arg(format!("{export},addr.type=unix,addr.path={}", socket.display()));
@@ -229,8 +232,8 @@ fn disk_of_a_storage_daemon_is_read_and_moves_to_another_one() -> Result<(), Fai
     let image = image();
     for queues in [1, 2] {
         let back_ends = [
-            BackEnd::storage_daemon(&root, image.path(), 2)?,
-            BackEnd::storage_daemon(&root, image.path(), 2)?,
+            BackEnd::storage_daemon(&root, image.path(), 2, 0)?,
+            BackEnd::storage_daemon(&root, image.path(), 2, 0)?,
         ];
         let source = back_ends[0].machine(DeviceKind::Block, queues, false)?;
         let target = back_ends[1].machine(DeviceKind::Block, queues, true)?;
@@ -266,9 +269,57 @@ fn disk_of_a_storage_daemon_is_read_and_moves_to_another_one() -> Result<(), Fai
         driver.registers.acknowledge(&target, 1);
         assert_eq!(driver.read(&target, last, 6), sector(99));
         assert_eq!(driver.read(&target, 0, SECTORS - 1), sector(SECTORS - 1));
+        // What it reads into RAM is logged, and its ring when that has stopped.
+        let log = SourceVm::dirty_source(&*target);
+        log.start().map_err(|error| error.to_string())?;
+        driver.read(&target, last, 7);
+        let mut dirty = DirtyBitmaps::new(target.ram());
+        log.sync(&mut dirty).map_err(|error| error.to_string())?;
+        assert!(dirty.block(0).get(ANSWER / 4096), "a sector was read and not logged");
+        target.pause();
+        log.sync(&mut dirty).map_err(|error| error.to_string())?;
+        assert!(dirty.block(0).get(driver.queues[last].ring().used / 4096), "a used ring is not logged");
+        log.stop().map_err(|error| error.to_string())?;
+        target.cont().map_err(|error| error.to_string())?;
+        // A driver that is unloaded and loaded again.
+        driver = Driver::begin_anew(&target, 2, queues as u64);
         driver.submit(&target, last, 6, Some(&sector(6)), ANSWER);
         driver.wait(&target, last);
         assert_eq!(driver.read(&target, 0, 6), sector(6));
+    }
+    Ok(())
+}
+
+#[test]
+fn slow_disk_of_a_storage_daemon_moves_when_it_has_answered() -> Result<(), Failure> {
+    let test = "slow_disk_of_a_storage_daemon_moves_when_it_has_answered";
+    let Some(root) = Root::qemu_for(test).filter(|_| kvm_for(test)) else { return Ok(()) };
+    let image = image();
+    let slow = BackEnd::storage_daemon(&root, image.path(), 1, 10)?;
+    let fast = BackEnd::storage_daemon(&root, image.path(), 1, 0)?;
+    let source = slow.machine(DeviceKind::Block, 1, false)?;
+    let target = fast.machine(DeviceKind::Block, 1, true)?;
+    let mut driver = Driver::start(&source, 2, 0, 1);
+    let place = |request: u64| ANSWER + request * 0x1000;
+    for request in 0..15 {
+        driver.submit(&source, 0, 100 + request, None, place(request));
+    }
+    driver.registers.notify(&source, 0);
+
+    let (outcome, arrival) = migrate(&source, &target);
+
+    assert!(matches!(outcome, Outcome::Completed), "{outcome:?} {arrival:?}");
+    let begin = Instant::now();
+    while driver.queues[0].in_flight() > 0 {
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{} requests are lost",
+            driver.queues[0].in_flight()
+        );
+        driver.queues[0].take(target.ram());
+    }
+    for request in 0..15 {
+        assert_eq!(Driver::answer(&target, place(request)), sector(100 + request));
     }
     Ok(())
 }
@@ -278,7 +329,7 @@ fn disk_with_fewer_queues_than_wanted_is_refused() -> Result<(), Failure> {
     let test = "disk_with_fewer_queues_than_wanted_is_refused";
     let Some(root) = Root::qemu_for(test).filter(|_| kvm_for(test)) else { return Ok(()) };
     let image = image();
-    let daemon = BackEnd::storage_daemon(&root, image.path(), 1)?;
+    let daemon = BackEnd::storage_daemon(&root, image.path(), 1, 0)?;
 
     let why = daemon.machine(DeviceKind::Block, 2, true).expect_err("it has one");
 
@@ -318,7 +369,7 @@ fn file_system_of_a_virtiofsd_is_mounted_and_moves_to_another_one() -> Result<()
         let found = driver.ask(&target, fuse::READ, 8, inode, &fuse::place(handle, 0, 100), 100);
         assert_eq!(String::from_utf8_lossy(&found), "what stands in it");
         // A driver that is unloaded and loaded again.
-        driver = Driver::begin_anew(&target);
+        driver = Driver::begin_anew(&target, 26, 2);
         let answer = driver.ask(&target, fuse::INIT, 2, 0, &fuse::init(), 4096);
         assert_eq!(answer[..4], 7u32.to_le_bytes());
     }
@@ -326,9 +377,9 @@ fn file_system_of_a_virtiofsd_is_mounted_and_moves_to_another_one() -> Result<()
 }
 
 impl Driver {
-    fn begin_anew(machine: &KvmMachine) -> Self {
+    fn begin_anew(machine: &KvmMachine, id: u32, queues: u64) -> Self {
         Registers::of(0).write(machine, crate::registers::STATUS, 0);
         machine.ram().block(0).write(RINGS, &vec![0; 2 * RING_STEP as usize]).expect("inside RAM");
-        Self::start(machine, 26, 0, 2)
+        Self::start(machine, id, 0, queues)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +10,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::{DirtyBitmaps, LoggedRange, VhostLog};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::epoll::Epoll;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::configuration::Configuration;
+use super::ended;
 use super::error::VhostUserError;
 use super::kind::DeviceKind;
 use super::memory::GuestMemory;
@@ -216,8 +216,7 @@ impl VhostUserDevice {
     /// # Errors
     /// The kernel's.
     pub fn watch_end(&self, events: &Epoll, data: u64) -> io::Result<()> {
-        let end = EpollEvent::new(EventSet::READ_HANG_UP, data);
-        events.ctl(ControlOperation::Add, self.socket.as_raw_fd(), end)
+        ended::watch(&self.socket, events, data)
     }
 
     /// [`VhostUserError::Ended`] if the back end has ended.
@@ -225,15 +224,9 @@ impl VhostUserDevice {
     /// # Errors
     /// It has.
     pub fn check_alive(&self) -> Result<(), VhostUserError> {
-        let look = || {
-            let events = Epoll::new()?;
-            self.watch_end(&events, 0)?;
-            events.wait(0, &mut [EpollEvent::default()])
-        };
-        match look() {
-            // Whoever cannot look finds it out by the next request.
-            Ok(0) | Err(_) => Ok(()),
-            Ok(_) => Err(VhostUserError::Ended { device: Arc::clone(&self.name) }),
+        match ended::has_come(&self.socket) {
+            false => Ok(()),
+            true => Err(VhostUserError::Ended { device: Arc::clone(&self.name) }),
         }
     }
 

@@ -77,6 +77,12 @@ impl DeviceKind {
         matches!(self, Self::FileSystem { .. })
     }
 
+    /// Whether whatever a driver makes available is a request that is answered. A card keeps buffers for packets that may never
+    /// come.
+    pub(super) fn answers_all(&self) -> bool {
+        !matches!(self, Self::Network { .. })
+    }
+
     /// Which of the back end's features a driver may take.
     pub(super) fn features(&self, of_back_end: u64) -> Result<u64, String> {
         if of_back_end & VERSION_1 == 0 {

@@ -22,6 +22,7 @@
 
 mod configuration;
 mod device;
+mod ended;
 mod error;
 mod kind;
 mod log;

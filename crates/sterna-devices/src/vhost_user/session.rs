@@ -18,6 +18,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::configuration::{Configuration, RINGS_MAX};
+use super::ended;
 use super::error::{StateDirection, VhostUserError};
 use super::kind::DeviceKind;
 use super::log_base::{self, LogBaseError};
@@ -35,6 +36,7 @@ const KICKS_LIMIT: Duration = Duration::from_millis(100);
 const POLLED_LIMIT: Duration = Duration::from_millis(2);
 /// How long a stop waits for entries that a back end has taken and not returned: a slow disk.
 const RETURNS_LIMIT: Duration = Duration::from_secs(10);
+const RETURNS_STEP: Duration = Duration::from_micros(200);
 /// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
 const RING_PACKED: u64 = 1 << 34;
 
@@ -97,6 +99,8 @@ pub(super) struct Session {
     requests: Option<Requests>,
     /// A guest's driver sees the device, so its used rings are what they should be.
     has_driver: bool,
+    /// Every entry that is made available is returned soon.
+    answers_all: bool,
 }
 
 impl Session {
@@ -124,6 +128,7 @@ impl Session {
             log: None,
             requests: None,
             has_driver: false,
+            answers_all: false,
         }
     }
 
@@ -154,6 +159,7 @@ impl Session {
             return Err(self.lacks("VHOST_USER_PROTOCOL_F_DEVICE_STATE"));
         }
         self.has_driver = kind.is_some();
+        self.answers_all = kind.is_some_and(DeviceKind::answers_all);
         let mut features = self.offered;
         if let Some(kind) = kind {
             features = kind.features(self.offered).map_err(|name| self.lacks(&name))?;
@@ -283,6 +289,11 @@ impl Session {
 
     /// Stops every ring and notes how far it got. On return the back end has done and logged all that it took.
     pub(super) fn stop(&mut self) -> Result<(), VhostUserError> {
+        self.drain()?;
+        self.stop_rings()
+    }
+
+    fn stop_rings(&mut self) -> Result<(), VhostUserError> {
         self.wait_for_kicks();
         for index in 0..self.rings.len() {
             if self.rings[index].serving != Serving::No {
@@ -347,7 +358,9 @@ impl Session {
 
     /// Forgets what was loaded. A ring that may still run, because nobody could stop it in time, is stopped now.
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
-        let stopped = self.stop();
+        // Whoever resets it wants no answers; but a back end may not survive a stop with requests in work.
+        let drained = self.drain();
+        let stopped = self.stop_rings().and(drained);
         self.rings.clear();
         self.features = 0;
         if self.protocol.contains(VhostUserProtocolFeatures::RESET_DEVICE) {
@@ -407,10 +420,48 @@ impl Session {
         Ok(())
     }
 
-    /// Some back ends answer GET_VRING_BASE while they work on entries that they took before (`specs/vhost-user.md §1.3`). Nobody
-    /// would return those at the destination, so they are waited for: each entry that is taken is returned by one.
+    /// Waits until the back end has returned all that the guest, which stands still, has made available. One that works on
+    /// something when a ring stops may return it too late, or break when it does (`specs/vhost-user.md §1.3`). If it takes too
+    /// long, nothing has been stopped, and the guest can go on.
+    fn drain(&mut self) -> Result<(), VhostUserError> {
+        let begin = Instant::now();
+        for index in 0..self.rings.len() {
+            let ActiveRing { ring, serving, .. } = self.rings[index];
+            if !self.answers_all || serving != Serving::Yes {
+                continue;
+            }
+            let memory = &self.memory;
+            let outstanding = || {
+                let (made, used) = (memory.read_u16(ring.available + 2), memory.read_u16(ring.used + 2));
+                // More than fit into the ring: the driver breaks a rule, and nothing is to be expected of its ring.
+                let count = made.unwrap_or(0).wrapping_sub(used.unwrap_or(0));
+                (1..=ring.size).contains(&count)
+            };
+            if outstanding() {
+                // The guest may have been stopped right before its kick.
+                let _ = self.events[index].kick.write(1);
+            }
+            while outstanding() {
+                if begin.elapsed() > RETURNS_LIMIT || ended::has_come(&self.socket) {
+                    return Err(self.owes(index));
+                }
+                std::thread::sleep(RETURNS_STEP);
+            }
+        }
+        Ok(())
+    }
+
+    fn owes(&self, ring: usize) -> VhostUserError {
+        if ended::has_come(&self.socket) {
+            return VhostUserError::Ended { device: Arc::clone(&self.device) };
+        }
+        let rule = "the back end does not return the entries that it took; let the guest go on and try again";
+        VhostUserError::Ring { device: Arc::clone(&self.device), ring, rule }
+    }
+
+    /// What a back end took before it answered GET_VRING_BASE nobody would return at the destination: each entry that is taken
+    /// is returned by one. So that of devices whose rings cannot be drained is waited for.
     fn wait_for_returns(&mut self, index: usize) -> Result<(), VhostUserError> {
-        const STEP: Duration = Duration::from_millis(1);
         let begin = Instant::now();
         while self.rings[index].may_owe {
             let ring = self.rings[index].ring;
@@ -419,11 +470,10 @@ impl Session {
                 self.rings[index].may_owe = false;
                 break;
             }
-            if begin.elapsed() > RETURNS_LIMIT {
-                let rule = "the back end has taken entries and does not return them";
-                return Err(VhostUserError::Ring { device: Arc::clone(&self.device), ring: index, rule });
+            if begin.elapsed() > RETURNS_LIMIT || ended::has_come(&self.socket) {
+                return Err(self.owes(index));
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(RETURNS_STEP);
         }
         Ok(())
     }

@@ -310,6 +310,10 @@ impl VhostUserBackendMut for Service {
                 let vring = vring.clone();
                 thread::spawn(move || {
                     thread::sleep(LINGERS);
+                    // As one does that cannot be stopped meanwhile.
+                    if !vring.get_ref().get_queue().ready() {
+                        std::process::exit(4);
+                    }
                     vring.add_used(head, written).expect("a ring");
                     let _ = vring.signal_used_queue();
                 });

@@ -25,6 +25,8 @@ const REQUESTS: u64 = 0x310_0000;
 const ANSWERS: u64 = 0x320_0000;
 const ANSWER_BYTES: u32 = 5000 & !7;
 const ANSWER_STEP: u64 = 0x2000;
+/// VIRTIO_NET_F_MAC.
+const MAC: u64 = 1 << 5;
 
 fn fs() -> DeviceKind {
     DeviceKind::FileSystem { tag: None }
@@ -73,6 +75,7 @@ impl Host {
 /// What the guest's driver knows of one device.
 struct Driver {
     registers: Registers,
+    features: u64,
     queues: Vec<Virtqueue>,
     /// The queue that takes requests.
     requests: usize,
@@ -84,12 +87,14 @@ impl Driver {
         let ring = |queue| Virtqueue::new(RINGS + (2 * slot + queue) * RING_STEP, 8);
         let queues: Vec<_> = (0..kind.queues(1) as u64).map(ring).collect();
         let requests = queues.len() - 1;
-        Self { registers: Registers::of(slot), queues, requests, model: Model::new(STATE) }
+        // The back end knows nothing of the address, which is the front end's alone.
+        let features = VERSION_1 | if matches!(kind, DeviceKind::Network { .. }) { MAC } else { 0 };
+        Self { registers: Registers::of(slot), features, queues, requests, model: Model::new(STATE) }
     }
 
     fn start(&mut self, host: &Host) {
         let rings: Vec<_> = self.queues.iter().map(Virtqueue::ring).collect();
-        assert!(self.registers.agree(&host.machine, VERSION_1));
+        assert!(self.registers.agree(&host.machine, self.features));
         self.registers.start(&host.machine, &rings);
     }
 
@@ -149,7 +154,8 @@ fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
     if !kvm_or_skip("driver_finds_a_device_of_another_process_and_its_requests_go_through") {
         return;
     }
-    for (kind, id, name) in [(fs(), 26, "model"), (DeviceKind::Block, 2, "")] {
+    let card = DeviceKind::Network { mac: Some(*b"\x02mac01") };
+    for (kind, id) in [(fs(), 26), (DeviceKind::Block, 2), (card, 1)] {
         let host = Host::running(&[(kind.clone(), Fault::None)]);
         let machine = &host.machine;
         let mut driver = Driver::new(0, &kind);
@@ -165,12 +171,15 @@ fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
                 // As many as there are here, not as many as the back end has.
                 assert_eq!(space[34..36], [1, 0]);
             }
-            _ => assert_eq!(
-                (&space[..6], &space[36..]),
-                ([name.as_bytes(), &[0]].concat().as_slice(), &[1, 0, 0, 0][..])
-            ),
+            DeviceKind::Network { .. } => assert_eq!(&space[..8], b"\x02mac01\0\0"),
+            _ => assert_eq!((&space[..6], &space[36..]), (&b"model\0"[..], &[1, 0, 0, 0][..])),
         }
-        let of_kind = if kind == DeviceKind::Block { BLOCK_SIZE | BLOCK_QUEUES } else { 0 };
+        let of_kind = match kind {
+            DeviceKind::Block => BLOCK_SIZE | BLOCK_QUEUES,
+            // What is a disk's feature is another one of a card.
+            DeviceKind::Network { .. } => MAC | BLOCK_QUEUES,
+            _ => 0,
+        };
         assert_eq!(registers.features(machine), VERSION_1 | of_kind);
         assert!(!registers.agree(machine, VERSION_1 | 1 << 26), "the log is no feature for drivers");
         assert!(!registers.agree(machine, 0));
@@ -225,6 +234,62 @@ fn guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were() {
 }
 
 #[test]
+fn guest_whose_device_cannot_be_loaded_elsewhere_goes_on_with_it_here() {
+    if !kvm_or_skip("guest_whose_device_cannot_be_loaded_elsewhere_goes_on_with_it_here") {
+        return;
+    }
+    let source = Host::running(&[(fs(), Fault::Lingers)]);
+    let mut driver = Driver::new(0, &fs());
+    driver.start(&source);
+    driver.serve(&source, 0..2);
+    for request in 2..5 {
+        driver.submit(&source, request);
+    }
+    driver.registers.notify(&source.machine, 1);
+    let target = Host::new(true, &[(fs(), Fault::LoadFails)]).unwrap();
+
+    let (outcome, arrival) = migrate(&source, &target);
+
+    assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+    assert!(format!("{outcome:?} {arrival:?}").contains("vhost-user/0"), "{outcome:?} {arrival:?}");
+    wait_until("answers", || {
+        while driver.queues[1].take(source.machine.ram()).is_some() {}
+        driver.queues[1].in_flight() == 0
+    });
+    (2..5).for_each(|request| driver.check(&source, request));
+    driver.serve(&source, 5..8);
+    // Another one takes it.
+    let target = Host::new(true, &[(fs(), Fault::None)]).unwrap();
+    let (outcome, arrival) = migrate(&source, &target);
+    assert!(matches!(outcome, Outcome::Completed), "{outcome:?} {arrival:?}");
+    driver.serve(&target, 8..20);
+}
+
+#[test]
+fn rings_outside_of_ram_end_in_a_device_that_needs_a_reset() {
+    if !kvm_or_skip("rings_outside_of_ram_end_in_a_device_that_needs_a_reset") {
+        return;
+    }
+    let host = Host::running(&[(fs(), Fault::None)]);
+    let mut driver = Driver::new(0, &fs());
+    let good: Vec<_> = driver.queues.iter().map(Virtqueue::ring).collect();
+    let bad = [
+        sterna_devices::vhost_user::Ring { used: 1 << 40, ..good[1] },
+        sterna_devices::vhost_user::Ring { descriptors: 0xd000_0000, ..good[1] },
+        // Its last byte is outside.
+        sterna_devices::vhost_user::Ring { available: (64 << 20) - 8, ..good[1] },
+    ];
+    for ring in bad {
+        assert!(driver.registers.agree(&host.machine, VERSION_1));
+        driver.registers.start(&host.machine, &[good[0], ring]);
+        let status = || driver.registers.read(&host.machine, STATUS);
+        wait_until("the driver is told", || status() & NEEDS_RESET != 0);
+    }
+    driver.start(&host);
+    driver.serve(&host, 0..5);
+}
+
+#[test]
 fn back_end_that_dies_harms_its_own_device_alone() {
     if !kvm_or_skip("back_end_that_dies_harms_its_own_device_alone") {
         return;
@@ -236,9 +301,13 @@ fn back_end_that_dies_harms_its_own_device_alone() {
         driver.serve(&host, 0..5);
     }
 
+    let [dead, alive] = &mut drivers;
+    // It has a request when it dies.
+    host.back_ends[0].freeze();
+    dead.submit(&host, 5);
+    dead.registers.notify(&host.machine, 1);
     host.back_ends[0].kill();
 
-    let [dead, alive] = &mut drivers;
     wait_until("the driver is told", || dead.registers.read(&host.machine, STATUS) & NEEDS_RESET != 0);
     dead.registers.acknowledge(&host.machine, 2);
     alive.serve(&host, 5..10);
