@@ -2,6 +2,8 @@
 //! guest, and moved by the engine into a second process.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -64,13 +66,17 @@ impl BackEnd {
     /// `queues` is what it is told to have. It does so many requests each second at most, if that is not 0.
     fn storage_daemon(root: &Root, image: &Path, queues: usize, rate: u32) -> Result<Self, Failure> {
         let mut command = root.command("qemu-storage-daemon");
-        // Both sides' daemons have the file open: the first does not let it go when the guest does.
-        let file = format!("driver=file,node-name=f,locking=off,filename={}", image.display());
+        let file = format!("driver=file,node-name=f,filename={}", image.display());
         command.arg("--object").arg(format!("throttle-group,id=t,x-iops-total={rate}"));
         command.arg("--blockdev").arg(file);
         command.args(["--blockdev", "driver=throttle,node-name=d,throttle-group=t,file=f"]);
         Self::start(command, |command, socket| {
             let export = format!("type=vhost-user-blk,id=e,node-name=d,writable=on,num-queues={queues}");
+            let monitor = socket.with_file_name("monitor");
+            command
+                .arg("--chardev")
+                .arg(format!("socket,id=m,path={},server=on,wait=off", monitor.display()));
+            command.args(["--monitor", "chardev=m"]);
             command.arg("--export").arg(format!("{export},addr.type=unix,addr.path={}", socket.display()));
         })
     }
@@ -93,6 +99,24 @@ impl BackEnd {
             machine.resume().map_err(|error| error.to_string())?;
         }
         Ok(machine)
+    }
+
+    /// Gives a storage daemon's disk another length.
+    fn resize(&self, bytes: u64) -> Result<(), Failure> {
+        let ask = || {
+            let monitor = UnixStream::connect(self.directory.path().join("monitor"))?;
+            let mut lines = BufReader::new(monitor.try_clone()?).lines();
+            let mut answers = vec![lines.next()];
+            let resize =
+                format!(r#"{{"execute":"block_resize","arguments":{{"node-name":"d","size":{bytes}}}}}"#);
+            for request in [r#"{"execute":"qmp_capabilities"}"#, &resize] {
+                (&monitor).write_all(request.as_bytes())?;
+                answers.push(lines.next());
+            }
+            Ok(format!("{answers:?}"))
+        };
+        let told = ask().map_err(|error: std::io::Error| error.to_string())?;
+        if told.contains("error") { Err(told) } else { Ok(()) }
     }
 
     fn explain(&self, why: &str) -> Failure {
@@ -321,6 +345,29 @@ fn slow_disk_of_a_storage_daemon_moves_when_it_has_answered() -> Result<(), Fail
     for request in 0..15 {
         assert_eq!(Driver::answer(&target, place(request)), sector(100 + request));
     }
+    Ok(())
+}
+
+#[test]
+fn disk_that_a_storage_daemon_makes_longer_is_told_to_the_driver() -> Result<(), Failure> {
+    let test = "disk_that_a_storage_daemon_makes_longer_is_told_to_the_driver";
+    let Some(root) = Root::qemu_for(test).filter(|_| kvm_for(test)) else { return Ok(()) };
+    let image = image();
+    let back_end = BackEnd::storage_daemon(&root, image.path(), 1, 0)?;
+    let machine = back_end.machine(DeviceKind::Block, 1, false)?;
+    let mut driver = Driver::start(&machine, 2, 0, 1);
+    assert_eq!(driver.registers.configuration(&machine, 8), SECTORS.to_le_bytes());
+
+    back_end.resize(2 * SECTORS * SECTOR as u64)?;
+
+    driver.registers.acknowledge(&machine, 2);
+    assert_eq!(driver.registers.configuration(&machine, 8), (2 * SECTORS).to_le_bytes());
+    assert_eq!(driver.read(&machine, 0, 2 * SECTORS - 1), [0; SECTOR]);
+    // It moves to a daemon that sees the new length, and to no other.
+    let target = BackEnd::storage_daemon(&root, image.path(), 1, 0)?;
+    let target = target.machine(DeviceKind::Block, 1, true)?;
+    let record = machine.compatibility().save().map_err(|error| error.to_string())?;
+    target.compatibility().load(1, &record).map_err(|error| error.to_string())?;
     Ok(())
 }
 

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use sterna::{Device, DeviceStream, VmError};
-use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_FS};
 use virtio_queue::QueueState;
 
 use super::codec::{Body, Fields, StateError, length};
@@ -175,11 +175,13 @@ pub(super) fn compare(context: &Context, mut theirs: &[u8]) -> Result<(), StateE
             return differs("its features", lacking, format!("{features:#x}"));
         }
         if their.configuration != configuration {
-            return match [their.configuration, configuration].map(|bytes| sectors(*kind, bytes)) {
-                [Some(theirs), Some(ours)] if theirs != ours => {
-                    differs("its length in sectors of 512 bytes", theirs.to_string(), ours.to_string())
+            let bytes = [their.configuration, configuration.as_slice()];
+            return match bytes.map(|bytes| known(*kind, bytes)) {
+                [Some((what, theirs)), Some((_, ours))] if theirs != ours => differs(what, theirs, ours),
+                _ => {
+                    let [theirs, ours] = bytes.map(|bytes| format!("{bytes:02x?}"));
+                    differs("its configuration", theirs, ours)
                 }
-                _ => Err(mismatch(&what("its configuration"), their.configuration, configuration)),
             };
         }
         place += 1;
@@ -244,10 +246,19 @@ fn told(mode: u8) -> &'static str {
     }
 }
 
-/// The length of a disk, if it is one.
-fn sectors(kind: u32, configuration: &[u8]) -> Option<u64> {
-    let first = configuration.first_chunk().filter(|_| kind == VIRTIO_ID_BLOCK)?;
-    Some(u64::from_le_bytes(*first))
+/// What operators know a device by, and choose: the length of a disk, a file system's tag.
+fn known(kind: u32, configuration: &[u8]) -> Option<(&'static str, String)> {
+    match kind {
+        VIRTIO_ID_BLOCK => {
+            let sectors = u64::from_le_bytes(*configuration.first_chunk()?);
+            Some(("its length in sectors of 512 bytes", sectors.to_string()))
+        }
+        VIRTIO_ID_FS => {
+            let tag = configuration.get(..36)?.split(|byte| *byte == 0).next()?;
+            Some(("its tag", String::from_utf8_lossy(tag).escape_debug().to_string()))
+        }
+        _ => None,
+    }
 }
 
 fn mismatch(what: &str, theirs: &[u8], ours: &[u8]) -> StateError {
