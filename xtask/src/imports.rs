@@ -13,6 +13,7 @@ use crate::process::Result;
 const CRATES: &[&str] = &[
     "crates/sterna",
     "crates/sterna-devices",
+    "crates/sterna-disk",
     "crates/sterna-proto",
     "crates/sterna-qmp",
     "crates/sterna-vmm",

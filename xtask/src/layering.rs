@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-image"],
     &["sterna"],
     &["sterna-qmp"],
-    &["sterna-devices"],
+    &["sterna-devices", "sterna-disk"],
     &["sterna-vmm", "sterna-guests", "sterna-fuzz"],
     &["sterna-cli", "minimal-vmm", "vm-memory-vmm"],
     &["sterna-interop", "sterna-soak"],

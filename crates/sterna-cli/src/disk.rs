@@ -1,6 +1,7 @@
-//! A disk on the command line: `FILE[,read-only=on][,direct=on][,queues=N][,migrate=shared|copy|none]`.
+//! A disk on the command line: `FILE[,format=raw|qcow2][,backing=FILE,backing-format=raw|qcow2][,data-file=FILE]`
+//! `[,read-only=on][,direct=on][,queues=N][,migrate=shared|copy|none]`.
 
-use sterna_vmm::{DiskMigration, DiskOptions};
+use sterna_vmm::{DiskFormat, DiskMigration, DiskOptions};
 
 /// Reads it. A comma in the file's name is written twice.
 pub fn parse(text: &str) -> Result<DiskOptions, String> {
@@ -10,6 +11,7 @@ pub fn parse(text: &str) -> Result<DiskOptions, String> {
     let mut words = text.split(',').map(|word| word.replace(COMMA, ","));
     let path = words.next().filter(|path| !path.is_empty()).ok_or("name the disk's file first")?;
     let mut disk = DiskOptions::new(path);
+    let mut backing = (None, None);
     for word in words {
         let (name, value) =
             word.split_once('=').ok_or_else(|| format!("`{word}` is no option: write `name=value`"))?;
@@ -19,7 +21,16 @@ pub fn parse(text: &str) -> Result<DiskOptions, String> {
             "off" => Ok(false),
             _ => Err(expects("on or off")),
         };
+        let format = || match value {
+            "raw" => Ok(DiskFormat::Raw),
+            "qcow2" => Ok(DiskFormat::Qcow2),
+            _ => Err(expects("raw or qcow2")),
+        };
         match name {
+            "format" => disk.format = format()?,
+            "backing" => backing.0 = Some(value.into()),
+            "backing-format" => backing.1 = Some(format()?),
+            "data-file" => disk.data_file = Some(value.into()),
             "read-only" => disk.is_read_only = switch()?,
             "direct" => disk.is_direct = switch()?,
             "queues" => {
@@ -35,9 +46,18 @@ pub fn parse(text: &str) -> Result<DiskOptions, String> {
                     _ => return Err(expects("shared, copy or none")),
                 }
             }
-            _ => return Err(format!("unknown option `{name}`: use read-only, direct, queues or migrate")),
+            _ => {
+                return Err(format!(
+                    "unknown option `{name}`: use format, backing, backing-format, data-file, read-only, direct, queues or migrate"
+                ));
+            }
         }
     }
+    disk.backing = match backing {
+        (Some(file), Some(format)) => Some((file, format)),
+        (None, None) => None,
+        _ => return Err("give `backing=FILE` and `backing-format=raw|qcow2` together".to_owned()),
+    };
     Ok(disk)
 }
 
@@ -53,6 +73,9 @@ mod tests {
         assert!(disk.is_read_only && disk.is_direct);
         assert_eq!((disk.queues, disk.migration), (4, DiskMigration::None));
         assert_eq!(parse("x").unwrap(), DiskOptions::new("x"));
+        let disk = parse("x,format=qcow2,backing=b,,c,backing-format=raw,data-file=d").unwrap();
+        assert_eq!((disk.format, disk.backing), (DiskFormat::Qcow2, Some(("b,c".into(), DiskFormat::Raw))));
+        assert_eq!(disk.data_file, Some("d".into()));
     }
 
     #[test]
@@ -65,6 +88,9 @@ mod tests {
             ("x,queues=9", "from 1 to 8"),
             ("x,migrate=yes", "shared, copy or none"),
             ("x,cache=none", "`cache`"),
+            ("x,format=vmdk", "format=vmdk: raw or qcow2"),
+            ("x,format=qcow2,backing=b", "together"),
+            ("x,backing-format=raw", "together"),
         ] {
             let why = parse(text).unwrap_err();
             assert!(why.contains(says), "{text}: {why}");

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use sterna_devices::vhost_user::VhostUserOptions;
+use sterna_disk::{Format as DiskFormat, ImageOptions};
 use sterna_ram::Backing;
 
 use crate::error::VmmError;
@@ -44,12 +45,19 @@ pub struct LinuxImage {
     pub command_line: String,
 }
 
-/// A disk of the guest: a raw file, or a block device.
+/// A disk of the guest: a file, or a block device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskOptions {
-    /// The file or device. Its bytes are the disk's, whatever they look like.
+    /// The file or device.
     pub path: PathBuf,
+    /// How the disk lies in it. It is never found out from the bytes, which a guest may have written.
+    pub format: DiskFormat,
+    /// Of a qcow2 file: where that content is which the file itself does not have. It is only read. The name in the file's header
+    /// is not followed, since a guest may have written that, too.
+    pub backing: Option<(PathBuf, DiskFormat)>,
+    /// Of a qcow2 file whose content is in another one: the other one. The name in the header is not followed.
+    pub data_file: Option<PathBuf>,
     /// The guest cannot write it.
     pub is_read_only: bool,
     /// Reads and writes pass by the host's page cache (`O_DIRECT`).
@@ -64,10 +72,29 @@ impl DiskOptions {
     /// The most queues that a disk may have.
     pub const QUEUES_MAX: u16 = 8;
 
-    /// A disk with one queue that the guest may write, and that both sides of a migration see.
+    /// A raw disk with one queue that the guest may write, and that both sides of a migration see.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        let migration = DiskMigration::Shared;
-        Self { path: path.into(), is_read_only: false, is_direct: false, queues: 1, migration }
+        Self {
+            path: path.into(),
+            format: DiskFormat::Raw,
+            backing: None,
+            data_file: None,
+            is_read_only: false,
+            is_direct: false,
+            queues: 1,
+            migration: DiskMigration::Shared,
+        }
+    }
+
+    pub(crate) fn image(&self) -> ImageOptions {
+        ImageOptions {
+            path: self.path.clone(),
+            format: self.format,
+            backing: self.backing.clone(),
+            data_file: self.data_file.clone(),
+            is_read_only: self.is_read_only,
+            is_direct: self.is_direct,
+        }
     }
 }
 
@@ -77,7 +104,7 @@ impl DiskOptions {
 pub enum DiskMigration {
     /// Both sides see the same file: the lock on it is handed over with the guest, so that one machine at a time uses it.
     Shared,
-    /// The disk travels with the guest, as a stream, into a file of the destination of the same length. What that file held before is
+    /// The disk travels with the guest, as a stream, into a disk of the destination of the same length. What that file held before is
     /// lost. While the guest runs it goes over multifd channels; without them all of it goes in the pause.
     Copy,
     /// The destination has a file of its own with the same content, such as one that nobody writes. Sterna does not look at it.

@@ -39,4 +39,5 @@ pub use machine::{KvmMachine, MACHINE_TYPE};
 pub use memory_failure::forward_sigbus;
 pub use ports::{PortDevice, PortRange};
 pub use sterna_devices::vhost_user::{DeviceKind, VhostUserOptions};
+pub use sterna_disk::Format as DiskFormat;
 pub use sterna_ram::Backing;

@@ -14,6 +14,7 @@ mod libvirt_baseline;
 mod libvirt_images;
 mod qemu_baseline;
 mod qemu_convert;
+mod qemu_disks;
 mod qemu_image_tools;
 mod qemu_images;
 mod qemu_migrate;

@@ -45,13 +45,15 @@ pub struct Arguments {
     /// The command line of `--kernel`, such as `console=ttyS0`
     #[arg(long, value_name = "TEXT", requires = "kernel", default_value = "", allow_hyphen_values = true)]
     pub append: String,
-    /// A virtio disk: a raw file or a block device. By default both sides of a migration see the same file, and the lock on it is
-    /// handed over with the guest. With `migrate=copy` it is copied into a file of the same length at the destination, while the
+    /// A virtio disk: a file or a block device, raw unless `format=qcow2` says otherwise. A backing file or data file of a qcow2
+    /// file is used only if it is named here. By default both sides of a migration see the same file, and the lock on it is
+    /// handed over with the guest. With `migrate=copy` it is copied into a disk of the same length at the destination, while the
     /// guest runs if the migration has the capability multifd, else in the pause. With `migrate=none` the destination has a file
     /// with the same content. Repeat for more disks. Only for the KVM machine
     #[arg(
         long,
-        value_name = "FILE[,read-only=on][,direct=on][,queues=N][,migrate=shared|copy|none]",
+        value_name = "FILE[,format=raw|qcow2][,backing=FILE,backing-format=raw|qcow2][,data-file=FILE][,read-only=on]\
+                      [,direct=on][,queues=N][,migrate=shared|copy|none]",
         value_parser = disk::parse
     )]
     pub disk: Vec<DiskOptions>,

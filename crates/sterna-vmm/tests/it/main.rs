@@ -22,6 +22,7 @@ mod machine;
 mod memory_failure;
 mod moving;
 mod of_0_1;
+mod qcow2;
 mod ring;
 mod vfio_user;
 mod vhost_user_guest;

@@ -6,15 +6,13 @@
 //! again for the same block; the last one counts.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sterna::{DeviceStream, RemainingState, VmError};
+use sterna_disk::Image;
 
 use super::changes::{BLOCK, Changes};
-use super::image::Image;
 
 const DATA: u32 = 0;
 const ZERO: u32 = 1;
@@ -53,36 +51,6 @@ impl DiskCopy {
         result.map_err(|error| VmError::new(format!("{}: {what}", self.name), error))
     }
 
-    /// Where the file has bytes; all of it, if the file system does not say.
-    fn note_data(&self) -> io::Result<()> {
-        let fd = self.image.as_fd().as_raw_fd();
-        let end = self.image.len_bytes();
-        let mut at = 0;
-        while at < end {
-            // SAFETY: the descriptor is open; the calls take numbers.
-            let data = unsafe { libc::lseek(fd, at as libc::off_t, libc::SEEK_DATA) };
-            if data < 0 {
-                let error = io::Error::last_os_error();
-                match error.raw_os_error() {
-                    // Nothing but a hole from here on.
-                    Some(libc::ENXIO) => return Ok(()),
-                    // A block device.
-                    Some(libc::EINVAL) => {
-                        self.changes.note(at, end - at);
-                        return Ok(());
-                    }
-                    _ => return Err(error),
-                }
-            }
-            // SAFETY: as above.
-            let hole = unsafe { libc::lseek(fd, data, libc::SEEK_HOLE) };
-            let hole = if hole < 0 { end } else { hole as u64 };
-            self.changes.note(data as u64, hole - data as u64);
-            at = hole;
-        }
-        Ok(())
-    }
-
     /// The next block as a record. False: none is noted.
     fn next_record(&self, state: &mut State) -> io::Result<bool> {
         let taken = self.changes.take(state.next).or_else(|| self.changes.take(0));
@@ -91,7 +59,7 @@ impl DiskCopy {
         let mut buffer = vec![0; BLOCK as usize + ALIGNMENT];
         let from = buffer.as_ptr().align_offset(ALIGNMENT);
         let bytes = &mut buffer[from..from + length as usize];
-        self.image.file().read_exact_at(bytes, start).inspect_err(|_| self.changes.note(start, length))?;
+        self.image.read_at(bytes, start).inspect_err(|_| self.changes.note(start, length))?;
         let is_zero = bytes.iter().all(|byte| *byte == 0);
         state.record.clear();
         state.record.extend(start.to_le_bytes());
@@ -112,7 +80,7 @@ impl DiskCopy {
             let from = buffer.as_ptr().align_offset(ALIGNMENT);
             let bytes = &mut buffer[from..from + length as usize];
             bytes.copy_from_slice(&record[HEADER_BYTES..]);
-            return self.image.file().write_all_at(bytes, start);
+            return self.image.write_at(bytes, start);
         }
         self.image.make_zero(start, length.into())
     }
@@ -144,8 +112,8 @@ struct Header {
 impl DeviceStream for DiskCopy {
     fn begin_save(&self) -> Result<(), VmError> {
         *self.state.lock() = State::default();
-        self.changes.track();
-        self.did("finding its data", self.note_data())
+        self.changes.track(self.image.len_bytes());
+        self.did("finding its data", self.image.find_data(|start, length| self.changes.note(start, length)))
     }
 
     fn remaining(&self) -> Result<RemainingState, VmError> {
@@ -206,7 +174,7 @@ impl DeviceStream for DiskCopy {
             state.record.clear();
             if state.unsynced >= SYNC_BYTES {
                 state.unsynced = 0;
-                self.did("writing it", self.image.file().sync_data())?;
+                self.did("writing it", self.image.sync())?;
             }
         }
         Ok(())
@@ -221,7 +189,7 @@ impl DeviceStream for DiskCopy {
                 format!("the stream ends after {left} bytes of a record"),
             ));
         }
-        self.did("writing it", self.image.file().sync_data())
+        self.did("writing it", self.image.sync())
     }
 
     fn end_load(&self) -> Result<(), VmError> {

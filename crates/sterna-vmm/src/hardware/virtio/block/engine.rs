@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
+use sterna_disk::Image;
 use vmm_sys_util::eventfd::EventFd;
-
-use super::image::Image;
 
 /// Pieces of work in flight, at most.
 pub(super) const DEPTH: usize = 256;
+/// The same where one is done after the other, before the first is answered.
+const DEPTH_AT_ONCE: usize = 16;
 
 /// What the file has to do.
 pub(super) enum Work {
@@ -37,6 +38,10 @@ impl Engine {
     /// For `image`, which must stay open as long as the engine lives.
     pub(super) fn new(image: &Image) -> Self {
         let mut engine = Self::without_ring(image);
+        if !image.is_raw() {
+            engine.slots.truncate(DEPTH_AT_ONCE);
+            return engine;
+        }
         match Self::ring() {
             Ok(ring) => engine.ring = Some(ring),
             Err(error) => {
@@ -49,7 +54,7 @@ impl Engine {
     /// The same for a host that has no io_uring.
     pub(super) fn without_ring(image: &Image) -> Self {
         Self {
-            file: image.as_fd().as_raw_fd(),
+            file: image.file().as_raw_fd(),
             ring: None,
             slots: (0..DEPTH).map(|_| None).collect(),
             in_flight: 0,
@@ -105,6 +110,14 @@ impl Engine {
         }
         self.in_flight += 1;
         Ok(())
+    }
+
+    /// Takes note of what the caller has done itself under a number that is free; of an engine without io_uring.
+    pub(super) fn note_done(&mut self, number: usize, result: io::Result<usize>) {
+        // Whatever it was: it keeps the number.
+        self.slots[number] = Some(Work::Flush);
+        self.done.push_back((number, result));
+        self.in_flight += 1;
     }
 
     /// Hands over what was begun.

@@ -3,8 +3,9 @@
 mod changes;
 mod copy;
 mod engine;
-mod image;
+mod lock;
 mod request;
+mod rest;
 mod sector;
 mod session;
 
@@ -12,6 +13,7 @@ use std::io;
 use std::sync::Arc;
 
 use sterna::{DeviceStream, Hook};
+use sterna_disk::{Image, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -25,10 +27,12 @@ use crate::error::VmmError;
 use changes::Changes;
 use copy::DiskCopy;
 use engine::Engine;
-use image::{Image, ImageLock};
-use sector::{MOST_DISCARDED, SECTOR};
+use lock::ImageLock;
+use sector::MOST_DISCARDED;
 
 const QUEUE_SIZE: u16 = 256;
+/// Bytes: 64 TiB, of which 128 MiB of bits say what has changed.
+const LONGEST_COPIED: u64 = 64 << 40;
 /// Pieces of memory in one request, at most: with header and status they fit into a queue.
 const SEGMENTS: u32 = 126;
 
@@ -61,12 +65,16 @@ pub(super) fn open(
             "the destination writes a disk that is copied: it cannot be read-only".to_owned(),
         ));
     }
-    let image = Arc::new(Image::open(options).map_err(refuse)?);
+    let image = Arc::new(Image::open(&options.image()).map_err(refuse)?);
+    if options.migration == DiskMigration::Copy && image.len_bytes() > LONGEST_COPIED {
+        let why = format!("{} bytes, a disk that is copied has at most {LONGEST_COPIED}", image.len_bytes());
+        return Err(refuse(why));
+    }
     let is_shared = options.migration == DiskMigration::Shared;
     if !(is_shared && is_incoming) {
         image.lock().map_err(|error| refuse(error.to_string()))?;
     }
-    let changes = Arc::new(Changes::new(image.len_bytes()));
+    let changes = Arc::<Changes>::default();
     let copied = (options.migration == DiskMigration::Copy)
         .then(|| Arc::new(DiskCopy::new(index, Arc::clone(&image), Arc::clone(&changes))));
     let disk = Disk {

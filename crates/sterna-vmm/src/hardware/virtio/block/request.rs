@@ -1,11 +1,12 @@
 //! What a driver asks of a disk.
 
+use sterna_disk::SECTOR;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
-use super::sector::{MOST_DISCARDED, SECTOR};
+use super::sector::MOST_DISCARDED;
 use crate::hardware::virtio::buffers::Buffers;
 use crate::hardware::virtio::ring::Chain;
 

@@ -1,6 +1,4 @@
-//! In what a disk counts.
+//! How much of a disk a request may give up.
 
-/// Bytes.
-pub(super) const SECTOR: u64 = 512;
 /// Sectors of one discard, at most: 1 GiB.
 pub(super) const MOST_DISCARDED: u32 = 1 << 21;

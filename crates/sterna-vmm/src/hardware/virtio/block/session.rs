@@ -9,14 +9,12 @@ use virtio_bindings::virtio_blk::{
 
 use super::Disk;
 use super::changes::Changes;
-use super::engine::{DEPTH, Engine, Work};
+use super::engine::{DEPTH, Engine};
 use super::request::{Piece, Request, What};
+use super::rest::Rest;
 use crate::hardware::virtio::backend::Session;
 use crate::hardware::virtio::buffers::Buffers;
 use crate::hardware::virtio::ring::{Broken, Ring};
-
-const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 pub(super) struct DiskSession<'a> {
     disk: &'a Disk,
@@ -34,29 +32,6 @@ struct InFlight<'a> {
     head: u16,
     status: Buffers<'a>,
     rest: Rest<'a>,
-}
-
-/// What is left to do of a request, should a call do a part of it.
-enum Rest<'a> {
-    /// From this byte on; so many bytes were read before.
-    Read(u64, Buffers<'a>, usize),
-    Write(u64, Buffers<'a>),
-    Flush,
-    Discard(Piece),
-    /// Should the file not know this way, it is tried by another one.
-    WriteZeroes(Piece),
-}
-
-impl Rest<'_> {
-    /// The kernel is done with it: guest memory may have changed, or the disk.
-    fn was_done(&self, changes: &Changes) {
-        match self {
-            Self::Read(_, to, _) => to.were_written(),
-            Self::Write(at, from) => changes.written(*at, from.len() as u64),
-            Self::Discard(piece) | Self::WriteZeroes(piece) => changes.written(piece.start, piece.length),
-            Self::Flush => {}
-        }
-    }
 }
 
 impl<'a> DiskSession<'a> {
@@ -100,13 +75,12 @@ impl<'a> DiskSession<'a> {
         request: Request<'a>,
     ) -> Result<(), Broken> {
         let Request { head, status, what } = request;
-        let (work, rest) = match what {
-            What::Read(at, to) => (Work::Read(to.vectors(), at), Rest::Read(at, to, 0)),
-            What::Write(at, from) => (Work::Write(from.vectors(), at), Rest::Write(at, from)),
-            What::Flush => (Work::Flush, Rest::Flush),
-            What::Discard(piece) => (allocate(PUNCH, piece), Rest::Discard(piece)),
-            What::WriteZeroes(piece) if piece.may_unmap => (allocate(PUNCH, piece), Rest::WriteZeroes(piece)),
-            What::WriteZeroes(piece) => (allocate(ZERO, piece), Rest::WriteZeroes(piece)),
+        let rest = match what {
+            What::Read(at, to) => Rest::Read(at, to, 0),
+            What::Write(at, from) => Rest::Write(at, from),
+            What::Flush => Rest::Flush,
+            What::Discard(piece) => Rest::Discard(piece),
+            What::WriteZeroes(piece) => Rest::WriteZeroes(piece),
             What::Identify(to) => {
                 let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
                 id.iter_mut().zip(self.disk.id.bytes()).for_each(|(to, from)| *to = from);
@@ -116,8 +90,7 @@ impl<'a> DiskSession<'a> {
             What::Unknown => return answer(&mut rings[queue], head, &status, VIRTIO_BLK_S_UNSUPP, 0),
             What::Wrong => return answer(&mut rings[queue], head, &status, VIRTIO_BLK_S_IOERR, 0),
         };
-        self.in_flight[number] = Some(InFlight { queue, head, status, rest });
-        self.hand_over(number, work)
+        self.hand_over(number, InFlight { queue, head, status, rest })
     }
 
     /// A guest can ask for what fails as often as it likes.
@@ -130,10 +103,15 @@ impl<'a> DiskSession<'a> {
         }
     }
 
-    fn hand_over(&mut self, number: usize, work: Work) -> Result<(), Broken> {
-        // SAFETY: the vectors are guest memory, which the worker's VM keeps mapped; the engine is dropped before, and waits
-        // for what is in flight.
-        unsafe { self.engine.begin(number, work) }?;
+    fn hand_over(&mut self, number: usize, request: InFlight<'a>) -> Result<(), Broken> {
+        let rest = &self.in_flight[number].insert(request).rest;
+        if self.disk.image.is_raw() {
+            // SAFETY: the vectors are guest memory, which the worker's VM keeps mapped; the engine is dropped before, and waits
+            // for what is in flight.
+            unsafe { self.engine.begin(number, rest.work()) }?;
+        } else {
+            self.engine.note_done(number, rest.carry_out(&self.disk.image));
+        }
         Ok(())
     }
 
@@ -154,9 +132,8 @@ impl<'a> DiskSession<'a> {
             let Some(done) = self.in_flight[number].take() else { continue };
             let failed = result.as_ref().err().map(ToString::to_string);
             match after(done, result, &self.disk.changes) {
-                After::More(more, work) => {
-                    self.in_flight[number] = Some(more);
-                    self.hand_over(number, work)?;
+                After::More(more) => {
+                    self.hand_over(number, more)?;
                     self.engine.submit()?;
                 }
                 After::Answer { queue, head, status, code, written } => {
@@ -189,7 +166,8 @@ impl<'a> Session<'a> for DiskSession<'a> {
             self.engine.wait()?;
             self.answer_done(rings)?;
         }
-        Ok(())
+        // Should this be the end of the machine, nothing is lost that a raw file would have kept.
+        Ok(self.disk.image.write_back()?)
     }
 }
 
@@ -204,7 +182,7 @@ impl Drop for DiskSession<'_> {
 
 enum After<'a> {
     /// A call has done a part of it.
-    More(InFlight<'a>, Work),
+    More(InFlight<'a>),
     Answer {
         queue: usize,
         head: u16,
@@ -222,19 +200,16 @@ fn after<'a>(done: InFlight<'a>, result: io::Result<usize>, changes: &Changes) -
         (Rest::Read(at, mut to, before), Ok(moved)) if moved > 0 => {
             if moved < to.len() {
                 let _ = to.split_front(moved);
-                let (at, before) = (at + moved as u64, before + moved);
-                let work = Work::Read(to.vectors(), at);
-                let rest = Rest::Read(at, to, before);
-                return After::More(InFlight { queue, head, status, rest }, work);
+                let rest = Rest::Read(at + moved as u64, to, before + moved);
+                return After::More(InFlight { queue, head, status, rest });
             }
             (VIRTIO_BLK_S_OK, before + moved)
         }
         (Rest::Write(at, mut from), Ok(moved)) if moved > 0 => {
             if moved < from.len() {
                 let _ = from.split_front(moved);
-                let at = at + moved as u64;
-                let work = Work::Write(from.vectors(), at);
-                return After::More(InFlight { queue, head, status, rest: Rest::Write(at, from) }, work);
+                let rest = Rest::Write(at + moved as u64, from);
+                return After::More(InFlight { queue, head, status, rest });
             }
             (VIRTIO_BLK_S_OK, 0)
         }
@@ -242,21 +217,19 @@ fn after<'a>(done: InFlight<'a>, result: io::Result<usize>, changes: &Changes) -
         (Rest::Read(..) | Rest::Write(..), Ok(_)) => (VIRTIO_BLK_S_IOERR, 0),
         (Rest::Flush | Rest::Discard(_) | Rest::WriteZeroes(_), Ok(_)) => (VIRTIO_BLK_S_OK, 0),
         // Some file systems know one of the two ways only, and a hole is zero as well.
-        (Rest::WriteZeroes(piece), Err(error))
-            if error.raw_os_error() == Some(libc::EOPNOTSUPP) && !piece.may_unmap =>
-        {
-            let piece = Piece { may_unmap: true, ..piece };
-            let rest = Rest::WriteZeroes(piece);
-            return After::More(InFlight { queue, head, status, rest }, allocate(PUNCH, piece));
+        (Rest::WriteZeroes(piece), Err(error)) if is_unsupported(&error) && !piece.may_unmap => {
+            let rest = Rest::WriteZeroes(Piece { may_unmap: true, ..piece });
+            return After::More(InFlight { queue, head, status, rest });
         }
-        (_, Err(error)) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => (VIRTIO_BLK_S_UNSUPP, 0),
+        (_, Err(error)) if is_unsupported(&error) => (VIRTIO_BLK_S_UNSUPP, 0),
         (_, Err(_)) => (VIRTIO_BLK_S_IOERR, 0),
     };
     After::Answer { queue, head, status, code, written }
 }
 
-fn allocate(mode: i32, piece: Piece) -> Work {
-    Work::Allocate(mode, piece.start, piece.length)
+/// By the kernel, or by the file's format.
+fn is_unsupported(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EOPNOTSUPP) || error.kind() == io::ErrorKind::Unsupported
 }
 
 fn answer(

@@ -1,15 +1,17 @@
 //! A disk that travels.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use sterna_disk::ImageOptions;
+
 use super::*;
-use crate::config::DiskOptions;
 
 const LENGTH: u64 = 40 * BLOCK + 512;
 
 fn copy_of(path: &Path) -> (DiskCopy, Arc<Changes>) {
-    let image = Arc::new(Image::open(&DiskOptions::new(path)).unwrap());
-    let changes = Arc::new(Changes::new(image.len_bytes()));
+    let image = Arc::new(Image::open(&ImageOptions::new(path)).unwrap());
+    let changes = Arc::<Changes>::default();
     (DiskCopy::new(0, image, Arc::clone(&changes)), changes)
 }
 

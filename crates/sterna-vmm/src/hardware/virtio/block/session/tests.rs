@@ -9,7 +9,10 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
+use imago::FormatCreateBuilder;
+
 use super::*;
+use crate::DiskFormat;
 use crate::config::DiskOptions;
 use crate::hardware::virtio::block::open;
 use crate::hardware::virtio::testing::{BUFFERS, Descriptor, Driver, RAM_BYTES, SIZE};
@@ -213,4 +216,70 @@ fn random_tables_do_no_harm() {
         let result = serve(&disk, &mut driver, seed % 2 == 0);
         assert!(driver.get(0x8000) == guard, "seed {seed}: {result:?}");
     }
+}
+
+/// By a model in memory, while two machines take turns.
+#[test]
+fn qcow2_holds_what_was_written_on_whichever_side() {
+    let seed = 7;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (file, base) = (tempfile::NamedTempFile::new().unwrap(), image());
+    let mut options = DiskOptions::new(file.path());
+    options.format = DiskFormat::Qcow2;
+    options.backing = Some((base.path().to_owned(), DiskFormat::Raw));
+    let storage = imago::file::File::try_from(file.reopen().unwrap()).unwrap();
+    let builder = imago::qcow2::Qcow2::<imago::file::File>::create_builder(storage).cluster_size(4096);
+    builder.backing("named".to_owned(), "raw".to_owned()).size(DISK_BYTES).create().unwrap();
+    let mut model = std::fs::read(base.path()).unwrap();
+    let [(here, hook), (there, other)] = [false, true].map(|waits| open(0, &options, waits).unwrap());
+    let mut sides = [(here, hook.unwrap()), (there, other.unwrap())];
+    for _ in 0..4 {
+        for step in 0..100 {
+            let start = random.u64(0..DISK_BYTES / 512 - 64);
+            let sectors = random.u64(1..=64);
+            let (from, length) = (start as usize * 512, sectors as usize * 512);
+            let mut driver = Driver::new();
+            let flags = random.u32(0..2);
+            let piece =
+                [&start.to_le_bytes()[..], &(sectors as u32).to_le_bytes(), &flags.to_le_bytes()].concat();
+            let kind =
+                *random.choice(&[VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_WRITE_ZEROES]).unwrap();
+            let data = match kind {
+                VIRTIO_BLK_T_OUT => {
+                    let bytes: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(length).collect();
+                    driver.put(DATA, &bytes);
+                    model[from..from + length].copy_from_slice(&bytes);
+                    (length as u32, false)
+                }
+                VIRTIO_BLK_T_IN => (length as u32, true),
+                _ => {
+                    driver.put(DATA, &piece);
+                    model[from..from + length].fill(0);
+                    (16, false)
+                }
+            };
+            let status = ask_of(&sides[0].0, &mut driver, kind, start, data);
+            assert_eq!(status, 0, "seed {seed}, step {step}, kind {kind}");
+            if kind == VIRTIO_BLK_T_IN {
+                let read: [u8; 64 * 512] = driver.get(DATA);
+                assert!(read[..length] == model[from..from + length], "seed {seed}, step {step}");
+            }
+        }
+        assert_eq!(ask(&sides[0].0, VIRTIO_BLK_T_FLUSH, 0, (0, false)), 0);
+        assert_ne!(ask(&sides[1].0, VIRTIO_BLK_T_IN, 0, (512, true)), 0, "the other side has not got it");
+        sides[0].1.release().unwrap();
+        sides[1].1.acquire().unwrap();
+        sides.swap(0, 1);
+    }
+    let mut driver = Driver::new();
+    driver.put(DATA, &[&8u64.to_le_bytes()[..], &64u32.to_le_bytes(), &0u32.to_le_bytes()].concat());
+    assert_eq!(ask_of(&sides[0].0, &mut driver, VIRTIO_BLK_T_DISCARD, 0, (16, false)), 0);
+    model[8 * 512..72 * 512].fill(0);
+    let mut content = vec![0; model.len()];
+    sides[0].0.image.read_at(&mut content, 0).unwrap();
+    assert!(content == model, "seed {seed}");
+    assert!(
+        std::fs::read(base.path()).unwrap() == std::fs::read(image().path()).unwrap(),
+        "it was only read"
+    );
 }

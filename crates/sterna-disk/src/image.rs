@@ -1,0 +1,237 @@
+//! A disk's file or block device, and the content in it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::files::open_file;
+use crate::options::{Format, ImageOptions, SECTOR};
+use crate::qcow2::Qcow2;
+
+/// An open disk.
+pub struct Image {
+    file: File,
+    path: String,
+    len_bytes: AtomicU64,
+    is_read_only: bool,
+    /// If it is not raw.
+    pub(crate) qcow2: Option<Qcow2>,
+}
+
+impl Image {
+    /// Opens it, without its lock.
+    ///
+    /// # Errors
+    /// What is wrong with the file or the options, in words, without the path.
+    pub fn open(options: &ImageOptions) -> Result<Self, String> {
+        let file = open_file(&options.path, options, !options.is_read_only)?;
+        let qcow2 = match options.format {
+            Format::Qcow2 => Some(Qcow2::new(&file, options)?),
+            Format::Raw if options.backing.is_some() || options.data_file.is_some() => {
+                return Err(
+                    "a raw disk has no backing file and no data file: say `format=qcow2`, or leave them out"
+                        .to_owned(),
+                );
+            }
+            Format::Raw => None,
+        };
+        let path = options.path.display().to_string();
+        let is_read_only = options.is_read_only;
+        let image = Self { file, path, len_bytes: AtomicU64::new(0), is_read_only, qcow2 };
+        image.find_length()?;
+        if options.is_direct && image.qcow2.is_none() && !takes_sectors(&image.file) {
+            return Err(format!(
+                "with direct I/O it takes no pieces of {SECTOR} bytes: leave `direct=on` out"
+            ));
+        }
+        Ok(image)
+    }
+
+    /// Looks how long the disk is now: another program may have made it longer.
+    ///
+    /// # Errors
+    /// In words, without the path.
+    pub fn find_length(&self) -> Result<(), String> {
+        let length = match &self.qcow2 {
+            Some(qcow2) => qcow2.find_length()?,
+            // Of a block device, too.
+            None => {
+                io::Seek::seek(&mut &self.file, io::SeekFrom::End(0)).map_err(|error| error.to_string())?
+            }
+        };
+        if length < SECTOR || !length.is_multiple_of(SECTOR) {
+            return Err(format!("{length} bytes are no whole number of sectors of {SECTOR} bytes"));
+        }
+        self.len_bytes.store(length, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The disk's length.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Nothing may be written.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// The file's bytes are the disk's.
+    pub fn is_raw(&self) -> bool {
+        self.qcow2.is_none()
+    }
+
+    /// For messages.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The file itself. Its bytes are the disk's only if it is raw.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reads from byte `at` on.
+    ///
+    /// # Errors
+    /// The host's; of a qcow2 file also, that this machine has not the lock, or that a table lies.
+    pub fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<()> {
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.with(|content| content.read(to, at)),
+            None => self.file.read_exact_at(to, at),
+        }
+    }
+
+    /// Writes from byte `at` on.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    pub fn write_at(&self, from: &[u8], at: u64) -> io::Result<()> {
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.with(|content| content.write(from, at)),
+            None => self.file.write_all_at(from, at),
+        }
+    }
+
+    /// What was written is on the disk.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    pub fn sync(&self) -> io::Result<()> {
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.with(|content| content.flush().and_then(|()| content.sync())),
+            None => self.file.sync_data(),
+        }
+    }
+
+    /// Nothing is left to be written that other programs do not see, though it may be in the host's page cache.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    pub fn write_back(&self) -> io::Result<()> {
+        self.qcow2.as_ref().map_or(Ok(()), Qcow2::write_back)
+    }
+
+    /// Gives these bytes up, which may be zero from now on.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`]; `Unsupported` if the file cannot.
+    pub fn discard(&self, start: u64, length: u64) -> io::Result<()> {
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.discard(start, length),
+            None => self.make_hole(start, length),
+        }
+    }
+
+    /// Makes these bytes zero, as a hole where that is possible.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    pub fn make_zero(&self, start: u64, length: u64) -> io::Result<()> {
+        let made = match &self.qcow2 {
+            Some(qcow2) => qcow2.make_zero(start, length),
+            None => self.make_hole(start, length),
+        };
+        made.or_else(|_| self.write_zeros(start, length))
+    }
+
+    fn make_hole(&self, start: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, start, length)?)
+    }
+
+    /// The slow way.
+    fn write_zeros(&self, start: u64, length: u64) -> io::Result<()> {
+        /// A page of direct I/O, and as many as make a long write.
+        #[repr(align(4096))]
+        struct Zeros([u8; 64 << 10]);
+        static ZEROS: Zeros = Zeros([0; 64 << 10]);
+        let end = start + length;
+        let mut at = start;
+        while at < end {
+            let piece = ZEROS.0.len().min((end - at) as usize);
+            self.write_at(&ZEROS.0[..piece], at)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Says where there may be something else than zeros: first byte, and number of bytes.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    pub fn find_data(&self, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let end = self.len_bytes();
+        if let Some(qcow2) = &self.qcow2 {
+            return qcow2.find_data(0, end, found);
+        }
+        let mut at = 0;
+        while at < end {
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                // Nothing but a hole from here on.
+                Err(Errno::NXIO) => return Ok(()),
+                // A block device: the file system does not say.
+                Err(Errno::INVAL) => {
+                    found(at, end - at);
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).unwrap_or(end);
+            found(data, hole - data);
+            at = hole;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a sector can be read alone, with direct I/O.
+fn takes_sectors(file: &File) -> bool {
+    let mut buffer = vec![0; 4096 + SECTOR as usize];
+    let from = buffer.as_ptr().align_offset(4096);
+    file.read_exact_at(&mut buffer[from..from + SECTOR as usize], 0).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_is_one_of_whole_sectors() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (length, is_one) in [(0, false), (511, false), (512, true), (1000, false), (4096, true)] {
+            file.as_file().set_len(length).unwrap();
+            assert_eq!(Image::open(&ImageOptions::new(file.path())).is_ok(), is_one, "{length}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let mut read_only = ImageOptions::new(directory.path());
+        read_only.is_read_only = true;
+        let why = Image::open(&read_only).map(|_| ()).unwrap_err();
+        assert!(why.contains("neither a file"), "{why}");
+    }
+}

@@ -1,0 +1,214 @@
+//! A disk in a qcow2 file, which the crate `imago` reads and writes: one request after the other, in the caller's thread.
+//!
+//! It is open only while this machine has the disk's lock. What `imago` keeps of the file's tables is written back when the lock
+//! goes, and read anew when it comes: the other side may have changed them.
+
+use std::fs::File;
+use std::io;
+
+use imago::file::File as Storage;
+use imago::format::drivers::FormatDriverInstance;
+use imago::{FormatAccess, Mapping, Storage as _, StorageExt, StorageOpenOptions, raw};
+use parking_lot::RwLock;
+
+use crate::files::{open_file, set_lock};
+use crate::options::{Format, ImageOptions};
+
+type Content = FormatAccess<Storage>;
+type Tables = imago::qcow2::Qcow2<Storage>;
+
+/// Entries of the table that says where clusters are counted, at most.
+const COUNTS_MAX: u64 = 4 << 20;
+
+/// The file, and the other ones that the command line names.
+pub(crate) struct Qcow2 {
+    file: File,
+    data_file: Option<File>,
+    backing: Option<(File, Format)>,
+    is_read_only: bool,
+    is_direct: bool,
+    content: RwLock<Option<Content>>,
+}
+
+impl Qcow2 {
+    /// Not read yet. Nobody may write its backing file any more. What went wrong, without the path.
+    pub(crate) fn new(file: &File, options: &ImageOptions) -> Result<Self, String> {
+        let open = |what, path, is_written| {
+            open_file(path, options, is_written).map_err(|why| format!("its {what}: {why}"))
+        };
+        let data_file = options.data_file.as_ref();
+        let backing = options.backing.as_ref();
+        let backing =
+            backing.map(|(path, format)| Ok::<_, String>((open("backing file", path, false)?, *format)));
+        let qcow2 = Self {
+            file: file.try_clone().map_err(|error| error.to_string())?,
+            data_file: data_file.map(|path| open("data file", path, !options.is_read_only)).transpose()?,
+            backing: backing.transpose()?,
+            is_read_only: options.is_read_only,
+            is_direct: options.is_direct,
+            content: RwLock::new(None),
+        };
+        if let Some((file, _)) = &qcow2.backing {
+            set_lock(file, libc::F_RDLCK).map_err(|error| format!("its backing file: {error}"))?;
+        }
+        Ok(qcow2)
+    }
+
+    /// As the header says it, in bytes.
+    pub(crate) fn find_length(&self) -> Result<u64, String> {
+        match &*self.content.read() {
+            Some(content) => Ok(content.size()),
+            None => self.open(false).map(|content| content.size()).map_err(|error| error.to_string()),
+        }
+    }
+
+    pub(crate) fn data_file(&self) -> Option<&File> {
+        self.data_file.as_ref()
+    }
+
+    /// Reads its tables: this machine has the lock.
+    pub(crate) fn load(&self) -> io::Result<()> {
+        let content = self.open(!self.is_read_only)?;
+        *self.content.write() = Some(content);
+        Ok(())
+    }
+
+    /// Forgets its tables, once they are written.
+    pub(crate) fn unload(&self) {
+        *self.content.write() = None;
+    }
+
+    /// What other programs see of it is whole: nothing is left to be written, though it may be in the host's page cache.
+    pub(crate) fn write_back(&self) -> io::Result<()> {
+        self.content.read().as_ref().map_or(Ok(()), Content::flush)
+    }
+
+    /// Does something with the content.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&Content) -> io::Result<T>) -> io::Result<T> {
+        work(self.content.read().as_ref().ok_or_else(not_here)?)
+    }
+
+    /// Gives these bytes up: they may be zero from now on.
+    pub(crate) fn discard(&self, start: u64, length: u64) -> io::Result<()> {
+        self.content.write().as_mut().ok_or_else(not_here)?.discard_to_any(start, length)
+    }
+
+    /// Makes these bytes zero, and gives up the room that they have. What is zero already is left alone.
+    pub(crate) fn make_zero(&self, start: u64, length: u64) -> io::Result<()> {
+        let mut pieces = Vec::new();
+        self.find_data(start, start + length, |start, length| pieces.push((start, length)))?;
+        let mut content = self.content.write();
+        let content = content.as_mut().ok_or_else(not_here)?;
+        pieces.into_iter().try_for_each(|(start, length)| content.discard_to_zero(start, length))
+    }
+
+    /// Says where there may be something else than zeros.
+    pub(crate) fn find_data(&self, mut at: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        while at < end {
+            let step = self.with(|content| {
+                let (mapping, length) = content.get_mapping(at, end - at)?;
+                if !matches!(mapping, Mapping::Zero { .. } | Mapping::Eof { .. }) {
+                    found(at, length);
+                }
+                Ok(length)
+            })?;
+            if step == 0 {
+                return Ok(());
+            }
+            at += step;
+        }
+        Ok(())
+    }
+
+    fn open(&self, is_written: bool) -> io::Result<Content> {
+        let mut format = open_checked(self.storage(&self.file, is_written)?, is_written)?;
+        let says = |what: &str| Err(io::Error::other(what));
+        match (format.implicit_backing_file(), &self.backing) {
+            (Some(name), None) => {
+                return says(&format!(
+                    "its backing file is called {name:?}: name it by `backing=FILE,backing-format=raw|qcow2`"
+                ));
+            }
+            (None, Some(_)) => return says("it has no backing file: leave `backing` out"),
+            _ => {}
+        }
+        match (format.requires_external_data_file(), &self.data_file) {
+            (true, None) => {
+                let name = format.implicit_external_data_file().map_or("", String::as_str);
+                return says(&format!(
+                    "its content is in another file, called {name:?}: name it by `data-file=FILE`"
+                ));
+            }
+            (false, Some(_)) => return says("its content is in no other file: leave `data-file` out"),
+            _ => {}
+        }
+        let data_file = self.data_file.as_ref();
+        format.set_data_file(data_file.map(|file| self.storage(file, is_written)).transpose()?);
+        format.set_backing(self.backing.as_ref().map(|backing| self.open_backing(backing)).transpose()?);
+        Ok(Content::new(format))
+    }
+
+    fn open_backing(&self, (file, format): &(File, Format)) -> io::Result<Content> {
+        let storage = self.storage(file, false)?;
+        if *format == Format::Raw {
+            return Ok(Content::new(raw::Raw::open_image(storage, false)?));
+        }
+        let mut format = open_checked(storage, false)?;
+        if format.implicit_backing_file().is_some() || format.requires_external_data_file() {
+            let why = "its backing file has a backing file or a data file itself: make one file of them first, such as by `qemu-img convert`";
+            return Err(io::Error::other(why));
+        }
+        format.set_data_file(None);
+        format.set_backing(None);
+        Ok(Content::new(format))
+    }
+
+    fn storage(&self, file: &File, is_written: bool) -> io::Result<Storage> {
+        let options = StorageOpenOptions::new().write(is_written).direct(self.is_direct);
+        Storage::from_open_file(file.try_clone()?, options)
+    }
+}
+
+/// Opens a file, and checks what `imago` takes for granted: the disk's first table reaches to the disk's end (it would go through the
+/// rest for longer than anybody waits), and of a file that is written every cluster is counted (it would look for one that is for
+/// ever).
+fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
+    let mut header = [0; 104];
+    storage.read(&mut header[..], 0)?;
+    let words: Vec<u32> = header.as_chunks().0.iter().map(|word| u32::from_be_bytes(*word)).collect();
+    let (version, cluster_bits, entries) = (words[1], words[5], words[9]);
+    let (counts_at, counts_clusters) = (u64::from(words[12]) << 32 | u64::from(words[13]), words[14]);
+    let count_order = if version == 2 { 4 } else { words[24] };
+    let clusters = storage.size()?.div_ceil(1 << cluster_bits.min(32));
+    let uncounted =
+        || io::Error::other("its counts do not cover all of it: repair it by `qemu-img check -r all`");
+    let mut counts = Vec::new();
+    if is_written {
+        // Of a table that counts, each entry has 8 bytes, for a cluster of counts.
+        let entry_clusters = (1_u64 << (cluster_bits + 3).min(32)) >> count_order.min(6);
+        let needed = clusters.div_ceil(entry_clusters);
+        if needed > u64::from(counts_clusters) << cluster_bits.min(21) >> 3 || needed > COUNTS_MAX {
+            return Err(uncounted());
+        }
+        counts = vec![0; needed as usize * 8];
+        storage.read(&mut counts[..], counts_at)?;
+    }
+    let format = Tables::open_image(storage, is_written)?;
+    if counts.as_chunks().0.contains(&[0; 8]) {
+        return Err(uncounted());
+    }
+    // Of a table of the second level each entry has 8 bytes.
+    let reach = u128::from(entries) << (2 * cluster_bits - 3);
+    if u128::from(format.size()) > reach {
+        let why = format!(
+            "its header says that the disk has {} bytes, and its tables have room for {reach}",
+            format.size()
+        );
+        return Err(io::Error::other(why));
+    }
+    Ok(format)
+}
+
+fn not_here() -> io::Error {
+    io::Error::other("another machine has the disk")
+}
