@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
-use sterna_qmp::MonitoredVm;
+use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
 pub use monitor::GuestMonitor;
@@ -129,6 +129,20 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     }
     /// Whether KVM runs it.
     fn uses_kvm(&self) -> bool;
+    /// See [`MonitoredVm::disks`].
+    fn disks(&self) -> Vec<BlockDevice> {
+        Vec::new()
+    }
+    /// See [`MonitoredVm::resize_disk`].
+    fn resize_disk(&self, index: usize, _len_bytes: u64) -> Result<(), VmError> {
+        Err(VmError::new("block_resize", format!("this machine has no disk {index}")))
+    }
+    /// See [`MonitoredVm::set_announcing`].
+    fn set_announcing(&self, _announcing: Announcing) {}
+    /// See [`MonitoredVm::announce`].
+    fn announce(&self, _announcing: Announcing, _cards: &[usize], _id: &str) -> Result<(), VmError> {
+        Ok(())
+    }
 }
 
 /// A guest that writes its memory by rules, so that it can be checked.
@@ -281,6 +295,18 @@ impl MonitoredVm for Hosted {
     }
     fn uses_kvm(&self) -> bool {
         self.machine.uses_kvm()
+    }
+    fn disks(&self) -> Vec<BlockDevice> {
+        self.machine.disks()
+    }
+    fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
+        self.machine.resize_disk(index, len_bytes)
+    }
+    fn set_announcing(&self, announcing: Announcing) {
+        self.machine.set_announcing(announcing);
+    }
+    fn announce(&self, announcing: Announcing, cards: &[usize], id: &str) -> Result<(), VmError> {
+        self.machine.announce(announcing, cards, id)
     }
 }
 

@@ -70,6 +70,39 @@ impl Image {
         Ok(())
     }
 
+    /// Makes the disk longer while it is used. A block device must have become so before.
+    ///
+    /// # Errors
+    /// It is read-only, would become shorter, or the host refuses; in words, without the path.
+    pub fn grow(&self, len_bytes: u64) -> Result<(), String> {
+        let text = |error: io::Error| error.to_string();
+        if self.is_read_only {
+            return Err("it is read-only".to_owned());
+        }
+        if !len_bytes.is_multiple_of(SECTOR) {
+            return Err(format!("{len_bytes} bytes are no whole number of sectors of {SECTOR} bytes"));
+        }
+        let before = self.len_bytes();
+        self.find_length()?;
+        let now = self.len_bytes();
+        if len_bytes < now {
+            self.len_bytes.store(before, Ordering::SeqCst);
+            return Err(format!(
+                "it has {now} bytes and cannot become shorter: the guest may use what would be lost"
+            ));
+        }
+        let grown = match &self.qcow2 {
+            _ if len_bytes == now => Ok(()),
+            Some(qcow2) => qcow2.grow(len_bytes),
+            None if self.file.metadata().map_err(text)?.is_file() => self.file.set_len(len_bytes),
+            None => {
+                Err(io::Error::other(format!("the device has {now} bytes: make it longer on the host first")))
+            }
+        };
+        self.len_bytes.store(if grown.is_ok() { len_bytes } else { before }, Ordering::SeqCst);
+        grown.map_err(text)
+    }
+
     /// The disk's length.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes.load(Ordering::SeqCst)

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 
 use imago::file::File as Storage;
+use imago::format::PreallocateMode;
 use imago::format::drivers::FormatDriverInstance;
 use imago::{FormatAccess, Mapping, Storage as _, StorageExt, StorageOpenOptions, raw};
 use parking_lot::RwLock;
@@ -86,6 +87,13 @@ impl Qcow2 {
     /// Does something with the content.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&Content) -> io::Result<T>) -> io::Result<T> {
         work(self.content.read().as_ref().ok_or_else(not_here)?)
+    }
+
+    /// Makes the disk longer, by zeros.
+    pub(crate) fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        // A backing file may be longer than the disk was.
+        let zeros = if self.backing.is_some() { PreallocateMode::Zero } else { PreallocateMode::None };
+        self.with(|content| content.resize_grow(len_bytes, zeros))
     }
 
     /// Gives these bytes up: they may be zero from now on.

@@ -26,5 +26,5 @@ pub mod server;
 
 pub use client::{Client, ClientError, Endpoint, QmpEvent};
 pub use error::{ErrorClass, QmpError};
-pub use migration::{MigrationControl, MonitoredVm};
+pub use migration::{Announcing, BlockDevice, MigrationControl, MonitoredVm};
 pub use server::{EventBus, Handler, Server};

@@ -21,9 +21,11 @@
 //! capability `return-path` is on unless an operator switches it off; QEMU has it off.
 
 mod address;
+mod announcing;
 mod capabilities;
 mod commands;
 mod control;
+mod devices;
 mod dirty_limit;
 mod dirty_rate;
 mod engine;
@@ -39,6 +41,7 @@ mod relay;
 mod vm;
 
 pub use address::{from_channels, from_uri};
+pub use announcing::Announcing;
 pub use capabilities::{CAPABILITIES, CapabilitySet, Support};
 pub use control::MigrationControl;
 pub use engine::{Engine, GuestAt, Outgoing, Receiving};
@@ -47,4 +50,4 @@ pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, R
 pub use query::status_word;
 pub use real::SternaEngine;
 pub use refusal::{advice as advice_sentence, sentence as refusal_sentence};
-pub use vm::MonitoredVm;
+pub use vm::{BlockDevice, MonitoredVm};

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sterna_devices::vhost_user::VhostUserOptions;
 use sterna_disk::{Format as DiskFormat, ImageOptions};
@@ -125,6 +126,27 @@ impl NetOptions {
     /// A card at that tap.
     pub fn new(tap: impl Into<String>) -> Self {
         Self { tap: tap.into(), mac: None }
+    }
+}
+
+/// How often, and how fast, the network is told that the guest has moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnnounceOptions {
+    /// From the first time to the second.
+    pub initial: Duration,
+    /// The longest pause between two.
+    pub max: Duration,
+    /// How often; 0: not at all.
+    pub rounds: u32,
+    /// By how much each pause is longer than the one before.
+    pub step: Duration,
+}
+
+impl Default for AnnounceOptions {
+    /// As QEMU does unless it is told otherwise.
+    fn default() -> Self {
+        let milliseconds = Duration::from_millis;
+        Self { initial: milliseconds(50), max: milliseconds(550), rounds: 5, step: milliseconds(100) }
     }
 }
 

@@ -30,7 +30,10 @@ mod memory_failure;
 mod ports;
 mod vcpus;
 
-pub use config::{DiskMigration, DiskOptions, GuestImage, LinuxImage, MacAddress, MachineConfig, NetOptions};
+pub use config::{
+    AnnounceOptions, DiskMigration, DiskOptions, GuestImage, LinuxImage, MacAddress, MachineConfig,
+    NetOptions,
+};
 pub use devices::codec::StateError;
 pub use end_reason::EndReason;
 pub use error::VmmError;

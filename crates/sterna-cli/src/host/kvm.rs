@@ -7,7 +7,11 @@ use std::sync::Arc;
 use sterna::VmError;
 use sterna_guests::tide::Tide;
 use sterna_guests::tide::boot::boot_sector;
-use sterna_vmm::{EndReason, GuestImage, KvmMachine, LinuxImage, MachineConfig, VhostUserOptions};
+use sterna_qmp::{Announcing, BlockDevice};
+use sterna_vmm::{
+    AnnounceOptions, DiskOptions, EndReason, GuestImage, KvmMachine, LinuxImage, MachineConfig,
+    VhostUserOptions,
+};
 
 use super::tide::{BootTide, TideGuest};
 use super::{Config, Guest, GuestEnd, Machine, Parts, cannot_build};
@@ -139,6 +143,29 @@ impl Machine for KvmMachine {
     fn uses_kvm(&self) -> bool {
         true
     }
+    fn disks(&self) -> Vec<BlockDevice> {
+        let device = |(disk, len_bytes): (DiskOptions, u64)| BlockDevice {
+            file: disk.path.display().to_string(),
+            format: disk.format.as_str(),
+            len_bytes,
+            is_read_only: disk.is_read_only,
+            backing_file: disk.backing.map(|(file, _)| file.display().to_string()),
+        };
+        KvmMachine::disks(self).into_iter().map(device).collect()
+    }
+    fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
+        Ok(self.grow_disk(index, len_bytes)?)
+    }
+    fn set_announcing(&self, announcing: Announcing) {
+        KvmMachine::set_announcing(self, announce_options(announcing));
+    }
+    fn announce(&self, announcing: Announcing, cards: &[usize], id: &str) -> Result<(), VmError> {
+        Ok(KvmMachine::announce(self, announce_options(announcing), cards, id)?)
+    }
+}
+
+fn announce_options(Announcing { initial, max, rounds, step }: Announcing) -> AnnounceOptions {
+    AnnounceOptions { initial, max, rounds, step }
 }
 
 /// Whether this machine can run it: /dev/kvm exists and opens. The error says why not.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::engine::GuestAt;
 use super::relay::EVENTS;
 use super::{
-    MigrationControl, address, capabilities, dirty_limit, dirty_rate, hmp, objects, parameters, qom,
+    MigrationControl, address, capabilities, devices, dirty_limit, dirty_rate, hmp, objects, parameters, qom,
 };
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
@@ -24,7 +24,6 @@ impl Handler for MigrationControl {
             "query-machines",
             "query-cpus-fast",
             "query-memory-size-summary",
-            "query-block",
             "stop",
             "cont",
             "quit",
@@ -56,6 +55,7 @@ impl Handler for MigrationControl {
             CommandSpec::new("object-del").required("id", Text),
             CommandSpec::new("x-sterna-decide").required("guest", Any),
         ]);
+        commands.extend(devices::commands());
         commands.extend(dirty_rate::commands());
         commands.extend(dirty_limit::commands());
         commands.extend(qom::commands());
@@ -124,6 +124,9 @@ impl Handler for MigrationControl {
             "query-dirty-rate" => self.query_dirty_rate(arguments),
             "set-vcpu-dirty-limit" | "cancel-vcpu-dirty-limit" => self.limit_dirty_rate(arguments).map(done),
             "query-vcpu-dirty-limit" => Ok(self.query_dirty_limits()),
+            "query-block" => Ok(self.query_block()),
+            "block_resize" => self.block_resize(arguments).map(done),
+            "announce-self" => self.announce_self(arguments).map(done),
             "object-add" => self.add_object(arguments).map(done),
             "object-del" => self.delete_object(text("id")?).map(done),
             "qom-list" => self.list_properties(text("path")?),
@@ -186,8 +189,6 @@ impl MigrationControl {
                 Ok(threads.iter().enumerate().map(cpu).collect())
             }
             "query-memory-size-summary" => Ok(json!({"base-memory": self.vm.ram().total_bytes()})),
-            // No VM of Sterna's has disks that it knows of; hooks stand for what the VMM has.
-            "query-block" => Ok(json!([])),
             _ => Err(QmpError::command_not_found(format!("The command {command} has not been found"))),
         }
     }

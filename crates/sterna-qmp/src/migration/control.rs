@@ -9,6 +9,7 @@ use sterna::ram::Custody;
 use sterna::throttle::Throttle;
 use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
 
+use super::announcing::Announcing;
 use super::capabilities::CapabilitySet;
 use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
@@ -238,6 +239,7 @@ impl MigrationControl {
         let mut state = self.state.lock();
         let busy = state.is_busy();
         state.parameters.set(changes, busy)?;
+        self.vm.set_announcing(Announcing::of_parameters(&state.parameters));
         if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
             outgoing.set_live(&state.parameters.to_engine());
         }
@@ -433,6 +435,14 @@ impl MigrationControl {
         let mut state = self.state.lock();
         let done = self.vm.ram().while_free(|| act(&mut state));
         done.unwrap_or_else(|custody| Err(not_free(custody, state.outgoing.as_deref())))
+    }
+
+    /// The same for what changes nothing here.
+    pub(super) fn with_free_guest(
+        &self,
+        act: impl FnOnce(&dyn MonitoredVm) -> Result<(), QmpError>,
+    ) -> Result<(), QmpError> {
+        self.while_guest_is_free(|_| act(&*self.vm))
     }
 
     /// Who has the guest, as the engine knows.

@@ -2,7 +2,7 @@
 //!
 //! One table says it all (specs/stream.md §4, §8). Setting is all or nothing: a refused set changes nothing.
 //! Parameters of features that Sterna does not have yet take their neutral value only; those that steer
-//! nothing here (announcing, the period of dirty limits) are checked and kept, so that programs find what they set.
+//! nothing here (the period of dirty limits) are checked and kept, so that programs find what they set.
 
 use std::time::Duration;
 

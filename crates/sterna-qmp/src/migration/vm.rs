@@ -2,6 +2,23 @@
 
 use sterna::{SourceVm, TargetVm, VmError};
 
+use super::announcing::Announcing;
+
+/// A disk that the VMM has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// The file or device.
+    pub file: String,
+    /// QEMU's word for its format.
+    pub format: &'static str,
+    /// What the guest sees.
+    pub len_bytes: u64,
+    /// The guest cannot write it.
+    pub is_read_only: bool,
+    /// The file that has what this one has not.
+    pub backing_file: Option<String>,
+}
+
 /// A virtual machine behind a monitor.
 pub trait MonitoredVm: SourceVm + TargetVm {
     /// Stops the guest on an operator's word (`stop`). Idempotent. As [`MonitoredVm::cont`], it is called while
@@ -22,5 +39,25 @@ pub trait MonitoredVm: SourceVm + TargetVm {
     /// Whether KVM runs the guest.
     fn uses_kvm(&self) -> bool {
         false
+    }
+    /// The guest's disks, for `query-block`.
+    fn disks(&self) -> Vec<BlockDevice> {
+        Vec::new()
+    }
+    /// Makes one of [`MonitoredVm::disks`] as long as that (`block_resize`), while no migration has the guest. An error says why
+    /// not.
+    fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
+        let _ = (index, len_bytes);
+        Err(VmError::new("block_resize", "this VM cannot do that"))
+    }
+    /// How a guest is announced that arrives from now on.
+    fn set_announcing(&self, announcing: Announcing) {
+        let _ = announcing;
+    }
+    /// Announces the guest's network cards by their numbers, all if none is named (`announce-self`). What goes on under the same
+    /// `id` ends. Returns at once.
+    fn announce(&self, announcing: Announcing, cards: &[usize], id: &str) -> Result<(), VmError> {
+        let _ = (announcing, cards, id);
+        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 mod boot;
 mod build;
+mod disks;
 mod engine;
 
 use std::sync::Arc;

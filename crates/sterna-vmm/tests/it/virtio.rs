@@ -167,3 +167,82 @@ fn garbled_state_of_a_device_is_an_error_or_a_value_and_never_a_panic() {
     });
     result.unwrap();
 }
+
+#[test]
+fn disk_that_grows_is_longer_for_its_guest_and_for_the_other_side() {
+    if !kvm_or_skip("disk_that_grows_is_longer_for_its_guest_and_for_the_other_side") {
+        return;
+    }
+    let disk = image(DISK_BYTES);
+    let source = machine(shared(disk.path()), true).unwrap();
+    let target = machine(shared(disk.path()), false).unwrap();
+    let why = |machine: &KvmMachine, bytes| machine.grow_disk(0, bytes).unwrap_err().to_string();
+    assert!(why(&target, 2 * DISK_BYTES).contains("waits for an incoming migration"));
+    assert!(why(&source, DISK_BYTES / 2).contains("cannot become shorter"));
+    assert!(why(&source, DISK_BYTES + 1).contains("whole number of sectors"));
+    assert!(source.grow_disk(1, DISK_BYTES).unwrap_err().to_string().contains("there is none"));
+
+    // A driver that is ready is told: the cause of the interrupt is a change of the configuration.
+    let field = |body: &[u8], tag: &[u8]| {
+        let at = body.windows(4).position(|bytes| bytes == tag).unwrap() + 8;
+        u64::from_le_bytes(body[at..at + 8].try_into().unwrap())
+    };
+    let ready = |machine: &KvmMachine, status: u8| {
+        let mut bodies = save(machine);
+        let index = machine.devices().iter().position(|device| device.name() == "virtio/0").unwrap();
+        let at = bodies[index].windows(4).position(|bytes| bytes == b"stat").unwrap() + 8;
+        bodies[index][at] = status;
+        (index, bodies)
+    };
+    let (index, bodies) = ready(&source, 15);
+    source.hooks().iter().for_each(|hook| hook.release().unwrap());
+    load(&target, &bodies);
+    TargetVm::take_over_paused(&*target).unwrap();
+    target.grow_disk(0, 2 * DISK_BYTES).unwrap();
+    assert_eq!(disk.as_file().metadata().unwrap().len(), 2 * DISK_BYTES);
+    assert_eq!(target.disks()[0].1, 2 * DISK_BYTES);
+    let body = &save(&target)[index];
+    assert_eq!(field(body, b"conf"), 2 * DISK_BYTES / 512);
+    assert_eq!(field(body, b"stat"), 2 << 32 | 15);
+
+    // The next destination was made before, and finds the new length by itself; also if the disk grows during the migration.
+    let third = machine(shared(disk.path()), false).unwrap();
+    target.grow_disk(0, 3 * DISK_BYTES).unwrap();
+    third.compatibility().load(1, &target.compatibility().save().unwrap()).unwrap();
+    target.grow_disk(0, 4 * DISK_BYTES).unwrap();
+    target.hooks().iter().for_each(|hook| hook.release().unwrap());
+    load(&third, &save(&target));
+    assert_eq!(third.disks()[0].1, 4 * DISK_BYTES);
+    // After a failure it waits again, with nothing of the guest.
+    third.hooks().iter().for_each(|hook| hook.give_back());
+    third.reset();
+    assert_eq!(field(&save(&third)[index], b"stat"), 0);
+    load(&third, &save(&target));
+}
+
+#[test]
+fn disk_that_is_copied_grows_before_or_after() {
+    if !kvm_or_skip("disk_that_is_copied_grows_before_or_after") {
+        return;
+    }
+    let own = |file: &tempfile::NamedTempFile| {
+        let mut options = DiskOptions::new(file.path());
+        options.migration = DiskMigration::Copy;
+        vec![options]
+    };
+    let (disk, there) = (image(DISK_BYTES), image(DISK_BYTES));
+    let source = machine(own(&disk), true).unwrap();
+    let target = machine(own(&there), false).unwrap();
+    let stream = source.devices().iter().find_map(|device| device.stream()).unwrap();
+    stream.begin_save().unwrap();
+    let why = source.grow_disk(0, 2 * DISK_BYTES).unwrap_err().to_string();
+    assert!(why.contains("is being copied"), "{why}");
+    stream.end_save().unwrap();
+    source.grow_disk(0, 2 * DISK_BYTES).unwrap();
+    let why =
+        target.compatibility().load(1, &source.compatibility().save().unwrap()).unwrap_err().to_string();
+    assert!(
+        why.contains("length in sectors of 512 bytes (disk 0): the source has 4096, this machine has 2048"),
+        "{why}"
+    );
+}

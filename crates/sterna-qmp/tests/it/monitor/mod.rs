@@ -2,6 +2,7 @@
 
 mod capabilities;
 mod client;
+mod devices;
 mod dialogue;
 mod dirty_rate;
 mod engine;

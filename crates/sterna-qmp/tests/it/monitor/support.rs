@@ -11,7 +11,9 @@ use sterna::{
     StartError, Statistics, Status, TargetVm, Throttle, Vm, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
-use sterna_qmp::{Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
+use sterna_qmp::{
+    Announcing, BlockDevice, Client, ClientError, Endpoint, EventBus, MigrationControl, MonitoredVm, Server,
+};
 
 use super::dirty_rate::Ring;
 
@@ -30,6 +32,9 @@ pub struct FakeVm {
     pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Disks and locks.
     pub hooks: Mutex<Vec<Arc<dyn Hook>>>,
+    /// Files and lengths.
+    pub disks: Mutex<Vec<(&'static str, u64)>>,
+    announced: Mutex<Vec<String>>,
 }
 
 impl FakeVm {
@@ -45,6 +50,8 @@ impl FakeVm {
             throttle: OnceLock::new(),
             at_cont: Mutex::default(),
             hooks: Mutex::default(),
+            disks: Mutex::default(),
+            announced: Mutex::default(),
         })
     }
 
@@ -55,6 +62,11 @@ impl FakeVm {
     /// Writes pages, as the guest.
     pub fn write(&self, first: u64, count: u64) {
         self.log.mark_range(0, first, count);
+    }
+
+    /// What it was told of announcements since it was last asked: cards, id, and numbers.
+    pub fn announced(&self) -> Vec<String> {
+        std::mem::take(&mut *self.announced.lock().unwrap())
     }
 
     pub fn set_has_guest(&self) {
@@ -140,6 +152,30 @@ impl MonitoredVm for FakeVm {
     }
     fn vcpu_threads(&self) -> Vec<i32> {
         vec![101, 102]
+    }
+    fn disks(&self) -> Vec<BlockDevice> {
+        let device = |(file, len_bytes): &(&str, u64)| BlockDevice {
+            file: (*file).to_owned(),
+            format: "qcow2",
+            len_bytes: *len_bytes,
+            is_read_only: false,
+            backing_file: Some("c.img".to_owned()),
+        };
+        self.disks.lock().unwrap().iter().map(device).collect()
+    }
+    fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
+        self.disks.lock().unwrap()[index].1 = len_bytes;
+        Ok(())
+    }
+    fn set_announcing(&self, announcing: Announcing) {
+        let _ = self.announce(announcing, &[], "");
+    }
+    fn announce(&self, announcing: Announcing, cards: &[usize], id: &str) -> Result<(), VmError> {
+        let Announcing { initial, max, rounds, step } = announcing;
+        let [initial, max, step] = [initial, max, step].map(|time| time.as_millis());
+        let said = format!("{cards:?} {id} {initial} ms, {max} ms, {rounds}, {step} ms");
+        self.announced.lock().unwrap().push(said);
+        Ok(())
     }
 }
 

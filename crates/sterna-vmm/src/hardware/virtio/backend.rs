@@ -7,9 +7,9 @@ use std::sync::Arc;
 use sterna::DeviceStream;
 use sterna_devices::vhost_user::VhostUserDevice;
 
+use super::block::control::DiskControl;
 use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
-use crate::config::DiskMigration;
 
 /// A device without its transport.
 pub(crate) trait Backend: Send {
@@ -25,8 +25,8 @@ pub(crate) trait Backend: Send {
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         None
     }
-    /// Of a disk: how it moves.
-    fn migration(&self) -> Option<DiskMigration> {
+    /// Of a disk: how it moves, and how long it is.
+    fn disk(&self) -> Option<Arc<DiskControl>> {
         None
     }
     /// The process that serves its queues, if it is another one.

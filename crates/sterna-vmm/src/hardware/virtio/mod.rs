@@ -6,7 +6,7 @@
 //! | [`worker`] | the thread of a device whose driver is ready |
 //! | [`ring`], [`buffers`] | queues and guest memory, checked before use |
 //! | [`space`], [`interrupt`] | what a device tells its driver unasked |
-//! | [`state`] | what moves with the guest |
+//! | [`state`], [`capacity`] | what moves with the guest; that disks grow |
 //! | [`backend`] | what a kind of device has to say |
 //! | [`block`], [`net`], [`free_pages`], [`entropy`] | the kinds |
 //! | [`vhost_user`] | devices that another process serves |
@@ -20,6 +20,7 @@
 pub(crate) mod backend;
 pub(crate) mod block;
 mod buffers;
+mod capacity;
 pub(crate) mod entropy;
 pub(crate) mod free_pages;
 mod interrupt;
@@ -52,6 +53,7 @@ pub(crate) use transport::{Identity, Transport};
 pub(crate) struct VirtioDevices {
     all: Vec<Arc<Transport>>,
     hooks: Vec<Arc<dyn Hook>>,
+    announcers: Vec<Arc<net::Announcer>>,
 }
 
 impl VirtioDevices {
@@ -91,10 +93,11 @@ impl VirtioDevices {
         let placed = backends.into_iter().enumerate();
         let transport = |(slot, (name, backend))| Transport::new(vm, slot, name, backend).map(Arc::new);
         let all: Vec<_> = placed.map(transport).collect::<Result<_, _>>()?;
-        for (index, (slot, announcer)) in announcers.into_iter().enumerate() {
-            hooks.push(announcer(index, Arc::clone(&all[slot])));
-        }
-        Ok(Self { all, hooks })
+        let placed = announcers.into_iter().enumerate();
+        let announcers: Vec<_> =
+            placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
+        hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
+        Ok(Self { all, hooks, announcers })
     }
 
     /// In the order of their places.
@@ -105,6 +108,11 @@ impl VirtioDevices {
     /// What is handed over with the guest.
     pub(crate) fn hooks(&self) -> &[Arc<dyn Hook>] {
         &self.hooks
+    }
+
+    /// What tells the network where the guest is, by the cards' numbers.
+    pub(crate) fn announcers(&self) -> &[Arc<net::Announcer>] {
+        &self.announcers
     }
 
     /// What finds the devices' writes.

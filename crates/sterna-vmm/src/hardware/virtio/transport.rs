@@ -16,10 +16,10 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::Backend;
+use super::block::control::DiskControl;
 use super::interrupt::Interrupt;
 use super::space::ConfigurationSpace;
 use super::worker::{Parts, Signals, Worker};
-use crate::config::DiskMigration;
 use crate::error::VmmError;
 use crate::hardware::vm::KvmVm;
 use crate::layout::{virtio_address, virtio_interrupt};
@@ -44,7 +44,7 @@ pub(crate) struct Identity {
     /// Large state that moves beside its section: a disk that is copied.
     pub(crate) stream: Option<Arc<dyn DeviceStream>>,
     /// Of a disk.
-    pub(crate) migration: Option<DiskMigration>,
+    pub(crate) disk: Option<Arc<DiskControl>>,
     /// Who serves its queues, if it is another process.
     pub(crate) process: Option<Arc<VhostUserDevice>>,
 }
@@ -90,7 +90,7 @@ impl Transport {
             queue_sizes: backend.queue_sizes(),
             configuration: backend.configuration(),
             stream: backend.stream(),
-            migration: backend.migration(),
+            disk: backend.disk(),
             process,
             name: name.clone(),
         };
@@ -146,16 +146,6 @@ impl Transport {
     /// What the driver has chosen.
     pub(super) fn driver_features(&self) -> u64 {
         self.registers.lock().driver_features
-    }
-
-    /// The configuration space that both sides of a migration must have: as it is at first, since what a device here changes it
-    /// tells its driver again at the destination. What another process says is whatever it says now.
-    pub(crate) fn configuration(&self) -> Vec<u8> {
-        let mut bytes = self.identity.configuration.clone();
-        if self.identity.process.is_some() {
-            self.signals.space.read(0, &mut bytes);
-        }
-        bytes
     }
 
     /// Changes the configuration space, and tells the driver.

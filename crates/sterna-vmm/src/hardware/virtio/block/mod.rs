@@ -1,6 +1,7 @@
 //! Disks: VIRTIO 1.2, section 5.2.
 
 mod changes;
+pub(crate) mod control;
 mod copy;
 mod engine;
 mod lock;
@@ -25,6 +26,7 @@ use super::space::ConfigurationSpace;
 use crate::config::{DiskMigration, DiskOptions};
 use crate::error::VmmError;
 use changes::Changes;
+use control::DiskControl;
 use copy::DiskCopy;
 use engine::Engine;
 use lock::ImageLock;
@@ -45,7 +47,7 @@ pub(crate) struct Disk {
     /// What the guest writes, for whoever copies the disk.
     changes: Arc<Changes>,
     copy: Option<Arc<DiskCopy>>,
-    migration: DiskMigration,
+    control: Arc<DiskControl>,
 }
 
 /// Opens disk number `index` of the machine. Of a disk that both sides see, the lock comes and goes with the guest.
@@ -77,13 +79,15 @@ pub(super) fn open(
     let changes = Arc::<Changes>::default();
     let copied = (options.migration == DiskMigration::Copy)
         .then(|| Arc::new(DiskCopy::new(index, Arc::clone(&image), Arc::clone(&changes))));
+    let control =
+        DiskControl { image: Arc::clone(&image), changes: Arc::clone(&changes), options: options.clone() };
     let disk = Disk {
         image: Arc::clone(&image),
         id: format!("sterna-disk-{index}"),
         queues: options.queues,
         changes,
         copy: copied,
-        migration: options.migration,
+        control: Arc::new(control),
     };
     let hook = is_shared.then(|| Arc::new(ImageLock::new(index, image)) as Arc<dyn Hook>);
     Ok((disk, hook))
@@ -106,7 +110,7 @@ impl Backend for Disk {
     }
 
     fn configuration(&self) -> Vec<u8> {
-        let mut bytes = (self.image.len_bytes() / SECTOR).to_le_bytes().to_vec();
+        let mut bytes = self.control.capacity().to_vec();
         let words = |bytes: &mut Vec<u8>, words: &[u32]| {
             bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         };
@@ -125,8 +129,8 @@ impl Backend for Disk {
         self.copy.clone().map(|copy| copy as _)
     }
 
-    fn migration(&self) -> Option<DiskMigration> {
-        Some(self.migration)
+    fn disk(&self) -> Option<Arc<DiskControl>> {
+        Some(Arc::clone(&self.control))
     }
 
     fn begin<'a>(

@@ -1,36 +1,74 @@
 //! Tells the network that the guest has moved: by the host at once, and by the guest itself if its driver can.
 
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna::{Hook, VmError};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
 use super::format::{ANNOUNCE, HEADER_BYTES, STATUS_AT};
 use super::tap::Tap;
-use crate::config::MacAddress;
+use crate::config::{AnnounceOptions, MacAddress};
 use crate::hardware::virtio::transport::Transport;
 
-/// As QEMU does unless it is told otherwise: `announce-initial`, `announce-max`, `announce-rounds`, `announce-step`.
-const INITIAL: Duration = Duration::from_millis(50);
-const MAX: Duration = Duration::from_millis(550);
-const ROUNDS: u32 = 5;
-const STEP: Duration = Duration::from_millis(100);
 /// The shortest packet of an Ethernet, without its checksum.
 const SHORTEST: usize = 60;
 const BROADCAST: [u8; 6] = [0xff; 6];
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
-pub(super) struct Announcer {
+/// Announces one card.
+pub(crate) struct Announcer {
     index: usize,
     transport: Arc<Transport>,
     tap: Arc<Tap>,
     mac: MacAddress,
+    /// After a migration.
+    options: Mutex<AnnounceOptions>,
+    /// What goes on, by its id. A thread ends when its token is gone.
+    running: Mutex<HashMap<String, Arc<()>>>,
 }
 
 impl Announcer {
     pub(super) fn new(index: usize, transport: Arc<Transport>, tap: Arc<Tap>, mac: MacAddress) -> Self {
-        Self { index, transport, tap, mac }
+        Self { index, transport, tap, mac, options: Mutex::default(), running: Mutex::default() }
+    }
+
+    pub(crate) fn set_options(&self, options: AnnounceOptions) {
+        *self.options.lock() = options;
+    }
+
+    /// Returns after the first round; a thread does the others. What goes on under the same id ends.
+    pub(crate) fn announce_as(&self, options: AnnounceOptions, id: &str) -> io::Result<()> {
+        let mut running = self.running.lock();
+        running.remove(id);
+        running.retain(|_, token| Arc::weak_count(token) > 0);
+        if options.rounds == 0 {
+            return Ok(());
+        }
+        if self.transport.driver_features() & 1 << VIRTIO_NET_F_GUEST_ANNOUNCE != 0 {
+            self.transport.change_configuration(|bytes| bytes[STATUS_AT] |= ANNOUNCE);
+        }
+        let packet = request(self.mac);
+        self.tap.send_bytes(&packet)?;
+        let token = Arc::new(());
+        let (tap, goes_on) = (Arc::downgrade(&self.tap), Arc::downgrade(&token));
+        let repeat = move || {
+            let mut pause = options.initial.min(options.max);
+            for _ in 1..options.rounds {
+                std::thread::sleep(pause);
+                pause = (pause + options.step).min(options.max);
+                // The machine may be gone, or another announcement has begun.
+                let Some((tap, _)) = tap.upgrade().zip(goes_on.upgrade()) else { return };
+                if let Err(error) = tap.send_bytes(&packet) {
+                    tracing::warn!(%error, "the guest's new place is not announced again");
+                }
+            }
+        };
+        std::thread::Builder::new().name("announce".to_owned()).spawn(repeat)?;
+        running.insert(id.to_owned(), token);
+        Ok(())
     }
 }
 
@@ -39,29 +77,9 @@ impl Hook for Announcer {
         format!("network {}", self.index)
     }
 
-    /// Returns after the first round; a thread does the others.
     fn announce(&self) -> Result<(), VmError> {
-        if self.transport.driver_features() & 1 << VIRTIO_NET_F_GUEST_ANNOUNCE != 0 {
-            self.transport.change_configuration(|bytes| bytes[STATUS_AT] |= ANNOUNCE);
-        }
-        let failed = |error: std::io::Error| VmError::new(self.name(), error);
-        let packet = request(self.mac);
-        self.tap.send_bytes(&packet).map_err(failed)?;
-        let tap = Arc::downgrade(&self.tap);
-        let repeat = move || {
-            let mut pause = INITIAL;
-            for _ in 1..ROUNDS {
-                std::thread::sleep(pause);
-                pause = (pause + STEP).min(MAX);
-                // The machine may be gone.
-                let Some(tap) = tap.upgrade() else { return };
-                if let Err(error) = tap.send_bytes(&packet) {
-                    tracing::warn!(%error, "the guest's new place is not announced again");
-                }
-            }
-        };
-        std::thread::Builder::new().name("announce".to_owned()).spawn(repeat).map_err(failed)?;
-        Ok(())
+        let options = *self.options.lock();
+        self.announce_as(options, "").map_err(|error| VmError::new(self.name(), error))
     }
 }
 

@@ -8,7 +8,6 @@ mod tap;
 use std::io;
 use std::sync::Arc;
 
-use sterna::Hook;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
@@ -21,6 +20,7 @@ use super::space::ConfigurationSpace;
 use super::transport::Transport;
 use crate::config::{MacAddress, NetOptions};
 use crate::error::VmmError;
+pub(crate) use announce::Announcer;
 use format::LINK_UP;
 use tap::Tap;
 
@@ -42,9 +42,9 @@ pub(super) fn open(index: usize, options: &NetOptions, machine: &str) -> Result<
 
 impl Card {
     /// What tells the network where the guest is, once the card has its place.
-    pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<dyn Hook> + use<> {
+    pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<Announcer> + use<> {
         let (tap, mac) = (Arc::clone(&self.tap), self.mac);
-        move |index, transport| Arc::new(announce::Announcer::new(index, transport, tap, mac))
+        move |index, transport| Arc::new(Announcer::new(index, transport, tap, mac))
     }
 }
 
