@@ -120,12 +120,18 @@ pub struct NetOptions {
     pub tap: String,
     /// Its address; the same on both sides of a migration. Without one it follows from the machine's name and the card's number.
     pub mac: Option<MacAddress>,
+    /// Pairs of queues that the guest's driver may use at the same time: 1 to [`NetOptions::QUEUES_MAX`]. For more than one the tap
+    /// is made with `multi_queue`, too.
+    pub queues: u16,
 }
 
 impl NetOptions {
+    /// The most pairs of queues that a card may have.
+    pub const QUEUES_MAX: u16 = 4;
+
     /// A card at that tap.
     pub fn new(tap: impl Into<String>) -> Self {
-        Self { tap: tap.into(), mac: None }
+        Self { tap: tap.into(), mac: None, queues: 1 }
     }
 }
 

@@ -58,8 +58,9 @@ pub struct Arguments {
     )]
     pub disk: Vec<DiskOptions>,
     /// A virtio network card at a tap of the host. Its address follows from the VM's name unless it is given; it must be the same
-    /// on both sides of a migration. Repeat for more cards. Only for the KVM machine
-    #[arg(long, value_name = "tap:NAME[,mac=ADDRESS]", value_parser = net::parse)]
+    /// on both sides of a migration. With `queues=N`, 1 to 4, the guest may use so many pairs of queues at the same time; the tap is
+    /// then made with `multi_queue`. Repeat for more cards. Only for the KVM machine
+    #[arg(long, value_name = "tap:NAME[,mac=ADDRESS][,queues=N]", value_parser = net::parse)]
     pub net: Vec<NetOptions>,
     /// Let the guest say which memory it does not use (virtio free page reporting): it is given back to the host, and does not
     /// migrate. Only for the KVM machine

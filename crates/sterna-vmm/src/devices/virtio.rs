@@ -7,6 +7,7 @@
 //! | `stat` | status, causes of the interrupt, and the three selectors, u32 each |
 //! | `feat` | the features that the driver chose, u64 |
 //! | `queu` | each queue: most entries, entries, next available, next used (u16 each), ready, event index (u8 each), addresses of descriptors, available ring and used ring (u64 each) |
+//! | `more` | only of a network card with several pairs of queues: how many are active, u16 |
 //!
 //! Of a device that another process serves (vhost-user) how far its queues are also stands in that one's stream
 //! (`vhost-user/N`), which is what its back end gets.
@@ -79,7 +80,7 @@ impl Device for Virtio {
 }
 
 fn save(transport: &Transport) -> Vec<u8> {
-    let TransportState { status, causes, driver_features, selected, queues } = transport.state();
+    let TransportState { status, causes, driver_features, selected, queues, more } = transport.state();
     let words = [[status, causes].as_slice(), &selected].concat();
     let mut body = Body::default();
     body.bytes(*b"kind", &transport.identity.kind.to_le_bytes());
@@ -87,6 +88,9 @@ fn save(transport: &Transport) -> Vec<u8> {
     body.bytes(*b"stat", &words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>());
     body.u64(*b"feat", driver_features);
     body.bytes(*b"queu", &queues.iter().flat_map(queue_bytes).collect::<Vec<_>>());
+    if !more.is_empty() {
+        body.bytes(*b"more", &more);
+    }
     body.finish()
 }
 
@@ -126,7 +130,8 @@ fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError
     let queues = queues.iter().map(queue_of).collect::<Option<Vec<_>>>();
     let queues = queues.ok_or_else(|| StateError::value(*b"queu", "a flag is neither 0 nor 1"))?;
     let selected = [device_features, driver_features_select, queue_select];
-    let state = TransportState { status, causes, driver_features, selected, queues };
+    let more = fields.optional(*b"more").unwrap_or_default().to_vec();
+    let state = TransportState { status, causes, driver_features, selected, queues, more };
     transport.set_state(&state).map_err(|why| StateError::value(*b"queu", why))
 }
 

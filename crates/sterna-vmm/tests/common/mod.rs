@@ -22,6 +22,11 @@ pub fn kvm_or_skip(test: &str) -> bool {
     }
 }
 
+/// Says that a test cannot run here.
+pub fn skip(test: &str, why: impl std::fmt::Display) {
+    eprintln!("SKIPPED {test}: {why}");
+}
+
 /// As [`kvm_or_skip`], for machines with dirty rings.
 pub fn rings_or_skip(test: &str) -> bool {
     use std::os::fd::AsFd;

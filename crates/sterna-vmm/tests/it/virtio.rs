@@ -8,7 +8,7 @@ use crate::common::{copy_ram, flat, guests, kvm_or_skip, load, save, wait_for};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use sterna::{SourceVm, TargetVm, Vm};
-use sterna_vmm::{DiskMigration, DiskOptions, KvmMachine, MachineConfig, VmmError};
+use sterna_vmm::{DiskMigration, DiskOptions, KvmMachine, MachineConfig, NetOptions, VmmError};
 
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -245,4 +245,69 @@ fn disk_that_is_copied_grows_before_or_after() {
         why.contains("length in sectors of 512 bytes (disk 0): the source has 4096, this machine has 2048"),
         "{why}"
     );
+}
+
+/// How many queues of a tap take packets.
+fn queues(tap: &str) -> usize {
+    let entries = std::fs::read_dir(format!("/sys/class/net/{tap}/queues")).unwrap();
+    entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("tx-")).count()
+}
+
+#[test]
+fn pairs_of_queues_that_a_guest_uses_move_with_it() {
+    let test = "pairs_of_queues_that_a_guest_uses_move_with_it";
+    if !kvm_or_skip(test) {
+        return;
+    }
+    let card = |number: u32, queues, has_guest: bool| {
+        let mut options = NetOptions::new(format!("sterna{number}-{}", std::process::id() % 100_000));
+        options.queues = queues;
+        options.mac = Some("52:54:00:00:00:01".parse().unwrap());
+        KvmMachine::new(MachineConfig {
+            guest: if has_guest { flat(&guests::counter()) } else { None },
+            incoming: !has_guest,
+            nets: vec![options],
+            ..MachineConfig::new("pairs")
+        })
+    };
+    let source = match card(0, 3, true) {
+        Ok(source) => source,
+        Err(error) => {
+            crate::common::skip(test, error);
+            return;
+        }
+    };
+    let record = source.compatibility().save().unwrap();
+    let why = card(1, 1, false).unwrap().compatibility().load(1, &record).unwrap_err().to_string();
+    assert!(why.contains("network card 0") && why.contains("its queues"), "{why}");
+
+    let target = card(2, 3, false).unwrap();
+    target.compatibility().load(1, &record).unwrap();
+    let good = save(&source);
+    let index = source.devices().iter().position(|device| device.name() == "virtio/0").unwrap();
+    let with_active = |active: u8| {
+        let mut bodies = good.clone();
+        let at = |tag: &[u8]| good[index].windows(4).position(|bytes| bytes == tag).unwrap() + 8;
+        bodies[index][at(b"more")] = active;
+        // A driver that is ready, and knows of several pairs (VIRTIO_NET_F_MQ, VIRTIO_F_VERSION_1).
+        bodies[index][at(b"stat")] = 15;
+        bodies[index][at(b"feat") + 2] = 1 << 6;
+        bodies[index][at(b"feat") + 4] = 1;
+        bodies
+    };
+    for wrong in [0, 4] {
+        let bodies = with_active(wrong);
+        let mut results =
+            target.devices().into_iter().zip(&bodies).map(|(device, body)| device.load(1, body));
+        let why = results.find_map(Result::err).unwrap().to_string();
+        assert!(why.contains("active pairs of queues, of 3"), "{why}");
+        target.reset();
+    }
+    load(&target, &with_active(2));
+    assert_eq!(save(&target)[index], with_active(2)[index]);
+    let tap = format!("sterna2-{}", std::process::id() % 100_000);
+    assert_eq!(queues(&tap), 3);
+    copy_ram(&source, &target);
+    TargetVm::start(&*target).unwrap();
+    wait_for("queues that are not used go", || queues(&tap) == 2);
 }

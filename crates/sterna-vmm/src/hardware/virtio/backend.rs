@@ -33,6 +33,16 @@ pub(crate) trait Backend: Send {
     fn process(&self) -> Option<Arc<VhostUserDevice>> {
         None
     }
+    /// What moves with the guest besides what every device has.
+    fn state(&self) -> Vec<u8> {
+        Vec::new()
+    }
+    /// Takes what [`Backend::state`] gave on the other side. Why it is none.
+    fn set_state(&mut self, state: &[u8]) -> Result<(), String> {
+        if state.is_empty() { Ok(()) } else { Err(format!("{} bytes too many", state.len())) }
+    }
+    /// The driver has reset the device.
+    fn reset(&mut self) {}
     /// Begins to work, on a thread of its own, with the features that the driver chose.
     ///
     /// # Errors
@@ -62,9 +72,9 @@ pub(crate) trait Session<'a> {
         Ok(())
     }
 
-    /// Readable when [`Session::woken`] has something to do. It is looked at when it becomes so, and not as long as it is.
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        None
+    /// One is readable when [`Session::woken`] has something to do. It is looked at when it becomes so, and not as long as it is.
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 
     /// [`Session::woken`] has more to do, and has only given way to others.

@@ -16,13 +16,16 @@ pub(crate) struct TransportState {
     /// `DeviceFeaturesSel`, `DriverFeaturesSel`, `QueueSel`.
     pub(crate) selected: [u32; 3],
     pub(crate) queues: Vec<QueueState>,
+    /// Of the kind.
+    pub(crate) more: Vec<u8>,
 }
 
 impl Transport {
     /// Of a machine whose guest stands still.
     pub(crate) fn state(&self) -> TransportState {
         let registers = self.registers.lock();
-        let mut queues: Vec<_> = self.parts.lock().queues.iter().map(Queue::state).collect();
+        let parts = self.parts.lock();
+        let mut queues: Vec<_> = parts.queues.iter().map(Queue::state).collect();
         // Rings of another process have stopped by now, unless it does not answer: then its own stream says so.
         let rings = self.identity.process.as_ref().and_then(|process| process.rings().ok());
         for (queue, ring) in queues.iter_mut().zip(rings.unwrap_or_default()) {
@@ -38,6 +41,7 @@ impl Transport {
                 registers.queue_select,
             ],
             queues,
+            more: parts.backend.state(),
         }
     }
 
@@ -55,11 +59,14 @@ impl Transport {
             let queue = Queue::try_from(*queue).map_err(|error| format!("queue {index}: {error}"))?;
             queues.push(queue);
         }
+        let mut parts = self.parts.lock();
+        parts.backend.set_state(&state.more)?;
+        parts.queues = queues;
+        drop(parts);
         let mut registers = self.registers.lock();
         [registers.device_features_select, registers.driver_features_select, registers.queue_select] =
             state.selected;
         registers.driver_features = state.driver_features;
-        self.parts.lock().queues = queues;
         self.signals.interrupt.set_causes(state.causes);
         self.signals.status.store(state.status, Ordering::SeqCst);
         Ok(())

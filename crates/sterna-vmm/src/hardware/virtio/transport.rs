@@ -291,7 +291,9 @@ impl Transport {
             tracing::warn!(device = self.identity.name, %error, "the device's process was not reset");
         }
         *registers = Registers::default();
-        self.parts.lock().queues.iter_mut().for_each(QueueT::reset);
+        let mut parts = self.parts.lock();
+        parts.queues.iter_mut().for_each(QueueT::reset);
+        parts.backend.reset();
         self.signals.interrupt.set_causes(0);
         self.signals.status.store(0, Ordering::SeqCst);
     }

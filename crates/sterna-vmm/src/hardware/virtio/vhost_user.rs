@@ -126,8 +126,8 @@ impl<'a> Session<'a> for VhostUserSession<'a> {
         Ok(self.device.serve(self.features, &places)?)
     }
 
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.events.as_fd())
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.events.as_fd()]
     }
 
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {

@@ -117,7 +117,7 @@ fn work(
     for (index, kick) in signals.kicks.iter().enumerate().take(kicked) {
         add(kick, EventSet::empty(), index as u64)?;
     }
-    if let Some(fd) = session.wakes() {
+    for fd in session.wakes() {
         add(&fd, EventSet::EDGE_TRIGGERED, WAKE)?;
     }
     session.begun(&mut rings)?;

@@ -153,8 +153,8 @@ impl<'a> Session<'a> for DiskSession<'a> {
         self.go_on(rings)
     }
 
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.event()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.engine.event().into_iter().collect()
     }
 
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {

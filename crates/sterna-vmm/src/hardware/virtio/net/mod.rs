@@ -7,12 +7,13 @@ mod tap;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
-    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_STATUS,
 };
 
 use super::backend::{Backend, Session};
@@ -28,22 +29,30 @@ const QUEUE_SIZE: u16 = 256;
 
 /// One card, joined to a tap.
 pub(crate) struct Card {
-    tap: Arc<Tap>,
+    /// Its queues: one for each pair.
+    taps: Vec<Arc<Tap>>,
+    /// How many of them the driver uses.
+    active: AtomicU16,
     mac: MacAddress,
 }
 
 /// Opens card number `index` of the machine.
 pub(super) fn open(index: usize, options: &NetOptions, machine: &str) -> Result<Card, VmmError> {
     let refuse = |why: String| VmmError::Config { what: "net", why: format!("tap {}: {why}", options.tap) };
-    let tap = Tap::open(&options.tap).map_err(refuse)?;
+    if !(1..=NetOptions::QUEUES_MAX).contains(&options.queues) {
+        let most = NetOptions::QUEUES_MAX;
+        return Err(refuse(format!("{} pairs of queues, 1 to {most} are possible", options.queues)));
+    }
+    let open = |_| Tap::open(&options.tap, options.queues > 1).map(Arc::new);
+    let taps = (0..options.queues).map(open).collect::<Result<_, _>>().map_err(refuse)?;
     let mac = options.mac.unwrap_or_else(|| MacAddress::of_machine(machine, index));
-    Ok(Card { tap: Arc::new(tap), mac })
+    Ok(Card { taps, active: AtomicU16::new(1), mac })
 }
 
 impl Card {
     /// What tells the network where the guest is, once the card has its place.
     pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<Announcer> + use<> {
-        let (tap, mac) = (Arc::clone(&self.tap), self.mac);
+        let (tap, mac) = (Arc::clone(&self.taps[0]), self.mac);
         move |index, transport| Arc::new(Announcer::new(index, transport, tap, mac))
     }
 }
@@ -69,15 +78,43 @@ impl Backend for Card {
             VIRTIO_NET_F_GUEST_TSO4,
             VIRTIO_NET_F_GUEST_TSO6,
         ];
-        always.iter().chain(&offloads).fold(0, |features, bit| features | 1 << bit)
+        let several = (self.taps.len() > 1).then_some(&VIRTIO_NET_F_MQ);
+        always.iter().chain(&offloads).chain(several).fold(0, |features, bit| features | 1 << bit)
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        vec![QUEUE_SIZE, QUEUE_SIZE, 64]
+        let mut sizes = vec![QUEUE_SIZE; 2 * self.taps.len()];
+        sizes.push(64);
+        sizes
     }
 
     fn configuration(&self) -> Vec<u8> {
-        [&self.mac.0[..], &[LINK_UP, 0]].concat()
+        let pairs = (self.taps.len() as u16).to_le_bytes();
+        let pairs = if self.taps.len() > 1 { &pairs[..] } else { &[] };
+        [&self.mac.0[..], &[LINK_UP, 0], pairs].concat()
+    }
+
+    fn state(&self) -> Vec<u8> {
+        let active = self.active.load(Ordering::SeqCst).to_le_bytes();
+        if self.taps.len() > 1 { active.to_vec() } else { Vec::new() }
+    }
+
+    fn set_state(&mut self, state: &[u8]) -> Result<(), String> {
+        let most = self.taps.len() as u16;
+        let active = match <[u8; 2]>::try_from(state) {
+            Ok(active) if most > 1 => u16::from_le_bytes(active),
+            Err(_) if state.is_empty() && most == 1 => 1,
+            _ => return Err(format!("{} bytes for {most} pairs of queues", state.len())),
+        };
+        if !(1..=most).contains(&active) {
+            return Err(format!("{active} active pairs of queues, of {most}"));
+        }
+        self.active.store(active, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active.store(1, Ordering::SeqCst);
     }
 
     fn begin<'a>(
@@ -85,8 +122,9 @@ impl Backend for Card {
         features: u64,
         space: &'a ConfigurationSpace,
     ) -> io::Result<Box<dyn Session<'a> + 'a>> {
-        self.tap.set_offloads(features)?;
-        let merges = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
-        Ok(Box::new(session::CardSession::new(&self.tap, space, merges)))
+        self.taps[0].set_offloads(features)?;
+        let session = session::CardSession::new(&self.taps, &self.active, space, features);
+        session.activate()?;
+        Ok(Box::new(session))
     }
 }

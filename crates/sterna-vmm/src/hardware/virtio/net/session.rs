@@ -1,12 +1,16 @@
 //! A card at work.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK, VIRTIO_NET_ERR, VIRTIO_NET_OK,
+    VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK, VIRTIO_NET_CTRL_MQ,
+    VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, VIRTIO_NET_ERR, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_OK,
 };
 
-use super::format::{ANNOUNCE, CONTROL, HEADER_BYTES, RECEIVE, SEND, STATUS_AT};
+use super::format::{ANNOUNCE, HEADER_BYTES, RECEIVE, SEND, STATUS_AT};
 use super::tap::Tap;
 use crate::hardware::virtio::backend::Session;
 use crate::hardware::virtio::ring::{Broken, Chain, Ring};
@@ -20,8 +24,18 @@ const AT_ONCE: usize = 256;
 const BUFFERS_AT: usize = 10;
 
 pub(super) struct CardSession<'a> {
-    tap: &'a Tap,
+    taps: &'a [Arc<Tap>],
     space: &'a ConfigurationSpace,
+    /// How many pairs the driver uses.
+    active: &'a AtomicU16,
+    pairs: Vec<Pair<'a>>,
+    /// The queue of commands.
+    control: usize,
+}
+
+/// A pair of queues at work.
+struct Pair<'a> {
+    tap: &'a Tap,
     /// A packet may lie in several buffers.
     merges: bool,
     packet: Box<[u8]>,
@@ -32,10 +46,67 @@ pub(super) struct CardSession<'a> {
 }
 
 impl<'a> CardSession<'a> {
-    pub(super) fn new(tap: &'a Tap, space: &'a ConfigurationSpace, merges: bool) -> Self {
-        Self { tap, space, merges, packet: vec![0; PACKET_BYTES].into(), waiting: 0, has_more: false }
+    pub(super) fn new(
+        taps: &'a [Arc<Tap>],
+        active: &'a AtomicU16,
+        space: &'a ConfigurationSpace,
+        features: u64,
+    ) -> Self {
+        // A driver that does not know of several pairs finds the queue of commands after the first.
+        let pairs = if features & 1 << VIRTIO_NET_F_MQ != 0 { taps.len() } else { 1 };
+        let merges = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
+        let pair = |tap: &'a Arc<Tap>| Pair {
+            tap,
+            merges,
+            packet: vec![0; PACKET_BYTES].into(),
+            waiting: 0,
+            has_more: false,
+        };
+        Self { taps, space, active, pairs: taps[..pairs].iter().map(pair).collect(), control: 2 * pairs }
     }
 
+    /// Lets packets come to the pairs that are active, and to no other.
+    pub(super) fn activate(&self) -> io::Result<()> {
+        let active = usize::from(self.active.load(Ordering::SeqCst));
+        self.taps.iter().enumerate().try_for_each(|(index, tap)| tap.attach(index < active))
+    }
+
+    fn control(&self, ring: &mut Ring<'a>) -> Result<(), Broken> {
+        ring.answer_all(|chain| Ok(chain.writable.write(&[self.answer(chain)])))
+    }
+
+    /// To a command: its class and its number in two bytes, and what belongs to it.
+    fn answer(&self, chain: &Chain<'a>) -> u8 {
+        let mut command = [0; 4];
+        let length = chain.readable.read(&mut command);
+        let [class, number, low, high] = command;
+        let is_done = match (u32::from(class), u32::from(number)) {
+            (VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK) => {
+                self.space.change(|bytes| bytes[STATUS_AT] &= !ANNOUNCE);
+                true
+            }
+            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) if length == command.len() => {
+                self.use_pairs(u16::from_le_bytes([low, high]))
+            }
+            _ => false,
+        };
+        (if is_done { VIRTIO_NET_OK } else { VIRTIO_NET_ERR }) as u8
+    }
+
+    /// False: there are not so many, or the host refuses.
+    fn use_pairs(&self, pairs: u16) -> bool {
+        if pairs == 0 || usize::from(pairs) > self.pairs.len() || self.pairs.len() == 1 {
+            return false;
+        }
+        let before = self.active.swap(pairs, Ordering::SeqCst);
+        let Err(error) = self.activate() else { return true };
+        tracing::warn!(%error, pairs, "the tap does not take so many queues");
+        self.active.store(before, Ordering::SeqCst);
+        false
+    }
+}
+
+impl<'a> Pair<'a> {
     /// Gives the guest what has come, as far as it has buffers.
     fn receive(&mut self, ring: &mut Ring<'a>) -> Result<(), Broken> {
         self.has_more = false;
@@ -102,129 +173,40 @@ impl<'a> CardSession<'a> {
             Ok(0)
         })
     }
-
-    fn control(&self, ring: &mut Ring<'a>) -> Result<(), Broken> {
-        ring.answer_all(|chain| Ok(chain.writable.write(&[self.answer(chain)])))
-    }
-
-    /// To a command: its class and its number in two bytes.
-    fn answer(&self, chain: &Chain<'a>) -> u8 {
-        let mut command = [0; 2];
-        chain.readable.read(&mut command);
-        let acknowledged = [VIRTIO_NET_CTRL_ANNOUNCE as u8, VIRTIO_NET_CTRL_ANNOUNCE_ACK as u8];
-        if command != acknowledged {
-            return VIRTIO_NET_ERR as u8;
-        }
-        self.space.change(|bytes| bytes[STATUS_AT] &= !ANNOUNCE);
-        VIRTIO_NET_OK as u8
-    }
 }
 
 impl<'a> Session<'a> for CardSession<'a> {
     fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
-        match queue {
-            RECEIVE => self.receive(&mut rings[RECEIVE]),
-            SEND => self.send(&mut rings[SEND]),
-            CONTROL => self.control(&mut rings[CONTROL]),
+        let ring = &mut rings[queue];
+        if queue == self.control {
+            return self.control(ring);
+        }
+        match self.pairs.get_mut(queue / 2) {
+            Some(pair) if queue % 2 == RECEIVE => pair.receive(ring),
+            Some(pair) if queue % 2 == SEND => pair.send(ring),
             _ => Ok(()),
         }
     }
 
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.tap.as_fd())
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.pairs.iter().map(|pair| pair.tap.as_fd()).collect()
     }
 
     fn has_more(&self) -> bool {
-        self.has_more
+        let active = usize::from(self.active.load(Ordering::SeqCst));
+        self.pairs.iter().take(active).any(|pair| pair.has_more)
     }
 
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
-        match rings.get_mut(RECEIVE) {
-            Some(ring) => self.receive(ring),
-            None => Ok(()),
+        let active = usize::from(self.active.load(Ordering::SeqCst));
+        for (index, pair) in self.pairs.iter_mut().enumerate().take(active) {
+            if let Some(ring) = rings.get_mut(2 * index + RECEIVE) {
+                pair.receive(ring)?;
+            }
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixDatagram;
-
-    use virtio_queue::QueueT;
-
-    use super::*;
-    use crate::hardware::virtio::testing::{BUFFERS, Driver};
-
-    fn driver() -> Driver {
-        let mut driver = Driver::new();
-        driver.queue.set_event_idx(true);
-        driver
-    }
-
-    #[test]
-    fn packet_that_needs_more_buffers_than_there_are_waits_for_them() {
-        let (network, tap) = UnixDatagram::pair().unwrap();
-        let (tap, space) = (Tap::of(tap), ConfigurationSpace::new(vec![0; 8]));
-        let mut driver = driver();
-        let packet: Vec<u8> = (0..250).collect();
-        let receive = |driver: &mut Driver| {
-            network.send(&packet).unwrap();
-            let mut session = CardSession::new(&tap, &space, true);
-            session.receive(&mut driver.rings()[0]).unwrap();
-            session.has_more
-        };
-        driver.add(&[(BUFFERS, 100, true)]);
-        driver.add(&[(BUFFERS + 0x1000, 100, true)]);
-
-        assert!(!receive(&mut driver) && driver.used().is_empty());
-        assert_eq!(driver.kicked_after(), 2, "the driver kicks for the third buffer");
-        driver.add(&[(BUFFERS + 0x2000, 100, true)]);
-        assert!(!receive(&mut driver));
-
-        assert_eq!(driver.used(), [(0, 100), (1, 100), (2, 50)]);
-        assert_eq!(driver.get(BUFFERS + BUFFERS_AT as u64), 3u16.to_le_bytes());
-        assert_eq!(driver.get::<50>(BUFFERS + 0x2000)[..], packet[200..]);
-    }
-
-    #[test]
-    fn packet_goes_out_as_it_is_and_without_a_network_is_lost() {
-        let (network, tap) = UnixDatagram::pair().unwrap();
-        let (tap, space) = (Tap::of(tap), ConfigurationSpace::new(vec![0; 8]));
-        let session = CardSession::new(&tap, &space, true);
-        let mut driver = driver();
-        driver.put(BUFFERS, b"twelve bytes");
-        driver.put(BUFFERS + 0x1000, b"and a packet");
-        driver.add(&[(BUFFERS, 12, false), (BUFFERS + 0x1000, 12, false)]);
-        session.send(&mut driver.rings()[0]).unwrap();
-        let mut bytes = [0; 100];
-        let length = network.recv(&mut bytes).unwrap();
-        assert_eq!(&bytes[..length], b"twelve bytesand a packet");
-        drop(network);
-        driver.add(&[(BUFFERS, 12, false)]);
-        session.send(&mut driver.rings()[0]).unwrap();
-        assert_eq!(driver.used().len(), 2);
-    }
-
-    #[test]
-    fn guest_that_has_announced_itself_says_so_as_often_as_it_moves() {
-        let (_network, tap) = UnixDatagram::pair().unwrap();
-        let (tap, space) = (Tap::of(tap), ConfigurationSpace::new(vec![0; 8]));
-        let session = CardSession::new(&tap, &space, true);
-        let mut driver = driver();
-        driver.put(BUFFERS, &[VIRTIO_NET_CTRL_ANNOUNCE as u8, VIRTIO_NET_CTRL_ANNOUNCE_ACK as u8]);
-        for round in 1..=3 {
-            space.change(|bytes| bytes[STATUS_AT] |= ANNOUNCE);
-            driver.put(BUFFERS + 0x1000, &[77]);
-            driver.add(&[(BUFFERS, 2, false), (BUFFERS + 0x1000, 1, true)]);
-            session.control(&mut driver.rings()[0]).unwrap();
-            let mut status = [77];
-            space.read(STATUS_AT as u64, &mut status);
-            assert_eq!((driver.get(BUFFERS + 0x1000), status), ([VIRTIO_NET_OK as u8], [0]));
-            assert_eq!(driver.kicked_after(), round, "the driver kicks for the next command");
-        }
-        driver.put(BUFFERS, &[0, 0]);
-        driver.add(&[(BUFFERS, 2, false), (BUFFERS + 0x1000, 1, true)]);
-        session.control(&mut driver.rings()[0]).unwrap();
-        assert_eq!(driver.get(BUFFERS + 0x1000), [VIRTIO_NET_ERR as u8]);
-    }
-}
+mod tests;

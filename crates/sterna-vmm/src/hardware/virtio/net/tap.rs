@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -14,11 +15,16 @@ use super::format::HEADER_BYTES;
 
 const DEVICE: &str = "/dev/net/tun";
 
-pub(super) struct Tap(File);
+/// One of its queues; it has one unless it was made for several.
+pub(super) struct Tap {
+    file: File,
+    /// Packets come here, too.
+    is_attached: AtomicBool,
+}
 
 impl Tap {
     /// The tap of that name, which is made if it is not there and this program may. What went wrong, without the name.
-    pub(super) fn open(name: &str) -> Result<Self, String> {
+    pub(super) fn open(name: &str, has_several: bool) -> Result<Self, String> {
         // SAFETY: integers and a union of them: zeros are a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         let room = request.ifr_name.len() - 1;
@@ -26,7 +32,8 @@ impl Tap {
             return Err(format!("a name has 1 to {room} bytes and no `/`"));
         }
         request.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as c_char);
-        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+        let several = if has_several { libc::IFF_MULTI_QUEUE } else { 0 };
+        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | several) as i16;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
         let file = file.map_err(|error| match error.kind() {
@@ -42,16 +49,19 @@ impl Tap {
                 Some(libc::EPERM) => {
                     "this program may neither make nor use it: run `ip tuntap add mode tap user NAME` first".to_owned()
                 }
+                Some(libc::EINVAL) if has_several => {
+                    "it is no tap for several queues and with packet headers: make it with `ip tuntap add mode tap vnet_hdr multi_queue`".to_owned()
+                }
                 Some(libc::EINVAL) => {
                     "it is no tap for one queue and with packet headers: make it with `ip tuntap add mode tap vnet_hdr`".to_owned()
                 }
                 _ => error.to_string(),
             });
         }
-        let tap = Self(file);
+        let tap = Self { file, is_attached: AtomicBool::new(true) };
         let bytes = HEADER_BYTES as c_int;
         // SAFETY: the descriptor is open, and the kernel reads one int.
-        check(unsafe { libc::ioctl(tap.0.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
+        check(unsafe { libc::ioctl(tap.file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
             .map_err(|error| format!("its header's length cannot be set: {error}"))?;
         Ok(tap)
     }
@@ -60,7 +70,22 @@ impl Tap {
     #[cfg(test)]
     pub(super) fn of(socket: std::os::unix::net::UnixDatagram) -> Self {
         socket.set_nonblocking(true).unwrap();
-        Self(std::os::fd::OwnedFd::from(socket).into())
+        Self { file: std::os::fd::OwnedFd::from(socket).into(), is_attached: AtomicBool::new(true) }
+    }
+
+    /// Lets packets come and go here, or not any more.
+    pub(super) fn attach(&self, is_attached: bool) -> io::Result<()> {
+        if self.is_attached.load(Ordering::SeqCst) == is_attached {
+            return Ok(());
+        }
+        // SAFETY: integers and a union of them: zeros are a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let flag = if is_attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
+        request.ifr_ifru.ifru_flags = flag as i16;
+        // SAFETY: the descriptor is open, and the kernel reads one `ifreq`.
+        check(unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) })?;
+        self.is_attached.store(is_attached, Ordering::SeqCst);
+        Ok(())
     }
 
     /// What the guest takes that chose these features: large packets, and checksums that are left to it.
@@ -70,12 +95,14 @@ impl Tap {
             | of(VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4)
             | of(VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6);
         // SAFETY: the descriptor is open; the argument is a number.
-        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, std::ffi::c_ulong::from(flags)) })
+        check(unsafe {
+            libc::ioctl(self.file.as_raw_fd(), libc::TUNSETOFFLOAD, std::ffi::c_ulong::from(flags))
+        })
     }
 
     /// The next packet with its header; `None` if there is none now.
     pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        match (&self.0).read(into) {
+        match (&self.file).read(into) {
             Ok(length) => Ok(Some(length)),
             Err(error) if is_over(&error) => Err(error),
             // None is there, or the host is short of something: the next packet wakes.
@@ -89,7 +116,7 @@ impl Tap {
     /// The vectors' memory must be mapped.
     pub(super) unsafe fn send(&self, vectors: &[libc::iovec]) -> io::Result<bool> {
         // SAFETY: the descriptor is open, and the caller vouches for the memory.
-        let sent = unsafe { libc::writev(self.0.as_raw_fd(), vectors.as_ptr(), vectors.len() as c_int) };
+        let sent = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), vectors.len() as c_int) };
         if sent >= 0 {
             return Ok(true);
         }
@@ -110,7 +137,7 @@ impl Tap {
 
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
