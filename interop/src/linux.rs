@@ -9,6 +9,7 @@ mod files;
 pub mod guest;
 mod machine;
 mod network;
+mod processes;
 mod ways;
 
 use std::path::Path;
@@ -20,7 +21,7 @@ use sterna_vmm::{DiskMigration, EndReason, KvmMachine};
 use self::console::{Console, PATIENCE};
 use self::disturbed::move_disturbed;
 pub(crate) use self::files::{Files, MODULES};
-use self::machine::{Image, ROOT_DISK, Setup, booted, disk_image, machine};
+use self::machine::{Image, ROOT_DISK, Setup, booted, check_disk, disk_image, machine};
 use self::ways::{Way, move_guest};
 use crate::scenarios::{Failure, ensure};
 use crate::sterna_does;
@@ -59,6 +60,14 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             moves(&Setup { disk: Some(DiskMigration::Shared), ways: &Way::ALL, ..Setup::default() }, 5)
         }),
         long("the demo with linux", demo),
+        long("linux moves with a qcow2 disk that both sides see", || {
+            let disk = Some(DiskMigration::Shared);
+            moves(&Setup { disk, is_qcow2: true, ways: &Way::ALL, ..Setup::default() }, 3)
+        }),
+        long("linux moves with devices of other processes", || {
+            let disk = Some(DiskMigration::Shared);
+            moves(&Setup { disk, has_processes: true, ways: &Way::OVER_SOCKETS, ..Setup::default() }, 4)
+        }),
         long("linux gives back what it has freed, and that does not move", gives_back),
     ]
 }
@@ -91,7 +100,7 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     /// Of the guest between two moves.
     const TICKS: u64 = 5;
     let peer = setup.has_network.then(network::Peer::start).transpose()?;
-    let mut disk = setup.disk.map(|_| disk_image()).transpose()?;
+    let mut disk = setup.disk.map(|_| disk_image(setup)).transpose()?;
     let (mut here, console) = booted(setup, path(disk.as_ref()), guest::UNTIL_TOLD)?;
     console.wait_for_tick(&here, TICKS)?;
     let pings = setup.has_network.then(network::Pings::start).transpose()?;
@@ -145,10 +154,13 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         ensure(seen.longest_gap < longest_gap, || format!("{seen:?}"))?;
     }
     drop(here);
+    if setup.has_processes {
+        guest::share::check(processes::SHARED.as_ref(), ticks)?;
+    }
     if setup.has_root {
         files::check_file_system(ROOT_DISK.as_ref())?;
     }
-    disk.map_or(Ok(()), |disk| guest::disk::check(&disk, ticks))
+    disk.map_or(Ok(()), |disk| check_disk(setup, &disk, ticks))
 }
 
 fn path(image: Option<&Image>) -> Option<&Path> {
@@ -158,7 +170,7 @@ fn path(image: Option<&Image>) -> Option<&Path> {
 /// The disk of a machine that the guest moves to: the same one, or an empty one if the content travels.
 fn disk_there(setup: &Setup, here: Option<&Image>) -> Result<Option<Image>, Failure> {
     match setup.disk {
-        Some(DiskMigration::Copy) => disk_image().map(Some),
+        Some(DiskMigration::Copy) => disk_image(setup).map(Some),
         _ => Ok(here.cloned()),
     }
 }

@@ -132,6 +132,7 @@ impl Console {
         };
         is_one(guest::BLOCKS, setup.disk.is_some(), 0)?;
         is_one(guest::FILES, setup.has_root, 0)?;
+        is_one(guest::SHARED, setup.has_processes, 0)?;
         is_one(guest::RANDOM, setup.has_root || setup.disk.is_some(), guest::RANDOM_BYTES as u64)?;
         let is_of_clocks = |line: &String| guest::OF_CLOCKS.iter().any(|sign| line.contains(sign));
         let (of_clocks, others): (Vec<_>, Vec<_>) =

@@ -5,6 +5,7 @@ pub(super) mod disk;
 pub(super) mod job;
 pub(super) mod network;
 mod root;
+pub(super) mod share;
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,6 +31,8 @@ pub const ROOT: &str = "GUEST_ROOT";
 pub const DISK: &str = "GUEST_DISK";
 /// The variable that says [`YES`] if it has a network card, and a peer behind it.
 pub const NETWORK: &str = "GUEST_NETWORK";
+/// The variable that says [`YES`] if it sees a directory of the host.
+pub const SHARE: &str = "GUEST_SHARE";
 /// The variable that says [`YES`] if it tells the machine which memory it does not use.
 pub const REPORTS: &str = "GUEST_REPORTS";
 pub const YES: &str = "yes";
@@ -55,6 +58,8 @@ pub const WRONG: &str = "GUEST-WRONG";
 pub const BLOCKS: &str = "GUEST-BLOCKS";
 /// Wrong files of the root.
 pub const FILES: &str = "GUEST-FILES";
+/// What was wrong in the directory of the host.
+pub const SHARED: &str = "GUEST-SHARED";
 /// Bytes that the machine's source of random bytes has given.
 pub const RANDOM: &str = "GUEST-RANDOM";
 /// Numbers that were sent over the network, and steps in which one did not come back.
@@ -90,6 +95,7 @@ pub fn run() -> ! {
     }
     let mut disk = value(DISK).map(|device| disk::Disk::open(&device));
     let mut root = value(ROOT).map(|device| root::Root::begin(&device));
+    let mut share = value(SHARE).map(|_| share::Share::open());
     let mut network = value(NETWORK).map(|_| network::Connection::open());
     if value(REPORTS).is_some() {
         drop(std::hint::black_box(vec![1u8; FREED_BYTES]));
@@ -98,6 +104,7 @@ pub fn run() -> ! {
     let wrong = tick(ticks, |number| {
         timed(number, "disk", || disk.iter_mut().for_each(|disk| disk.step(number)));
         timed(number, "root", || root.iter_mut().for_each(|root| root.step(number)));
+        timed(number, "share", || share.iter_mut().for_each(|share| share.step(number)));
         timed(number, "network", || network.iter_mut().for_each(|network| network.step(network::AT_ONCE)));
     });
     println!("{WRONG} {wrong}");
@@ -111,6 +118,9 @@ pub fn run() -> ! {
         let (wrong, complaint) = root.finish();
         println!("{FILES} {wrong}");
         complaint.into_iter().for_each(|complaint| println!("{COMPLAINT} {complaint}"));
+    }
+    if let Some(share) = share {
+        println!("{SHARED} {}", share.finish());
     }
     if let Some(network) = network {
         let (sent, wrong) = network.finish();

@@ -1,14 +1,19 @@
 //! How a machine is made, and what its guest does.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
-use sterna_vmm::{DiskMigration, DiskOptions, GuestImage, KvmMachine, LinuxImage, MachineConfig, NetOptions};
+use sterna_vmm::{
+    DiskFormat, DiskMigration, DiskOptions, GuestImage, KvmMachine, LinuxImage, MachineConfig, NetOptions,
+};
 
 use super::console::Console;
 use super::files::Files;
+use super::processes::BackEnd;
 use super::ways::Way;
 use super::{guest, network, said};
+use crate::kernel::output;
 use crate::scenarios::Failure;
 
 /// The lab VM's own disk: what is written to it is forgotten when the VM ends.
@@ -32,6 +37,10 @@ pub(super) struct Setup {
     pub(super) has_root: bool,
     /// It has a disk of its own, which moves in this way.
     pub(super) disk: Option<DiskMigration>,
+    /// That disk's file is a qcow2 one.
+    pub(super) is_qcow2: bool,
+    /// Other processes serve that disk, and a directory of the host.
+    pub(super) has_processes: bool,
     pub(super) has_network: bool,
     /// It says which memory it does not use.
     pub(super) reports: bool,
@@ -71,6 +80,9 @@ impl Setup {
         if self.disk.is_some() {
             add(guest::DISK, disks[usize::from(self.has_root)]);
         }
+        if self.has_processes {
+            add(guest::SHARE, guest::YES);
+        }
         if self.has_network {
             add(guest::NETWORK, guest::YES);
         }
@@ -84,12 +96,22 @@ impl Setup {
     }
 }
 
+/// A machine, and the processes that serve its devices, which end after it.
+pub(super) struct Place {
+    machine: Arc<KvmMachine>,
+    _processes: Vec<BackEnd>,
+}
+
+impl std::ops::Deref for Place {
+    type Target = Arc<KvmMachine>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.machine
+    }
+}
+
 /// A running machine whose guest ticks so many times, and what it says.
-pub(super) fn booted(
-    setup: &Setup,
-    disk: Option<&Path>,
-    ticks: u64,
-) -> Result<(Arc<KvmMachine>, Console), Failure> {
+pub(super) fn booted(setup: &Setup, disk: Option<&Path>, ticks: u64) -> Result<(Place, Console), Failure> {
     let (console, files) = (Console::default(), Files::new()?);
     let image = LinuxImage {
         kernel: files.kernel(),
@@ -108,42 +130,71 @@ pub(super) fn machine(
     guest: Option<GuestImage>,
     dirty_ring_size: Option<u32>,
     console: &Console,
-) -> Result<Arc<KvmMachine>, Failure> {
-    let nets = if setup.has_network { vec![NetOptions::new(network::new_tap())] } else { Vec::new() };
-    let taps: Vec<String> = nets.iter().map(|net| net.tap.clone()).collect();
+) -> Result<Place, Failure> {
+    let vcpus = setup.vcpus.max(1);
+    let card = |tap| {
+        let mut card = NetOptions::new(tap);
+        card.queues = u16::from(vcpus).min(NetOptions::QUEUES_MAX);
+        card
+    };
+    let tap = setup.has_network.then(network::new_tap);
     let mut disks = Vec::new();
     if setup.has_root {
         disks.push(DiskOptions::new(ROOT_DISK));
     }
-    if let Some((path, migration)) = disk.zip(setup.disk) {
-        let mut options = DiskOptions::new(path);
-        options.migration = migration;
-        disks.push(options);
+    let mut processes = Vec::new();
+    match disk.zip(setup.disk) {
+        Some((path, _)) if setup.has_processes => processes = BackEnd::start_all(path)?,
+        Some((path, migration)) => {
+            let mut options = DiskOptions::new(path);
+            options.migration = migration;
+            options.format = if setup.is_qcow2 { DiskFormat::Qcow2 } else { DiskFormat::Raw };
+            disks.push(options);
+        }
+        None => {}
     }
     let config = MachineConfig {
-        vcpus: setup.vcpus.max(1),
+        vcpus,
         ram_bytes: setup.ram_bytes(),
         dirty_ring_size,
         incoming: guest.is_none(),
-        entropy: !disks.is_empty(),
+        entropy: setup.has_root || setup.disk.is_some(),
         disks,
-        nets,
+        nets: tap.clone().map(card).into_iter().collect(),
+        vhost_user: processes.iter().enumerate().map(|(index, process)| process.options(index)).collect(),
         free_page_reporting: setup.reports,
         guest,
         serial: Box::new(console.clone()),
         ..MachineConfig::new("linux")
     };
     let machine = KvmMachine::new(config).map_err(said)?;
-    taps.iter().try_for_each(|tap| network::join(tap))?;
-    Ok(machine)
+    tap.map_or(Ok(()), |tap| network::join(&tap))?;
+    Ok(Place { machine, _processes: processes })
 }
 
 /// A disk's file, which goes when nobody needs it any more.
 pub(super) type Image = Arc<tempfile::TempPath>;
 
 /// A new disk of zeros.
-pub(super) fn disk_image() -> Result<Image, Failure> {
+pub(super) fn disk_image(setup: &Setup) -> Result<Image, Failure> {
     let file = tempfile::NamedTempFile::new().map_err(said)?;
     file.as_file().set_len(DISK_BYTES).map_err(said)?;
-    Ok(Arc::new(file.into_temp_path()))
+    let path = file.into_temp_path();
+    if setup.is_qcow2 {
+        output(
+            Command::new("qemu-img").args(["create", "-f", "qcow2"]).arg(&path).arg(DISK_BYTES.to_string()),
+        )?;
+    }
+    Ok(Arc::new(path))
+}
+
+/// From outside, after the guest has ended: that disk holds what each step wrote last.
+pub(super) fn check_disk(setup: &Setup, disk: &Path, steps: u64) -> Result<(), Failure> {
+    if !setup.is_qcow2 {
+        return guest::disk::check(disk, steps);
+    }
+    output(Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(disk))?;
+    let raw = tempfile::NamedTempFile::new().map_err(said)?;
+    output(Command::new("qemu-img").args(["convert", "-f", "qcow2", "-O", "raw"]).arg(disk).arg(raw.path()))?;
+    guest::disk::check(raw.path(), steps)
 }

@@ -32,6 +32,9 @@ impl Way {
     pub(super) const ALL: [Self; 6] =
         [Self::Plain, Self::Multifd, Self::MappedRam, Self::Tls, Self::Zstd, Self::File];
 
+    /// Those in which both sides are there at the same time.
+    pub(super) const OVER_SOCKETS: [Self; 2] = [Self::Plain, Self::Multifd];
+
     /// Of one side.
     pub(super) fn parameters(self, side: TlsEndpoint) -> Result<(Parameters, Capabilities), Failure> {
         let multifd_compression = if self == Self::Zstd { Compression::Zstd } else { Compression::None };
