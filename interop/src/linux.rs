@@ -140,6 +140,11 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         "the console takes nothing".to_owned()
     })?;
     over(&here, &console, &EndReason::PoweredOff)?;
+    let heard = console.lines(guest::HEARD);
+    ensure(
+        heard.iter().map(|line| line.trim_end()).eq(setup.has_console.then_some(guest::END.trim_end())),
+        || format!("it heard {heard:?}"),
+    )?;
     let ticks = console.check(setup, None, longest_gap)?;
     if let Some(pings) = pings {
         println!("LAB {pings}");

@@ -54,6 +54,8 @@ pub struct Config {
     pub free_page_reporting: bool,
     /// The guest gets random bytes by virtio.
     pub entropy: bool,
+    /// It has a virtio console.
+    pub virtio_console: bool,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.

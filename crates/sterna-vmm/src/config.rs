@@ -232,6 +232,9 @@ pub struct MachineConfig {
     pub free_page_reporting: bool,
     /// The guest gets random bytes of the host, by virtio.
     pub entropy: bool,
+    /// The guest has a virtio console (`hvc0`) besides the serial port. Both write to [`MachineConfig::serial`]; what is typed goes
+    /// to this one as soon as it has a driver.
+    pub virtio_console: bool,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
@@ -255,6 +258,7 @@ impl MachineConfig {
             nets: Vec::new(),
             free_page_reporting: false,
             entropy: false,
+            virtio_console: false,
             ports: Vec::new(),
         }
     }

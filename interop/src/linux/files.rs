@@ -10,8 +10,16 @@ use crate::{Root, kernel, root};
 use sterna_cli::cpio::Archive;
 
 /// What a guest's kernel needs to find its devices and its root.
-pub(crate) const MODULES: [&str; 7] =
-    ["virtio_mmio", "virtio_blk", "virtio_net", "virtio_balloon", "virtio_rng", "crc32c_generic", "ext4"];
+pub(crate) const MODULES: [&str; 8] = [
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_console",
+    "virtio_balloon",
+    "virtio_rng",
+    "crc32c_generic",
+    "ext4",
+];
 /// Bytes of the disk with the root. Most of them are a hole.
 const ROOT_BYTES: &str = "1G";
 

@@ -7,7 +7,7 @@ pub(super) mod network;
 mod root;
 pub(super) mod share;
 
-use std::io::Read;
+use std::io::{BufRead, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,10 @@ const BENCH_PACE: Duration = Duration::from_millis(5);
 const USES: &str = "GUEST_USES";
 /// The variable that says that it does nothing.
 const WAITS: &str = "GUEST_WAITS";
+/// The variable that names the console where it is told to end, if that is not the one that it writes to.
+pub const CONSOLE: &str = "GUEST_CONSOLE";
+/// A line that it has read there, written there.
+pub const HEARD: &str = "GUEST-HEARD";
 /// It has written much memory, and freed it.
 pub const FREED: &str = "GUEST-FREED";
 /// It resets the machine.
@@ -265,7 +269,21 @@ fn told() -> Arc<AtomicBool> {
     let is_told = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&is_told);
     std::thread::spawn(move || {
-        for line in std::io::stdin().lines().map_while(Result::ok) {
+        let other = std::env::var(CONSOLE).ok();
+        let open = |path: &String| {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
+            file.unwrap_or_else(|error| panic!("{path}: {error}"))
+        };
+        let mut console = other.as_ref().map(open);
+        let input: Box<dyn std::io::BufRead> = match &other {
+            Some(path) => Box::new(std::io::BufReader::new(open(path))),
+            None => Box::new(std::io::stdin().lock()),
+        };
+        for line in input.lines().map_while(Result::ok) {
+            if let Some(console) = &mut console {
+                // It shows if it does not come.
+                let _ = console.write_all(format!("{HEARD} {line}\n").as_bytes());
+            }
             if line == END.trim_end() {
                 theirs.store(true, Ordering::Relaxed);
             }

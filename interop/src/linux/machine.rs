@@ -42,6 +42,8 @@ pub(super) struct Setup {
     /// Other processes serve that disk, and a directory of the host.
     pub(super) has_processes: bool,
     pub(super) has_network: bool,
+    /// It hears [`guest::END`] over a virtio console.
+    pub(super) has_console: bool,
     /// It says which memory it does not use.
     pub(super) reports: bool,
     /// Moves that are disturbed come between the others; by this seed.
@@ -55,8 +57,15 @@ pub(super) struct Setup {
 impl Setup {
     /// A guest that uses everything.
     pub(super) fn working(vcpus: u8) -> Self {
-        let disk = Some(DiskMigration::Copy);
-        Self { vcpus, ways: &Way::ALL, has_root: true, disk, has_network: true, ..Self::default() }
+        Self {
+            vcpus,
+            ways: &Way::ALL,
+            has_root: true,
+            disk: Some(DiskMigration::Copy),
+            has_network: true,
+            has_console: true,
+            ..Self::default()
+        }
     }
 
     fn ram_bytes(&self) -> u64 {
@@ -88,6 +97,9 @@ impl Setup {
         }
         if self.reports {
             add(guest::REPORTS, guest::YES);
+        }
+        if self.has_console {
+            add(guest::CONSOLE, "/dev/hvc0");
         }
         if !self.ends.is_empty() {
             add(guest::ENDS, self.ends);
@@ -162,6 +174,7 @@ pub(super) fn machine(
         disks,
         nets: tap.clone().map(card).into_iter().collect(),
         vhost_user: processes.iter().enumerate().map(|(index, process)| process.options(index)).collect(),
+        virtio_console: setup.has_console,
         free_page_reporting: setup.reports,
         guest,
         serial: Box::new(console.clone()),

@@ -69,6 +69,10 @@ pub struct Arguments {
     /// Give the guest random bytes of the host, by virtio. Only for the KVM machine
     #[arg(long)]
     pub rng: bool,
+    /// Give the guest a virtio console (hvc0) besides the serial port: both write to `--serial`, and what is typed goes to this one
+    /// as soon as its driver is there. Only for the KVM machine
+    #[arg(long)]
+    pub virtio_console: bool,
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
@@ -315,6 +319,7 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         nets: arguments.net.clone(),
         free_page_reporting: arguments.free_page_reporting,
         entropy: arguments.rng,
+        virtio_console: arguments.virtio_console,
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

@@ -69,6 +69,7 @@ pub fn kvm_machine(
         nets: config.nets.clone(),
         free_page_reporting: config.free_page_reporting,
         entropy: config.entropy,
+        virtio_console: config.virtio_console,
         guest,
         incoming: config.incoming,
         serial,

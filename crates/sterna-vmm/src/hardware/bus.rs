@@ -2,13 +2,14 @@
 //!
 //! Ports nobody answers read as all ones, as on a PC; so does memory outside RAM. Writes there are lost.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
+use super::console::Console;
 use super::virtio::VirtioDevices;
 use super::vm::KvmVm;
 use crate::end_reason::EndReason;
@@ -41,20 +42,6 @@ impl Trigger for SerialInterrupt {
     }
 }
 
-/// Where the console's bytes go, shared with the device that is rebuilt when state is loaded.
-#[derive(Clone)]
-pub(crate) struct Console(Arc<Mutex<Box<dyn Write + Send>>>);
-
-impl Write for Console {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().flush()
-    }
-}
-
 pub(crate) type SerialDevice = Serial<SerialInterrupt, NoEvents, Console>;
 
 pub(crate) struct Bus {
@@ -68,11 +55,10 @@ pub(crate) struct Bus {
 impl Bus {
     pub(crate) fn new(
         vm: Arc<KvmVm>,
-        console: Box<dyn Write + Send>,
+        console: Console,
         virtio: Arc<VirtioDevices>,
         ports: Vec<PortRange>,
     ) -> Self {
-        let console = Console(Arc::new(Mutex::new(console)));
         let serial = Mutex::new(Serial::new(SerialInterrupt(Arc::clone(&vm)), console.clone()));
         Self { vm, console, serial, virtio, ports }
     }
@@ -81,8 +67,12 @@ impl Bus {
         self.serial.lock()
     }
 
-    /// Gives the console's first bytes of `bytes` to the guest, as many as its buffer takes. How many these were.
+    /// Gives the console's first bytes of `bytes` to the guest, as many as its buffer takes. How many these were. The console is
+    /// the virtio one if that has a driver.
     pub(crate) fn type_in(&self, bytes: &[u8]) -> usize {
+        if let Some(taken) = self.virtio.type_in(bytes) {
+            return taken;
+        }
         // An error is a full buffer, or an interrupt that the kernel refuses: then the driver finds the bytes when it looks.
         self.serial().enqueue_raw_bytes(bytes).unwrap_or(0)
     }

@@ -3,6 +3,7 @@
 pub(crate) mod acpi;
 pub(crate) mod bus;
 pub(crate) mod caps;
+pub(crate) mod console;
 pub(crate) mod cpuid;
 pub(crate) mod external;
 pub(crate) mod memory;

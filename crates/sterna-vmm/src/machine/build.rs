@@ -14,6 +14,7 @@ use crate::error::VmmError;
 use crate::hardware::Hardware;
 use crate::hardware::bus::Bus;
 use crate::hardware::caps::Caps;
+use crate::hardware::console::Console;
 use crate::hardware::cpuid;
 use crate::hardware::external::ExternalDevices;
 use crate::hardware::virtio::VirtioDevices;
@@ -38,7 +39,8 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let cpuid = cpuid::template(&kvm, usize::from(config.vcpus))?;
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;
-    let virtio = Arc::new(VirtioDevices::new(config, &vm, &external.vhost_user)?);
+    let console = Console::new(std::mem::replace(&mut config.serial, Box::new(io::sink())));
+    let virtio = Arc::new(VirtioDevices::new(config, &vm, &external.vhost_user, &console)?);
     let mut device_sources = external.dirty_sources(&vm)?;
     device_sources.extend(virtio.dirty_source(&vm)?);
     let tracking = Tracking::new(vcpu_tracking, device_sources);
@@ -46,11 +48,10 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let listed = kvm
         .get_msr_index_list()
         .map_err(|error| VmmError::kvm("KVM_GET_MSR_INDEX_LIST", "/dev/kvm", error))?;
-    let serial = std::mem::replace(&mut config.serial, Box::new(io::sink()));
     let hardware = Hardware {
         bus: Arc::new(Bus::new(
             Arc::clone(&vm),
-            serial,
+            console,
             Arc::clone(&virtio),
             std::mem::take(&mut config.ports),
         )),

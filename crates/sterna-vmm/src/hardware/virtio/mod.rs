@@ -8,7 +8,7 @@
 //! | [`space`], [`interrupt`] | what a device tells its driver unasked |
 //! | [`state`], [`capacity`] | what moves with the guest; that disks grow |
 //! | [`backend`] | what a kind of device has to say |
-//! | [`block`], [`net`], [`free_pages`], [`entropy`] | the kinds |
+//! | [`block`], [`net`], [`console`], [`free_pages`], [`entropy`] | the kinds |
 //! | [`vhost_user`] | devices that another process serves |
 //!
 //! virtio-mmio and not PCI: it needs no buses, capabilities and MSI tables, and Linux finds it by
@@ -21,6 +21,7 @@ pub(crate) mod backend;
 pub(crate) mod block;
 mod buffers;
 mod capacity;
+pub(crate) mod console;
 pub(crate) mod entropy;
 pub(crate) mod free_pages;
 mod interrupt;
@@ -41,6 +42,7 @@ use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
 
+use super::console::Console;
 use super::vm::KvmVm;
 use crate::config::MachineConfig;
 use crate::error::VmmError;
@@ -54,6 +56,7 @@ pub(crate) struct VirtioDevices {
     all: Vec<Arc<Transport>>,
     hooks: Vec<Arc<dyn Hook>>,
     announcers: Vec<Arc<net::Announcer>>,
+    keyboard: Option<Arc<console::Keyboard>>,
 }
 
 impl VirtioDevices {
@@ -62,6 +65,7 @@ impl VirtioDevices {
         config: &MachineConfig,
         vm: &Arc<KvmVm>,
         processes: &[Arc<VhostUserDevice>],
+        to: &Console,
     ) -> Result<Self, VmmError> {
         let mut backends: Vec<(String, Box<dyn Backend>)> = Vec::new();
         let mut hooks = Vec::new();
@@ -80,6 +84,12 @@ impl VirtioDevices {
             let device = free_pages::FreePages::new(vm.ram().clone());
             backends.push(("free page reporting".to_owned(), Box::new(device)));
         }
+        let mut keyboard = None;
+        if config.virtio_console {
+            let device = console::VirtioConsole::new(to.clone())?;
+            keyboard = Some(device.keyboard());
+            backends.push(("console".to_owned(), Box::new(device)));
+        }
         if config.entropy {
             backends.push(("entropy".to_owned(), Box::new(entropy::Entropy::new()?)));
         }
@@ -97,12 +107,17 @@ impl VirtioDevices {
         let announcers: Vec<_> =
             placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
         hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
-        Ok(Self { all, hooks, announcers })
+        Ok(Self { all, hooks, announcers, keyboard })
     }
 
     /// In the order of their places.
     pub(crate) fn all(&self) -> &[Arc<Transport>] {
         &self.all
+    }
+
+    /// As [`console::Keyboard::type_in`]; none without a console.
+    pub(crate) fn type_in(&self, bytes: &[u8]) -> Option<usize> {
+        self.keyboard.as_ref()?.type_in(bytes)
     }
 
     /// What is handed over with the guest.
