@@ -99,6 +99,8 @@ impl Image {
                 Err(io::Error::other(format!("the device has {now} bytes: make it longer on the host first")))
             }
         };
+        // The guest is told only of a length that stays.
+        let grown = grown.and_then(|()| if len_bytes == now { Ok(()) } else { self.sync() });
         self.len_bytes.store(if grown.is_ok() { len_bytes } else { before }, Ordering::SeqCst);
         grown.map_err(text)
     }

@@ -7,6 +7,7 @@ use rustix::fs::Advice;
 
 use crate::files::set_lock;
 use crate::image::Image;
+use crate::qcow2::Qcow2;
 
 impl Image {
     /// No other program may write it from now on, or read it if this one writes. Other programs have to ask, as QEMU does.
@@ -27,6 +28,10 @@ impl Image {
 
     fn take(&self, forgets: bool) -> io::Result<()> {
         let kind = if self.is_read_only() { libc::F_RDLCK } else { libc::F_WRLCK };
+        if self.is_loaded() {
+            // A release has failed. What it could not write is in these tables alone, and nobody else had the lock.
+            return self.files().try_for_each(|file| set_lock(file, kind));
+        }
         let taken = self.files().try_for_each(|file| set_lock(file, kind)).and_then(|()| {
             if forgets {
                 // What this host has read of it before may be older than what another host has written. It is advice: a kernel that
@@ -46,13 +51,19 @@ impl Image {
     /// # Errors
     /// It could not be written. Then the lock stays.
     pub fn release(&self) -> io::Result<()> {
-        if !self.is_read_only() {
+        // Without its tables a qcow2 file has nothing to be written.
+        if !self.is_read_only() && (self.qcow2.is_none() || self.is_loaded()) {
             self.sync()?;
         }
         if let Some(qcow2) = &self.qcow2 {
             qcow2.unload();
         }
         self.let_go()
+    }
+
+    /// Whether it is a qcow2 file whose tables are here.
+    fn is_loaded(&self) -> bool {
+        self.qcow2.as_ref().is_some_and(Qcow2::is_loaded)
     }
 
     fn let_go(&self) -> io::Result<()> {
@@ -66,8 +77,47 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
+    use imago::FormatCreateBuilder;
+    use imago::file::File as Storage;
+
     use super::*;
-    use crate::options::ImageOptions;
+    use crate::options::{Format, ImageOptions};
+
+    fn qcow2() -> (tempfile::NamedTempFile, ImageOptions) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let storage = Storage::try_from(file.reopen().unwrap()).unwrap();
+        imago::qcow2::Qcow2::<Storage>::create_builder(storage).size(1 << 20).create().unwrap();
+        let options = ImageOptions { format: Format::Qcow2, ..ImageOptions::new(file.path()) };
+        (file, options)
+    }
+
+    #[test]
+    fn disk_that_is_taken_back_before_it_was_written_keeps_what_the_guest_wrote() {
+        let (_file, options) = qcow2();
+        let image = Image::open(&options).unwrap();
+        image.lock().unwrap();
+        image.write_at(&[7; 512], 4096).unwrap();
+
+        // As after a release that has failed.
+        image.lock().unwrap();
+
+        let mut bytes = [0; 512];
+        image.read_at(&mut bytes, 4096).unwrap();
+        assert_eq!(bytes, [7; 512]);
+        image.release().unwrap();
+        let other = Image::open(&options).unwrap();
+        other.acquire().unwrap();
+        other.read_at(&mut bytes, 4096).unwrap();
+        assert_eq!(bytes, [7; 512]);
+    }
+
+    #[test]
+    fn disk_without_its_tables_can_be_given_back() {
+        let (_file, options) = qcow2();
+        let image = Image::open(&options).unwrap();
+
+        image.release().unwrap();
+    }
 
     #[test]
     fn image_that_is_in_use_is_refused_until_it_is_handed_over() {

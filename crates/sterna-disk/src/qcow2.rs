@@ -18,6 +18,8 @@ use crate::options::{Format, ImageOptions};
 type Content = FormatAccess<Storage>;
 type Tables = imago::qcow2::Qcow2<Storage>;
 
+/// The first bytes of every qcow2 file. What has others is refused by name when it is opened.
+const MAGIC: &[u8] = b"QFI\xfb";
 /// Entries of the table that says where clusters are counted, at most.
 const COUNTS_MAX: u64 = 4 << 20;
 
@@ -72,6 +74,10 @@ impl Qcow2 {
         let content = self.open(!self.is_read_only)?;
         *self.content.write() = Some(content);
         Ok(())
+    }
+
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.content.read().is_some()
     }
 
     /// Forgets its tables, once they are written.
@@ -187,11 +193,16 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
     let (version, cluster_bits, entries) = (words[1], words[5], words[9]);
     let (counts_at, counts_clusters) = (u64::from(words[12]) << 32 | u64::from(words[13]), words[14]);
     let count_order = if version == 2 { 4 } else { words[24] };
+    if header.starts_with(MAGIC) && (!(9..=21).contains(&cluster_bits) || count_order > 6) {
+        let why =
+            format!("its header says clusters of 2^{cluster_bits} bytes and counts of 2^{count_order} bits");
+        return Err(io::Error::other(why));
+    }
     let clusters = storage.size()?.div_ceil(1 << cluster_bits.min(32));
     let uncounted =
         || io::Error::other("its counts do not cover all of it: repair it by `qemu-img check -r all`");
     let mut counts = Vec::new();
-    if is_written {
+    if is_written && header.starts_with(MAGIC) {
         // Of a table that counts, each entry has 8 bytes, for a cluster of counts.
         let entry_clusters = (1_u64 << (cluster_bits + 3).min(32)) >> count_order.min(6);
         let needed = clusters.div_ceil(entry_clusters);

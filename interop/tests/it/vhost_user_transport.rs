@@ -40,17 +40,19 @@ impl BackEnd {
         let socket = directory.path().join("socket");
         place(&mut command, &socket);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let mut child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
+        let child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
+        // From here on it is ended whatever happens.
+        let mut started = Self { child, directory };
         let begin = Instant::now();
         while !socket.exists() {
-            let ended = child.try_wait().map_err(|error| error.to_string())?;
+            let ended = started.child.try_wait().map_err(|error| error.to_string())?;
             if ended.is_some() || begin.elapsed() > PATIENCE {
-                let said = fs::read_to_string(directory.path().join("log")).unwrap_or_default();
+                let said = fs::read_to_string(started.directory.path().join("log")).unwrap_or_default();
                 return Err(format!("{command:?} does not listen: {said}"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(Self { child, directory })
+        Ok(started)
     }
 
     fn virtiofsd(root: &Root, shared: &Path, options: &[&str]) -> Result<Self, Failure> {

@@ -190,7 +190,8 @@ impl VhostUserDevice {
     /// # Errors
     /// As [`VhostUserDevice::start`].
     pub fn serve(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
-        let only_ours = self.offer.features & !self.offer.of_back_end;
+        let kind = self.options.kind.as_ref().map_or(0, DeviceKind::features_of_front_end);
+        let only_ours = self.offer.features & !self.offer.of_back_end | kind;
         let configuration = Configuration { features: features & !only_ours, rings: rings.to_vec() };
         self.worker.call(move |session| session.serve(&configuration))
     }

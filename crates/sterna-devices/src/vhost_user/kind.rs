@@ -93,8 +93,13 @@ impl DeviceKind {
             Self::Block => BLOCK,
             Self::Network { .. } => NETWORK,
         };
-        let address = if matches!(self, Self::Network { .. }) { NETWORK_MAC } else { 0 };
-        Ok(of_back_end & (COMMON | of_kind) | address)
+        Ok(of_back_end & (COMMON | of_kind) | self.features_of_front_end())
+    }
+
+    /// Which of them concern the configuration space alone, so that a back end need neither offer nor get them: both sides of a
+    /// migration may have back ends that differ there.
+    pub(super) fn features_of_front_end(&self) -> u64 {
+        if matches!(self, Self::Network { .. }) { NETWORK_MAC } else { 0 }
     }
 
     /// Of the configuration space, in bytes.

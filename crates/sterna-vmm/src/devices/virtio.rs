@@ -163,7 +163,7 @@ pub(super) fn compare(context: &Context, mut theirs: &[u8]) -> Result<(), StateE
             let theirs = format!("a device of kind {}", their.kind);
             return Err(StateError::Mismatch { what: what("it"), theirs, ours: "none".to_owned() });
         };
-        transport.find_length().map_err(|why| StateError::value(*b"virt", why))?;
+        transport.find_configuration().map_err(|why| StateError::value(*b"virt", why))?;
         let identity @ Identity { kind, features, queue_sizes, name, .. } = &transport.identity;
         let configuration = &transport.configuration();
         let differs = |of: &str, theirs: String, ours: String| {

@@ -21,6 +21,14 @@ impl Transport {
         bytes
     }
 
+    /// Before a guest comes: asks another process what its device is like now.
+    pub(crate) fn find_configuration(&self) -> Result<(), String> {
+        let Some(process) = &self.identity.process else { return self.find_length() };
+        let now = process.configuration_space().map_err(|error| error.to_string())?;
+        self.signals.space.change(|bytes| bytes.copy_from_slice(&now));
+        Ok(())
+    }
+
     /// Before a guest comes: looks how long its disk is now.
     pub(crate) fn find_length(&self) -> Result<(), String> {
         let Some(disk) = &self.identity.disk else { return Ok(()) };

@@ -80,7 +80,7 @@ impl Backend for VhostUser {
             events.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, data))?;
         }
         let events = Events(events);
-        Ok(Box::new(VhostUserSession { device: &self.device, features, space, events }))
+        Ok(Box::new(VhostUserSession { device: &self.device, features, space, events, has_more: false }))
     }
 }
 
@@ -99,6 +99,8 @@ struct VhostUserSession<'a> {
     features: u64,
     space: &'a ConfigurationSpace,
     events: Events,
+    /// There may be more of them. A back end can go on with them as long as it likes.
+    has_more: bool,
 }
 
 impl VhostUserSession<'_> {
@@ -130,29 +132,30 @@ impl<'a> Session<'a> for VhostUserSession<'a> {
         vec![self.events.as_fd()]
     }
 
+    fn has_more(&self) -> bool {
+        self.has_more
+    }
+
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         let mut events = [EpollEvent::default(); 8];
-        loop {
-            let count = self.events.0.wait(0, &mut events)?;
-            for event in &events[..count] {
-                match event.data() {
-                    ENDED => self.device.check_alive()?,
-                    CHANGED => {
-                        let _ = self.device.changed().read();
-                        self.changed(rings);
-                    }
-                    queue => {
-                        // Nothing there: another look was faster.
-                        let _ = self.device.call(queue as usize).map(|call| call.read());
-                        if let Some(ring) = rings.get(queue as usize) {
-                            ring.interrupt(VIRTIO_MMIO_INT_VRING);
-                        }
+        let count = self.events.0.wait(0, &mut events)?;
+        self.has_more = count > 0;
+        for event in &events[..count] {
+            match event.data() {
+                ENDED => self.device.check_alive()?,
+                CHANGED => {
+                    let _ = self.device.changed().read();
+                    self.changed(rings);
+                }
+                queue => {
+                    // Nothing there: another look was faster.
+                    let _ = self.device.call(queue as usize).map(|call| call.read());
+                    if let Some(ring) = rings.get(queue as usize) {
+                        ring.interrupt(VIRTIO_MMIO_INT_VRING);
                     }
                 }
             }
-            if count == 0 {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 }

@@ -45,19 +45,22 @@ impl<'a> DiskSession<'a> {
         }
     }
 
-    /// Takes what a queue has, as much as there is room for.
+    /// Takes what a queue has, as much as there is room for. Where each request is done at once, it gives way to others after one:
+    /// the guest can go on adding as long as it likes.
     fn take(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
         let image = &self.disk.image;
+        let mut room = if image.is_raw() && self.engine.event().is_some() { usize::MAX } else { 1 };
         loop {
             rings[queue].ignore_kicks()?;
-            while let Some(number) = self.engine.free() {
+            while let Some(number) = self.engine.free().filter(|_| room > 0) {
                 let Some(chain) = rings[queue].pop()? else { break };
+                room -= 1;
                 let request = Request::of(chain, image.len_bytes(), image.is_read_only());
                 let request = request.map_err(|(head, why)| rings[queue].refuse(head, why))?;
                 self.begin(rings, queue, number, request)?;
             }
             self.engine.submit()?;
-            if self.engine.free().is_none() {
+            if room == 0 || self.engine.free().is_none() {
                 self.left[queue] = true;
                 return Ok(());
             }
@@ -117,13 +120,13 @@ impl<'a> DiskSession<'a> {
 
     /// Answers what is done, and takes what was left.
     fn go_on(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
-        loop {
-            self.answer_done(rings)?;
-            let left = self.left.iter().position(|is_left| *is_left);
-            let Some(queue) = left.filter(|_| self.engine.free().is_some()) else { return Ok(()) };
-            self.left[queue] = false;
-            self.take(rings, queue)?;
+        self.answer_done(rings)?;
+        for queue in 0..rings.len() {
+            if self.engine.free().is_some() && std::mem::take(&mut self.left[queue]) {
+                self.take(rings, queue)?;
+            }
         }
+        self.answer_done(rings)
     }
 
     /// Answers what is done.
@@ -157,6 +160,10 @@ impl<'a> Session<'a> for DiskSession<'a> {
         self.engine.event().into_iter().collect()
     }
 
+    fn has_more(&self) -> bool {
+        self.left.contains(&true) && self.engine.free().is_some()
+    }
+
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         self.go_on(rings)
     }
@@ -166,8 +173,12 @@ impl<'a> Session<'a> for DiskSession<'a> {
             self.engine.wait()?;
             self.answer_done(rings)?;
         }
-        // Should this be the end of the machine, nothing is lost that a raw file would have kept.
-        Ok(self.disk.image.write_back()?)
+        // Should this be the end of the machine, nothing is lost that a raw file would have kept. What cannot be written stays
+        // for the guest's next flush, or for the release of the lock, which fail if it still cannot.
+        if let Err(error) = self.disk.image.write_back() {
+            tracing::error!(disk = self.disk.id, %error, "what the guest wrote is not all in the disk's file");
+        }
+        Ok(())
     }
 }
 

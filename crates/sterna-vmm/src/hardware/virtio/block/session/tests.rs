@@ -162,6 +162,11 @@ fn queue_that_has_more_than_fits_is_not_forgotten() {
     let mut rings = driver.rings();
     let mut session = DiskSession::new(&disk, Engine::without_ring(&disk.image).of_depth(2));
     session.kicked(&mut rings, 0).unwrap();
+    // The guest can add for ever, and the machine must be able to stop in between.
+    assert!(session.has_more());
+    while session.has_more() {
+        session.woken(&mut rings).unwrap();
+    }
     drop((session, rings));
 
     assert_eq!((driver.used().len(), driver.kicked_after()), (5, 5));
