@@ -62,6 +62,8 @@ pub enum Fault {
     NoDeviceState,
     /// It returns what it takes a while later, and says meanwhile that it has stopped.
     Lingers,
+    /// It offers VIRTIO_NET_F_MAC, with which it has nothing to do.
+    OffersAddress,
     /// It says nothing of its configuration space.
     NoConfiguration,
     /// It says that its configuration space is full of ones.
@@ -70,7 +72,7 @@ pub enum Fault {
     ShortConfiguration,
 }
 
-const FAULTS: [Fault; 15] = [
+const FAULTS: [Fault; 16] = [
     Fault::None,
     Fault::SaveFails,
     Fault::SaveHangs,
@@ -83,6 +85,7 @@ const FAULTS: [Fault; 15] = [
     Fault::OwnDevice,
     Fault::NoDeviceState,
     Fault::Lingers,
+    Fault::OffersAddress,
     Fault::NoConfiguration,
     Fault::WrongConfiguration,
     Fault::ShortConfiguration,
@@ -220,7 +223,9 @@ impl VhostUserBackendMut for Service {
     }
 
     fn features(&self) -> u64 {
-        VERSION_1
+        let address = if self.fault == Fault::OffersAddress { 1 << 5 } else { 0 };
+        address
+            | VERSION_1
             | BLOCK_SIZE
             | BLOCK_QUEUES
             | VhostUserVirtioFeatures::LOG_ALL.bits()

@@ -202,9 +202,16 @@ fn guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were() {
     if !kvm_or_skip("guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were") {
         return;
     }
-    for (kind, fault) in [(fs(), Fault::None), (fs(), Fault::Lingers), (DeviceKind::Block, Fault::Lingers)] {
+    let card = DeviceKind::Network { mac: Some([2; 6]) };
+    for (kind, fault, there) in [
+        (fs(), Fault::None, Fault::None),
+        (fs(), Fault::Lingers, Fault::None),
+        (DeviceKind::Block, Fault::Lingers, Fault::None),
+        (card.clone(), Fault::None, Fault::OffersAddress),
+        (card, Fault::OffersAddress, Fault::None),
+    ] {
         let source = Host::running(&[(kind.clone(), fault)]);
-        let target = Host::new(true, &[(kind.clone(), Fault::None)]).unwrap();
+        let target = Host::new(true, &[(kind.clone(), there)]).unwrap();
         let mut driver = Driver::new(0, &kind);
         driver.start(&source);
         driver.serve(&source, 0..3);
