@@ -10,7 +10,7 @@ use std::time::Instant;
 use rustix::mount::MountFlags;
 use rustix::system::{RebootCommand, finit_module, reboot};
 
-use super::{DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
+use super::{ALIVE, ALIVE_EVERY, DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
 use crate::Root;
 use crate::linux;
 use crate::scenarios::{ALL, Failure};
@@ -35,6 +35,13 @@ pub fn run_as_init() -> ! {
     if std::env::var(Kind::VARIABLE).is_ok_and(|name| name == linux::guest::NAME) {
         linux::guest::run();
     }
+    // It ends with the VM.
+    std::thread::spawn(|| {
+        loop {
+            println!("{ALIVE}");
+            std::thread::sleep(ALIVE_EVERY);
+        }
+    });
     let failures = match Kind::of_environment() {
         Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
         Kind::Linux | Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::rdma::two::SIDE;
@@ -94,9 +94,12 @@ impl Vm {
         Ok(Self { process, lines })
     }
 
-    /// What it prints next, unless it ends or is silent for so long.
-    pub(super) fn line(&self, limit: Duration) -> Option<String> {
-        self.lines.recv_timeout(limit).ok()
+    /// What it prints next.
+    ///
+    /// # Errors
+    /// It ends, or is silent for so long.
+    pub(super) fn line(&self, limit: Duration) -> Result<String, RecvTimeoutError> {
+        self.lines.recv_timeout(limit)
     }
 }
 
