@@ -23,7 +23,7 @@ fn live_save_with_differences_converted_is_the_same_guest() -> Result<(), Failur
     source.parameters(json!({ "max-bandwidth": 16 << 20, "xbzrle-cache-size": 64 << 20 }))?;
     source.start_migration(&uri(&saved))?;
     let state = wait_until(&mut source, |state| state["xbzrle-cache"]["pages"].as_u64() > Some(20))?;
-    source.parameters(json!({ "max-bandwidth": 0 }))?;
+    source.parameters(json!({ "max-bandwidth": 0, "downtime-limit": 10_000 }))?;
     source.wait_for_migration().map_err(|why| format!("{why}\n{state}"))?;
 
     for format in ["mapped-ram", "legacy-lzop"] {

@@ -104,7 +104,16 @@ fn migrate_from_older_releases_to_the_newest_keeps_the_guest_counting() -> Resul
         let mut target = release.machine(&newest).incoming_defer().spawn()?;
         let (from, to) = (source.operator_socket(), target.operator_socket());
         let mut migrate = vec!["migrate", text(&from), "tcp:127.0.0.1:0", "--dest-qmp", text(&to)];
-        migrate.extend(["--cap", "multifd", "--set", "multifd-channels=2", "--set", "max-bandwidth=0"]);
+        migrate.extend([
+            "--cap",
+            "multifd",
+            "--set",
+            "multifd-channels=2",
+            "--set",
+            "max-bandwidth=0",
+            "--set",
+            "downtime-limit=10000",
+        ]);
 
         let record = does_json(&migrate).map_err(|why| format!("{}: {why}", release.machine))?;
 
