@@ -137,6 +137,9 @@ fn domain_that_migrates_to_sterna_is_restored_by_libvirt() -> Result<(), Failure
         let mut said = String::new();
         lines.read_line(&mut said).map_err(|error| error.to_string())?;
 
+        // A busy host cannot send what the guest writes within the default pause.
+        let longer = "migrate_set_parameter downtime-limit 10000";
+        libvirt.virsh(&["qemu-monitor-command", "judge", "--hmp", longer])?;
         let migrate = format!("migrate -d unix:{}", path(&socket)?);
         let told = libvirt.virsh(&["qemu-monitor-command", "judge", "--hmp", &migrate]);
         if !told.as_ref().is_ok_and(|said| said.trim().is_empty()) {
