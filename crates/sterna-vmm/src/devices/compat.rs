@@ -41,7 +41,7 @@ impl Device for Compatibility {
         body.u64(*b"tkhz", self.0.hardware.tsc_khz.into());
         body.bytes(*b"rams", &ranges(&self.0));
         if !self.0.hardware.virtio.all().is_empty() {
-            body.bytes(*b"virt", &virtio::identities(&self.0));
+            body.bytes(*b"virt", &virtio::record::identities(&self.0));
         }
         body.bytes(*b"cpid", &self.0.hardware.cpuid.iter().flat_map(entry_bytes).collect::<Vec<_>>());
         Ok(body.finish())
@@ -75,7 +75,7 @@ fn compare(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError>
         let ours = ranges(context);
         return Err(mismatch("RAM layout (start+length)", show_ranges(theirs), show_ranges(&ours)));
     }
-    virtio::compare(context, fields.optional(*b"virt").unwrap_or_default())?;
+    virtio::record::compare(context, fields.optional(*b"virt").unwrap_or_default())?;
     let bytes = fields.bytes(*b"cpid")?;
     if !bytes.len().is_multiple_of(ENTRY_BYTES) || bytes.len() > KVM_MAX_CPUID_ENTRIES * ENTRY_BYTES {
         return Err(length(*b"cpid", bytes.len(), "a multiple of 28, at most 256 entries"));

@@ -17,16 +17,16 @@
 //! *Compatibility rule*: kind and configuration space are equal on both sides, and the destination offers what the driver chose.
 //! `sterna/compatibility` compares them before any RAM moves.
 
+pub(super) mod record;
+
 use std::sync::Arc;
 
 use sterna::{Device, DeviceStream, VmError};
-use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_FS};
 use virtio_queue::QueueState;
 
 use super::codec::{Body, Fields, StateError, length};
 use super::context::{Context, saving};
-use crate::config::DiskMigration;
-use crate::hardware::virtio::{Identity, Transport, TransportState};
+use crate::hardware::virtio::{Transport, TransportState};
 
 const QUEUE_BYTES: usize = 34;
 const WORDS: usize = 5;
@@ -133,141 +133,6 @@ fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError
     let more = fields.optional(*b"more").unwrap_or_default().to_vec();
     let state = TransportState { status, causes, driver_features, selected, queues, more };
     transport.set_state(&state).map_err(|why| StateError::value(*b"queu", why))
-}
-
-/// For the record that both sides must agree on: of each device what it is.
-pub(super) fn identities(context: &Context) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for transport in context.hardware.virtio.all() {
-        let Identity { kind, features, queue_sizes, .. } = &transport.identity;
-        let configuration = transport.configuration();
-        bytes.push(mode(&transport.identity));
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(features.to_le_bytes());
-        bytes.extend((queue_sizes.len() as u16).to_le_bytes());
-        bytes.extend((configuration.len() as u16).to_le_bytes());
-        bytes.extend(configuration);
-    }
-    bytes
-}
-
-/// Compares what the source has with this machine, device by device.
-pub(super) fn compare(context: &Context, mut theirs: &[u8]) -> Result<(), StateError> {
-    let bytes = theirs.len();
-    let mut place = 0;
-    let ours = context.hardware.virtio.all();
-    while !theirs.is_empty() {
-        let their = Theirs::take(&mut theirs).ok_or_else(|| length(*b"virt", bytes, "whole devices"))?;
-        let what = |of: &str| format!("virtio device {place}: {of}");
-        let Some(transport) = ours.get(place) else {
-            let theirs = format!("a device of kind {}", their.kind);
-            return Err(StateError::Mismatch { what: what("it"), theirs, ours: "none".to_owned() });
-        };
-        transport.find_configuration().map_err(|why| StateError::value(*b"virt", why))?;
-        let identity @ Identity { kind, features, queue_sizes, name, .. } = &transport.identity;
-        let configuration = &transport.configuration();
-        let differs = |of: &str, theirs: String, ours: String| {
-            Err(StateError::Mismatch { what: format!("{} ({name})", what(of)), theirs, ours })
-        };
-        if their.kind != *kind {
-            return differs("its kind", their.kind.to_string(), kind.to_string());
-        }
-        if their.mode != mode(identity) {
-            let [theirs, ours] = [their.mode, mode(identity)].map(told);
-            return differs("the way in which it moves", theirs.to_owned(), ours.to_owned());
-        }
-        if usize::from(their.queues) != queue_sizes.len() {
-            return differs("its queues", their.queues.to_string(), queue_sizes.len().to_string());
-        }
-        if their.features & !features != 0 {
-            let lacking = format!("{:#x}, which this one lacks", their.features & !features);
-            return differs("its features", lacking, format!("{features:#x}"));
-        }
-        if their.configuration != configuration {
-            let bytes = [their.configuration, configuration.as_slice()];
-            return match bytes.map(|bytes| known(*kind, bytes)) {
-                [Some((what, theirs)), Some((_, ours))] if theirs != ours => differs(what, theirs, ours),
-                _ => {
-                    let [theirs, ours] = bytes.map(|bytes| format!("{bytes:02x?}"));
-                    differs("its configuration", theirs, ours)
-                }
-            };
-        }
-        place += 1;
-    }
-    match ours.get(place) {
-        None => Ok(()),
-        Some(transport) => Err(StateError::Mismatch {
-            what: format!("virtio device {place}: it"),
-            theirs: "none".to_owned(),
-            ours: transport.identity.name.clone(),
-        }),
-    }
-}
-
-/// A device of the source.
-struct Theirs<'a> {
-    mode: u8,
-    kind: u32,
-    features: u64,
-    queues: u16,
-    configuration: &'a [u8],
-}
-
-impl<'a> Theirs<'a> {
-    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
-        let (mode, rest) = bytes.split_first()?;
-        let (kind, rest) = rest.split_first_chunk()?;
-        let (features, rest) = rest.split_first_chunk()?;
-        let (queues, rest) = rest.split_first_chunk()?;
-        let (length, rest) = rest.split_first_chunk()?;
-        let (configuration, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
-        *bytes = rest;
-        Some(Self {
-            mode: *mode,
-            kind: u32::from_le_bytes(*kind),
-            features: u64::from_le_bytes(*features),
-            queues: u16::from_le_bytes(*queues),
-            configuration,
-        })
-    }
-}
-
-/// How a device moves, as a byte.
-fn mode(identity: &Identity) -> u8 {
-    match identity.disk.as_ref().map(|disk| disk.migration()) {
-        None => identity.process.as_ref().map_or(0, |process| if process.has_state() { 4 } else { 5 }),
-        Some(DiskMigration::Shared) => 1,
-        Some(DiskMigration::Copy) => 2,
-        Some(DiskMigration::None) => 3,
-    }
-}
-
-fn told(mode: u8) -> &'static str {
-    match mode {
-        0 => "no disk",
-        1 => "migrate=shared",
-        2 => "migrate=copy",
-        3 => "migrate=none",
-        4 => "a vhost-user back end with a state of its own",
-        5 => "a vhost-user back end without a state of its own",
-        _ => "a way that is unknown here; the source may be newer",
-    }
-}
-
-/// What operators know a device by, and choose: the length of a disk, a file system's tag.
-fn known(kind: u32, configuration: &[u8]) -> Option<(&'static str, String)> {
-    match kind {
-        VIRTIO_ID_BLOCK => {
-            let sectors = u64::from_le_bytes(*configuration.first_chunk()?);
-            Some(("its length in sectors of 512 bytes", sectors.to_string()))
-        }
-        VIRTIO_ID_FS => {
-            let tag = configuration.get(..36)?.split(|byte| *byte == 0).next()?;
-            Some(("its tag", String::from_utf8_lossy(tag).escape_debug().to_string()))
-        }
-        _ => None,
-    }
 }
 
 fn mismatch(what: &str, theirs: &[u8], ours: &[u8]) -> StateError {
