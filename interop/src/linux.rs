@@ -4,9 +4,11 @@
 pub(crate) mod bench;
 mod certificates;
 mod console;
+mod days;
 mod disturbed;
 mod files;
 pub mod guest;
+mod killed;
 mod machine;
 mod network;
 mod processes;
@@ -68,6 +70,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             let disk = Some(DiskMigration::Shared);
             moves(&Setup { disk, has_processes: true, ways: &Way::OVER_SOCKETS, ..Setup::default() }, 4)
         }),
+        long("linux lies in an image for days", days::sleeps_for_days),
+        long("linux moves while processes are killed", killed::is_killed),
+        long("linux moves with a network that is another process", || {
+            moves(&Setup { has_passt: true, ways: &Way::OVER_SOCKETS, ..Setup::default() }, 4)
+        }),
         long("linux gives back what it has freed, and that does not move", gives_back),
     ]
 }
@@ -99,7 +106,7 @@ fn ends(how: &'static str, reason: &EndReason) -> Result<(), Failure> {
 fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     /// Of the guest between two moves.
     const TICKS: u64 = 5;
-    let peer = setup.has_network.then(network::Peer::start).transpose()?;
+    let peer = (setup.has_network || setup.has_passt).then(network::Peer::start).transpose()?;
     let mut disk = setup.disk.map(|_| disk_image(setup)).transpose()?;
     let (mut here, console) = booted(setup, path(disk.as_ref()), guest::UNTIL_TOLD)?;
     console.wait_for_tick(&here, TICKS)?;

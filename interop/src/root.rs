@@ -82,6 +82,15 @@ impl Root {
         command
     }
 
+    /// Its QEMU for x86-64, which finds its firmware there.
+    pub(crate) fn qemu_system(&self) -> Command {
+        let mut command = self.command("qemu-system-x86_64");
+        for firmware in ["qemu", "seabios"] {
+            command.arg("-L").arg(self.path.join("usr/share").join(firmware));
+        }
+        command
+    }
+
     /// The version of a Debian package in it, if it is there.
     pub fn version(&self, package: &str) -> Option<String> {
         let stamp = std::fs::read_to_string(self.path.join(Self::STAMP)).ok()?;

@@ -46,6 +46,7 @@ pub const QEMU: Plan = Plan {
         "qemu-system-x86",
         "qemu-utils",
         "virtiofsd",
+        "passt",
         "gnutls-bin",
         "busybox-static",
         "ibverbs-providers",

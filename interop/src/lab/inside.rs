@@ -174,7 +174,10 @@ fn run_in_tree() -> Result<i32, Failure> {
     make(&inside("dev/shm"))?;
     mount("tmpfs", "tmpfs", &inside("dev/shm"), MountFlags::empty(), "size=90%")?;
     shared(TARGET_TAG, &inside(target.to_string_lossy().trim_start_matches('/')))?;
-    chroot(TREE).map_err(|error| format!("chroot: {error}"))?;
+    // As the root of the mounts, too: a process below a mere chroot may make no user namespace, and passt wants one.
+    std::env::set_current_dir(TREE).map_err(|error| format!("{TREE}: {error}"))?;
+    rustix::mount::mount_move(".", "/").map_err(|error| format!("moving {TREE}: {error}"))?;
+    chroot(".").map_err(|error| format!("chroot: {error}"))?;
     std::env::set_current_dir("/tmp").map_err(|error| format!("/tmp: {error}"))?;
     let mut command = Command::new(&program);
     command.arg(IN_TREE).env("PATH", "/usr/sbin:/usr/bin").env("STERNA_ROOTS", "/roots");

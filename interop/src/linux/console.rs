@@ -32,6 +32,11 @@ impl Write for Console {
 }
 
 impl Console {
+    /// What another machine's guest has said.
+    pub(super) fn of_bytes(bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(bytes)))
+    }
+
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock()).into_owned()
     }

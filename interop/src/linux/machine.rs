@@ -42,6 +42,8 @@ pub(super) struct Setup {
     /// Other processes serve that disk, and a directory of the host.
     pub(super) has_processes: bool,
     pub(super) has_network: bool,
+    /// Another process is its network.
+    pub(super) has_passt: bool,
     /// It hears [`guest::END`] over a virtio console.
     pub(super) has_console: bool,
     /// It says which memory it does not use.
@@ -78,7 +80,7 @@ impl Setup {
     }
 
     /// What the guest reads of it.
-    fn command_line(&self, ticks: u64) -> String {
+    pub(super) fn command_line(&self, ticks: u64) -> String {
         // Under QEMU 7.2's TCG a nested guest's XSETBV passes KVM by, so that the sizes that KVM tells of XSAVE's area are wrong.
         let mut line = format!("console=ttyS0 panic=-1 noxsave LAB={} {}={ticks}", guest::NAME, guest::TICKS);
         let mut add = |name: &str, value: &str| line.push_str(&format!(" {name}={value}"));
@@ -92,7 +94,7 @@ impl Setup {
         if self.has_processes {
             add(guest::SHARE, guest::YES);
         }
-        if self.has_network {
+        if self.has_network || self.has_passt {
             add(guest::NETWORK, guest::YES);
         }
         if self.reports {
@@ -164,6 +166,9 @@ pub(super) fn machine(
             disks.push(options);
         }
         None => {}
+    }
+    if setup.has_passt {
+        processes.push(BackEnd::start_network()?);
     }
     let config = MachineConfig {
         vcpus,

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS, PORT, WORD};
 use crate::scenarios::{Failure, ensure};
 
-const BRIDGE: &str = "br0";
+pub(super) const BRIDGE: &str = "br0";
 const BRIDGE_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// Calls of `linux/sockios.h`: make a bridge, join an interface to one.
 const SIOCBRADDBR: c_ulong = 0x89a0;

@@ -1,28 +1,32 @@
-//! Devices of a guest in processes of their own: virtiofsd, and qemu-storage-daemon with a disk.
+//! Devices of a guest in processes of their own: virtiofsd, qemu-storage-daemon with a disk, and passt with a network.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sterna_vmm::{DeviceKind, VhostUserOptions};
 
+use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS};
 use super::guest::share::TAG;
+use super::network::{BRIDGE, up};
 use super::said;
 use crate::scenarios::{Failure, ensure};
 
 /// The directory that guests see.
 pub(super) const SHARED: &str = "/tmp/shared";
+const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x0a, 0x0f, 0x02];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that listens; ended when dropped.
 pub(super) struct BackEnd {
-    child: Child,
+    children: Vec<Child>,
     directory: tempfile::TempDir,
     kind: DeviceKind,
 }
 
 impl BackEnd {
-    /// Both devices, of which the disk is that file.
+    /// Disk and directory, of which the disk is that file.
     pub(super) fn start_all(disk: &Path) -> Result<Vec<Self>, Failure> {
         std::fs::create_dir_all(SHARED).map_err(said)?;
         let tag = Some(TAG.to_owned());
@@ -56,17 +60,34 @@ impl BackEnd {
         Ok(vec![disk, share])
     }
 
+    /// A card for whom nobody needs the right to make a tap. Connections go on after a move, since a helper with that right hands
+    /// their sockets over.
+    pub(super) fn start_network() -> Result<Self, Failure> {
+        // The lab's own addresses are reached over it.
+        up("lo", None)?;
+        let [guest, lab] = [GUEST_ADDRESS, LAB_ADDRESS].map(|address| Ipv4Addr::from(address).to_string());
+        let mut started = Self::start(DeviceKind::Network { mac: Some(GUEST_MAC) }, |socket| {
+            let mut command = Command::new("passt");
+            command.args(["--vhost-user", "--foreground", "--chroot-fallback", "--ipv4-only", "--no-map-gw"]);
+            command.args(["--address", &guest, "--netmask=24", "--gateway", &lab, "--mtu=1500"]);
+            command.args(["--interface", BRIDGE, "--no-dhcp", "--tcp-ports=none"]);
+            command.arg("--socket-path").arg(socket);
+            command
+        })?;
+        let repair = started.directory.path().join("socket.repair");
+        started.children.push(spawn(Command::new("passt-repair").arg(repair), started.directory.path())?);
+        Ok(started)
+    }
+
     fn start(kind: DeviceKind, command: impl FnOnce(&Path) -> Command) -> Result<Self, Failure> {
         let directory = tempfile::tempdir().map_err(said)?;
         let socket = directory.path().join("socket");
-        let log = std::fs::File::create(directory.path().join("log")).map_err(said)?;
         let mut command = command(&socket);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
-        let child = child.map_err(|error| format!("{command:?}: {error}"))?;
-        let mut started = Self { child, directory, kind };
+        let child = spawn(&mut command, directory.path())?;
+        let mut started = Self { children: vec![child], directory, kind };
         let begin = Instant::now();
-        while !socket.exists() {
-            let has_ended = started.child.try_wait().map_err(said)?.is_some();
+        while !listens(&socket)? {
+            let has_ended = started.children[0].try_wait().map_err(said)?.is_some();
             ensure(!has_ended && begin.elapsed() < PATIENCE, || {
                 let log = std::fs::read_to_string(started.directory.path().join("log")).unwrap_or_default();
                 format!("{command:?} does not listen: {log}")
@@ -89,8 +110,28 @@ impl BackEnd {
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        // An error means that it has ended by itself, as virtiofsd does with its connection.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        for child in &mut self.children {
+            // An error means that it has ended by itself, as virtiofsd does with its connection.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
+}
+
+/// To connect would use up the only connection that some of them take.
+fn listens(socket: &Path) -> Result<bool, Failure> {
+    const ACCEPTS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/net/unix").map_err(said)?;
+    let path = socket.display().to_string();
+    Ok(sockets.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(3) == Some(ACCEPTS) && words.last() == Some(&path)
+    }))
+}
+
+/// Starts it; what it says stands in a log there.
+fn spawn(command: &mut Command, directory: &Path) -> Result<Child, Failure> {
+    let log = std::fs::File::options().create(true).append(true).open(directory.join("log")).map_err(said)?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+    child.map_err(|error| format!("{command:?}: {error}"))
 }

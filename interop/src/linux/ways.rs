@@ -40,7 +40,12 @@ impl Way {
         let multifd_compression = if self == Self::Zstd { Compression::Zstd } else { Compression::None };
         let tls =
             (self == Self::Tls).then(|| certificates::of(&Files::new()?.certificates(), side)).transpose()?;
-        let params = Parameters { multifd_channels: 2, multifd_compression, tls, ..Parameters::default() };
+        let mut params =
+            Parameters { multifd_channels: 2, multifd_compression, tls, ..Parameters::default() };
+        if self == Self::Plain {
+            // All of a disk that travels is sent in the pause.
+            params.downtime_limit = Duration::from_secs(1);
+        }
         let capabilities = Capabilities {
             return_path: !self.is_file(),
             multifd: !matches!(self, Self::Plain | Self::File),
@@ -78,6 +83,16 @@ impl std::fmt::Display for Moved {
 
 /// Moves it, and waits until it runs there.
 pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way) -> Result<Moved, Failure> {
+    move_with_rest(from, to, way, || Ok(()))
+}
+
+/// The same; if it moves through a file, this is done while it is nowhere but there.
+pub(super) fn move_with_rest(
+    from: &Arc<KvmMachine>,
+    to: &Arc<KvmMachine>,
+    way: Way,
+    rest: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Moved, Failure> {
     let begin = Instant::now();
     let directory = tempfile::tempdir().map_err(said)?;
     let path = directory.path().join("s");
@@ -99,6 +114,7 @@ pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way)
     };
     let (incoming, sent) = if way.is_file() {
         let sent = send()?;
+        rest()?;
         (receive()?, sent)
     } else {
         let incoming = receive()?;

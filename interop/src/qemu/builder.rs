@@ -150,15 +150,13 @@ impl Builder {
     /// # Errors
     /// The guest's files could not be prepared.
     pub fn command_in(&self, directory: &std::path::Path) -> Result<Command, Failure> {
-        let share = |name: &str| self.root.path().join("usr/share").join(name);
         let place = directory.display().to_string();
         let backend = self.ram.arguments(self.memory_mib, &place);
         let mut machine = self.machine.clone();
         if !backend.is_empty() {
             machine.push_str(",memory-backend=ram0");
         }
-        let mut command = self.root.command("qemu-system-x86_64");
-        command.arg("-L").arg(share("qemu")).arg("-L").arg(share("seabios"));
+        let mut command = self.root.qemu_system();
         command.args(["-nodefaults", "-no-user-config", "-display", "none"]);
         command.args(["-machine", &machine, "-m", &format!("{}M", self.memory_mib)]);
         command.args(match self.accelerator {

@@ -1,7 +1,7 @@
 //! The guest's connection to the lab: it sends numbers, and each of them comes back.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::time::Duration;
 
 use crate::linux::network::up;
@@ -55,7 +55,10 @@ impl Connection {
     }
 
     /// Numbers that were sent, and steps that went wrong.
-    pub(super) fn finish(self) -> (u64, usize) {
+    pub(super) fn finish(mut self) -> (u64, usize) {
+        // The peer answers the end with its own. Without it the card may be reset before the end has left it.
+        let is_over = self.lab.shutdown(Shutdown::Write).and_then(|()| self.lab.read(&mut [0]));
+        self.wrong += usize::from(!matches!(is_over, Ok(0)));
         (self.sent, self.wrong)
     }
 }
