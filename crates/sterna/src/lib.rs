@@ -7,7 +7,7 @@
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | [`vm`], [`device_stream`], [`hooks`], [`throttle`] | what a VMM implements |
+//! | [`vm`], [`device_stream`], [`hooks`], [`throttle`], [`free_page_hints`] | what a VMM implements |
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
@@ -36,6 +36,7 @@ mod driver;
 pub mod error;
 pub mod events;
 pub mod forecast;
+pub mod free_page_hints;
 pub mod hooks;
 mod identity;
 pub mod incoming;
@@ -62,6 +63,7 @@ pub mod vm;
 pub use device_stream::{DeviceStream, RemainingState};
 pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
+pub use free_page_hints::{FreePageHints, FreePages};
 pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, RetryError};

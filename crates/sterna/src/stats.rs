@@ -52,6 +52,8 @@ pub struct Statistics {
     pub normal_pages: u64,
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
+    /// Pages that were not sent in the first round because the guest said that it does not use them.
+    pub free_pages: u64,
     /// Bytes per second while bytes moved: what all lanes together wrote, over the time that a lane spent writing.
     /// Time for syncs, scans, compression and waits does not count. Averaged with a half-life of 2 s.
     pub bandwidth_bytes: u64,

@@ -14,6 +14,7 @@ use sterna_ram::{DirtySource, GuestRam};
 
 use crate::device_stream::DeviceStream;
 use crate::error::VmError;
+use crate::free_page_hints::FreePageHints;
 use crate::hooks::Hook;
 use crate::throttle::Throttle;
 
@@ -69,6 +70,10 @@ pub trait SourceVm: Vm {
     fn resume(&self) -> Result<(), VmError>;
     /// What throttles the guest if it writes too fast. With `None`, `auto-converge` and `dirty-limit` are refused.
     fn throttle(&self) -> Option<&dyn Throttle> {
+        None
+    }
+    /// What asks the guest which pages it does not use. `None`: the guest cannot say that now.
+    fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
         None
     }
 }

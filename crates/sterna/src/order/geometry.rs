@@ -53,6 +53,16 @@ impl Geometry {
         Range { block, first, end: pages.min(first + CHUNK_PAGES) }
     }
 
+    /// The pages of slice number `slice`, if there is one.
+    pub(super) fn slice(&self, slice: u64) -> Option<Range> {
+        if slice >= self.slices {
+            return None;
+        }
+        let block = self.blocks.partition_point(|&(_, _, first_slice)| first_slice <= slice) - 1;
+        let (_, _, first_slice) = self.blocks[block];
+        Some(self.slice_of(block, (slice - first_slice) * self.slice_pages).1)
+    }
+
     /// The slice that holds page `page` of block `block`: its number and its pages.
     pub(super) fn slice_of(&self, block: usize, page: u64) -> (u64, Range) {
         let (pages, _, first_slice) = self.blocks[block];

@@ -11,7 +11,7 @@
 //! 5. A lane writes SYNC after its last page of the round. The flush follows when all SYNCs are written.
 //! 6. A sync may begin while the round is still being sent. Of the pages that it reports, those are dropped that are unsent
 //!    *after* it and will be read, because they are read later. No others are dropped. A page that was found absent is
-//!    sent as zero without being read.
+//!    sent as zero without being read. A page that the guest does not use is not sent at all.
 //!
 //! No thread feeds the lanes: they claim chunks from the round's shared cursor.
 

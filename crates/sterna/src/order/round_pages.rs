@@ -20,6 +20,9 @@ pub(crate) struct RoundPages {
     remaining: AtomicU64,
     /// In the round over all RAM: finds pages that were never populated, slice by slice.
     absent: Option<DirtyBitmaps>,
+    /// In the first round of a guest that gives hints: pages that it does not use. They are not sent unless a lane has claimed
+    /// them before.
+    free: Option<DirtyBitmaps>,
     geometry: Geometry,
     cursor: AtomicU64,
     rearmed_chunks: AtomicU64,
@@ -62,12 +65,18 @@ pub(crate) struct Taken {
 pub(crate) struct LaneCursor {
     chunk: Option<Range>,
     rearming: Duration,
+    free_pages: u64,
 }
 
 impl LaneCursor {
     /// Time that went into making slices ready, or into waiting for another lane that did, since the last call.
     pub(crate) fn take_rearming(&mut self) -> Duration {
         std::mem::take(&mut self.rearming)
+    }
+
+    /// Pages that were left out because the guest does not use them, since the last call.
+    pub(crate) fn take_free_pages(&mut self) -> u64 {
+        std::mem::take(&mut self.free_pages)
     }
 }
 
@@ -88,6 +97,7 @@ impl RoundPages {
             pages,
             remaining: AtomicU64::new(pages),
             absent: look_for_absent.then(|| DirtyBitmaps::new(ram)),
+            free: None,
             cursor: AtomicU64::new(0),
             rearmed_chunks: AtomicU64::new(0),
             size,
@@ -103,6 +113,22 @@ impl RoundPages {
     /// The same, with pages that are zero sent like all others.
     pub(crate) fn sending_zeros(self) -> Self {
         Self { sends_zeros: true, ..self }
+    }
+
+    /// The same, without pages that the guest does not use ([`RoundPages::hint`]).
+    pub(crate) fn taking_hints(self, ram: &GuestRam) -> Self {
+        Self { free: Some(DirtyBitmaps::new(ram)), ..self }
+    }
+
+    /// The guest does not use these pages, and did not when every page of the round had been re-armed. Pages that are not there
+    /// are ignored. Not while [`RoundPages::drop_unsent`] is at work, or between it and its sync.
+    pub(crate) fn hint(&self, block: usize, first: u64, count: u64) {
+        if let Some(bits) = self.free.as_ref().and_then(|free| free.blocks().get(block)) {
+            let count = count.min(bits.pages().saturating_sub(first));
+            if count > 0 {
+                bits.set_range(first, count);
+            }
+        }
     }
 
     /// Whether pages that are zero are sent like all others.
@@ -132,16 +158,16 @@ impl RoundPages {
     }
 
     /// Drops from `reported`, the result of a sync just now, the pages that this round still has to read: it will read
-    /// them later than they were reported. Pages that it found absent it does not read; while it may still find some,
-    /// nothing is dropped. Gives how many.
+    /// them later than they were reported. Pages that it found absent or that the guest does not use it does not read; while it
+    /// may still find absent ones, nothing is dropped. Gives how many.
     pub(crate) fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
         if !self.is_searched() {
             return 0;
         }
-        let will_not_be_read = self.absent.as_ref().map(|absent| both(reported, absent));
+        let not_read = [&self.absent, &self.free].into_iter().flatten();
+        let will_not_be_read: Vec<_> = not_read.flat_map(|pages| both(reported, pages)).collect();
         let dropped = reported.drop_reported(&self.bits);
-        let kept = will_not_be_read.map_or(0, |pages| put(&pages, reported));
-        dropped - kept
+        dropped - put(&will_not_be_read, reported)
     }
 
     /// Whether the search for absent pages is complete, if there is one.
@@ -173,6 +199,7 @@ impl RoundPages {
                     }
                     let chunk = self.geometry.chunk(number);
                     self.prepare_slice(at, chunk, ram, dirty)?;
+                    self.leave_out_free(at, chunk);
                     self.rearmed_chunks.fetch_add(1, Ordering::AcqRel);
                     at.chunk.insert(chunk)
                 }
@@ -187,6 +214,32 @@ impl RoundPages {
                 None => at.chunk = None,
             }
         }
+    }
+
+    /// Makes slice number `number` ready before a lane comes to it. False: there is no such slice.
+    pub(crate) fn prepare(
+        &self,
+        number: u64,
+        ram: &GuestRam,
+        dirty: &dyn DirtySource,
+    ) -> Result<bool, RearmError> {
+        let Some(slice) = self.geometry.slice(number) else { return Ok(false) };
+        self.prepare_slice(&mut LaneCursor::default(), slice, ram, dirty)?;
+        Ok(true)
+    }
+
+    /// Takes pages that the guest does not use out of a chunk that was just claimed.
+    fn leave_out_free(&self, at: &mut LaneCursor, chunk: Range) {
+        let Some(free) = &self.free else { return };
+        let (bits, free) = (self.bits.block(chunk.block), free.block(chunk.block));
+        let mut first = chunk.first;
+        let mut left_out = 0;
+        while let Some(run) = free.next_run(first, chunk.end, u64::MAX) {
+            left_out += bits.clear_range(run.first, run.count);
+            first = run.end();
+        }
+        at.free_pages += left_out;
+        self.remaining.fetch_sub(left_out, Ordering::Relaxed);
     }
 
     /// Makes the chunk's slice ready for reading: re-armed first, then searched for absent pages, so that

@@ -211,6 +211,39 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
 }
 
 #[test]
+fn free_pages_are_not_given_out_and_what_is_reported_of_them_is_kept() {
+    let ram = ram();
+    let dirty = Recorder::default();
+    let round = RoundPages::new(1, &ram, SliceSize::default(), some(&ram, 1), false).taking_hints(&ram);
+    let mut slices = 0;
+    while round.prepare(slices, &ram, &dirty).unwrap() {
+        slices += 1;
+    }
+    assert_eq!(slices, 5, "three slices of the first block, and one of each other");
+    let mut at = LaneCursor::default();
+    assert_eq!(round.take(&mut at, 5, &ram, &dirty).unwrap().unwrap().run.count, 5);
+    // In a chunk that is claimed, from the middle of another one on, and all of a block.
+    round.hint(0, 3, 100);
+    round.hint(0, 1000, 2000);
+    round.hint(1, 0, 3);
+
+    let mut reported = DirtyBitmaps::new(&ram);
+    [4, 500, 1001, 4000].iter().for_each(|page| drop(reported.block(0).set(*page)));
+    assert_eq!(round.drop_unsent(&mut reported), 2);
+    let left: Vec<u64> = (0..5000).filter(|page| reported.block(0).get(*page)).collect();
+    assert_eq!(left, [4, 1001], "4 is sent, 1001 is free, the others will be read");
+
+    assert_eq!(round.take(&mut at, u64::MAX, &ram, &dirty).unwrap().unwrap().run.count, 507);
+    let taken = take_all(&round, &ram, &dirty, u64::MAX);
+    let total = 2 * SLICE_PAGES + 77 + 3 + 600;
+    let is_free = |run: &PageRun| run.block == 1 || run.first < 3000 && run.end() > 1000 && run.block == 0;
+    assert!(taken.iter().all(|taken| !is_free(&taken.run)), "{taken:?}");
+    assert_eq!(taken.iter().map(|taken| taken.run.count).sum::<u64>() + 512, total - 2003);
+    assert_eq!((round.remaining_pages(), round.pages()), (0, total));
+    assert_eq!(dirty.calls.lock().unwrap().len(), 5, "each slice is re-armed once");
+}
+
+#[test]
 fn failed_rearming_gives_out_no_page_to_any_lane() {
     let ram = ram();
     let dirty = Recorder { fails: true, ..Recorder::default() };

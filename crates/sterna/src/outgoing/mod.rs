@@ -90,6 +90,7 @@ impl Migration {
         Statistics {
             rdma: is_rdma.then(|| self.shared.rdma.now()),
             streams: streams.unwrap_or_default(),
+            free_pages: self.shared.counters.free_pages(),
             ..statistics.snapshot(self.shared.counters.now(), error)
         }
     }

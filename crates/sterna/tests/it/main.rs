@@ -15,6 +15,7 @@ mod delay;
 
 mod dirty_rate;
 mod external_memory;
+mod free_page_hints;
 mod migrate;
 mod opaque;
 mod page_order;

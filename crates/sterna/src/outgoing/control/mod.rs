@@ -1,5 +1,6 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
+mod hints;
 mod precopy;
 mod rounds;
 mod setup;
@@ -35,6 +36,7 @@ use crate::interruption::Break;
 use crate::params::{StatusQuestions, WaitLimits};
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
+use hints::Hints;
 use rounds::Rounds;
 use slowdown::Slowdown;
 
@@ -101,6 +103,7 @@ pub(super) struct Control {
     /// The round whose last slice the policy was woken for.
     rearmed_seen: u64,
     slowdown: Slowdown,
+    hints: Hints,
     limits_noted: Instant,
     /// Devices' streams, once they are begun.
     streams: Option<DeviceStreams>,
@@ -128,6 +131,7 @@ impl Control {
             rounds: None,
             rearmed_seen: 0,
             slowdown: Slowdown::new(Arc::clone(&shared)),
+            hints: Hints::new(Arc::clone(&shared)),
             limits_noted: now,
             streams: None,
             round_trip: Duration::ZERO,
@@ -259,6 +263,8 @@ impl Control {
     }
 
     fn stop_guest(&mut self) {
+        // Of the guest that stops here nothing more is to be expected.
+        self.hints.stop();
         let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
@@ -365,6 +371,7 @@ impl Control {
         // A destination that took the guest closes by itself; threads of a finished migration end with it.
         self.close_channels();
         self.unthrottle();
+        self.hints.end();
         // Not before: all is undone, and the guest runs on.
         self.shared.find_failed_pages();
         if outcome.end == End::Completed {

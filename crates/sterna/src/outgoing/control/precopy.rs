@@ -9,6 +9,7 @@ use sterna_ram::DirtyBitmaps;
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
+use super::hints::Hints;
 use super::rounds::Rounds;
 use super::{Control, no_rounds, setup, slowdown};
 use crate::error::MigrationError;
@@ -69,7 +70,7 @@ impl Control {
         shared.guest_source.leave_out(&all);
         let look_for_absent = shared.guest_source.knows_absent()
             || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let rounds = Rounds::begin(&shared, all, look_for_absent);
+        let rounds = Rounds::begin(&shared, all, look_for_absent, Hints::of(&shared).is_some());
         if let Some(streams) = &self.streams {
             streams.enter_round(rounds.round().number());
         }
@@ -83,6 +84,7 @@ impl Control {
         };
         *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
+        self.begin_hints()?;
         self.follow_policy(begun.settings)
     }
 
@@ -259,8 +261,10 @@ impl Control {
         }
     }
 
-    /// Syncs.
+    /// Syncs. Hints end here: of a page that is hinted later, this sync may have reported a write that is dropped because the round
+    /// would read the page.
     pub(super) fn sync(&mut self) -> Result<SyncResult, MigrationError> {
+        self.hints.stop();
         match &mut self.rounds {
             Some(rounds) => rounds.sync(self.streams.as_ref()),
             None => Err(no_rounds()),

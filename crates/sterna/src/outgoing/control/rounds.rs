@@ -45,11 +45,17 @@ impl OpenRound {
 }
 
 impl Rounds {
-    /// Publishes the first round, over all RAM, or over `pages` of it.
-    pub(super) fn begin(shared: &Arc<Shared>, pages: DirtyBitmaps, look_for_absent: bool) -> Self {
+    /// Publishes the first round, over all RAM, or over `pages` of it; with `takes_hints` without pages that the guest does not use.
+    pub(super) fn begin(
+        shared: &Arc<Shared>,
+        pages: DirtyBitmaps,
+        look_for_absent: bool,
+        takes_hints: bool,
+    ) -> Self {
         let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
         let round = RoundPages::new(1, ram, slices, pages, look_for_absent);
+        let round = if takes_hints { round.taking_hints(ram) } else { round };
         let (counts, mut statistics) = (shared.counters.now(), shared.statistics.lock());
         statistics.begin_pages(counts);
         let open = OpenRound::new(statistics.clock(), counts, false);

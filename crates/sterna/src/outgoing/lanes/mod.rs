@@ -84,7 +84,7 @@ impl Lane<'_> {
         let mut told = false;
         let mut clock = ScanClock::new(self.counters);
         while let Some(taken) = round.take(&mut cursor, TAKE_PAGES, self.ram, self.dirty)? {
-            self.counters.rearming(cursor.take_rearming());
+            self.count(&mut cursor);
             clock.pages(taken.run.count);
             if taken.absent {
                 self.counters.absent(taken.run.count);
@@ -101,9 +101,15 @@ impl Lane<'_> {
                 (self.nudge)();
             }
         }
-        self.counters.rearming(cursor.take_rearming());
+        self.count(&mut cursor);
         (self.nudge)();
         writer.barrier()
+    }
+
+    /// Counts what the lane did to come to its pages.
+    fn count(&self, cursor: &mut LaneCursor) {
+        self.counters.rearming(cursor.take_rearming());
+        self.counters.free(cursor.take_free_pages());
     }
 
     /// Splits a run where zero pages and others meet, if zero pages are to be told apart.

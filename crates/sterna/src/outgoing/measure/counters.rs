@@ -18,6 +18,7 @@ pub(in crate::outgoing) struct Counters {
     zero_pages: AtomicU64,
     normal_pages: AtomicU64,
     absent_pages: AtomicU64,
+    free_pages: AtomicU64,
     chunk_bytes: AtomicU64,
     scan_nanos: AtomicU64,
     rearm_nanos: AtomicU64,
@@ -43,6 +44,18 @@ impl Counters {
 
     pub(crate) fn absent(&self, pages: u64) {
         self.absent_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Pages were not sent because the guest does not use them.
+    pub(crate) fn free(&self, pages: u64) {
+        if pages > 0 {
+            self.free_pages.fetch_add(pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that were not sent because the guest does not use them.
+    pub(crate) fn free_pages(&self) -> u64 {
+        self.free_pages.load(Ordering::Relaxed)
     }
 
     /// A chunk of a device's stream went out.

@@ -182,6 +182,7 @@ impl LiveStatistics {
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
+            free_pages: 0,
             bandwidth_bytes: self.shown.pace(now, counts).bandwidth_bytes(),
             throughput_bytes: self.throughput(counts),
             drain_bytes: self.meter.pace(now, counts).drain_bytes(),

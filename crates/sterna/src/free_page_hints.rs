@@ -1,0 +1,67 @@
+//! A guest says which of its pages it does not use. In the first round these are not sent.
+//!
+//! A hint is about a page's content at that moment: nobody needs it. If the guest writes the page later, the dirty source
+//! reports that, and the page is sent in a later round. For that, the engine asks the guest only when writes to all pages are
+//! reported: when dirty tracking has begun and every page was re-armed once.
+//!
+//! Hints count in the first round only, since nothing of a page may have been sent before: only then it reads as zero at the
+//! destination. A hint for a page that a lane has claimed already changes nothing. The engine closes [`FreePages`] before it asks
+//! the dirty source for the first time.
+//!
+//! Hints are not used for a guest that is paused, or over RDMA, where memory is registered ahead of the lanes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::order::RoundPages;
+
+/// What asks the guest. Each method returns soon and does not wait for the guest.
+pub trait FreePageHints: Send + Sync {
+    /// The first round has begun, and every write from now on is reported: asks the guest which pages it does not use. They go to
+    /// `free`, from any thread.
+    fn begin(&self, free: FreePages);
+
+    /// Hints are of no use any more. The guest should give none, and may not expect yet to find what was in the pages.
+    fn stop(&self);
+
+    /// The migration has ended here: the content of hinted pages does not change any more on this side, so the guest may have
+    /// them back. After a migration that has completed, the guest at the destination gets them back when it starts there, by
+    /// what its device's state says.
+    fn end(&self);
+}
+
+/// Takes hints, as long as they are of use.
+#[derive(Clone)]
+pub struct FreePages(Arc<Mutex<Option<Arc<RoundPages>>>>);
+
+impl FreePages {
+    pub(crate) fn new(round: &Arc<RoundPages>) -> Self {
+        Self(Arc::new(Mutex::new(Some(Arc::clone(round)))))
+    }
+
+    /// The guest does not use `count` pages from page `first` of block `block` on, by the block's index in
+    /// [`GuestRam`](crate::ram::GuestRam). Pages that are not there are ignored. False: it comes too late and changes nothing.
+    pub fn hint(&self, block: usize, first: u64, count: u64) -> bool {
+        // Locked while the hint is noted: after `close` no page becomes free.
+        match &*self.0.lock() {
+            Some(round) => {
+                round.hint(block, first, count);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// No hint counts from now on.
+    pub(crate) fn close(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+impl fmt::Debug for FreePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreePages").field("is_open", &self.0.lock().is_some()).finish()
+    }
+}

@@ -1,0 +1,90 @@
+//! Hints of the guest, from the beginning of the first round to the end of the migration.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_transport::Address;
+
+use super::Control;
+use crate::error::MigrationError;
+use crate::free_page_hints::{FreePageHints, FreePages};
+use crate::interruption::Break;
+use crate::outgoing::shared::Shared;
+use crate::threads::{call, caught};
+use crate::vm::RunState;
+
+/// What the guest was asked.
+pub(super) struct Hints {
+    shared: Arc<Shared>,
+    /// Where hints go, while they count.
+    free: Option<FreePages>,
+    /// The guest does not have its pages back.
+    has_begun: bool,
+}
+
+impl Hints {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, free: None, has_begun: false }
+    }
+
+    /// Who asks the guest, if hints are of use.
+    pub(super) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
+        // Over RDMA memory is registered ahead of the lanes, whether they need it or not.
+        let is_rdma = matches!(shared.to, Address::Rdma { .. });
+        let is_of_use = !is_rdma && shared.vm.run_state() == RunState::Running;
+        if is_of_use { call("SourceVm::free_page_hints", || shared.vm.free_page_hints()) } else { None }
+    }
+
+    /// Hints do not count from now on.
+    pub(super) fn stop(&mut self) {
+        if let Some(free) = self.free.take() {
+            free.close();
+            self.tell("FreePageHints::stop", |hints| hints.stop());
+        }
+    }
+
+    /// The guest may have its pages back.
+    pub(super) fn end(&mut self) {
+        self.stop();
+        if std::mem::take(&mut self.has_begun) {
+            self.tell("FreePageHints::end", |hints| hints.end());
+        }
+    }
+
+    /// A panic changes nothing: hints do not count any more, whatever the guest was told.
+    fn tell(&self, name: &'static str, act: impl FnOnce(&dyn FreePageHints)) {
+        let told = caught(name, || self.shared.vm.free_page_hints().map(act));
+        if let Err(error) = told {
+            tracing::warn!(%error, "the guest is not told about its hints");
+        }
+    }
+}
+
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Control {
+    /// Asks the guest which pages it does not use, while lanes send already. Before that every slice is re-armed, so that
+    /// every write from the question on is reported.
+    pub(super) fn begin_hints(&mut self) -> Result<(), Break> {
+        let shared = Arc::clone(&self.shared);
+        let Some(hints) = Hints::of(&shared) else { return Ok(()) };
+        let round = Arc::clone(self.rounds()?.round());
+        let dirty = shared.vm.dirty_source();
+        for slice in 0.. {
+            if !round.prepare(slice, &shared.ram, dirty).map_err(MigrationError::from)? {
+                break;
+            }
+            // It may take long, and somebody may cancel.
+            self.waits.at_most(Duration::ZERO, || None::<()>)?;
+        }
+        let free = FreePages::new(&round);
+        self.hints.free = Some(free.clone());
+        self.hints.has_begun = true;
+        call("FreePageHints::begin", || hints.begin(free));
+        Ok(())
+    }
+}
