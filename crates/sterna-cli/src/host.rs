@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
+use sterna::{Device, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
@@ -52,6 +52,8 @@ pub struct Config {
     pub nets: Vec<sterna_vmm::NetOptions>,
     /// The guest says which memory it does not use.
     pub free_page_reporting: bool,
+    /// The guest says, when it is migrated, which memory it does not use.
+    pub free_page_hinting: bool,
     /// The guest gets random bytes by virtio.
     pub entropy: bool,
     /// It has a virtio console.
@@ -255,6 +257,9 @@ impl SourceVm for Hosted {
     }
     fn throttle(&self) -> Option<&dyn Throttle> {
         self.machine.throttle()
+    }
+    fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
+        self.machine.free_page_hints()
     }
 }
 

@@ -230,6 +230,8 @@ pub struct MachineConfig {
     pub nets: Vec<NetOptions>,
     /// The guest says which memory it does not use, by virtio: it is given back to the host, and not sent.
     pub free_page_reporting: bool,
+    /// The guest says, when it is migrated, which memory it does not use, by virtio: that is not sent.
+    pub free_page_hinting: bool,
     /// The guest gets random bytes of the host, by virtio.
     pub entropy: bool,
     /// The guest has a virtio console (`hvc0`) besides the serial port. Both write to [`MachineConfig::serial`]; what is typed goes
@@ -257,6 +259,7 @@ impl MachineConfig {
             disks: Vec::new(),
             nets: Vec::new(),
             free_page_reporting: false,
+            free_page_hinting: false,
             entropy: false,
             virtio_console: false,
             ports: Vec::new(),

@@ -15,8 +15,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::order::RoundPages;
-
 /// What asks the guest. Each method returns soon and does not wait for the guest.
 pub trait FreePageHints: Send + Sync {
     /// The first round has begun, and every write from now on is reported: asks the guest which pages it does not use. They go to
@@ -32,26 +30,28 @@ pub trait FreePageHints: Send + Sync {
     fn end(&self);
 }
 
+/// Block, first page and number of pages.
+type Take = Box<dyn Fn(usize, u64, u64) + Send>;
+
 /// Takes hints, as long as they are of use.
 #[derive(Clone)]
-pub struct FreePages(Arc<Mutex<Option<Arc<RoundPages>>>>);
+pub struct FreePages(Arc<Mutex<Option<Take>>>);
 
 impl FreePages {
-    pub(crate) fn new(round: &Arc<RoundPages>) -> Self {
-        Self(Arc::new(Mutex::new(Some(Arc::clone(round)))))
+    /// Hints go to `take`, as [`FreePages::hint`] gets them. The engine makes its own; a VMM needs this in tests only.
+    pub fn new(take: impl Fn(usize, u64, u64) + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(take)))))
     }
 
     /// The guest does not use `count` pages from page `first` of block `block` on, by the block's index in
     /// [`GuestRam`](crate::ram::GuestRam). Pages that are not there are ignored. False: it comes too late and changes nothing.
     pub fn hint(&self, block: usize, first: u64, count: u64) -> bool {
         // Locked while the hint is noted: after `close` no page becomes free.
-        match &*self.0.lock() {
-            Some(round) => {
-                round.hint(block, first, count);
-                true
-            }
-            None => false,
+        let take = self.0.lock();
+        if let Some(take) = &*take {
+            take(block, first, count);
         }
+        take.is_some()
     }
 
     /// No hint counts from now on.

@@ -48,6 +48,8 @@ pub(super) struct Setup {
     pub(super) has_console: bool,
     /// It says which memory it does not use.
     pub(super) reports: bool,
+    /// It says that when it is moved.
+    pub(super) hints: bool,
     /// Moves that are disturbed come between the others; by this seed.
     pub(super) disturbed: Option<u64>,
     /// 0: as much as it needs.
@@ -73,7 +75,7 @@ impl Setup {
     fn ram_bytes(&self) -> u64 {
         match self {
             Self { ram_bytes: 1.., .. } => self.ram_bytes,
-            Self { reports: true, .. } => AMPLE_RAM,
+            Self { reports: true, .. } | Self { hints: true, .. } => AMPLE_RAM,
             Self { has_root: true, .. } => RAM_WITH_ROOT,
             _ => RAM,
         }
@@ -97,7 +99,7 @@ impl Setup {
         if self.has_network || self.has_passt {
             add(guest::NETWORK, guest::YES);
         }
-        if self.reports {
+        if self.reports || self.hints {
             add(guest::REPORTS, guest::YES);
         }
         if self.has_console {
@@ -181,6 +183,7 @@ pub(super) fn machine(
         vhost_user: processes.iter().enumerate().map(|(index, process)| process.options(index)).collect(),
         virtio_console: setup.has_console,
         free_page_reporting: setup.reports,
+        free_page_hinting: setup.hints,
         guest,
         serial: Box::new(console.clone()),
         ..MachineConfig::new("linux")

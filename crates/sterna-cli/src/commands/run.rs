@@ -66,6 +66,10 @@ pub struct Arguments {
     /// migrate. Only for the KVM machine
     #[arg(long)]
     pub free_page_reporting: bool,
+    /// Let the guest say, when it is migrated, which memory it does not use (virtio free page hinting): that is not sent. Only for
+    /// the KVM machine
+    #[arg(long)]
+    pub free_page_hinting: bool,
     /// Give the guest random bytes of the host, by virtio. Only for the KVM machine
     #[arg(long)]
     pub rng: bool,
@@ -318,6 +322,7 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         disks: arguments.disk.clone(),
         nets: arguments.net.clone(),
         free_page_reporting: arguments.free_page_reporting,
+        free_page_hinting: arguments.free_page_hinting,
         entropy: arguments.rng,
         virtio_console: arguments.virtio_console,
         incoming: arguments.incoming.is_some(),

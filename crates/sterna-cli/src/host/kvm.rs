@@ -68,6 +68,7 @@ pub fn kvm_machine(
         disks: config.disks.clone(),
         nets: config.nets.clone(),
         free_page_reporting: config.free_page_reporting,
+        free_page_hinting: config.free_page_hinting,
         entropy: config.entropy,
         virtio_console: config.virtio_console,
         guest,

@@ -24,10 +24,11 @@ pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
             "`--vhost-user` is for the KVM machine; leave it out for the process machine.",
         ));
     }
-    let has_virtio = config.entropy || config.free_page_reporting || config.virtio_console;
+    let says_what_is_free = config.free_page_reporting || config.free_page_hinting;
+    let has_virtio = config.entropy || says_what_is_free || config.virtio_console;
     if has_virtio || !config.disks.is_empty() || !config.nets.is_empty() {
         return Err(Stop::usage(
-            "`--disk`, `--net`, `--rng`, `--virtio-console` and `--free-page-reporting` are for the KVM machine; leave them out for the process machine.",
+            "`--disk`, `--net`, `--rng`, `--virtio-console`, `--free-page-reporting` and `--free-page-hinting` are for the KVM machine; leave them out for the process machine.",
         ));
     }
     let workers = usize::from(config.vcpus);

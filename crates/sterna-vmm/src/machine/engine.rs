@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna::{
-    Device, DirtyLimitTimes, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
+    Device, DirtyLimitTimes, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
 };
 use sterna_ram::{DirtySource, GuestRam};
 
@@ -45,6 +45,10 @@ impl SourceVm for KvmMachine {
 
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
+    }
+
+    fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
+        self.hardware.virtio.free_page_hints()
     }
 
     fn run_state(&self) -> RunState {

@@ -1,5 +1,6 @@
 //! Guest memory in pieces: what a descriptor chain says, or where its answer goes.
 
+use sterna_ram::{GuestRam, PAGE_SIZE};
 use vm_memory::bitmap::Bitmap;
 
 use crate::hardware::memory::Slice;
@@ -98,6 +99,16 @@ impl<'a> Buffers<'a> {
     /// Where the pieces are on this host, and their lengths.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
         self.0.iter().map(|slice| (slice.ptr_guard().as_ptr() as usize, slice.len()))
+    }
+
+    /// The whole pages of `ram` among it: block, first page, and how many.
+    pub(crate) fn whole_pages(&self, ram: &GuestRam) -> impl Iterator<Item = (usize, u64, u64)> {
+        self.places().filter_map(|(address, bytes)| {
+            let start = address.next_multiple_of(PAGE_SIZE);
+            let pages = (address + bytes).saturating_sub(start) / PAGE_SIZE;
+            let (block, first) = ram.page_at(start).filter(|_| pages > 0)?;
+            Some((block, first, pages as u64))
+        })
     }
 
     /// The kernel may have written it.

@@ -8,7 +8,7 @@
 //! | [`space`], [`interrupt`] | what a device tells its driver unasked |
 //! | [`state`], [`capacity`] | what moves with the guest; that disks grow |
 //! | [`backend`] | what a kind of device has to say |
-//! | [`block`], [`net`], [`console`], [`free_pages`], [`entropy`] | the kinds |
+//! | [`block`], [`net`], [`console`], [`free_pages`] with [`hinting`], [`entropy`] | the kinds |
 //! | [`vhost_user`] | devices that another process serves |
 //!
 //! virtio-mmio and not PCI: it needs no buses, capabilities and MSI tables, and Linux finds it by
@@ -24,6 +24,7 @@ mod capacity;
 pub(crate) mod console;
 pub(crate) mod entropy;
 pub(crate) mod free_pages;
+mod hinting;
 mod interrupt;
 pub(crate) mod net;
 mod ring;
@@ -37,7 +38,7 @@ mod worker;
 
 use std::sync::Arc;
 
-use sterna::Hook;
+use sterna::{FreePageHints, Hook};
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
@@ -48,6 +49,7 @@ use crate::config::MachineConfig;
 use crate::error::VmmError;
 use crate::layout::{VIRTIO_BYTES, VIRTIO_MAX, virtio_address};
 use backend::Backend;
+use hinting::{Asker, Hinting};
 pub(crate) use state::TransportState;
 pub(crate) use transport::{Identity, Transport};
 
@@ -57,6 +59,7 @@ pub(crate) struct VirtioDevices {
     hooks: Vec<Arc<dyn Hook>>,
     announcers: Vec<Arc<net::Announcer>>,
     keyboard: Option<Arc<console::Keyboard>>,
+    asker: Option<Asker>,
 }
 
 impl VirtioDevices {
@@ -80,9 +83,13 @@ impl VirtioDevices {
             announcers.push((backends.len(), card.announcer()));
             backends.push((format!("network card {index}"), Box::new(card)));
         }
-        if config.free_page_reporting {
-            let device = free_pages::FreePages::new(vm.ram().clone());
-            backends.push(("free page reporting".to_owned(), Box::new(device)));
+        let mut hinting = None;
+        if config.free_page_reporting || config.free_page_hinting {
+            let hints = config.free_page_hinting.then(Arc::<Hinting>::default);
+            let (ram, reports) = (vm.ram().clone(), config.free_page_reporting);
+            let device = free_pages::FreePages::new(ram, reports, hints.clone());
+            hinting = hints.map(|hints| (backends.len(), hints));
+            backends.push(("free pages".to_owned(), Box::new(device)));
         }
         let mut keyboard = None;
         if config.virtio_console {
@@ -107,7 +114,8 @@ impl VirtioDevices {
         let announcers: Vec<_> =
             placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
         hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
-        Ok(Self { all, hooks, announcers, keyboard })
+        let asker = hinting.map(|(slot, hinting)| Asker::new(&all[slot], hinting));
+        Ok(Self { all, hooks, announcers, keyboard, asker })
     }
 
     /// In the order of their places.
@@ -123,6 +131,12 @@ impl VirtioDevices {
     /// What is handed over with the guest.
     pub(crate) fn hooks(&self) -> &[Arc<dyn Hook>] {
         &self.hooks
+    }
+
+    /// What asks the guest which memory it does not use, if it has a driver for that now.
+    pub(crate) fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
+        let asker = self.asker.as_ref().filter(|asker| asker.is_heard())?;
+        Some(asker)
     }
 
     /// What tells the network where the guest is, by the cards' numbers.

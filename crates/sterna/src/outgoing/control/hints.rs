@@ -81,7 +81,7 @@ impl Control {
             // It may take long, and somebody may cancel.
             self.waits.at_most(Duration::ZERO, || None::<()>)?;
         }
-        let free = FreePages::new(&round);
+        let free = FreePages::new(move |block, first, count| round.hint(block, first, count));
         self.hints.free = Some(free.clone());
         self.hints.has_begun = true;
         call("FreePageHints::begin", || hints.begin(free));

@@ -1,0 +1,161 @@
+//! Free page hinting: what was asked of the guest, and what its driver answers (VIRTIO 1.2, section 5.5.6.5).
+//!
+//! The device asks with a command id in its configuration space. The driver answers with a buffer that holds the id, then with
+//! buffers of free memory, then with a buffer that holds STOP. It keeps that memory until the id is DONE. The device may change what
+//! is in it until then: at the source, where nothing changes it, DONE follows the end of the migration, and at the destination it
+//! stands there from the beginning.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use sterna::{FreePageHints, FreePages};
+use sterna_ram::GuestRam;
+use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_DRIVER_OK;
+use virtio_bindings::virtio_mmio::VIRTIO_MMIO_INT_CONFIG;
+
+use super::ring::{Chain, Ring};
+use super::space::ConfigurationSpace;
+use super::transport::Transport;
+
+/// The feature, by its number in the standard.
+pub(super) const FEATURE: u32 = 3;
+/// `free_page_hint_cmd_id` in the configuration space.
+const ID: std::ops::Range<usize> = 8..12;
+const STOP: u32 = 0;
+const DONE: u32 = 1;
+const FIRST: u32 = 2;
+
+/// What the device, its transport and the engine share.
+#[derive(Default)]
+pub(super) struct Hinting(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// What the driver reads.
+    shown: u32,
+    /// The last command id. An id is not used twice while the driver may still answer it.
+    last: u32,
+    /// The buffers that come answer the id that is shown.
+    is_answered: bool,
+    /// Where hints go.
+    free: Option<FreePages>,
+}
+
+impl State {
+    /// Asks, with an id that was not used before.
+    fn ask(&mut self, free: FreePages) {
+        self.last = self.last.wrapping_add(1).max(FIRST);
+        (self.shown, self.is_answered, self.free) = (self.last, false, Some(free));
+    }
+
+    /// What is answered is not used any more.
+    fn leave_off(&mut self, shown: u32) {
+        (self.shown, self.free) = (shown, None);
+    }
+
+    fn show(&self, space: &mut [u8]) {
+        space[ID].copy_from_slice(&self.shown.to_le_bytes());
+    }
+}
+
+impl Hinting {
+    /// Takes a buffer of the driver. Why it broke a rule with it.
+    pub(super) fn take(&self, ram: &GuestRam, chain: &Chain<'_>) -> Result<(), &'static str> {
+        let mut state = self.0.lock();
+        match (chain.readable.len(), chain.writable.is_empty()) {
+            (4, true) => {
+                let mut id = [0; 4];
+                chain.readable.read(&mut id);
+                // STOP, or an id of the past: what follows answers nothing.
+                state.is_answered = state.shown >= FIRST && u32::from_le_bytes(id) == state.shown;
+            }
+            (0, false) => {
+                if let Some(free) = state.free.as_ref().filter(|_| state.is_answered) {
+                    for (block, first, pages) in chain.writable.whole_pages(ram) {
+                        free.hint(block, first, pages);
+                    }
+                }
+            }
+            (0, true) => return Err("it is empty"),
+            (_, false) => return Err("it is a command and memory at once"),
+            (_, true) => return Err("a command id has 4 bytes"),
+        }
+        Ok(())
+    }
+
+    /// The device begins to work. Says whether the driver has to be told of another id than it was told last.
+    pub(super) fn begin_work(&self, space: &ConfigurationSpace) -> bool {
+        let (state, mut before) = (self.0.lock(), [0; 4]);
+        space.read(ID.start as u64, &mut before);
+        let is_other = before != state.shown.to_le_bytes();
+        if is_other {
+            space.change(|bytes| state.show(bytes));
+        }
+        is_other
+    }
+
+    /// Tells the driver, by any of its queues.
+    pub(super) fn tell(rings: &[Ring<'_>]) {
+        rings.iter().take(1).for_each(|ring| ring.interrupt(VIRTIO_MMIO_INT_CONFIG));
+    }
+
+    /// The driver has forgotten everything.
+    pub(super) fn reset(&self) {
+        self.0.lock().is_answered = false;
+    }
+
+    /// The last command id. At the destination the driver reads DONE after any.
+    pub(super) fn state(&self) -> Vec<u8> {
+        self.0.lock().last.to_le_bytes().to_vec()
+    }
+
+    pub(super) fn set_state(&self, state: &[u8]) -> Result<(), String> {
+        let last = state.try_into().map_err(|_| format!("{} bytes of the last command id", state.len()))?;
+        let last = u32::from_le_bytes(last);
+        let shown = if last < FIRST { STOP } else { DONE };
+        *self.0.lock() = State { shown, last, ..State::default() };
+        Ok(())
+    }
+}
+
+/// As the engine sees it.
+pub(super) struct Asker {
+    transport: Arc<Transport>,
+    hinting: Arc<Hinting>,
+}
+
+impl Asker {
+    pub(super) fn new(transport: &Arc<Transport>, hinting: Arc<Hinting>) -> Self {
+        Self { transport: Arc::clone(transport), hinting }
+    }
+
+    /// Whether the guest has a driver that answers.
+    pub(super) fn is_heard(&self) -> bool {
+        let features = self.transport.driver_features();
+        features & 1 << FEATURE != 0 && self.transport.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_DRIVER_OK != 0
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.hinting.0.lock();
+        change(&mut state);
+        self.transport.change_configuration(|space| state.show(space));
+    }
+}
+
+impl FreePageHints for Asker {
+    fn begin(&self, free: FreePages) {
+        self.change(|state| state.ask(free));
+    }
+
+    fn stop(&self) {
+        self.change(|state| state.leave_off(STOP));
+    }
+
+    fn end(&self) {
+        self.change(|state| state.leave_off(DONE));
+    }
+}
+
+#[cfg(test)]
+mod tests;
