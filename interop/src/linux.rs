@@ -76,6 +76,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             moves(&Setup { has_passt: true, ways: &Way::OVER_SOCKETS, ..Setup::default() }, 4)
         }),
         long("linux gives back what it has freed, and that does not move", gives_back),
+        long("linux says what it has freed when it is asked, and that does not move", says_what_is_free),
+        long("linux does both", || {
+            frees(&Setup { reports: true, hints: true, ..Setup::default() }).map(drop)
+        }),
     ]
 }
 
@@ -206,6 +210,50 @@ fn gives_back() -> Result<(), Failure> {
     ensure(moved < after + freed / 4, || format!("{after} bytes moved, and {moved} arrived"))?;
     over(&there, &console, &EndReason::PoweredOff)?;
     console.check(&setup, Some(TICKS), LONGEST_GAP).map(drop)
+}
+
+/// What the guest has freed is still here, and not there after a move. Then it uses its memory again.
+fn says_what_is_free() -> Result<(), Failure> {
+    let freed = guest::FREED_BYTES as u64;
+    let [before, moved, sent] = frees(&Setup { hints: true, ..Setup::default() })?;
+    // Linux names free memory in pieces of 4 MiB, the largest that it has.
+    ensure(moved + freed * 3 / 4 < before, || format!("{before} bytes were resident, {moved} arrived"))?;
+    ensure(sent < before - freed * 3 / 4, || format!("{sent} bytes were sent"))
+}
+
+/// Moves a guest that has freed memory, there and on. Bytes that were resident before the first move and after it, and sent.
+fn frees(setup: &Setup) -> Result<[u64; 3], Failure> {
+    const TICKS: u64 = 200;
+    const FIRST: u64 = 60;
+    let (here, console) = booted(setup, None, TICKS)?;
+    console.wait_for(&here, guest::FREED)?;
+    console.wait_for_tick(&here, FIRST)?;
+    let resident = |machine: &KvmMachine| machine.ram().blocks()[0].resident_bytes().map_err(said);
+    let before = resident(&here)?;
+    let there = machine(setup, None, None, None, &console)?;
+    let first = move_guest(&here, &there, Way::Plain)?;
+    let moved = resident(&there)?;
+    println!(
+        "LAB resident: {} MiB, {} MiB there; {first}, {} MiB free",
+        before >> 20,
+        moved >> 20,
+        first.free_bytes >> 20
+    );
+    // The driver has got its memory back, so that it can name it again.
+    console.wait_for_tick(&there, FIRST + 40)?;
+    let last = machine(setup, None, None, Some(1024), &console)?;
+    let second = move_guest(&there, &last, Way::MappedRam)?;
+    println!("LAB then: {second}, {} MiB free", second.free_bytes >> 20);
+    let least = guest::FREED_BYTES as u64;
+    ensure([first, second].iter().all(|moved| moved.free_bytes > least), || {
+        format!("{} and {} bytes were free", first.free_bytes, second.free_bytes)
+    })?;
+    over(&last, &console, &EndReason::PoweredOff)?;
+    let unused = console.of(guest::UNUSED);
+    println!("LAB unused at its end: {unused:?}");
+    ensure(unused.concat().iter().sum::<u64>() > 2 * least, || format!("{unused:?} bytes are unused"))?;
+    console.check(setup, Some(TICKS), LONGEST_GAP + second.pause)?;
+    Ok([before, moved, first.sent_bytes])
 }
 
 /// As an operator sees it, in programs of their own.

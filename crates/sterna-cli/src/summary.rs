@@ -56,6 +56,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
         units::count(statistics.absent_pages)
     );
     row("pages sent", pages);
+    if statistics.free_pages > 0 {
+        row("pages that the guest does not use", units::count(statistics.free_pages));
+    }
     row("channels", statistics.channels.to_string());
     if let Some(rdma) = &statistics.rdma {
         row("RDMA", of_rdma(rdma));

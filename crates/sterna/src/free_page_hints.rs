@@ -8,6 +8,10 @@
 //! destination. A hint for a page that a lane has claimed already changes nothing. The engine closes [`FreePages`] before it asks
 //! the dirty source for the first time.
 //!
+//! Lanes wait a moment for hints: a lane that sends a page before its hint comes has sent it in vain. They begin when the guest has
+//! named everything or says nothing for a while, after a second at the latest. So asking delays a migration, and lengthens no
+//! downtime.
+//!
 //! Hints are not used for a guest that is paused, or over RDMA, where memory is registered ahead of the lanes.
 
 use std::fmt;
@@ -17,8 +21,8 @@ use parking_lot::Mutex;
 
 /// What asks the guest. Each method returns soon and does not wait for the guest.
 pub trait FreePageHints: Send + Sync {
-    /// The first round has begun, and every write from now on is reported: asks the guest which pages it does not use. They go to
-    /// `free`, from any thread.
+    /// The first round is about to begin, and every write from now on is reported: asks the guest which pages it does not use. They go to
+    /// `free`, from any thread; [`FreePages::complete`] follows the last one.
     fn begin(&self, free: FreePages);
 
     /// Hints are of no use any more. The guest should give none, and may not expect yet to find what was in the pages.
@@ -35,33 +39,59 @@ type Take = Box<dyn Fn(usize, u64, u64) + Send>;
 
 /// Takes hints, as long as they are of use.
 #[derive(Clone)]
-pub struct FreePages(Arc<Mutex<Option<Take>>>);
+pub struct FreePages(Arc<Mutex<Taken>>);
+
+struct Taken {
+    /// `None`: hints come too late.
+    take: Option<Take>,
+    hints: u64,
+    is_complete: bool,
+}
 
 impl FreePages {
     /// Hints go to `take`, as [`FreePages::hint`] gets them. The engine makes its own; a VMM needs this in tests only.
     pub fn new(take: impl Fn(usize, u64, u64) + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Some(Box::new(take)))))
+        Self(Arc::new(Mutex::new(Taken { take: Some(Box::new(take)), hints: 0, is_complete: false })))
     }
 
     /// The guest does not use `count` pages from page `first` of block `block` on, by the block's index in
     /// [`GuestRam`](crate::ram::GuestRam). Pages that are not there are ignored. False: it comes too late and changes nothing.
     pub fn hint(&self, block: usize, first: u64, count: u64) -> bool {
         // Locked while the hint is noted: after `close` no page becomes free.
-        let take = self.0.lock();
-        if let Some(take) = &*take {
+        let mut taken = self.0.lock();
+        taken.hints += 1;
+        if let Some(take) = &taken.take {
             take(block, first, count);
         }
-        take.is_some()
+        taken.take.is_some()
+    }
+
+    /// The guest has named all that it does not use: lanes need not wait for more.
+    pub fn complete(&self) {
+        self.0.lock().is_complete = true;
+    }
+
+    /// Whether the guest has named all.
+    pub fn is_complete(&self) -> bool {
+        self.0.lock().is_complete
+    }
+
+    /// How many hints have come.
+    pub(crate) fn hints(&self) -> u64 {
+        self.0.lock().hints
     }
 
     /// No hint counts from now on.
     pub(crate) fn close(&self) {
-        *self.0.lock() = None;
+        self.0.lock().take = None;
     }
 }
 
 impl fmt::Debug for FreePages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FreePages").field("is_open", &self.0.lock().is_some()).finish()
+        let taken = self.0.lock();
+        let mut shown = f.debug_struct("FreePages");
+        shown.field("is_open", &taken.take.is_some()).field("hints", &taken.hints);
+        shown.field("is_complete", &taken.is_complete).finish()
     }
 }

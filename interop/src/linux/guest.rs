@@ -112,6 +112,9 @@ pub fn run() -> ! {
         timed(number, "network", || network.iter_mut().for_each(|network| network.step(network::AT_ONCE)));
     });
     println!("{WRONG} {wrong}");
+    if value(REPORTS).is_some() {
+        println!("{UNUSED} {}", unused_bytes());
+    }
     if disk.is_some() || root.is_some() {
         println!("{RANDOM} {}", random_bytes());
     }

@@ -68,14 +68,16 @@ pub(super) struct Moved {
     /// All of it, on both sides.
     total: Duration,
     rounds: u64,
-    sent_bytes: u64,
+    pub(super) sent_bytes: u64,
+    /// Not sent, since the guest said that it does not use it.
+    pub(super) free_bytes: u64,
     /// How long the guest stood still; into and out of a file all of the time counts.
     pub(super) pause: Duration,
 }
 
 impl std::fmt::Display for Moved {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { total, rounds, sent_bytes, pause } = self;
+        let Self { total, rounds, sent_bytes, pause, .. } = self;
         let (total, pause) = (total.as_secs_f64(), pause.as_secs_f64());
         write!(to, "{total:.1} s, pause {pause:.2} s, {rounds} rounds, {} MiB", sent_bytes >> 20)
     }
@@ -127,6 +129,7 @@ pub(super) fn move_with_rest(
         total,
         rounds: sent.rounds_begun,
         sent_bytes: sent.transferred_bytes,
+        free_bytes: sent.free_pages << 12,
         pause: if way.is_file() { total } else { sent.downtime.unwrap_or(total) },
     })
 }

@@ -7,7 +7,7 @@
 //! | `stat` | status, causes of the interrupt, and the three selectors, u32 each |
 //! | `feat` | the features that the driver chose, u64 |
 //! | `queu` | each queue: most entries, entries, next available, next used (u16 each), ready, event index (u8 each), addresses of descriptors, available ring and used ring (u64 each) |
-//! | `more` | of a network card with several pairs of queues: how many are active, u16; of a console: what was typed and not read yet |
+//! | `more` | of a network card with several pairs of queues: how many are active, u16; of a console: what was typed and not read yet; of a device with free page hinting: the last command id, u32 |
 //!
 //! Of a device that another process serves (vhost-user) how far its queues are also stands in that one's stream
 //! (`vhost-user/N`), which is what its back end gets.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna::{
-    Device, DirtyLimitTimes, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
+    Device, DirtyLimitTimes, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm,
+    VmError,
 };
 use sterna_ram::{DirtySource, GuestRam};
 

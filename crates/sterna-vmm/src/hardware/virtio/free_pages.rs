@@ -94,10 +94,7 @@ impl Queues {
     fn of(features: u64) -> Self {
         let [hints, reports] = [hinting::FEATURE, REPORTING].map(|feature| features & 1 << feature != 0);
         let first = BALLOON_QUEUES;
-        Self {
-            hinting: hints.then_some(first),
-            reporting: reports.then_some(first + usize::from(hints)),
-        }
+        Self { hinting: hints.then_some(first), reporting: reports.then_some(first + usize::from(hints)) }
     }
 }
 
@@ -163,7 +160,9 @@ mod tests {
         assert!(bytes[0x1000..0x3000].iter().all(|byte| *byte == 0));
         assert_eq!(driver.used(), [(0, 0)]);
         // Its state is empty, as it was before there was hinting.
-        assert!(device.state().is_empty() && device.set_state(&[]).is_ok() && device.set_state(&[0; 4]).is_err());
+        assert!(
+            device.state().is_empty() && device.set_state(&[]).is_ok() && device.set_state(&[0; 4]).is_err()
+        );
     }
 
     #[test]

@@ -67,8 +67,12 @@ impl Hinting {
             (4, true) => {
                 let mut id = [0; 4];
                 chain.readable.read(&mut id);
+                let id = u32::from_le_bytes(id);
+                if let Some(free) = state.free.as_ref().filter(|_| id == STOP && state.is_answered) {
+                    free.complete();
+                }
                 // STOP, or an id of the past: what follows answers nothing.
-                state.is_answered = state.shown >= FIRST && u32::from_le_bytes(id) == state.shown;
+                state.is_answered = state.shown >= FIRST && id == state.shown;
             }
             (0, false) => {
                 if let Some(free) = state.free.as_ref().filter(|_| state.is_answered) {
@@ -133,7 +137,8 @@ impl Asker {
     /// Whether the guest has a driver that answers.
     pub(super) fn is_heard(&self) -> bool {
         let features = self.transport.driver_features();
-        features & 1 << FEATURE != 0 && self.transport.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_DRIVER_OK != 0
+        features & 1 << FEATURE != 0
+            && self.transport.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_DRIVER_OK != 0
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {

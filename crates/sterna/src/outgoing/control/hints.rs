@@ -1,7 +1,7 @@
 //! Hints of the guest, from the beginning of the first round to the end of the migration.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_transport::Address;
 
@@ -9,9 +9,16 @@ use super::Control;
 use crate::error::MigrationError;
 use crate::free_page_hints::{FreePageHints, FreePages};
 use crate::interruption::Break;
+use crate::order::RoundPages;
 use crate::outgoing::shared::Shared;
 use crate::threads::{call, caught};
 use crate::vm::RunState;
+
+/// Lanes wait so long, for slices to be re-armed and for the guest's hints.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// A guest that says nothing for so long has nothing to say soon.
+const QUIET: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// What the guest was asked.
 pub(super) struct Hints {
@@ -67,24 +74,51 @@ impl Drop for Hints {
 }
 
 impl Control {
-    /// Asks the guest which pages it does not use, while lanes send already. Before that every slice is re-armed, so that
-    /// every write from the question on is reported.
-    pub(super) fn begin_hints(&mut self) -> Result<(), Break> {
+    /// Makes slices of the first round ready from number `slice` on: every one is re-armed before the guest is asked, so that every
+    /// write from the question on is reported. False: `until` has come before.
+    pub(super) fn prepare_round(
+        &mut self,
+        round: &RoundPages,
+        slice: &mut u64,
+        until: Option<Instant>,
+    ) -> Result<bool, Break> {
         let shared = Arc::clone(&self.shared);
-        let Some(hints) = Hints::of(&shared) else { return Ok(()) };
-        let round = Arc::clone(self.rounds()?.round());
         let dirty = shared.vm.dirty_source();
-        for slice in 0.. {
-            if !round.prepare(slice, &shared.ram, dirty).map_err(MigrationError::from)? {
-                break;
+        while round.prepare(*slice, &shared.ram, dirty).map_err(MigrationError::from)? {
+            *slice += 1;
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
             }
-            // It may take long, and somebody may cancel.
+            // Somebody may cancel.
             self.waits.at_most(Duration::ZERO, || None::<()>)?;
         }
+        Ok(true)
+    }
+
+    /// Asks the guest which pages it does not use.
+    pub(super) fn ask_guest(&mut self, round: &Arc<RoundPages>) {
+        let shared = Arc::clone(&self.shared);
+        let Some(hints) = shared.vm.free_page_hints() else { return };
+        let round = Arc::clone(round);
         let free = FreePages::new(move |block, first, count| round.hint(block, first, count));
         self.hints.free = Some(free.clone());
         self.hints.has_begun = true;
         call("FreePageHints::begin", || hints.begin(free));
+    }
+
+    /// Waits until the guest has named everything, or says nothing for a while; until `until` at most.
+    pub(super) fn await_hints(&mut self, until: Instant) -> Result<(), Break> {
+        let (mut hints, mut heard) = (0, Instant::now());
+        while let Some(free) = self.hints.free.as_ref().filter(|free| !free.is_complete()) {
+            let now = Instant::now();
+            if free.hints() != hints {
+                (hints, heard) = (free.hints(), now);
+            }
+            if now >= until || now - heard >= QUIET {
+                break;
+            }
+            self.waits.at_most(LOOK_EVERY, || None::<()>)?;
+        }
         Ok(())
     }
 }

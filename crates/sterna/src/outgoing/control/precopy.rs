@@ -9,7 +9,7 @@ use sterna_ram::DirtyBitmaps;
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
-use super::hints::Hints;
+use super::hints::{Hints, LONGEST_WAIT};
 use super::rounds::Rounds;
 use super::{Control, no_rounds, setup, slowdown};
 use crate::error::MigrationError;
@@ -70,7 +70,15 @@ impl Control {
         shared.guest_source.leave_out(&all);
         let look_for_absent = shared.guest_source.knows_absent()
             || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let rounds = Rounds::begin(&shared, all, look_for_absent, Hints::of(&shared).is_some());
+        let takes_hints = Hints::of(&shared).is_some();
+        let round = Rounds::first(&shared, all, look_for_absent, takes_hints);
+        let (mut slice, until) = (0, Instant::now() + LONGEST_WAIT);
+        let is_ready = takes_hints && self.prepare_round(&round, &mut slice, Some(until))?;
+        if is_ready {
+            self.ask_guest(&round);
+            self.await_hints(until)?;
+        }
+        let rounds = Rounds::begin(&shared, Arc::clone(&round));
         if let Some(streams) = &self.streams {
             streams.enter_round(rounds.round().number());
         }
@@ -84,7 +92,11 @@ impl Control {
         };
         *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
-        self.begin_hints()?;
+        if takes_hints && !is_ready {
+            // Lanes send meanwhile.
+            self.prepare_round(&round, &mut slice, None)?;
+            self.ask_guest(&round);
+        }
         self.follow_policy(begun.settings)
     }
 

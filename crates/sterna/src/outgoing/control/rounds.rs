@@ -45,26 +45,30 @@ impl OpenRound {
 }
 
 impl Rounds {
-    /// Publishes the first round, over all RAM, or over `pages` of it; with `takes_hints` without pages that the guest does not use.
-    pub(super) fn begin(
-        shared: &Arc<Shared>,
+    /// The first round, over `pages`; with `takes_hints` without those that the guest does not use.
+    pub(super) fn first(
+        shared: &Shared,
         pages: DirtyBitmaps,
         look_for_absent: bool,
         takes_hints: bool,
-    ) -> Self {
+    ) -> Arc<RoundPages> {
         let ram = &shared.ram;
         let slices = SliceSize::for_ram(ram.total_bytes() / PAGE_SIZE as u64);
         let round = RoundPages::new(1, ram, slices, pages, look_for_absent);
-        let round = if takes_hints { round.taking_hints(ram) } else { round };
+        Arc::new(if takes_hints { round.taking_hints(ram) } else { round })
+    }
+
+    /// Publishes the first round.
+    pub(super) fn begin(shared: &Arc<Shared>, round: Arc<RoundPages>) -> Self {
         let (counts, mut statistics) = (shared.counters.now(), shared.statistics.lock());
         statistics.begin_pages(counts);
         let open = OpenRound::new(statistics.clock(), counts, false);
         drop(statistics);
         let rounds = Self {
             shared: Arc::clone(shared),
-            round: Arc::new(round),
+            round,
             before: None,
-            next: DirtyBitmaps::new(ram),
+            next: DirtyBitmaps::new(&shared.ram),
             open,
         };
         rounds.enter_round();

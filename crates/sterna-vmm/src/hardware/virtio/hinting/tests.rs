@@ -53,7 +53,10 @@ fn free_memory_counts_between_the_commands_id_and_stop() {
     free(&hinting, &mut driver, 1);
     // Two pages and a half, from the middle of one on.
     give(&hinting, &mut driver, &[(FREE_AT + 0x2800, 0x2800, true)]).unwrap();
+    let is_complete = || hinting.0.lock().free.as_ref().unwrap().is_complete();
+    assert!(!is_complete());
     command(&hinting, &mut driver, STOP);
+    assert!(is_complete());
     free(&hinting, &mut driver, 6);
 
     assert_eq!(*hints.lock(), [(0, first + 1, 1), (0, first + 3, 2)]);
