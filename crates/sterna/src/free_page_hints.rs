@@ -9,7 +9,7 @@
 //! the dirty source for the first time.
 //!
 //! Lanes wait a moment for hints: a lane that sends a page before its hint comes has sent it in vain. They begin when the guest has
-//! named everything or says nothing for a while, after a second at the latest. So asking delays a migration, and lengthens no
+//! named everything, after a second at the latest. So asking delays a migration, and lengthens no
 //! downtime.
 //!
 //! Hints are not used for a guest that is paused, or over RDMA, where memory is registered ahead of the lanes.
@@ -44,22 +44,20 @@ pub struct FreePages(Arc<Mutex<Taken>>);
 struct Taken {
     /// `None`: hints come too late.
     take: Option<Take>,
-    hints: u64,
     is_complete: bool,
 }
 
 impl FreePages {
     /// Hints go to `take`, as [`FreePages::hint`] gets them. The engine makes its own; a VMM needs this in tests only.
     pub fn new(take: impl Fn(usize, u64, u64) + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Taken { take: Some(Box::new(take)), hints: 0, is_complete: false })))
+        Self(Arc::new(Mutex::new(Taken { take: Some(Box::new(take)), is_complete: false })))
     }
 
     /// The guest does not use `count` pages from page `first` of block `block` on, by the block's index in
     /// [`GuestRam`](crate::ram::GuestRam). Pages that are not there are ignored. False: it comes too late and changes nothing.
     pub fn hint(&self, block: usize, first: u64, count: u64) -> bool {
         // Locked while the hint is noted: after `close` no page becomes free.
-        let mut taken = self.0.lock();
-        taken.hints += 1;
+        let taken = self.0.lock();
         if let Some(take) = &taken.take {
             take(block, first, count);
         }
@@ -76,11 +74,6 @@ impl FreePages {
         self.0.lock().is_complete
     }
 
-    /// How many hints have come.
-    pub(crate) fn hints(&self) -> u64 {
-        self.0.lock().hints
-    }
-
     /// No hint counts from now on.
     pub(crate) fn close(&self) {
         self.0.lock().take = None;
@@ -91,7 +84,6 @@ impl fmt::Debug for FreePages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let taken = self.0.lock();
         let mut shown = f.debug_struct("FreePages");
-        shown.field("is_open", &taken.take.is_some()).field("hints", &taken.hints);
-        shown.field("is_complete", &taken.is_complete).finish()
+        shown.field("is_open", &taken.take.is_some()).field("is_complete", &taken.is_complete).finish()
     }
 }

@@ -178,6 +178,7 @@ fn free_pages_are_not_sent_and_read_as_zero_but_for_one_that_is_written_later() 
     for (name, is_file, channels, mapped_ram) in ways() {
         let source = Asked::new(|plain, free| {
             assert!(free.hint(0, FREE.start, FREE.end - FREE.start));
+            free.complete();
             plain.write(WRITTEN, 5);
             // Nothing that there is.
             assert!(free.hint(1, 0, 1) && free.hint(0, PAGES, 1) && free.hint(0, u64::MAX, u64::MAX));
@@ -212,7 +213,8 @@ fn pages_that_are_sent_already_stay() {
     let source = Asked::new(|_, free| {
         let free = free.clone();
         std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(450));
+            // Lanes have waited for a second.
+            std::thread::sleep(Duration::from_millis(1200));
             free.hint(0, 0, PAGES)
         });
     });

@@ -16,8 +16,6 @@ use crate::vm::RunState;
 
 /// Lanes wait so long, for slices to be re-armed and for the guest's hints.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// A guest that says nothing for so long has nothing to say soon.
-const QUIET: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// What the guest was asked.
@@ -106,17 +104,9 @@ impl Control {
         call("FreePageHints::begin", || hints.begin(free));
     }
 
-    /// Waits until the guest has named everything, or says nothing for a while; until `until` at most.
+    /// Waits until the guest has named everything; until `until` at most.
     pub(super) fn await_hints(&mut self, until: Instant) -> Result<(), Break> {
-        let (mut hints, mut heard) = (0, Instant::now());
-        while let Some(free) = self.hints.free.as_ref().filter(|free| !free.is_complete()) {
-            let now = Instant::now();
-            if free.hints() != hints {
-                (hints, heard) = (free.hints(), now);
-            }
-            if now >= until || now - heard >= QUIET {
-                break;
-            }
+        while self.hints.free.as_ref().is_some_and(|free| !free.is_complete()) && Instant::now() < until {
             self.waits.at_most(LOOK_EVERY, || None::<()>)?;
         }
         Ok(())
