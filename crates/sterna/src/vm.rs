@@ -72,7 +72,8 @@ pub trait SourceVm: Vm {
     fn throttle(&self) -> Option<&dyn Throttle> {
         None
     }
-    /// What asks the guest which pages it does not use. `None`: the guest cannot say that now.
+    /// What asks the guest which pages it does not use. `None`: the guest cannot say that now. Not `None` between
+    /// [`FreePageHints::begin`] and [`FreePageHints::end`], whatever the guest does meanwhile.
     fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
         None
     }

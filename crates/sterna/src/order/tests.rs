@@ -228,7 +228,9 @@ fn free_pages_are_not_given_out_and_what_is_reported_of_them_is_kept() {
     round.hint(1, 0, 3);
 
     let mut reported = DirtyBitmaps::new(&ram);
-    [4, 500, 1001, 4000].iter().for_each(|page| drop(reported.block(0).set(*page)));
+    for page in [4, 500, 1001, 4000] {
+        reported.block(0).set(page);
+    }
     assert_eq!(round.drop_unsent(&mut reported), 2);
     let left: Vec<u64> = (0..5000).filter(|page| reported.block(0).get(*page)).collect();
     assert_eq!(left, [4, 1001], "4 is sent, 1001 is free, the others will be read");

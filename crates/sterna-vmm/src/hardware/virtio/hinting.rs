@@ -104,6 +104,12 @@ impl Hinting {
         rings.iter().take(1).for_each(|ring| ring.interrupt(VIRTIO_MMIO_INT_CONFIG));
     }
 
+    /// Whether a driver may still wait for DONE.
+    fn is_asking(&self) -> bool {
+        let state = self.0.lock();
+        state.last >= FIRST && state.shown != DONE
+    }
+
     /// The driver has forgotten everything.
     pub(super) fn reset(&self) {
         self.0.lock().is_answered = false;
@@ -134,11 +140,12 @@ impl Asker {
         Self { transport: Arc::clone(transport), hinting }
     }
 
-    /// Whether the guest has a driver that answers.
-    pub(super) fn is_heard(&self) -> bool {
+    /// Whether the guest has a driver that answers, or had one that was asked.
+    pub(super) fn is_of_use(&self) -> bool {
         let features = self.transport.driver_features();
-        features & 1 << FEATURE != 0
-            && self.transport.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_DRIVER_OK != 0
+        let status = self.transport.signals.status.load(Ordering::SeqCst);
+        let is_heard = features & 1 << FEATURE != 0 && status & VIRTIO_CONFIG_S_DRIVER_OK != 0;
+        is_heard || self.hinting.is_asking()
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {

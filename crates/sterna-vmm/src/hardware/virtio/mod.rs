@@ -135,7 +135,7 @@ impl VirtioDevices {
 
     /// What asks the guest which memory it does not use, if it has a driver for that now.
     pub(crate) fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
-        let asker = self.asker.as_ref().filter(|asker| asker.is_heard())?;
+        let asker = self.asker.as_ref().filter(|asker| asker.is_of_use())?;
         Some(asker)
     }
 

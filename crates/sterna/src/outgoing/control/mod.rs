@@ -1,5 +1,6 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
+mod first_round;
 mod hints;
 mod precopy;
 mod rounds;

@@ -9,7 +9,8 @@ use sterna_ram::DirtyBitmaps;
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
-use super::hints::{Hints, LONGEST_WAIT};
+use super::first_round::LONGEST_WAIT;
+use super::hints::Hints;
 use super::rounds::Rounds;
 use super::{Control, no_rounds, setup, slowdown};
 use crate::error::MigrationError;
@@ -75,7 +76,7 @@ impl Control {
         let (mut slice, until) = (0, Instant::now() + LONGEST_WAIT);
         let is_ready = takes_hints && self.prepare_round(&round, &mut slice, Some(until))?;
         if is_ready {
-            self.ask_guest(&round);
+            self.hints.ask(&round);
             self.await_hints(until)?;
         }
         let rounds = Rounds::begin(&shared, Arc::clone(&round));
@@ -95,7 +96,7 @@ impl Control {
         if takes_hints && !is_ready {
             // Lanes send meanwhile.
             self.prepare_round(&round, &mut slice, None)?;
-            self.ask_guest(&round);
+            self.hints.ask(&round);
         }
         self.follow_policy(begun.settings)
     }

@@ -8,6 +8,8 @@ use super::*;
 const PAGE: u32 = PAGE_SIZE as u32;
 const FREE_AT: u64 = 0x8_0000;
 
+/// Address, length, and whether the device writes it.
+type Part = (u64, u32, bool);
 type Hints = Arc<Mutex<Vec<(usize, u64, u64)>>>;
 
 /// A device that asks, and what it was told.
@@ -24,7 +26,7 @@ fn ask(hinting: &Hinting, hints: &Hints) {
 }
 
 /// Hands the device a chain. Why it is refused.
-fn give(hinting: &Hinting, driver: &mut Driver, parts: &[(u64, u32, bool)]) -> Result<(), &'static str> {
+fn give(hinting: &Hinting, driver: &mut Driver, parts: &[Part]) -> Result<(), &'static str> {
     driver.add(parts);
     let ram = driver.ram.clone();
     let mut rings = driver.rings();
@@ -90,7 +92,7 @@ fn answer_to_another_command_is_ignored() {
 
 #[test]
 fn buffers_that_are_neither_a_command_nor_memory_are_refused() {
-    let cases: [(&str, &[(u64, u32, bool)]); 5] = [
+    let cases: [(&str, &[Part]); 5] = [
         ("4 bytes", &[(BUFFERS, 3, false)]),
         ("4 bytes", &[(BUFFERS, 8, false)]),
         ("at once", &[(BUFFERS, 4, false), (FREE_AT, PAGE, true)]),
@@ -116,8 +118,16 @@ fn state_tells_the_driver_that_it_may_have_its_memory_back() {
         u32::from_le_bytes(id)
     };
 
+    // Even if the driver has gone meanwhile.
+    assert!(asked.is_asking());
+    asked.reset();
+    asked.0.lock().leave_off(STOP);
+    assert!(asked.is_asking());
+    asked.0.lock().leave_off(DONE);
+    assert!(!asked.is_asking());
+
     there.set_state(&Hinting::default().state()).unwrap();
-    assert!(!there.begin_work(&space), "nothing was asked");
+    assert!(!there.is_asking() && !there.begin_work(&space), "nothing was asked");
     there.set_state(&asked.state()).unwrap();
     assert!(there.begin_work(&space));
     assert_eq!(shown(), DONE);
