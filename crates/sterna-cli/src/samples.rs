@@ -53,7 +53,7 @@ pub fn engine_statistics() -> Statistics {
         zero_pages: 10_000,
         normal_pages: 1_140_000,
         absent_pages: 4_000,
-        free_pages: 2_000,
+        free_pages: 0,
         bandwidth_bytes: 2_100_000_000,
         throughput_bytes: 2_100_000_000,
         drain_bytes: 2_000_000_000,

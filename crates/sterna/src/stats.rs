@@ -52,7 +52,9 @@ pub struct Statistics {
     pub normal_pages: u64,
     /// Pages found never populated; part of `zero_pages`.
     pub absent_pages: u64,
-    /// Pages that were not sent in the first round because the guest said that it does not use them.
+    /// Pages that were not sent in the first round because the guest said that it does not use them. Left out of JSON if there are
+    /// none.
+    #[serde(skip_serializing_if = "is_zero")]
     pub free_pages: u64,
     /// Bytes per second while bytes moved: what all lanes together wrote, over the time that a lane spent writing.
     /// Time for syncs, scans, compression and waits does not count. Averaged with a half-life of 2 s.
@@ -88,6 +90,10 @@ pub struct Statistics {
     /// What RDMA did; `None` over any other transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma: Option<RdmaStatistics>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What the source of a migration over RDMA did (specs/rdma.md §6).
