@@ -72,8 +72,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         }),
         long("linux lies in an image for days", days::sleeps_for_days),
         long("linux moves while processes are killed", killed::is_killed),
-        long("linux moves with a network that is another process", || {
-            moves(&Setup { has_passt: true, ways: &Way::OVER_SOCKETS, ..Setup::default() }, 4)
+        // It does not move: two passts on one host cannot both have the guest's sockets, and a connection may end.
+        long("linux talks over a network that is another process", || {
+            moves(&Setup { has_passt: true, ..Setup::default() }, 0)
         }),
         long("linux gives back what it has freed, and that does not move", gives_back),
         long("linux says what it has freed when it is asked, and that does not move", says_what_is_free),

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::system::{RebootCommand, reboot};
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 /// Names this program's role on the kernel's command line.
 pub const NAME: &str = "guest";
@@ -206,10 +207,19 @@ fn unused_bytes() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() << 10
 }
 
-/// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too.
+/// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too. And what is
+/// typed comes back there.
 fn be_alone_on_the_console() {
     if let Err(error) = std::fs::write("/proc/sys/kernel/printk", "1") {
         println!("{COMPLAINT} /proc/sys/kernel/printk: {error}");
+    }
+    let console = std::io::stdin();
+    let silent = tcgetattr(&console).and_then(|mut settings| {
+        settings.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&console, OptionalActions::Now, &settings)
+    });
+    if let Err(error) = silent {
+        println!("{COMPLAINT} the console echoes: {error}");
     }
 }
 

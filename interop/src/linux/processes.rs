@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that listens; ended when dropped.
 pub(super) struct BackEnd {
-    children: Vec<Child>,
+    child: Child,
     directory: tempfile::TempDir,
     kind: DeviceKind,
 }
@@ -60,23 +60,19 @@ impl BackEnd {
         Ok(vec![disk, share])
     }
 
-    /// A card for whom nobody needs the right to make a tap. Connections go on after a move, since a helper with that right hands
-    /// their sockets over.
+    /// A card for which nobody needs the right to make a tap.
     pub(super) fn start_network() -> Result<Self, Failure> {
         // The lab's own addresses are reached over it.
         up("lo", None)?;
         let [guest, lab] = [GUEST_ADDRESS, LAB_ADDRESS].map(|address| Ipv4Addr::from(address).to_string());
-        let mut started = Self::start(DeviceKind::Network { mac: Some(GUEST_MAC) }, |socket| {
+        Self::start(DeviceKind::Network { mac: Some(GUEST_MAC) }, |socket| {
             let mut command = Command::new("passt");
             command.args(["--vhost-user", "--foreground", "--chroot-fallback", "--ipv4-only", "--no-map-gw"]);
             command.args(["--address", &guest, "--netmask=24", "--gateway", &lab, "--mtu=1500"]);
             command.args(["--interface", BRIDGE, "--no-dhcp", "--tcp-ports=none"]);
             command.arg("--socket-path").arg(socket);
             command
-        })?;
-        let repair = started.directory.path().join("socket.repair");
-        started.children.push(spawn(Command::new("passt-repair").arg(repair), started.directory.path())?);
-        Ok(started)
+        })
     }
 
     fn start(kind: DeviceKind, command: impl FnOnce(&Path) -> Command) -> Result<Self, Failure> {
@@ -84,10 +80,10 @@ impl BackEnd {
         let socket = directory.path().join("socket");
         let mut command = command(&socket);
         let child = spawn(&mut command, directory.path())?;
-        let mut started = Self { children: vec![child], directory, kind };
+        let mut started = Self { child, directory, kind };
         let begin = Instant::now();
         while !listens(&socket)? {
-            let has_ended = started.children[0].try_wait().map_err(said)?.is_some();
+            let has_ended = started.child.try_wait().map_err(said)?.is_some();
             ensure(!has_ended && begin.elapsed() < PATIENCE, || {
                 let log = std::fs::read_to_string(started.directory.path().join("log")).unwrap_or_default();
                 format!("{command:?} does not listen: {log}")
@@ -110,11 +106,9 @@ impl BackEnd {
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            // An error means that it has ended by itself, as virtiofsd does with its connection.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        // An error means that it has ended by itself, as virtiofsd does with its connection.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
