@@ -90,6 +90,10 @@ fn survivor(victim: Victim, here: Side, there: Side) -> Result<Option<(Side, &'s
         }
         Victim::Destination => {
             if !here.comes_to_run()? {
+                if here.info()?["query_migrate"]["status"] == "completed" {
+                    // It was there, and has not ticked.
+                    return Ok(None);
+                }
                 // The source has sent everything and nobody has answered: an operator knows that the other process has ended.
                 sterna_does(&["decide", &here.monitor(), "source"])?;
             }

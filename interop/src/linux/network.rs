@@ -20,8 +20,8 @@ const BRIDGE_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// Calls of `linux/sockios.h`: make a bridge, join an interface to one.
 const SIOCBRADDBR: c_ulong = 0x89a0;
 const SIOCBRADDIF: c_ulong = 0x89a2;
-/// The address of the bench's guests.
-pub(super) const GUEST_MAC: &str = "52:54:00:0a:0f:02";
+/// The address of a guest's card, where it must be known.
+pub(super) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x0a, 0x0f, 0x02];
 /// How long the guest may be silent before the peer gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -116,6 +116,11 @@ pub(super) fn make_bridge() -> Result<(), Failure> {
     request.ifr_ifru.ifru_hwaddr = address(libc::ARPHRD_ETHER, 0, &BRIDGE_MAC);
     ioctl(libc::SIOCSIFHWADDR, (&raw mut request).cast())?;
     up(BRIDGE, Some(LAB_ADDRESS))
+}
+
+/// [`GUEST_MAC`] as command lines have it.
+pub(super) fn guest_mac() -> String {
+    GUEST_MAC.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// The name of a tap that no other machine has.

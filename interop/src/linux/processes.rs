@@ -9,13 +9,12 @@ use sterna_vmm::{DeviceKind, VhostUserOptions};
 
 use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS};
 use super::guest::share::TAG;
-use super::network::{BRIDGE, up};
+use super::network::{BRIDGE, GUEST_MAC, up};
 use super::said;
 use crate::scenarios::{Failure, ensure};
 
 /// The directory that guests see.
 pub(super) const SHARED: &str = "/tmp/shared";
-const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x0a, 0x0f, 0x02];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that listens; ended when dropped.

@@ -188,7 +188,7 @@ fn of_sterna(spec: &Spec, directory: &Path, tap: Option<&str>) -> Result<Command
         command.arg("--disk").arg(format!("{path},direct=on,migrate={migrate}"));
     }
     if let Some(tap) = tap {
-        command.arg("--net").arg(format!("tap:{tap},mac={}", network::GUEST_MAC));
+        command.arg("--net").arg(format!("tap:{tap},mac={}", network::guest_mac()));
     }
     if spec.reports {
         command.arg("--free-page-reporting");
@@ -222,7 +222,7 @@ fn of_qemu(spec: &Spec, directory: &Path, tap: Option<&str>) -> Result<Command, 
     }
     if let Some(tap) = tap {
         let options = format!("tap,id=n,ifname={tap},script=no,downscript=no,vhost=off");
-        let mac = network::GUEST_MAC;
+        let mac = network::guest_mac();
         command.args(["-netdev", &options, "-device", &format!("virtio-net-device,netdev=n,mac={mac}")]);
     }
     if spec.reports {

@@ -34,7 +34,8 @@ impl Hints {
 
     /// Asks the guest which pages it does not use.
     pub(super) fn ask(&mut self, round: &Arc<RoundPages>) {
-        let Some(hints) = self.shared.vm.free_page_hints() else { return };
+        let shared = Arc::clone(&self.shared);
+        let Some(hints) = Self::of(&shared) else { return };
         let round = Arc::clone(round);
         let free = FreePages::new(move |block, first, count| round.hint(block, first, count));
         self.free = Some(free.clone());
