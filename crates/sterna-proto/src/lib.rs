@@ -58,6 +58,7 @@
 
 pub mod destination;
 mod limits;
+pub mod replica;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod source;

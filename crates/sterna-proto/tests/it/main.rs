@@ -4,4 +4,5 @@
 mod destination_says;
 mod happy_path;
 mod limits_and_acks;
+mod replica;
 mod table;

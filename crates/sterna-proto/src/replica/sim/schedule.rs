@@ -1,0 +1,226 @@
+//! A schedule: how a protection is set up, and what goes wrong where.
+//!
+//! Faults are *placed*: each waits for one side to enter one state and then
+//! strikes after a delay that is often zero.
+
+use super::planted::Planted;
+use crate::replica::{primary, standby};
+use crate::sim::{Micros, Rng};
+
+pub(super) const SECOND: Micros = 1_000_000;
+
+/// A state of one of the machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The primary is in this state.
+    Primary(primary::State),
+    /// The standby is in this state.
+    Standby(standby::State),
+}
+
+/// What strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Blow {
+    /// Everything from primary to standby is lost from now on, silently.
+    CutForward,
+    /// Everything from standby to primary is lost from now on, silently.
+    CutBack,
+    /// Both directions are lost, silently.
+    CutBoth,
+    /// Both sides see a broken connection at once.
+    Reset,
+    /// The primary's process dies. With a QEMU primary it is its guard, and
+    /// the guest runs on behind a gate that is closed.
+    CrashPrimary,
+    /// The standby's process dies.
+    CrashStandby,
+    /// The primary's process stands still for so long.
+    FreezePrimary(Micros),
+    /// The standby's process stands still for so long.
+    FreezeStandby(Micros),
+    /// The primary does not reach the arbiter for a while.
+    BlockPrimary,
+    /// The standby does not reach the arbiter for a while.
+    BlockStandby,
+    /// The peer breaks a rule, as the primary sees it.
+    GarbageToPrimary,
+    /// The peer breaks a rule, as the standby sees it.
+    GarbageToStandby,
+    /// Something local breaks at the primary.
+    LocalPrimary,
+    /// Something local breaks at the standby.
+    LocalStandby,
+    /// Answers of the generation before reach the primary for a while.
+    OldAnswers,
+    /// Answers of another session reach the primary for a while.
+    OtherAnswers,
+    /// The operator ends the protection at the primary.
+    Unprotect,
+    /// The operator hands the guest over at the primary.
+    HandOver,
+    /// The operator takes over at the standby.
+    TakeOver {
+        /// As planned.
+        is_planned: bool,
+    },
+}
+
+/// An effect that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Effect {
+    Prepare,
+    Fence,
+    Start,
+}
+
+/// One thing that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A blow after a state was entered for the first time.
+    At {
+        /// Where.
+        place: Place,
+        /// How long after it was entered.
+        delay: Micros,
+        /// What.
+        blow: Blow,
+    },
+    /// The first so many attempts of an effect fail.
+    Fail {
+        /// Which.
+        effect: Effect,
+        /// How many.
+        times: u8,
+    },
+}
+
+/// One generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// The primary is an unmodified QEMU with a guard beside it.
+    pub is_qemu: bool,
+    /// Checkpoints that may be unacknowledged.
+    pub in_flight: u64,
+    /// From checkpoint to checkpoint.
+    pub interval: Micros,
+    /// Messages may take longer than the lease.
+    pub is_slow: bool,
+    /// Local work may take long.
+    pub is_loaded: bool,
+    /// The clocks' rates, in millionths off the right one.
+    pub rates: [i64; 2],
+    /// The side never reaches the arbiter.
+    pub is_without_arbiter: [bool; 2],
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+/// Everything that one run follows from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Seed of this schedule, and of its delays.
+    pub seed: u64,
+    /// One generation after the other.
+    pub phases: Vec<Phase>,
+    /// A planted bug.
+    pub planted: Option<Planted>,
+}
+
+impl Schedule {
+    /// The schedule that follows from a seed.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5354_414e_4442_5921);
+        let phases = rng.pick(&[1, 2]);
+        let phases = (0..phases).map(|_| Phase::draw(&mut rng)).collect();
+        Self { seed, phases, planted: None }
+    }
+}
+
+impl Phase {
+    fn draw(rng: &mut Rng) -> Self {
+        // Ten thousandths is what the terms allow between the two.
+        let mut rate = || rng.below(10_001) as i64 - 5_000;
+        let rates = [rate(), rate()];
+        Self {
+            is_qemu: rng.percent(25),
+            in_flight: 1 + rng.below(4),
+            interval: rng.pick(&[10_000, 50_000, 200_000, 600_000]),
+            is_slow: rng.percent(20),
+            is_loaded: rng.percent(20),
+            rates,
+            is_without_arbiter: [rng.percent(4), rng.percent(4)],
+            faults: draw_faults(rng),
+        }
+    }
+}
+
+fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for _ in 0..rng.pick(&[0, 1, 1, 1, 2, 2, 3, 4]) {
+        let place = match rng.percent(60) {
+            true => Place::Primary(rng.pick(&primary::State::ALL)),
+            false => Place::Standby(rng.pick(&standby::State::ALL)),
+        };
+        faults.push(strike(rng, place));
+    }
+    for _ in 0..rng.pick(&[0, 0, 0, 1, 2]) {
+        let effect = rng.pick(&[Effect::Prepare, Effect::Fence, Effect::Start]);
+        faults.push(Fault::Fail { effect, times: rng.pick(&[1, 1, 2]) });
+    }
+    // What only an operator's wish or a loss leads to.
+    if rng.percent(60) {
+        let blow = rng.pick(&[
+            Blow::Unprotect,
+            Blow::HandOver,
+            Blow::TakeOver { is_planned: true },
+            Blow::TakeOver { is_planned: false },
+            Blow::CrashPrimary,
+            Blow::CutBoth,
+            Blow::Reset,
+        ]);
+        let delay = rng.below(2 * SECOND);
+        faults.push(Fault::At { place: Place::Standby(standby::State::Following), delay, blow });
+    }
+    faults
+}
+
+fn strike(rng: &mut Rng, place: Place) -> Fault {
+    let delay = match rng.below(10) {
+        0..4 => 0,
+        4..7 => rng.below(5_000),
+        7..9 => rng.below(500_000),
+        _ => rng.below(6 * SECOND),
+    };
+    let freeze = match rng.below(4) {
+        0 => rng.below(50_000),
+        1 => rng.below(2 * SECOND),
+        2 => SECOND + rng.below(4 * SECOND),
+        _ => rng.below(60 * SECOND),
+    };
+    let blow = rng.pick(&[
+        Blow::CutForward,
+        Blow::CutBack,
+        Blow::CutBoth,
+        Blow::Reset,
+        Blow::CrashPrimary,
+        Blow::CrashStandby,
+        Blow::FreezePrimary(freeze),
+        Blow::FreezePrimary(freeze),
+        Blow::FreezeStandby(freeze),
+        Blow::BlockPrimary,
+        Blow::BlockStandby,
+        Blow::GarbageToPrimary,
+        Blow::GarbageToStandby,
+        Blow::LocalPrimary,
+        Blow::LocalStandby,
+        Blow::OldAnswers,
+        Blow::OtherAnswers,
+        Blow::Unprotect,
+        Blow::HandOver,
+        Blow::TakeOver { is_planned: true },
+        Blow::TakeOver { is_planned: false },
+    ]);
+    Fault::At { place, delay, blow }
+}

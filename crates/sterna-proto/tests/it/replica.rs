@@ -1,0 +1,242 @@
+//! A protected guest: leases, claims and last words, event by event.
+
+use std::time::Duration;
+use sterna_proto::replica::primary::{self, Primary};
+use sterna_proto::replica::standby::{self, Standby};
+use sterna_proto::replica::{Answer, BadTerms, Protection, Ruling, Terms};
+
+const OURS: Protection = Protection { id: [7; 16], generation: 3 };
+const TERMS: Terms = Terms {
+    heartbeat: Duration::from_millis(200),
+    lease: Duration::from_secs(2),
+    drift_per_mille: 10,
+    margin: Duration::from_millis(500),
+    claim_interval: Duration::from_secs(1),
+};
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+fn answer(held: u64, heartbeat: u64) -> primary::Event {
+    primary::Event::Answered(Answer { protection: OURS, held, heartbeat })
+}
+
+/// A primary at 0 ms that has taken checkpoint 1 and sent heartbeat 1.
+fn protected() -> Primary {
+    let config = primary::Config { protection: OURS, terms: TERMS, in_flight: 2 };
+    let mut machine = Primary::new(config, ms(0));
+    let beat = machine.handle(ms(0), primary::Event::Tick);
+    assert_eq!(beat, Ok(vec![primary::Action::SendHeartbeat(1)]));
+    machine.handle(ms(0), primary::Event::CheckpointTaken(1)).expect("not refused");
+    machine
+}
+
+/// A standby at 0 ms that holds checkpoint 1.
+fn following(needs_fence: bool) -> Standby {
+    let mut machine = Standby::new(standby::Config { protection: OURS, terms: TERMS, needs_fence });
+    machine.handle(ms(0), standby::Event::CheckpointHeld(1)).expect("not refused");
+    machine
+}
+
+#[test]
+fn what_was_said_leaves_when_its_checkpoint_is_held() {
+    let mut machine = protected();
+    assert!(!machine.may_say(ms(1), 1));
+
+    let actions = machine.handle(ms(10), answer(1, 1));
+
+    assert_eq!(actions, Ok(vec![primary::Action::Release(1)]));
+    assert!(machine.may_say(ms(10), 1));
+    assert!(!machine.may_say(ms(10), 2));
+    assert!(!machine.may_say(ms(2_000), 1), "the lease is over");
+}
+
+#[test]
+fn lease_counts_from_when_the_heartbeat_was_sent() {
+    let mut machine = protected();
+    assert_eq!(machine.handle(ms(200), primary::Event::Tick), Ok(vec![primary::Action::SendHeartbeat(2)]));
+
+    machine.handle(ms(1_900), answer(1, 2)).expect("not refused");
+
+    assert!(machine.may_say(ms(2_199), 1));
+    assert!(!machine.may_say(ms(2_200), 1));
+}
+
+#[test]
+fn lease_that_is_over_is_seen_before_the_answer_that_comes_too_late() {
+    let mut machine = protected();
+
+    let actions = machine.handle(ms(3_600_000), answer(1, 1)).expect("not refused");
+
+    use primary::Action::{Claim, CloseChannels, StopGuest};
+    assert_eq!(actions, [StopGuest, CloseChannels, Claim]);
+    assert!(!machine.may_guest_run());
+    assert_eq!(machine.cause(), Some(primary::Cause::LeaseOver));
+}
+
+#[test]
+fn answer_of_another_protection_changes_nothing() {
+    let mut machine = protected();
+    for protection in [Protection { generation: 2, ..OURS }, Protection { id: [8; 16], ..OURS }] {
+        let stray = primary::Event::Answered(Answer { protection, held: 1, heartbeat: 1 });
+        assert_eq!(machine.handle(ms(1), stray), Ok(vec![]));
+        assert_eq!(machine.handle(ms(1), primary::Event::Never(protection)), Ok(vec![]));
+        assert_eq!(machine.handle(ms(1), primary::Event::StandbyRuns(protection)), Ok(vec![]));
+    }
+    assert_eq!((machine.held(), machine.state()), (0, primary::State::Protected));
+}
+
+#[test]
+fn standby_that_acknowledges_what_was_never_sent_loses_contact() {
+    for lie in [answer(2, 1), answer(1, 2)] {
+        let mut machine = protected();
+        let actions = machine.handle(ms(1), lie).expect("not refused");
+        assert_eq!(actions, [primary::Action::CloseChannels, primary::Action::Claim]);
+        assert!(machine.may_guest_run(), "the lease lasts");
+    }
+}
+
+#[test]
+fn failure_before_the_first_checkpoint_leaves_the_guest_as_it_was() {
+    let config = primary::Config { protection: OURS, terms: TERMS, in_flight: 1 };
+    let mut machine = Primary::new(config, ms(0));
+
+    let actions = machine.handle(ms(9), primary::Event::ConnectionLost).expect("not refused");
+
+    let failed = primary::Outcome::Failed(primary::Cause::ConnectionLost);
+    use primary::Action::{CloseChannels, Finish, OpenGate};
+    assert_eq!(actions, [CloseChannels, OpenGate, Finish(failed)]);
+    assert!(machine.may_guest_run() && machine.may_say(ms(9), 1));
+}
+
+#[test]
+fn arbiter_out_of_reach_is_asked_again_with_the_guest_stopped_after_the_lease() {
+    use primary::Action::{Claim, Finish, OpenGate, ResumeGuest, StopGuest};
+    let mut machine = protected();
+    machine.handle(ms(100), primary::Event::ConnectionLost).expect("not refused");
+
+    assert_eq!(machine.handle(ms(1_500), primary::Event::ArbiterOutOfReach), Ok(vec![]));
+    assert_eq!(machine.deadline(), Some(ms(2_000)));
+    assert_eq!(machine.handle(ms(2_000), primary::Event::Tick), Ok(vec![StopGuest]));
+    assert_eq!(machine.deadline(), Some(ms(2_500)));
+    assert_eq!(machine.handle(ms(2_500), primary::Event::Tick), Ok(vec![Claim]));
+
+    let alone = primary::Outcome::Alone(primary::Because::Claim);
+    let won = machine.handle(ms(2_600), primary::Event::Ruled(Ruling::Won));
+    assert_eq!(won, Ok(vec![OpenGate, ResumeGuest, Finish(alone)]));
+}
+
+#[test]
+fn checkpoint_beyond_what_may_be_in_flight_is_refused() {
+    let mut machine = protected();
+    machine.handle(ms(1), primary::Event::CheckpointTaken(2)).expect("two may be in flight");
+    assert!(!machine.may_take_checkpoint());
+    let refused = machine.handle(ms(2), primary::Event::CheckpointTaken(3));
+    assert_eq!(refused, Err(primary::Refusal::TooManyInFlight { in_flight: 2 }));
+    let refused = machine.handle(ms(2), primary::Event::CheckpointTaken(5));
+    assert_eq!(refused, Err(primary::Refusal::CheckpointOutOfOrder { taken: 5, expected: 3 }));
+}
+
+#[test]
+fn planned_takeover_gives_the_guest_when_its_last_checkpoint_is_held() {
+    use primary::Action::{Release, SendGive, TakeLastCheckpoint};
+    let mut machine = protected();
+    let refused = machine.handle(ms(1), primary::Event::HandOver);
+    assert!(matches!(refused, Err(primary::Refusal::CannotHandOver { .. })), "nothing is held yet");
+    machine.handle(ms(2), answer(1, 1)).expect("not refused");
+
+    assert_eq!(machine.handle(ms(3), primary::Event::HandOver), Ok(vec![TakeLastCheckpoint]));
+    assert_eq!(machine.handle(ms(4), primary::Event::LastCheckpointTaken(2)), Ok(vec![]));
+    assert_eq!(machine.handle(ms(5), answer(2, 1)), Ok(vec![Release(2), SendGive]));
+    assert!(!machine.may_guest_run());
+
+    machine.handle(ms(6), primary::Event::StandbyRuns(OURS)).expect("not refused");
+    assert_eq!(machine.state(), primary::State::HandedOver);
+}
+
+#[test]
+fn takeover_that_comes_to_nothing_while_its_checkpoint_is_taken_resumes_the_guest() {
+    let mut machine = protected();
+    machine.handle(ms(2), answer(1, 1)).expect("not refused");
+    machine.handle(ms(3), primary::Event::HandOver).expect("not refused");
+    machine.handle(ms(4), primary::Event::Never(OURS)).expect("not refused");
+
+    let actions = machine.handle(ms(5), primary::Event::LastCheckpointTaken(2));
+
+    assert_eq!(actions, Ok(vec![primary::Action::ResumeGuest]));
+}
+
+#[test]
+fn standby_waits_longer_than_any_lease_that_its_answer_can_give() {
+    let mut machine = following(false);
+    machine.handle(ms(300), standby::Event::Heartbeat(OURS, 1)).expect("not refused");
+    machine.handle(ms(310), standby::Event::ConnectionLost).expect("not refused");
+
+    assert_eq!(TERMS.patience(), ms(2_520));
+    assert_eq!(machine.deadline(), Some(ms(2_820)));
+    assert_eq!(machine.handle(ms(2_819), standby::Event::Tick), Ok(vec![]));
+    assert_eq!(machine.handle(ms(2_820), standby::Event::Tick), Ok(vec![standby::Action::Prepare(1)]));
+    assert_eq!(machine.handle(ms(2_830), standby::Event::Prepared), Ok(vec![standby::Action::Claim]));
+}
+
+#[test]
+fn standby_answers_nothing_once_its_patience_is_over() {
+    let mut machine = following(false);
+
+    let actions = machine.handle(ms(60_000), standby::Event::Heartbeat(OURS, 9)).expect("not refused");
+
+    assert_eq!(actions, [standby::Action::CloseChannels, standby::Action::Prepare(1)]);
+    assert_eq!(machine.handle(ms(60_001), standby::Event::Heartbeat(OURS, 10)), Ok(vec![]));
+    assert_eq!(machine.handle(ms(60_001), standby::Event::CheckpointHeld(2)), Ok(vec![]));
+    assert_eq!(machine.held(), 1);
+}
+
+#[test]
+fn guest_of_a_qemu_is_started_only_after_the_fence() {
+    use standby::{Action, Event, State};
+    let mut machine = following(true);
+    machine.handle(ms(5_000), Event::Tick).expect("not refused");
+    machine.handle(ms(5_000), Event::Prepared).expect("not refused");
+    assert_eq!(machine.handle(ms(5_001), Event::Ruled(Ruling::Won)), Ok(vec![Action::Fence]));
+    assert_eq!(machine.handle(ms(5_002), Event::FenceFailed), Ok(vec![]));
+    assert_eq!(machine.state(), State::Unfenced);
+    assert_eq!(machine.handle(ms(5_003), Event::Retry), Ok(vec![Action::Fence]));
+    assert_eq!(machine.handle(ms(5_004), Event::Fenced), Ok(vec![Action::Start]));
+    assert_eq!(machine.handle(ms(5_005), Event::StartFailed), Ok(vec![]));
+    assert_eq!(machine.handle(ms(5_006), Event::Retry), Ok(vec![Action::Start]));
+}
+
+#[test]
+fn standby_that_cannot_start_what_it_was_given_says_so() {
+    use standby::{Action, Because, Event, Outcome};
+    let mut machine = following(true);
+    assert_eq!(machine.handle(ms(1), Event::GiveRead(OURS)), Ok(vec![Action::Prepare(1)]));
+
+    let actions = machine.handle(ms(2), Event::PrepareFailed).expect("not refused");
+
+    let finish = Action::Finish(Outcome::Discarded(Because::LocalFailure));
+    assert_eq!(actions, [Action::SendNever, Action::CloseChannels, Action::Discard, finish]);
+}
+
+#[test]
+fn operator_is_told_what_is_impossible() {
+    use standby::{Event, Refusal};
+    let config = standby::Config { protection: OURS, terms: TERMS, needs_fence: false };
+    let planned = Event::TakeOver { is_planned: true };
+    assert_eq!(Standby::new(config).handle(ms(0), planned), Err(Refusal::NothingHeld));
+    let mut machine = following(false);
+    machine.handle(ms(1), Event::ConnectionLost).expect("not refused");
+    assert_eq!(machine.handle(ms(2), planned), Err(Refusal::NoContact));
+    assert!(matches!(machine.handle(ms(2), Event::Retry), Err(Refusal::NothingWaits { .. })));
+}
+
+#[test]
+fn terms_that_one_lost_heartbeat_would_end_are_refused() {
+    assert_eq!(TERMS.check(), Ok(()));
+    assert_eq!(Terms::default().check(), Ok(()));
+    let short = Terms { lease: ms(500), ..TERMS };
+    assert!(matches!(short.check(), Err(BadTerms::Heartbeat { .. })));
+    assert_eq!(Terms { margin: ms(0), ..TERMS }.check(), Err(BadTerms::NoMargin));
+    assert_eq!(Terms { claim_interval: ms(0), ..TERMS }.check(), Err(BadTerms::NoClaimInterval));
+}
