@@ -17,6 +17,7 @@ use sterna_wire::rdma::{
     BlockPlace, ChunkSize, ConnectRequest, Introduction, MessageType, Part, RegisterRequest, RegisterResult,
     UnregisterRequest, ZeroRange, encode_empty, encode_file, encode_records,
 };
+use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
 use sterna_wire::return_path::ReturnMessage;
 use sterna_wire::{WireError, vmdesc};
 
@@ -28,6 +29,7 @@ fn main() -> Result<(), Failure> {
     main_channel(&seeds)?;
     multifd_packet(&seeds)?;
     rdma(&seeds)?;
+    replica(&seeds)?;
     small_messages(&seeds)
 }
 
@@ -180,6 +182,32 @@ fn rdma(seeds: &Seeds) -> Result<(), Failure> {
         seeds.put("rdma_private_data", name, &[&bytes])?;
     }
     Ok(())
+}
+
+fn replica(seeds: &Seeds) -> Result<(), Failure> {
+    let secret = MigrationSecret::from_bytes([8; 32]);
+    let terms = Terms {
+        heartbeat_us: 200_000,
+        lease_us: 2_000_000,
+        margin_us: 500_000,
+        claim_interval_us: 1_000_000,
+        drift_per_mille: 10,
+    };
+    let hello = Hello::new([1; 16], 1, true, terms, [2; 16], &secret, &None);
+    let welcome = Welcome::new([3; 16], &hello, &secret, &None);
+    let (mut greeting, mut answer) = (Vec::new(), Vec::new());
+    hello.encode(&mut greeting);
+    welcome.encode(&mut answer);
+    seeds.put("replica", "hello", &[&greeting])?;
+    seeds.put("replica", "welcome", &[&answer])?;
+    let mut said = Vec::new();
+    let mut session = Session::new(Role::Standby, &secret, &hello, &welcome, &None);
+    for message in [Message::Answer { held: 1, heartbeat: 2 }, Message::Runs, Message::Never] {
+        let mut sealed = Vec::new();
+        session.seal(message, &mut sealed)?;
+        said.extend_from_slice(&sealed[..20]);
+    }
+    Ok(seeds.put("replica", "messages", &[&said])?)
 }
 
 fn small_messages(seeds: &Seeds) -> Result<(), Failure> {

@@ -11,6 +11,7 @@
 //! | [`ram`] | records inside the RAM section: words, block list, writers |
 //! | [`multifd`] | the channels beside it: initial packet, RAM packets, device-state packets |
 //! | [`rdma`] | private data and control messages of the transport `rdma:` |
+//! | [`replica`] | what primary and standby of a protected guest say beside its state |
 //! | [`return_path`] | what the destination says back |
 //! | [`xbzrle`] | pages sent as a difference to their older content |
 //! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
@@ -36,6 +37,7 @@ pub mod mapped_ram;
 pub mod multifd;
 pub mod ram;
 pub mod rdma;
+pub mod replica;
 pub mod return_path;
 pub mod vmdesc;
 pub mod xbzrle;

@@ -10,6 +10,7 @@ pub mod mapped_ram;
 pub mod multifd_packet;
 pub mod rdma_control;
 pub mod rdma_private_data;
+pub mod replica;
 pub mod return_path;
 mod stream;
 pub mod unpack;
@@ -36,7 +37,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "image", run: image::target, longest: IMAGE, inputs: 50_000 },
@@ -47,6 +48,7 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
+    Target { name: "replica", run: replica::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },

@@ -16,4 +16,5 @@ mod rdma_plan;
 mod rdma_properties;
 mod rdma_session;
 mod rdma_stream;
+mod replica;
 mod status_question;

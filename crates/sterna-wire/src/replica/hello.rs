@@ -1,0 +1,166 @@
+//! How the connection begins (`specs/replica.md §1`).
+//!
+//! Decoding proves nothing. [`Hello::is_authentic`] and [`Welcome::is_authentic`] do.
+
+use super::{MAGIC, SPEC, VERSION_BYTES, bound, open};
+use crate::error::WireError;
+use crate::extension::{ChannelBinding, MacBytes, MigrationSecret};
+use crate::reader;
+
+const HELLO_LABEL: &str = "sterna replica hello";
+const WELCOME_LABEL: &str = "sterna replica welcome";
+/// The only flag.
+const NEEDS_FENCE: u32 = 1;
+
+/// The times of a protection; all but the drift in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// From heartbeat to heartbeat.
+    pub heartbeat_us: u32,
+    /// How long the primary may run the guest after a heartbeat that was echoed.
+    pub lease_us: u32,
+    /// What stopping the guest takes at most after that.
+    pub margin_us: u32,
+    /// From a claim that found no arbiter to the next.
+    pub claim_interval_us: u32,
+    /// By how much the clocks' rates differ at most, in thousandths.
+    pub drift_per_mille: u32,
+}
+
+/// The primary's first message: which guest it protects, and on what terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// Drawn for this protection.
+    pub protection_id: [u8; 16],
+    /// What the arbiter's claim is about; from 1.
+    pub generation: u64,
+    /// The primary cannot stop its guest by itself.
+    pub needs_fence: bool,
+    /// The times.
+    pub terms: Terms,
+    /// Drawn for this connection.
+    pub nonce: [u8; 16],
+    mac: MacBytes,
+}
+
+impl Hello {
+    /// The first four bytes of the connection, "STNR": nothing else that a destination accepts starts so.
+    pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
+    /// Bytes on the wire.
+    pub const BYTES: usize = 104;
+
+    /// A hello over the connection of that binding, from who knows the secret.
+    pub fn new(
+        protection_id: [u8; 16],
+        generation: u64,
+        needs_fence: bool,
+        terms: Terms,
+        nonce: [u8; 16],
+        secret: &MigrationSecret,
+        binding: &ChannelBinding,
+    ) -> Self {
+        let unsigned = Self { protection_id, generation, needs_fence, terms, nonce, mac: [0; 32] };
+        let mac = secret.mac(HELLO_LABEL, &[&unsigned.signed(), &bound(binding)]);
+        Self { mac, ..unsigned }
+    }
+
+    /// Whether somebody who knows the secret says it, over the connection of that binding.
+    #[must_use]
+    pub fn is_authentic(&self, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
+        secret.verify(HELLO_LABEL, &[&self.signed(), &bound(binding)], &self.mac)
+    }
+
+    /// Appends the bytes on the wire.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.signed());
+        out.extend_from_slice(&self.mac);
+    }
+
+    /// Reads one from the start of `buf`.
+    ///
+    /// # Errors
+    /// A wrong magic, version, generation or flag.
+    pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
+        reader::decode(buf, "replica hello", |r| {
+            open(r)?;
+            let protection_id = r.array()?;
+            let generation = r.u64()?;
+            if generation == 0 {
+                return Err(r.bad(SPEC, "a generation is at least 1"));
+            }
+            let flags = r.u32()?;
+            if flags & !NEEDS_FENCE != 0 {
+                return Err(r.unfit(SPEC, format!("flags {flags:#x}, only 1 is known")));
+            }
+            let terms = Terms {
+                heartbeat_us: r.u32()?,
+                lease_us: r.u32()?,
+                margin_us: r.u32()?,
+                claim_interval_us: r.u32()?,
+                drift_per_mille: r.u32()?,
+            };
+            let (nonce, mac) = (r.array()?, r.array()?);
+            Ok(Self { protection_id, generation, needs_fence: flags != 0, terms, nonce, mac })
+        })
+    }
+
+    /// All but the MAC.
+    fn signed(&self) -> Vec<u8> {
+        let Terms { heartbeat_us, lease_us, margin_us, claim_interval_us, drift_per_mille } = self.terms;
+        let mut out = Vec::with_capacity(Self::BYTES);
+        out.extend_from_slice(&Self::MAGIC);
+        out.extend_from_slice(&VERSION_BYTES);
+        out.extend_from_slice(&self.protection_id);
+        out.extend_from_slice(&self.generation.to_be_bytes());
+        let flags = if self.needs_fence { NEEDS_FENCE } else { 0 };
+        for value in [flags, heartbeat_us, lease_us, margin_us, claim_interval_us, drift_per_mille] {
+            out.extend_from_slice(&value.to_be_bytes());
+        }
+        out.extend_from_slice(&self.nonce);
+        out
+    }
+}
+
+/// The standby's answer to a hello that it accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Welcome {
+    /// Drawn for this connection.
+    pub nonce: [u8; 16],
+    mac: MacBytes,
+}
+
+impl Welcome {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 56;
+
+    /// The answer to `hello`, which came over the connection of that binding.
+    pub fn new(nonce: [u8; 16], hello: &Hello, secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
+        let mac = secret.mac(WELCOME_LABEL, &[&hello.signed(), &nonce, &bound(binding)]);
+        Self { nonce, mac }
+    }
+
+    /// Whether somebody who knows the secret answers just this hello.
+    #[must_use]
+    pub fn is_authentic(&self, hello: &Hello, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
+        secret.verify(WELCOME_LABEL, &[&hello.signed(), &self.nonce, &bound(binding)], &self.mac)
+    }
+
+    /// Appends the bytes on the wire.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&Hello::MAGIC);
+        out.extend_from_slice(&VERSION_BYTES);
+        out.extend_from_slice(&self.nonce);
+        out.extend_from_slice(&self.mac);
+    }
+
+    /// Reads one from the start of `buf`.
+    ///
+    /// # Errors
+    /// A wrong magic or version.
+    pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
+        reader::decode(buf, "replica welcome", |r| {
+            open(r)?;
+            Ok(Self { nonce: r.array()?, mac: r.array()? })
+        })
+    }
+}

@@ -1,0 +1,32 @@
+//! What primary and standby of a protected guest say to each other beside the guest's state (`specs/replica.md`).
+//!
+//! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, and then
+//! each side sends [`Message`]s through its [`Session`], which authenticates every one.
+
+mod hello;
+mod session;
+
+pub use hello::{Hello, Terms, Welcome};
+pub use session::{Message, Role, Session};
+
+const SPEC: &str = "specs/replica.md";
+const MAGIC: u32 = 0x5354_4e52;
+const VERSION: u32 = 1;
+const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
+
+/// A connection without TLS cannot pass for one with it, whatever TLS exports.
+fn bound(binding: &crate::extension::ChannelBinding) -> Vec<u8> {
+    binding.map(|value| value.to_vec()).unwrap_or_default()
+}
+
+fn open(r: &mut crate::reader::Reader<'_>) -> Result<(), crate::reader::Stop> {
+    if r.u32()? != MAGIC {
+        return Err(r.bad(SPEC, "the magic is not \"STNR\""));
+    }
+    let version = r.u32()?;
+    if version != VERSION {
+        let rule = format!("version {version}, only {VERSION} is known: run the same Sterna on both sides");
+        return Err(r.unfit(SPEC, rule));
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! What is said after the greeting (`specs/replica.md §2`).
+
+use super::{Hello, SPEC, Welcome, bound};
+use crate::error::WireError;
+use crate::extension::{ChannelBinding, MigrationSecret};
+use crate::reader;
+
+const SESSION_LABEL: &str = "sterna replica session";
+const PRIMARY_LABEL: &str = "sterna replica primary";
+const STANDBY_LABEL: &str = "sterna replica standby";
+
+/// Which side sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Runs the guest.
+    Primary,
+    /// Holds its checkpoints.
+    Standby,
+}
+
+/// One message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// Primary: I am here; numbered from 1.
+    Heartbeat(u64),
+    /// Primary: end the protection; I want your last word.
+    Unprotect,
+    /// Primary: the guest is stopped for you.
+    Give,
+    /// Standby: all that I hold and have heard.
+    Answer {
+        /// The last checkpoint that is held whole; 0 before the first.
+        held: u64,
+        /// The last heartbeat that was read; 0 before the first.
+        heartbeat: u64,
+    },
+    /// Standby: I have discarded everything, and never run the guest.
+    Never,
+    /// Standby: the guest runs here.
+    Runs,
+    /// Standby: my operator wants a planned takeover.
+    HandOver,
+}
+
+impl Message {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 52;
+
+    fn sender(self) -> Role {
+        match self {
+            Self::Heartbeat(_) | Self::Unprotect | Self::Give => Role::Primary,
+            Self::Answer { .. } | Self::Never | Self::Runs | Self::HandOver => Role::Standby,
+        }
+    }
+
+    fn to_wire(self) -> (u32, u64, u64) {
+        match self {
+            Self::Heartbeat(number) => (1, number, 0),
+            Self::Unprotect => (2, 0, 0),
+            Self::Give => (3, 0, 0),
+            Self::Answer { held, heartbeat } => (16, held, heartbeat),
+            Self::Never => (17, 0, 0),
+            Self::Runs => (18, 0, 0),
+            Self::HandOver => (19, 0, 0),
+        }
+    }
+
+    fn from_wire(kind: u32, first: u64, second: u64) -> Option<Self> {
+        let message = match kind {
+            1 => Self::Heartbeat(first),
+            2 => Self::Unprotect,
+            3 => Self::Give,
+            16 => Self::Answer { held: first, heartbeat: second },
+            17 => Self::Never,
+            18 => Self::Runs,
+            19 => Self::HandOver,
+            _ => return None,
+        };
+        // What a message does not use is zero.
+        (message.to_wire() == (kind, first, second)).then_some(message)
+    }
+}
+
+/// One side of a connection after the greeting. A message counts only at its place: none can be left out, repeated, or moved
+/// to another connection.
+#[derive(Debug, Clone)]
+pub struct Session {
+    role: Role,
+    key: MigrationSecret,
+    sent: u64,
+    received: u64,
+}
+
+impl Session {
+    /// The session that this greeting opens.
+    pub fn new(
+        role: Role,
+        secret: &MigrationSecret,
+        hello: &Hello,
+        welcome: &Welcome,
+        binding: &ChannelBinding,
+    ) -> Self {
+        let parts: [&[u8]; 4] = [&hello.protection_id, &hello.nonce, &welcome.nonce, &bound(binding)];
+        let key = MigrationSecret::from_bytes(secret.mac(SESSION_LABEL, &parts));
+        Self { role, key, sent: 0, received: 0 }
+    }
+
+    /// Appends this side's next message.
+    ///
+    /// # Errors
+    /// The message is one of the other side.
+    pub fn seal(&mut self, message: Message, out: &mut Vec<u8>) -> Result<(), WireError> {
+        if message.sender() != self.role {
+            let rule = format!("{message:?} is not said by a {:?}", self.role);
+            return Err(WireError::local("replica message", 0, SPEC, rule));
+        }
+        let body = body(message);
+        let mac = self.key.mac(label(self.role), &[&self.sent.to_be_bytes(), &body]);
+        self.sent += 1;
+        out.extend_from_slice(&body);
+        out.extend_from_slice(&mac);
+        Ok(())
+    }
+
+    /// Reads the peer's next message from the start of `buf`.
+    ///
+    /// # Errors
+    /// An unknown message, one of this side, or one that is not authentic at its place.
+    pub fn open(&mut self, buf: &[u8]) -> Result<Option<(Message, usize)>, WireError> {
+        let read = reader::decode(buf, "replica message", |r| {
+            let (kind, first, second) = (r.u32()?, r.u64()?, r.u64()?);
+            let message = Message::from_wire(kind, first, second)
+                .filter(|message| message.sender() != self.role)
+                .ok_or_else(|| {
+                    r.bad(SPEC, format!("type {kind} with {first} and {second} is no message of the peer"))
+                })?;
+            let place = self.received.to_be_bytes();
+            if !self.key.verify(label(message.sender()), &[&place, &body(message)], &r.array()?) {
+                let rule = "the message is not authentic at this place: the peer has another secret, or \
+                            somebody has changed what it said";
+                return Err(r.bad(SPEC, rule));
+            }
+            Ok(message)
+        })?;
+        self.received += u64::from(read.is_some());
+        Ok(read)
+    }
+}
+
+fn label(sender: Role) -> &'static str {
+    match sender {
+        Role::Primary => PRIMARY_LABEL,
+        Role::Standby => STANDBY_LABEL,
+    }
+}
+
+fn body(message: Message) -> [u8; 20] {
+    let (kind, first, second) = message.to_wire();
+    let mut body = [0; 20];
+    body[..4].copy_from_slice(&kind.to_be_bytes());
+    body[4..12].copy_from_slice(&first.to_be_bytes());
+    body[12..].copy_from_slice(&second.to_be_bytes());
+    body
+}

@@ -1,0 +1,67 @@
+//! What primary and standby of a protected guest say beside its state.
+
+use sterna_wire::extension::MigrationSecret;
+use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+
+/// Takes one input: a greeting as it came, or messages of a session, whose MACs are put right before they are read.
+pub fn target(data: &[u8]) {
+    let mut again = Vec::new();
+    if let Ok(Some((hello, used))) = Hello::decode(data) {
+        hello.encode(&mut again);
+        assert_eq!(again, data[..used]);
+        assert!(!hello.is_authentic(&secret(), &None), "nobody told the fuzzer the secret");
+    }
+    again.clear();
+    if let Ok(Some((welcome, used))) = Welcome::decode(data) {
+        welcome.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    for reader in [Role::Primary, Role::Standby] {
+        let (mut reads, mut sends) = (session(reader), session(other(reader)));
+        for body in data.chunks_exact(Message::BYTES - 32) {
+            let mut message = body.to_vec();
+            message.extend_from_slice(&[0; 32]);
+            assert!(!matches!(session(reader).open(&message), Ok(Some(_))), "accepted without a MAC");
+            let Some(said) = said(body) else { continue };
+            let mut sealed = Vec::new();
+            if sends.seal(said, &mut sealed).is_ok() {
+                assert_eq!(reads.open(&sealed), Ok(Some((said, sealed.len()))));
+                assert!(reads.clone().open(&sealed).is_err(), "accepted twice");
+            }
+        }
+    }
+}
+
+/// The message of which these are type and values, roughly.
+fn said(body: &[u8]) -> Option<Message> {
+    let value = |at: usize| u64::from_be_bytes(body[at..at + 8].try_into().expect("8 bytes"));
+    Some(match body[3] % 8 {
+        1 => Message::Heartbeat(value(4)),
+        2 => Message::Unprotect,
+        3 => Message::Give,
+        4 => Message::Answer { held: value(4), heartbeat: value(12) },
+        5 => Message::Never,
+        6 => Message::Runs,
+        7 => Message::HandOver,
+        _ => return None,
+    })
+}
+
+fn secret() -> MigrationSecret {
+    MigrationSecret::from_bytes([7; 32])
+}
+
+fn other(role: Role) -> Role {
+    match role {
+        Role::Primary => Role::Standby,
+        Role::Standby => Role::Primary,
+    }
+}
+
+fn session(role: Role) -> Session {
+    let terms =
+        Terms { heartbeat_us: 1, lease_us: 2, margin_us: 3, claim_interval_us: 4, drift_per_mille: 5 };
+    let hello = Hello::new([1; 16], 1, false, terms, [2; 16], &secret(), &None);
+    let welcome = Welcome::new([3; 16], &hello, &secret(), &None);
+    Session::new(role, &secret(), &hello, &welcome, &None)
+}
