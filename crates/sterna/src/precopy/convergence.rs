@@ -29,6 +29,8 @@ pub(crate) struct Trend {
     pub expected: Duration,
     /// Whether the remaining pages fit the limit, with the margin: only acknowledgements are missing.
     pub fits: bool,
+    /// Whether only state of devices exceeds the limit that moves in the downtime: a slower guest shortens nothing.
+    pub is_slowing_useless: bool,
 }
 
 /// What to do about it.
@@ -86,7 +88,7 @@ impl Convergence {
             self.over_threshold = 0;
         }
         let is_stuck = self.is_stuck(trend.expected);
-        if self.over_threshold >= TRIGGER || is_stuck {
+        if !trend.is_slowing_useless && (self.over_threshold >= TRIGGER || is_stuck) {
             self.over_threshold = 0;
             if let Some(step) = self.slow_down(trend, settings) {
                 // What comes now is another guest.
@@ -143,8 +145,13 @@ mod tests {
     use super::*;
     use crate::params::{Capabilities, Parameters};
 
-    const BUSY: Trend =
-        Trend { dirtied_bytes: 900, sent_bytes: 1000, expected: Duration::from_secs(9), fits: false };
+    const BUSY: Trend = Trend {
+        dirtied_bytes: 900,
+        sent_bytes: 1000,
+        expected: Duration::from_secs(9),
+        fits: false,
+        is_slowing_useless: false,
+    };
 
     fn settings(auto_converge: bool, dirty_limit: bool) -> Settings {
         let capabilities = Capabilities { auto_converge, dirty_limit, ..Capabilities::default() };
@@ -208,6 +215,16 @@ mod tests {
         let steps = steps(waiting, &settings(true, false), 40);
 
         assert!(steps.iter().all(|step| *step == Step::GoOn), "{steps:?}");
+    }
+
+    #[test]
+    fn guest_is_not_slowed_down_for_state_that_moves_in_the_downtime() {
+        let streams = Trend { is_slowing_useless: true, ..BUSY };
+
+        let steps = steps(streams, &settings(true, true), 40);
+
+        assert!(steps.iter().all(|step| matches!(step, Step::GoOn | Step::NotConverging)), "{steps:?}");
+        assert!(steps.contains(&Step::NotConverging), "{steps:?}");
     }
 
     #[test]

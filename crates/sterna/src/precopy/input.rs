@@ -103,6 +103,9 @@ pub(crate) struct StreamsRemaining {
     pub bytes: u64,
     /// How long the slowest device needs.
     pub slowest: Duration,
+    /// None of it moves while the guest runs: no lane carries it.
+    #[serde(default)]
+    pub moves_in_downtime: bool,
 }
 
 /// How long the destination took to answer a probe. The probe follows a round's flush, so the answer means that the

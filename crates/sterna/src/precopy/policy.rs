@@ -46,6 +46,8 @@ pub(crate) struct Policy {
     verdict: Verdict,
     expected: Duration,
     streams_need: Duration,
+    /// At the last judgement only state of devices exceeded the limit that moves in the downtime.
+    is_slowing_useless: bool,
     /// The last judgement of convergence: when, and what had been done.
     judged: (Duration, Counts),
     /// Pages found dirty since.
@@ -113,6 +115,7 @@ impl Policy {
             verdict: Verdict::TooLong,
             expected: Duration::ZERO,
             streams_need: Duration::ZERO,
+            is_slowing_useless: false,
             judged: (snapshot.now, snapshot.counts),
             dirtied_pages: 0,
             dirty_limit: None,
@@ -301,7 +304,7 @@ impl Policy {
         if !backlog.guest_runs {
             return Verdict::Fits;
         }
-        let Some(StreamsRemaining { bytes, slowest }) = backlog.streams else {
+        let Some(StreamsRemaining { bytes, slowest, moves_in_downtime }) = backlog.streams else {
             return Verdict::WaitsForStreams;
         };
         if pages == 0 && bytes == 0 {
@@ -327,9 +330,11 @@ impl Policy {
         self.expected = Duration::try_from_secs_f64(estimate.expected()).unwrap_or(Duration::MAX);
         let limit = self.settings.downtime_limit.as_secs_f64();
         tracing::debug!(pages, ?estimate, limit, "the remaining pages");
+        self.is_slowing_useless = false;
         if estimate.fits(limit) {
             Verdict::Fits
         } else if (DowntimeEstimate { remaining: sending.as_secs_f64(), ..estimate }).fits(limit) {
+            self.is_slowing_useless = moves_in_downtime;
             Verdict::WaitsForStreams
         } else {
             Verdict::TooLong
@@ -372,6 +377,7 @@ impl Policy {
             sent_bytes: counts.pages().saturating_sub(before.pages()).saturating_mul(PAGE_BYTES),
             expected: self.expected,
             fits: self.verdict == Verdict::Fits,
+            is_slowing_useless: self.is_slowing_useless,
         };
         (self.judged, self.dirtied_pages) = ((now, counts), 0);
         match self.convergence.judge(trend, &self.settings) {

@@ -132,7 +132,7 @@ impl Streams {
 
     /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
     /// asked.
-    fn remaining(&self) -> Option<StreamsRemaining> {
+    fn remaining(&self, way: Way) -> Option<StreamsRemaining> {
         let state = self.state.lock();
         let remaining: Option<Vec<u64>> = state
             .savers
@@ -150,7 +150,11 @@ impl Streams {
         });
         // In parallel the slowest counts, else all of them.
         let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
-        Some(StreamsRemaining { bytes, slowest: Duration::from_secs_f64(time.min(LONGEST)) })
+        Some(StreamsRemaining {
+            bytes,
+            slowest: Duration::from_secs_f64(time.min(LONGEST)),
+            moves_in_downtime: way == Way::Serial,
+        })
     }
 
     /// Waits for an order that lets a save thread work: the end, or another round than `round`. `None`: it is time to
@@ -339,7 +343,7 @@ impl DeviceStreams {
 
     /// What remains of the streams; `None` before every device was asked.
     pub(super) fn remaining(&self) -> Option<StreamsRemaining> {
-        self.streams.remaining()
+        self.streams.remaining(self.way)
     }
 
     /// Nothing is read any more; save threads have ended.

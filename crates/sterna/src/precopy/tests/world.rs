@@ -296,6 +296,7 @@ impl World {
         let remaining = StreamsRemaining {
             bytes: (self.streams * PAGE_BYTES) as u64,
             slowest: seconds(self.streams / self.bandwidth),
+            moves_in_downtime: false,
         };
         let synced = SyncResult {
             took: seconds(took),
