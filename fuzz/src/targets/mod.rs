@@ -48,7 +48,7 @@ pub const TARGETS: [Target; 16] = [
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
-    Target { name: "replica", run: replica::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
