@@ -38,6 +38,8 @@ pub(super) use outbox::{Chunk, Outbox};
 
 /// How old an answer to what a device has remaining may be.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
+/// Less than this says nothing of a device's speed.
+const TELLING_BYTES: u64 = 8 << 20;
 
 /// The streams of one migration.
 pub(super) struct Streams {
@@ -80,11 +82,23 @@ struct Progress {
     is_done: bool,
     /// What remains, as of the device's last answer; `None` before the first.
     remaining: Option<RemainingState>,
+    /// What could be read while the device ran was read once.
+    is_tried: bool,
     /// Bytes per second that the device was seen to be read and loaded at, or that it expects.
     bytes_per_second: Option<u64>,
     /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
     seen: (u64, Duration),
     statistics: StreamStatistics,
+}
+
+impl Progress {
+    /// What remains; `None` as long as nothing can be said of how long it takes: the device was not asked, or nobody has seen
+    /// yet how fast it is, though much of it can be read while it runs.
+    fn known_remaining(&self) -> Option<u64> {
+        let remaining = self.remaining?;
+        let will_tell = !self.is_tried && remaining.running_bytes() >= TELLING_BYTES;
+        (self.bytes_per_second.is_some() || !will_tell).then(|| remaining.total_bytes())
+    }
 }
 
 /// How chunks travel.
@@ -130,15 +144,11 @@ impl Streams {
         self.changed.notify_all();
     }
 
-    /// Bytes that are still to be read, and how long reading them is expected to take; `None` before every device was
-    /// asked.
+    /// Bytes that are still to be read, and how long reading them is expected to take; `None` before that is known of every
+    /// device.
     fn remaining(&self, way: Way) -> Option<StreamsRemaining> {
         let state = self.state.lock();
-        let remaining: Option<Vec<u64>> = state
-            .savers
-            .iter()
-            .map(|saver| saver.remaining.map(|remaining| remaining.total_bytes()))
-            .collect();
+        let remaining: Option<Vec<u64>> = state.savers.iter().map(Progress::known_remaining).collect();
         let remaining = remaining?;
         // What a device says of itself may be anything.
         let bytes = remaining.iter().copied().fold(0, u64::saturating_add);
@@ -368,5 +378,27 @@ impl Shared {
             let text = format!("the guest runs on without one of its devices: {error}");
             self.tell(&crate::events::Event::Warning(text));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_whose_speed_nobody_has_seen_yet_is_waited_for() {
+        let large = RemainingState { dirty_bytes: 1 << 30, ..RemainingState::default() };
+        let asked = Progress { remaining: Some(large), ..Progress::default() };
+        assert_eq!(asked.known_remaining(), None);
+        let seen = Progress { bytes_per_second: Some(1 << 20), ..asked };
+        assert_eq!(seen.known_remaining(), Some(1 << 30));
+        let tried = Progress { remaining: Some(large), is_tried: true, ..Progress::default() };
+        assert_eq!(tried.known_remaining(), Some(1 << 30), "it gave nothing while it ran");
+        let stopped = RemainingState { stopped_bytes: 1 << 30, ..RemainingState::default() };
+        let unreadable = Progress { remaining: Some(stopped), ..Progress::default() };
+        assert_eq!(unreadable.known_remaining(), Some(1 << 30), "it can only be read in the pause");
+        let small = RemainingState { initial_bytes: 100, ..RemainingState::default() };
+        let quick = Progress { remaining: Some(small), ..Progress::default() };
+        assert_eq!(quick.known_remaining(), Some(100));
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
 
 use super::super::shared::Shared;
-use super::{Chunk, Order, Progress, Streams};
+use super::{Chunk, Order, Progress, Streams, TELLING_BYTES};
 use crate::device_stream::{DeviceStream, RemainingState};
 use crate::error::{MigrationError, VmError};
 use crate::interruption::Break;
@@ -18,8 +18,6 @@ const HEAD: usize = 12;
 const DATA_AT: usize = DEVICE_STATE_PACKET_BYTES + HEAD;
 /// No chunk is smaller than this for want of credit, unless all credit is.
 const LEAST_CHUNK: u64 = 64 << 10;
-/// Less than this says nothing of a device's speed.
-const TELLING_BYTES: u64 = 8 << 20;
 
 /// Works until the stream is read, or all is over.
 pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Streamed) {
@@ -105,6 +103,8 @@ impl Saver<'_> {
     fn read_running(&mut self) -> Result<(), Break> {
         let Some(remaining) = self.ask_remaining()? else { return Ok(()) };
         if !self.streams.while_running {
+            // It is read in the pause alone: there is nothing to wait for.
+            self.note(|progress| progress.is_tried = true);
             return Ok(());
         }
         if remaining.initial_bytes == 0 && self.tells_initial {
@@ -118,6 +118,7 @@ impl Saver<'_> {
             }
         }
         self.ask_remaining()?;
+        self.note(|progress| progress.is_tried = true);
         Ok(())
     }
 
