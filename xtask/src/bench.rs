@@ -1,5 +1,5 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
-//! `e2e` (whole migrations on loopback against a plain copy), `converge` (forecasts, pauses and dirty rates of guests
+//! `e2e` (whole migrations on loopback against a plain copy), `disk` (a local disk that travels, against a plain copy of its data), `converge` (forecasts, pauses and dirty rates of guests
 //! that write), `qemu` (Sterna's programs beside QEMU's, in one run) `rdma` (Sterna and QEMU
 //! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
 
@@ -8,9 +8,9 @@ use crate::process::{self, Failure, Result};
 use crate::workspace::{Metadata, target_directory};
 use crate::{lab, roots};
 
-const BENCHES: [&str; 3] = ["micro", "sync", "e2e"];
+const BENCHES: [&str; 4] = ["micro", "sync", "e2e", "disk"];
 
-/// `cargo xtask bench [micro|sync|e2e|converge|qemu|rdma|linux] [-- ARGS]`; the last four only if they are named.
+/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|rdma|linux] [-- ARGS]`; the last four only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
@@ -21,7 +21,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, converge, qemu, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, rdma or linux"
             )));
         }
     };

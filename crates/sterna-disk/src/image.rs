@@ -18,6 +18,7 @@ pub struct Image {
     path: String,
     len_bytes: AtomicU64,
     is_read_only: bool,
+    is_direct: bool,
     /// If it is not raw.
     pub(crate) qcow2: Option<Qcow2>,
 }
@@ -41,7 +42,8 @@ impl Image {
         };
         let path = options.path.display().to_string();
         let is_read_only = options.is_read_only;
-        let image = Self { file, path, len_bytes: AtomicU64::new(0), is_read_only, qcow2 };
+        let is_direct = options.is_direct;
+        let image = Self { file, path, len_bytes: AtomicU64::new(0), is_read_only, is_direct, qcow2 };
         image.find_length()?;
         if options.is_direct && image.qcow2.is_none() && !takes_sectors(&image.file) {
             return Err(format!(
@@ -113,6 +115,11 @@ impl Image {
     /// Nothing may be written.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
+    }
+
+    /// Reads and writes pass by the host's page cache: they are quickest from and to aligned memory, and a raw file takes no other.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
     }
 
     /// The file's bytes are the disk's.

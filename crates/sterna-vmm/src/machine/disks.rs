@@ -31,6 +31,20 @@ impl KvmMachine {
         disk.grow(len_bytes).map_err(refuse)
     }
 
+    /// Writes to disk `index` as a request of the running guest does. False if the guest stands, or there is no such disk.
+    /// For benches: a guest that drives a disk needs minutes to boot where KVM emulates its instructions.
+    #[cfg(feature = "bench")]
+    #[doc(hidden)]
+    pub fn write_to_disk(&self, index: usize, at: u64, bytes: &[u8]) -> std::io::Result<bool> {
+        // Nobody stops the guest meanwhile.
+        let _one = self.operation();
+        let disk = self.hardware.virtio.all().get(index).and_then(|device| device.identity.disk.as_ref());
+        match disk {
+            Some(disk) if self.is_running() => disk.write(at, bytes).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
     /// How the guest's network cards are announced after it has arrived.
     pub fn set_announcing(&self, options: AnnounceOptions) {
         self.hardware.virtio.announcers().iter().for_each(|card| card.set_options(options));

@@ -34,6 +34,14 @@ impl DiskControl {
         self.image.find_length()
     }
 
+    /// Writes, and notes it for whoever copies.
+    #[cfg(feature = "bench")]
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.image.write_at(bytes, at)?;
+        self.changes.written(at, bytes.len() as u64);
+        Ok(())
+    }
+
     /// Makes it longer. Why it cannot be.
     pub(crate) fn grow(&self, len_bytes: u64) -> Result<(), String> {
         if self.changes.is_tracking() {

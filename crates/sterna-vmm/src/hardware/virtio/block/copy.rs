@@ -5,6 +5,9 @@
 //! bytes, or [`ZERO`]. All little-endian. The destination's disk is made empty first, so holes need no record. A record may come
 //! again for the same block; the last one counts.
 
+mod durable;
+mod record;
+
 use std::io;
 use std::sync::Arc;
 
@@ -13,14 +16,8 @@ use sterna::{DeviceStream, RemainingState, VmError};
 use sterna_disk::Image;
 
 use super::changes::{BLOCK, Changes};
-
-const DATA: u32 = 0;
-const ZERO: u32 = 1;
-const HEADER_BYTES: usize = 16;
-/// For direct I/O.
-const ALIGNMENT: usize = 4096;
-/// After so many bytes the destination waits for its disk, so that little is left for the pause.
-const SYNC_BYTES: u64 = 32 << 20;
+use durable::Durable;
+use record::{DATA, HEADER_BYTES, Header, Record, ZERO};
 
 /// The disk as a stream, at either side.
 pub(super) struct DiskCopy {
@@ -34,12 +31,9 @@ pub(super) struct DiskCopy {
 struct State {
     /// The next block to look at; and whether all blocks were looked at once.
     next: u64,
-    /// Source: a record of which a part was read. Destination: one of which a part has come.
-    record: Vec<u8>,
-    /// Source: how much of `record` was read.
-    at: usize,
-    /// Destination: bytes since the disk was waited for.
-    unsynced: u64,
+    record: Record,
+    /// At the destination, while it loads.
+    durable: Option<Durable>,
 }
 
 impl DiskCopy {
@@ -51,62 +45,81 @@ impl DiskCopy {
         result.map_err(|error| VmError::new(format!("{}: {what}", self.name), error))
     }
 
-    /// The next block as a record. False: none is noted.
-    fn next_record(&self, state: &mut State) -> io::Result<bool> {
-        let taken = self.changes.take(state.next).or_else(|| self.changes.take(0));
-        let Some((block, start, length)) = taken else { return Ok(false) };
+    /// The next block that is noted, with its number.
+    fn take(&self, state: &mut State) -> Option<(u64, usize)> {
+        let (block, start, length) = self.changes.take(state.next).or_else(|| self.changes.take(0))?;
         state.next = block + 1;
-        let mut buffer = vec![0; BLOCK as usize + ALIGNMENT];
-        let from = buffer.as_ptr().align_offset(ALIGNMENT);
-        let bytes = &mut buffer[from..from + length as usize];
-        self.image.read_at(bytes, start).inspect_err(|_| self.changes.note(start, length))?;
-        let is_zero = bytes.iter().all(|byte| *byte == 0);
-        state.record.clear();
-        state.record.extend(start.to_le_bytes());
-        state.record.extend((length as u32).to_le_bytes());
-        state.record.extend(if is_zero { ZERO } else { DATA }.to_le_bytes());
-        if !is_zero {
-            state.record.extend_from_slice(bytes);
-        }
-        state.at = 0;
+        Some((start, length as usize))
+    }
+
+    /// Reads a block that was taken.
+    fn read_block(&self, bytes: &mut [u8], start: u64) -> io::Result<Header> {
+        let length = bytes.len();
+        self.image.read_at(bytes, start).inspect_err(|_| self.changes.note(start, length as u64))?;
+        let kind = if bytes.iter().all(|byte| *byte == 0) { ZERO } else { DATA };
+        Ok(Header { start, length: length as u32, kind })
+    }
+
+    /// The next block as a record that will be taken piece by piece. False: none is noted.
+    fn next_record(&self, state: &mut State) -> io::Result<bool> {
+        let Some((start, length)) = self.take(state) else { return Ok(false) };
+        let header = self.read_block(state.record.block(length), start)?;
+        state.record.header = header.encode();
+        (state.record.at, state.record.length) = (0, HEADER_BYTES + header.body_bytes());
         Ok(true)
     }
 
-    /// Carries a whole record out.
-    fn apply(&self, record: &[u8], header: Header) -> io::Result<()> {
-        let Header { start, length, is_data } = header;
-        if is_data {
-            let mut buffer = vec![0; length as usize + ALIGNMENT];
-            let from = buffer.as_ptr().align_offset(ALIGNMENT);
-            let bytes = &mut buffer[from..from + length as usize];
-            bytes.copy_from_slice(&record[HEADER_BYTES..]);
-            return self.image.write_at(bytes, start);
-        }
-        self.image.make_zero(start, length.into())
+    /// The next block as a record, here; `body` has room for any. Its length, 0: none is noted.
+    fn read_record(&self, state: &mut State, header: &mut [u8], body: &mut [u8]) -> io::Result<usize> {
+        let Some((start, length)) = self.take(state) else { return Ok(0) };
+        let read = self.read_block(&mut body[..length], start)?;
+        header.copy_from_slice(&read.encode());
+        Ok(HEADER_BYTES + read.body_bytes())
     }
 
-    /// The header of a record, checked.
-    fn header(&self, record: &[u8]) -> Result<Header, VmError> {
-        let word =
-            |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
-        let (start, length, kind) = (u64::from(word(0)) | u64::from(word(4)) << 32, word(8), word(12));
-        let end = start.checked_add(length.into());
-        let fits = end.is_some_and(|end| end <= self.image.len_bytes());
-        let is_block = start.is_multiple_of(BLOCK) && length > 0 && u64::from(length) <= BLOCK;
-        if !(fits && is_block && kind <= ZERO) {
-            let why = format!(
-                "a record of kind {kind} with {length} bytes from {start:#x} on is none of this disk"
-            );
-            return Err(VmError::new(self.name.clone(), why));
+    /// Carries a record out.
+    fn apply(&self, header: Header, body: &[u8]) -> io::Result<()> {
+        match header.kind {
+            DATA => self.image.write_at(body, header.start),
+            _ => self.image.make_zero(header.start, header.length.into()),
         }
-        Ok(Header { start, length, is_data: kind == DATA })
     }
-}
 
-struct Header {
-    start: u64,
-    length: u32,
-    is_data: bool,
+    fn header(&self, bytes: [u8; HEADER_BYTES]) -> Result<Header, VmError> {
+        Header::decode(bytes, self.image.len_bytes()).map_err(|why| VmError::new(self.name.clone(), why))
+    }
+
+    /// Carries out the record that goes on with these bytes: its header, and what follows it. None: it is not whole yet.
+    fn carry_out<'a>(
+        &self,
+        record: &mut Record,
+        bytes: &'a [u8],
+    ) -> Result<Option<(Header, &'a [u8])>, VmError> {
+        // Straight from where it came, if all of it did. Direct I/O needs it in a place of its own.
+        if record.at == 0
+            && !self.image.is_direct()
+            && let Some((header, rest)) = bytes.split_first_chunk()
+        {
+            let header = self.header(*header)?;
+            if let Some((body, rest)) = rest.split_at_checked(header.body_bytes()) {
+                self.did("writing it", self.apply(header, body))?;
+                return Ok(Some((header, rest)));
+            }
+        }
+        let bytes = &bytes[record.put(bytes, HEADER_BYTES)..];
+        if record.at < HEADER_BYTES {
+            return Ok(None);
+        }
+        let header = self.header(record.header)?;
+        let end = HEADER_BYTES + header.body_bytes();
+        let rest = &bytes[record.put(bytes, end)..];
+        if record.at < end {
+            return Ok(None);
+        }
+        self.did("writing it", self.apply(header, record.block(header.body_bytes())))?;
+        record.at = 0;
+        Ok(Some((header, rest)))
+    }
 }
 
 impl DeviceStream for DiskCopy {
@@ -118,7 +131,7 @@ impl DeviceStream for DiskCopy {
 
     fn remaining(&self) -> Result<RemainingState, VmError> {
         let state = self.state.lock();
-        let unread = (state.record.len() - state.at) as u64;
+        let unread = (state.record.length - state.record.at) as u64;
         Ok(RemainingState { dirty_bytes: self.changes.bytes() + unread, ..RemainingState::default() })
     }
 
@@ -126,12 +139,24 @@ impl DeviceStream for DiskCopy {
         let mut state = self.state.lock();
         let mut read = 0;
         while read < to.len() {
-            if state.at == state.record.len() && !self.did("reading it", self.next_record(&mut state))? {
+            if state.record.at < state.record.length {
+                read += state.record.take(&mut to[read..]);
+                continue;
+            }
+            let room = to[read..].split_at_mut_checked(HEADER_BYTES);
+            let is_read = match room {
+                // Straight to where it is sent from.
+                Some((header, body)) if body.len() as u64 >= BLOCK && !self.image.is_direct() => {
+                    self.read_record(&mut state, header, body).map(|length| {
+                        read += length;
+                        length > 0
+                    })
+                }
+                _ => self.next_record(&mut state),
+            };
+            if !self.did("reading it", is_read)? {
                 break;
             }
-            let length = (to.len() - read).min(state.record.len() - state.at);
-            to[read..read + length].copy_from_slice(&state.record[state.at..state.at + length]);
-            (read, state.at) = (read + length, state.at + length);
         }
         Ok(read)
     }
@@ -149,32 +174,19 @@ impl DeviceStream for DiskCopy {
 
     fn begin_load(&self) -> Result<(), VmError> {
         *self.state.lock() = State::default();
-        self.did("emptying it", self.image.make_zero(0, self.image.len_bytes()))
+        self.did("emptying it", self.image.make_zero(0, self.image.len_bytes()))?;
+        let durable = self.did("writing it", Durable::new(Arc::clone(&self.image)))?;
+        self.state.lock().durable = Some(durable);
+        Ok(())
     }
 
     fn write(&self, mut bytes: &[u8]) -> Result<(), VmError> {
         let mut state = self.state.lock();
-        while !bytes.is_empty() {
-            let missing = HEADER_BYTES.saturating_sub(state.record.len()).min(bytes.len());
-            state.record.extend_from_slice(&bytes[..missing]);
-            bytes = &bytes[missing..];
-            if state.record.len() < HEADER_BYTES {
-                return Ok(());
-            }
-            let header = self.header(&state.record)?;
-            let whole = HEADER_BYTES + if header.is_data { header.length as usize } else { 0 };
-            let missing = (whole - state.record.len()).min(bytes.len());
-            state.record.extend_from_slice(&bytes[..missing]);
-            bytes = &bytes[missing..];
-            if state.record.len() < whole {
-                return Ok(());
-            }
-            state.unsynced += u64::from(header.length);
-            self.did("writing it", self.apply(&state.record, header))?;
-            state.record.clear();
-            if state.unsynced >= SYNC_BYTES {
-                state.unsynced = 0;
-                self.did("writing it", self.image.sync())?;
+        let State { record, durable, .. } = &mut *state;
+        while let Some((header, rest)) = self.carry_out(record, bytes)? {
+            bytes = rest;
+            if let Some(durable) = durable {
+                self.did("writing it", durable.wrote(header.length.into()))?;
             }
         }
         Ok(())
@@ -182,14 +194,18 @@ impl DeviceStream for DiskCopy {
 
     /// What the guest has flushed at the source is safe here, too.
     fn finish_load(&self, _configuration: &[u8]) -> Result<(), VmError> {
-        let left = self.state.lock().record.len();
+        let (left, durable) = {
+            let mut state = self.state.lock();
+            (state.record.at, state.durable.take())
+        };
         if left > 0 {
             return Err(VmError::new(
                 self.name.clone(),
                 format!("the stream ends after {left} bytes of a record"),
             ));
         }
-        self.did("writing it", self.image.sync())
+        let synced = durable.map_or(Ok(()), Durable::end);
+        self.did("writing it", synced.and_then(|()| self.image.sync()))
     }
 
     fn end_load(&self) -> Result<(), VmError> {
