@@ -28,6 +28,7 @@
 //! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
 
 mod content;
+mod etcd;
 pub mod guests;
 mod kernel;
 pub mod lab;
@@ -42,6 +43,7 @@ pub mod ticks;
 mod workload;
 
 pub use content::fill;
+pub use etcd::Etcd;
 pub use libvirt::{Libvirt, SAVE_FORMATS};
 pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};

@@ -51,6 +51,11 @@ impl Root {
         Self::named_for("libvirt", test)
     }
 
+    /// The root with etcd; if there is none, `test` is said to be skipped.
+    pub fn etcd_for(test: &str) -> Option<Self> {
+        Self::named_for("etcd", test)
+    }
+
     fn named_for(name: &str, test: &str) -> Option<Self> {
         let found = Self::found(name);
         if found.is_none() {

@@ -12,6 +12,7 @@ use crate::process::Result;
 /// Crates without circles, by their folders.
 const CRATES: &[&str] = &[
     "crates/sterna",
+    "crates/sterna-arbiter",
     "crates/sterna-devices",
     "crates/sterna-disk",
     "crates/sterna-proto",

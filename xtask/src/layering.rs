@@ -9,6 +9,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-testing"],
     &["sterna-wire"],
     &["sterna-proto"],
+    &["sterna-arbiter"],
     &["sterna-ram"],
     &["sterna-transport"],
     &["sterna-image"],

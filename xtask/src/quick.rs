@@ -7,8 +7,15 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates of which the integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 6] =
-    ["sterna-wire", "sterna-proto", "sterna-ram", "sterna-transport", "sterna-image", "sterna"];
+const WITH_INTEGRATION: [&str; 7] = [
+    "sterna-wire",
+    "sterna-proto",
+    "sterna-arbiter",
+    "sterna-ram",
+    "sterna-transport",
+    "sterna-image",
+    "sterna",
+];
 /// Their jobs that run a VM, or take about a minute of a processor by themselves.
 pub const NOT: [&str; 3] = ["sterna-ram it kvm", "sterna-ram it ring", "sterna cases streams"];
 

@@ -1,5 +1,5 @@
 //! Roots: small Debian trees under `target/roots`, so that the newest QEMU and libvirt can be asked without
-//! touching the host's own packages, and the QEMUs of Debian's last two releases, which users' fleets run.
+//! touching the host's own packages, the QEMUs of Debian's last two releases, which users' fleets run, and etcd.
 //!
 //! mmdebstrap fills a directory from the mirror that the host's own apt is set up for. It is built aside and
 //! renamed when complete, so that a root that is there is whole, and it is kept between runs. A stamp in it
@@ -95,7 +95,10 @@ pub const QEMU_TRIXIE: Plan = Plan {
     packages: &["qemu-system-x86"],
     judges: &["qemu-system-x86"],
 };
-const ALL: [&Plan; 5] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST];
+/// etcd, as an arbiter of claims.
+pub const ETCD: Plan =
+    Plan { name: "etcd", suite: "trixie", packages: &["etcd-server"], judges: &["etcd-server"] };
+const ALL: [&Plan; 6] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST, &ETCD];
 
 /// `cargo xtask roots [NAME]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {

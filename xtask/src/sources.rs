@@ -17,6 +17,7 @@ const MOST_LINES: usize = 600;
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-wire/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-proto/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-arbiter/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-image/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna/src/lib.rs", &["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"]),
     ("crates/sterna-qmp/src/lib.rs", &["#![forbid(unsafe_code)]"]),

@@ -8,6 +8,7 @@ mod registers;
 #[path = "../../../crates/sterna-devices/tests/support/virtqueue.rs"]
 mod virtqueue;
 
+mod etcd;
 mod host;
 mod library;
 mod libvirt_baseline;

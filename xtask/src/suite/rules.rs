@@ -13,7 +13,7 @@ pub const LIMIT: Duration = Duration::from_secs(600);
 /// Cargo may have everything to build, beside the tests that run already.
 pub const CARGO_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Four Debian roots may have to be downloaded, from a mirror that may be slow.
+/// Six Debian roots may have to be downloaded, from a mirror that may be slow.
 pub const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
 
 /// What draws at random draws the same in each run, unless the caller sets another seed: whether a commit passes must not

@@ -1,0 +1,19 @@
+//! Commands of the operator: a list of words without a shell, run under a time limit.
+
+mod line;
+mod run;
+
+pub use line::{CommandLine, CommandLineError};
+pub(crate) use run::{End, run};
+
+use crate::claim::Claim;
+
+/// The variables that name a claim for a command.
+pub(crate) fn variables(claim: &Claim) -> [(&'static str, String); 4] {
+    [
+        ("STERNA_CLAIM_GUEST", claim.guest.to_string()),
+        ("STERNA_CLAIM_GENERATION", claim.generation.to_string()),
+        ("STERNA_CLAIM_ROLE", claim.claimant.role().to_string()),
+        ("STERNA_CLAIM_PROCESS", claim.claimant.process().to_owned()),
+    ]
+}

@@ -1,0 +1,113 @@
+//! `file:DIR`: a file in a directory that both sides see.
+//!
+//! A claim is written to a temporary file, synced, and linked to its name, which the file system does only if that name is free.
+//! What lies under the name then decides, whatever the link's own answer was: over a network file system that answer may be
+//! lost. Before a ruling is believed, the file and the directory are synced, so that no crash of the storage takes it back.
+//!
+//! A process that is killed leaves the claim untouched or made. It may leave a temporary file (`.*.tmp`), which decides nothing
+//! and can be deleted.
+
+mod exclusive;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::arbiter::{Arbiter, Identity, Ruling};
+use crate::claim::{Claim, Generation, GuestName, random_number};
+use crate::error::ClaimError;
+use crate::names::{encoded, quoted};
+use crate::record;
+use exclusive::Obstacle;
+
+/// Holds the identity of the directory.
+const IDENTITY: &str = "sterna-arbiter.id";
+const IDENTITY_PREFIX: &str = "sterna-arbiter 1 ";
+
+/// Claims are files of a directory.
+#[derive(Debug)]
+pub(crate) struct FileArbiter {
+    directory: PathBuf,
+}
+
+impl FileArbiter {
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    fn path(&self, guest: &GuestName, generation: Generation) -> PathBuf {
+        self.directory.join(format!("{}.{generation}.claim", encoded(guest.as_str())))
+    }
+
+    fn name(&self) -> String {
+        format!("the arbiter file:{}", self.directory.display())
+    }
+
+    fn ruling(&self, bytes: &[u8], claim: &Claim, path: &Path) -> Result<Ruling, ClaimError> {
+        match record::decode(bytes, &claim.guest, claim.generation) {
+            Ok(winner) if winner == claim.claimant => Ok(Ruling::Won),
+            Ok(winner) => Ok(Ruling::Lost { winner: Some(winner) }),
+            Err(problem) => Err(self.foreign(path, &problem)),
+        }
+    }
+
+    fn foreign(&self, path: &Path, problem: &str) -> ClaimError {
+        ClaimError::contradictory(
+            self.name(),
+            format!("{}: {problem}", path.display()),
+            "find out by hand which side runs the guest and what wrote that file; do not delete it while a side is in doubt",
+        )
+    }
+
+    fn wrong(&self, obstacle: Obstacle, path: &Path) -> ClaimError {
+        match obstacle {
+            Obstacle::Foreign(problem) => self.foreign(path, &problem),
+            Obstacle::Io { doing, error } => ClaimError::unreachable(
+                self.name(),
+                format!("cannot {doing} {}: {error}", path.display()),
+                remedy(&error),
+            ),
+        }
+    }
+}
+
+impl Arbiter for FileArbiter {
+    fn claim(&self, claim: &Claim) -> Result<Ruling, ClaimError> {
+        let path = self.path(&claim.guest, claim.generation);
+        let found = exclusive::create(&path, record::encode(claim).as_bytes(), record::MOST_BYTES);
+        let bytes = found.map_err(|obstacle| self.wrong(obstacle, &path))?;
+        self.ruling(&bytes, claim, &path)
+    }
+
+    /// A random number that the directory keeps: two directories of one name on two hosts have two.
+    fn identity(&self, _: &GuestName, _: Generation) -> Result<Identity, ClaimError> {
+        let path = self.directory.join(IDENTITY);
+        let wanted = format!("{IDENTITY_PREFIX}{:016x}{:016x}\n", random_number(), random_number());
+        let found = exclusive::create(&path, wanted.as_bytes(), record::MOST_BYTES);
+        let bytes = found.map_err(|obstacle| self.wrong(obstacle, &path))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let number = text.strip_prefix(IDENTITY_PREFIX).and_then(|rest| rest.strip_suffix('\n'));
+        match number.filter(|number| number.len() == 32) {
+            Some(number) => Ok(Identity::Is(number.to_owned())),
+            None => Err(self.foreign(&path, &format!("it is no identity of an arbiter: {}", quoted(&bytes)))),
+        }
+    }
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            "mount the storage, or create the directory there, on both sides"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "let this process create files in the directory"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space in the file system",
+        io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => {
+            "use a directory of a file system with hard links, or renaming without replacement, and fsync of directories"
+        }
+        _ => "see whether the storage is reached, then ask again",
+    }
+}
+
+#[cfg(test)]
+mod tests;

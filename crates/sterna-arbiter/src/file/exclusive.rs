@@ -1,0 +1,121 @@
+//! Creating a file with its whole content, if there is none, and reading what is there then.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use crate::claim::random_number;
+
+/// Why it is not known what lies there.
+#[derive(Debug)]
+pub(super) enum Obstacle {
+    /// The file system failed.
+    Io { doing: &'static str, error: io::Error },
+    /// Something lies there that cannot be ours.
+    Foreign(String),
+}
+
+/// Creates the file with these bytes if its name is free, and gives back what is there, durable: these bytes or others.
+pub(super) fn create(path: &Path, bytes: &[u8], most: usize) -> Result<Vec<u8>, Obstacle> {
+    if let Some(found) = look(path, most)? {
+        return Ok(found);
+    }
+    let temporary = Temporary::write(path, bytes)?;
+    let published = temporary.publish(path);
+    drop(temporary);
+    // The answer of a network file system may be wrong if it had to ask twice, so only the content counts.
+    match (look(path, most)?, published) {
+        (Some(found), _) => Ok(found),
+        (None, Err(error)) => Err(Obstacle::Io { doing: "create", error }),
+        (None, Ok(())) => {
+            let error = io::Error::other("the file was created and is not there");
+            Err(Obstacle::Io { doing: "find", error })
+        }
+    }
+}
+
+/// The content of what lies under the name, if something does; made durable.
+pub(super) fn look(path: &Path, most: usize) -> Result<Option<Vec<u8>>, Obstacle> {
+    // A link could lead elsewhere on the other side, and a pipe would make us wait for its writer.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
+            return Err(Obstacle::Foreign("it is a symbolic link".to_owned()));
+        }
+        Err(error) => return Err(Obstacle::Io { doing: "open", error }),
+    };
+    let reading = |error| Obstacle::Io { doing: "read", error };
+    if !file.metadata().map_err(reading)?.is_file() {
+        return Err(Obstacle::Foreign("it is no regular file".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    (&file).take(most as u64 + 1).read_to_end(&mut bytes).map_err(reading)?;
+    if bytes.len() > most {
+        return Err(Obstacle::Foreign(format!("it is longer than {most} bytes")));
+    }
+    file.sync_all().map_err(|error| Obstacle::Io { doing: "sync", error })?;
+    sync_directory(path)?;
+    Ok(Some(bytes))
+}
+
+fn sync_directory(path: &Path) -> Result<(), Obstacle> {
+    let directory = File::open(parent(path)).and_then(|directory| directory.sync_all());
+    directory.map_err(|error| Obstacle::Io { doing: "sync the directory of", error })
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// A whole, synced file beside the one that is to be; removed when dropped.
+#[derive(Debug)]
+pub(super) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<Self, Obstacle> {
+        let writing = |error| Obstacle::Io { doing: "write a file beside", error };
+        let (mut file, temporary) = loop {
+            let name = format!(".{:016x}{:016x}.tmp", random_number(), random_number());
+            let place = parent(path).join(name);
+            match OpenOptions::new().write(true).create_new(true).open(&place) {
+                Ok(file) => break (file, Self(place)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(writing(error)),
+            }
+        };
+        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(writing)?;
+        Ok(temporary)
+    }
+
+    /// Gives the file its name, unless there is a file of that name.
+    pub(super) fn publish(&self, path: &Path) -> io::Result<()> {
+        match std::fs::hard_link(&self.0, path) {
+            Err(error) if has_no_links(&error) => self.rename(path),
+            result => result,
+        }
+    }
+
+    /// As [`Temporary::publish`], where there are no hard links.
+    pub(super) fn rename(&self, path: &Path) -> io::Result<()> {
+        Ok(renameat_with(CWD, &self.0, CWD, path, RenameFlags::NOREPLACE)?)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // It may have been renamed, and decides nothing.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Whether the file system knows no hard links.
+fn has_no_links(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS].contains(&errno))
+}

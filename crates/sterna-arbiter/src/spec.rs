@@ -1,0 +1,156 @@
+//! The text by which an operator chooses an arbiter.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arbiter::Arbiter;
+use crate::ask::{Ask, Operator};
+use crate::command::CommandLine;
+use crate::etcd::{Etcd, EtcdOptions};
+use crate::exec::Exec;
+use crate::file::FileArbiter;
+use crate::watched::Watched;
+
+/// What a call may take beyond the limit that the arbiter keeps by itself: a killed command has to die, for example.
+const GRACE: Duration = Duration::from_secs(2);
+const KINDS: &str = "etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND or ask";
+
+/// Which arbiter is to be asked.
+///
+/// | text | decides by |
+/// | --- | --- |
+/// | `etcd:URL[,URL...][,OPTION=VALUE...]` | a transaction in etcd; `ca=`, `cert=`, `key=`, `user=`, `password-file=`, `prefix=` |
+/// | `file:DIR` | a file in a directory that both sides see |
+/// | `exec:COMMAND` | a [command](CommandLine): exit code 0 says won, 1 says lost |
+/// | `ask` | an operator, through [`Operator`] |
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    text: String,
+    kind: Kind,
+}
+
+/// A text that names no arbiter, or one that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the arbiter {spec:?} cannot be used: {problem}")]
+#[non_exhaustive]
+pub struct SpecError {
+    /// What was given.
+    pub spec: String,
+    /// What is wrong with it, and what to do.
+    pub problem: String,
+}
+
+/// An arbiter that can be asked.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Opened {
+    /// The arbiter, [watched](Watched).
+    pub arbiter: Arc<dyn Arbiter>,
+    /// Who decides, where the arbiter is `ask`.
+    pub operator: Option<Operator>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Etcd(EtcdOptions),
+    File(PathBuf),
+    Exec(CommandLine),
+    Ask,
+}
+
+impl Spec {
+    /// Reads the files that it names, and makes the arbiter; asks nothing. `limit` is how long a call may take; commands and
+    /// network connections that are cut off there may take two seconds more.
+    ///
+    /// # Errors
+    /// A file with certificates or a password cannot be used.
+    pub fn open(&self, limit: Duration) -> Result<Opened, SpecError> {
+        let mut operator = None;
+        let (arbiter, limit): (Arc<dyn Arbiter>, _) = match &self.kind {
+            Kind::Etcd(options) => {
+                let etcd = Etcd::open(options, self.name(), limit)
+                    .map_err(|problem| SpecError { spec: self.text.clone(), problem })?;
+                (Arc::new(etcd), limit + GRACE)
+            }
+            Kind::File(directory) => (Arc::new(FileArbiter::new(directory)), limit),
+            Kind::Exec(line) => (Arc::new(Exec::new(line.clone(), limit)), limit + GRACE),
+            Kind::Ask => (Arc::new(Ask(operator.insert(Operator::default()).clone())), limit),
+        };
+        Ok(Opened { arbiter: Arc::new(Watched::new(arbiter, self.name(), limit)), operator })
+    }
+
+    fn name(&self) -> String {
+        format!("the arbiter {}", self.text)
+    }
+}
+
+impl FromStr for Spec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let kind = kind(text).map_err(|problem| SpecError { spec: text.to_owned(), problem })?;
+        Ok(Self { text: text.to_owned(), kind })
+    }
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    if text == "ask" {
+        return Ok(Kind::Ask);
+    }
+    let Some((word, rest)) = text.split_once(':') else { return Err(format!("it is none of {KINDS}")) };
+    match word {
+        "etcd" => EtcdOptions::parse(rest).map(Kind::Etcd),
+        "file" if rest.contains('\0') => Err("the directory's name has a NUL character".to_owned()),
+        // A relative one would depend on where each side was started.
+        "file" if !Path::new(rest).is_absolute() => {
+            Err("file: needs an absolute directory, which both sides see: file:/mnt/shared/claims".to_owned())
+        }
+        "file" => Ok(Kind::File(PathBuf::from(rest))),
+        "exec" => rest.parse().map(Kind::Exec).map_err(|error| format!("{error}")),
+        "ask" => Err("ask takes nothing behind it".to_owned()),
+        _ => Err(format!("there is no arbiter {word:?}; use {KINDS}")),
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_read_and_printed_as_it_was() {
+        for text in ["ask", "file:/mnt/a b", "exec:/bin/claim 'a b'", "etcd:http://127.0.0.1:2379"] {
+            let spec: Spec = text.parse().expect(text);
+            assert_eq!(spec.to_string(), text);
+            let opened = spec.open(Duration::from_secs(1)).expect(text);
+            assert_eq!(opened.operator.is_some(), text == "ask");
+        }
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        for (text, what) in [
+            ("", "none of etcd:"),
+            ("file", "none of etcd:"),
+            ("zookeeper:a", "no arbiter \"zookeeper\""),
+            ("ask:me", "nothing behind it"),
+            ("file:", "absolute directory"),
+            ("file:claims", "absolute directory"),
+            ("file:/a\0b", "NUL"),
+            ("exec:", "empty"),
+            ("exec:a 'b", "not closed"),
+            ("etcd:", "no URL"),
+        ] {
+            let error = text.parse::<Spec>().expect_err(text).to_string();
+            assert!(error.contains(what), "{text:?}: {error}");
+        }
+    }
+}
