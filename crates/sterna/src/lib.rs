@@ -50,6 +50,7 @@ mod pages;
 pub mod params;
 pub mod precopy;
 pub mod rdma;
+pub mod replica;
 mod settings_error;
 mod start_error;
 pub mod stats;

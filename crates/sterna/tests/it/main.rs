@@ -13,6 +13,7 @@ mod support;
 
 mod delay;
 
+mod contact;
 mod dirty_rate;
 mod external_memory;
 mod free_page_hints;

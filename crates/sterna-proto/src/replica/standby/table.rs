@@ -99,9 +99,10 @@ impl Standby {
             (S::Fencing, E::Fenced) | (S::Unfenced, E::Vouch) => self.go(S::Starting, &[A::Start]),
             (S::Fencing, E::FenceFailed) => self.go(S::Unfenced, &[]),
             (S::Unfenced, E::Retry) => self.go(S::Fencing, &[A::Fence]),
-            (S::Starting, E::Started) => {
+            (S::Starting, E::Started) if self.is_in_contact => {
                 self.go(S::Running, &[A::SendRuns, A::CloseChannels, A::Finish(Outcome::Running(self.held))])
             }
+            (S::Starting, E::Started) => self.go(S::Running, &[A::Finish(Outcome::Running(self.held))]),
             (S::Starting, E::StartFailed) => self.go(S::Held, &[]),
             (S::Held, E::Retry) => self.go(S::Starting, &[A::Start]),
             (state, E::Retry | E::Vouch) => Err(Refusal::NothingWaits { state }),

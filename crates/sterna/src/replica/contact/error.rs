@@ -1,0 +1,42 @@
+//! Why there is no contact.
+
+use std::time::Duration;
+
+use sterna_proto::replica::BadTerms;
+use sterna_transport::TransportError;
+use sterna_wire::WireError;
+
+/// Why there is no contact.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContactError {
+    /// The connection failed or ended.
+    #[error("the connection between primary and standby: {0}")]
+    Transport(#[from] TransportError),
+    /// The peer broke the format.
+    #[error("what primary and standby say to each other: {0}")]
+    Wire(#[from] WireError),
+    /// The peer does not know the secret.
+    #[error("{peer} does not know this protection's secret: give both sides the same one")]
+    Stranger {
+        /// Who.
+        peer: String,
+    },
+    /// No protection can live with these times.
+    #[error("the times of the protection: {0}")]
+    Terms(#[from] BadTerms),
+    /// A time is too long to be said.
+    #[error("{what} of {} s is too long: at most {} s", value.as_secs(), u32::MAX / 1_000_000)]
+    TooLong {
+        /// Which.
+        what: &'static str,
+        /// How long.
+        value: Duration,
+    },
+    /// The host refuses a thread.
+    #[error("the host refuses a thread: {0}; nothing has begun")]
+    Thread(String),
+    /// The operating system gives no random numbers.
+    #[error("no protection can begin: {0}")]
+    Random(String),
+}

@@ -1,0 +1,47 @@
+//! The connection after the greeting.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_transport::Channel;
+use sterna_wire::WireError;
+use sterna_wire::replica::{Message, Session};
+
+use super::error::ContactError;
+
+/// One thread reads; any may send.
+pub(super) struct Link {
+    channel: Arc<Channel>,
+    sends: Mutex<Session>,
+    reads: Mutex<Session>,
+}
+
+impl Link {
+    pub(super) fn new(channel: Arc<Channel>, session: Session) -> Self {
+        // Each half counts its own direction.
+        Self { channel, sends: Mutex::new(session.clone()), reads: Mutex::new(session) }
+    }
+
+    /// Messages are small, and their number is limited by the lease: the connection takes them without waiting.
+    pub(super) fn send(&self, message: Message) -> Result<(), ContactError> {
+        let mut session = self.sends.lock();
+        let mut bytes = Vec::with_capacity(Message::BYTES);
+        session.seal(message, &mut bytes)?;
+        Ok(self.channel.write_all(&bytes)?)
+    }
+
+    /// Waits for the next message.
+    pub(super) fn read(&self) -> Result<Message, ContactError> {
+        let mut bytes = [0; Message::BYTES];
+        self.channel.read_exact(&mut bytes)?;
+        let read = self.reads.lock().open(&bytes)?;
+        // All of its bytes are there, so it cannot be missing one.
+        let short =
+            || WireError::local("replica message", 0, "specs/replica.md §2", "it is longer than it says");
+        Ok(read.ok_or_else(short)?.0)
+    }
+
+    pub(super) fn close(&self) {
+        self.channel.shutdown();
+    }
+}

@@ -1,0 +1,135 @@
+//! What both sides have in common: the thread that performs a machine's actions, and the ones that work beside it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_proto::replica::Ruling;
+
+use super::error::ContactError;
+use super::link::Link;
+use crate::driver::{Driver, Machine};
+use crate::threads;
+
+/// How long the control thread sleeps at most when nothing is due.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The arbiter's claim of this protection's generation, for this side.
+pub trait Claims: Send + Sync {
+    /// Asks the arbiter. Asking again must be safe: an answer may have been lost.
+    ///
+    /// # Errors
+    /// Why there is no ruling; the arbiter may have ruled all the same.
+    fn claim(&self) -> Result<Ruling, String>;
+}
+
+impl<F: Fn() -> Result<Ruling, String> + Send + Sync> Claims for F {
+    fn claim(&self) -> Result<Ruling, String> {
+        self()
+    }
+}
+
+/// What is seen from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContactState<S, O> {
+    /// Where the machine stands.
+    pub state: S,
+    /// How the protection ended, if it has.
+    pub outcome: Option<O>,
+    /// Why contact was lost, or why a step failed; the last one.
+    pub trouble: Option<String>,
+}
+
+/// A side's machine with what its threads share.
+pub(super) struct Runner<M: Machine> {
+    pub(super) driver: Driver<M>,
+    pub(super) link: Link,
+    pub(super) claims: Arc<dyn Claims>,
+    pub(super) trouble: parking_lot::Mutex<Option<String>>,
+}
+
+impl<M> Runner<M>
+where
+    M: Machine + Send + 'static,
+    M::Event: Send,
+    M::Action: Copy + Debug + Send,
+    M::State: Debug + Send,
+{
+    pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>) -> Arc<Self> {
+        let driver = Driver::new(machine, |_: &M| {});
+        Arc::new(Self { driver, link, claims, trouble: parking_lot::Mutex::default() })
+    }
+
+    /// An event that cannot be refused: what happened has happened.
+    pub(super) fn tell(&self, event: M::Event) {
+        if let Err(refusal) = self.driver.feed(event) {
+            tracing::error!(%refusal, "a protection's machine refused what happened");
+        }
+    }
+
+    /// Notes what an operator should know.
+    pub(super) fn note(&self, trouble: impl ToString) {
+        let trouble = trouble.to_string();
+        tracing::warn!(%trouble, "a protection");
+        *self.trouble.lock() = Some(trouble);
+    }
+
+    /// Performs actions until the last one. `perform` says whether it was that.
+    pub(super) fn control(self: &Arc<Self>, mut perform: impl FnMut(M::Action) -> bool) {
+        loop {
+            let action = self.driver.next_action(PATIENCE);
+            for state in self.driver.take_passed() {
+                tracing::debug!(?state, "a protection");
+            }
+            let Some(action) = action else { continue };
+            tracing::debug!(?action, "a protection");
+            if perform(action) {
+                return;
+            }
+        }
+    }
+
+    /// Does what may take long, and tells what came of it. If it panics or gets no thread, that is a failure, too.
+    pub(super) fn beside(
+        self: &Arc<Self>,
+        name: &str,
+        act: impl FnOnce() -> Result<M::Event, String> + Send + 'static,
+        failed: M::Event,
+    ) {
+        let this = Arc::clone(self);
+        let begun = std::thread::Builder::new().name(name.to_owned()).spawn({
+            let name = name.to_owned();
+            move || {
+                let ended = threads::caught(&name, act).map_err(|error| error.to_string());
+                let event = ended.and_then(|ended| ended).unwrap_or_else(|why| {
+                    this.note(format!("{name}: {why}"));
+                    failed
+                });
+                this.tell(event);
+            }
+        });
+        if let Err(error) = begun {
+            self.note(format!("{name}: the host refuses a thread: {error}"));
+            self.tell(failed);
+        }
+    }
+
+    /// Reads what the peer says, until the connection ends.
+    pub(super) fn read(
+        &self,
+        mut event: impl FnMut(sterna_wire::replica::Message) -> M::Event,
+        lost: M::Event,
+        misbehaved: M::Event,
+    ) {
+        loop {
+            match self.link.read() {
+                Ok(message) => self.tell(event(message)),
+                Err(why) => {
+                    let is_peers = matches!(why, ContactError::Wire(_));
+                    self.note(why);
+                    return self.tell(if is_peers { misbehaved } else { lost });
+                }
+            }
+        }
+    }
+}
