@@ -6,6 +6,7 @@
 //! jobs:
 //!
 //! * [`handover`]: which guest may run when two monitors are in hand;
+//! * [`protect`]: what a QEMU needs beside it to be protected by a standby;
 //! * [`rdma`]: whether two monitors' settings match for a migration over `rdma:`;
 //! * [`save`](mod@save): a guest into an image;
 //! * [`restore`](mod@restore): an image into a VM that waits for a guest;
@@ -19,6 +20,7 @@ pub mod handover;
 mod launch_line;
 mod pipe;
 mod progress;
+pub mod protect;
 pub mod rdma;
 pub mod restore;
 pub mod save;
