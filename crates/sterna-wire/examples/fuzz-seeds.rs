@@ -4,6 +4,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use sterna_wire::colo::Message;
 use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
@@ -17,9 +18,9 @@ use sterna_wire::rdma::{
     BlockPlace, ChunkSize, ConnectRequest, Introduction, MessageType, Part, RegisterRequest, RegisterResult,
     UnregisterRequest, ZeroRange, encode_empty, encode_file, encode_records,
 };
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{self, Hello, Role, Session, Terms, Welcome};
 use sterna_wire::return_path::ReturnMessage;
-use sterna_wire::{WireError, vmdesc};
+use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -30,6 +31,7 @@ fn main() -> Result<(), Failure> {
     multifd_packet(&seeds)?;
     rdma(&seeds)?;
     replica(&seeds)?;
+    colo(&seeds)?;
     small_messages(&seeds)
 }
 
@@ -113,6 +115,39 @@ fn hand_made() -> Result<Vec<u8>, WireError> {
     encode_end(&mut out);
     vmdesc::encode(&vmdesc::build("none", &[]), &mut out)?;
     Ok(out)
+}
+
+/// Two checkpoints of a COLO primary. The first byte chooses multifd (bit 0) and the pieces.
+fn colo(seeds: &Seeds) -> Result<(), Failure> {
+    for (name, multifd) in [("alone", false), ("multifd", true)] {
+        let (mut out, mut records) = (Vec::new(), RamRecordWriter::new());
+        for _ in 0..2 {
+            Message::CheckpointRequest.encode(&mut out)?;
+            Message::VmstateSend.encode(&mut out)?;
+            encode_section_part(1, true, &mut out);
+            if multifd {
+                RamRecordWriter::multifd_flush(&mut out);
+            } else {
+                records.page_header(0, "m0", 4096, &mut out)?;
+                out.extend_from_slice(&[7; PAGE_SIZE]);
+                records.zero(0, "m0", 8192, &mut out)?;
+            }
+            RamRecordWriter::eos(&mut out);
+            encode_footer(1, &mut out);
+            encode_end(&mut out);
+            let mut devices = Vec::new();
+            for (id, name, length) in [(0, "timer", 24), (3, "globalstate", 104)] {
+                SectionHeader { id, name, instance: 0, version: 1 }.encode_full(&mut devices)?;
+                devices.resize(devices.len() + length, 5);
+                encode_footer(id, &mut devices);
+            }
+            encode_end(&mut devices);
+            Message::VmstateSize { bytes: devices.len() as u64 }.encode(&mut out)?;
+            out.extend_from_slice(&devices);
+        }
+        seeds.put("colo_message", name, &[&[40 | u8::from(multifd)], &out])?;
+    }
+    Ok(())
 }
 
 /// A stream whose memory comes by RDMA.
@@ -202,7 +237,9 @@ fn replica(seeds: &Seeds) -> Result<(), Failure> {
     seeds.put("replica", "welcome", &[&answer])?;
     let mut said = Vec::new();
     let mut session = Session::new(Role::Standby, &secret, &hello, &welcome, &None);
-    for message in [Message::Answer { held: 1, heartbeat: 2 }, Message::Runs, Message::Never] {
+    for message in
+        [replica::Message::Answer { held: 1, heartbeat: 2 }, replica::Message::Runs, replica::Message::Never]
+    {
         let mut sealed = Vec::new();
         session.seal(message, &mut sealed)?;
         said.extend_from_slice(&sealed[..20]);

@@ -17,6 +17,7 @@
 //! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
 //! | [`global_state`] | the run state that the guest had |
 //! | [`mapped_ram`] | where pages lie in a file |
+//! | [`colo`] | checkpoints behind the end of a migration: messages, their order, device state |
 //! | [`libvirt`] | the header of libvirt's save images |
 //! | [`extension`] | what two Sternas say to each other beyond QEMU's format |
 //!
@@ -27,6 +28,7 @@
 // The module `main` is the main channel, not the root of a program.
 #![allow(special_module_name)]
 
+pub mod colo;
 pub mod error;
 pub mod extension;
 pub mod global_state;

@@ -1,5 +1,6 @@
 //! What is fuzzed: one module for each decoder, with a function that takes one input.
 
+pub mod colo_message;
 pub mod configuration;
 pub mod extension;
 pub mod image;
@@ -37,7 +38,8 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
+    Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "image", run: image::target, longest: IMAGE, inputs: 50_000 },

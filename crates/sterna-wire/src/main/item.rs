@@ -113,4 +113,7 @@ pub enum MainItem {
     /// The description after it, any bytes; [`vmdesc::parse`](crate::vmdesc::parse) reads it. Empty when the peer sent
     /// an empty one.
     VmDescription(Vec<u8>),
+    /// All of a checkpoint's RAM has come ([`MainDecoder::begin_checkpoint`](super::MainDecoder::begin_checkpoint)). The
+    /// decoder takes no more until the next one begins.
+    CheckpointRam,
 }

@@ -9,6 +9,8 @@
 //! [`SectionKnowledge`] how the body of each section is delimited, reads RAM sections itself record by record,
 //! and hands everything over as [`MainItem`]s. It holds no more than the section that it is in the middle of.
 //!
+//! A COLO primary sends more behind the description: [`MainDecoder::begin_checkpoint`] reads the RAM of its checkpoints.
+//!
 //! The encoding side is a handful of functions that append to a buffer: [`FileHeader`], [`Configuration`],
 //! [`SectionHeader`], [`Command`], [`encode_footer`], [`encode_end`].
 
@@ -20,6 +22,7 @@ mod expect;
 mod footer;
 mod item;
 mod tail;
+mod walk;
 
 pub use command::Command;
 pub use configuration::{Configuration, FileHeader};
@@ -30,3 +33,4 @@ pub use element::{
 pub use expect::{BodyKind, Expectations, SectionKnowledge};
 pub use item::{MainItem, Step};
 pub use tail::{Tail, TailEnd};
+pub(crate) use walk::{full_section, sections};

@@ -22,12 +22,12 @@
 //! A source whose bytes go on behind an end that was taken for the true one is refused, and keeps its guest.
 
 use super::command::Command;
-use super::element::{self, COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, SectionHeader, VM_DESCRIPTION};
+use super::element::{COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, VM_DESCRIPTION};
 use super::footer::{Context, Judgement, judge};
+use super::walk::{FullSection, full_section};
 use crate::error::WireError;
 use crate::extension::KEEPALIVE_PING;
 use crate::limits::{DEVICE_STATE_BYTES, VM_DESCRIPTION_BYTES};
-use crate::reader::{Reader, Stop};
 use crate::vmdesc;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -240,21 +240,13 @@ fn without<'a>(mut bytes: &'a [u8], suffix: &[u8]) -> &'a [u8] {
 
 /// Reads a FULL section's header at `at`: id, name, instance, and where the body starts.
 fn header(bytes: &[u8], at: usize) -> Option<(u32, &str, u32, usize)> {
-    let mut r = Reader::new(bytes.get(at..)?, MESSAGE);
-    let read = (|| -> Result<_, Stop> {
-        let kind = r.u8()?;
-        let header = SectionHeader::read(&mut r)?;
-        Ok((kind, header))
-    })();
-    match read {
-        Ok((element::FULL, header)) => Some((header.id, header.name, header.instance, at + r.at())),
-        _ => None,
-    }
+    let FullSection { id, name, instance, body, .. } = full_section(bytes, at)?;
+    Some((id, name, instance, body))
 }
 
 /// Where the footer of section `id` stands, from `from` on. At the end of what has come a footer needs no
 /// continuation.
-fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
+pub(super) fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
     let context = Context {
         id,
         // EOF alone may be the end of what has come.
@@ -276,7 +268,7 @@ fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::main::{encode_end, encode_footer};
+    use crate::main::{SectionHeader, encode_end, encode_footer};
 
     const PING: u32 = 77;
 

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod colo_checkpoint;
+mod colo_messages;
 mod decoder_rules;
 mod golden;
 mod hostile;

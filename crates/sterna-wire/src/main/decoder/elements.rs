@@ -105,7 +105,13 @@ impl MainDecoder {
         self.enter(r, id, kind, body)
     }
 
-    fn enter(&mut self, r: &Reader<'_>, id: u32, kind: SectionKind, body: BodyKind) -> Result<Taken, Stop> {
+    pub(super) fn enter(
+        &mut self,
+        r: &Reader<'_>,
+        id: u32,
+        kind: SectionKind,
+        body: BodyKind,
+    ) -> Result<Taken, Stop> {
         self.current.id = id;
         self.current.kind = Some(kind);
         self.state = match body {
@@ -149,7 +155,7 @@ impl MainDecoder {
         let (Some(section), Some(kind)) = (self.sections.get(id), self.current.kind) else {
             return Err(r.bad(spec, format!("footer of section {id}, which has no header")));
         };
-        self.state = DecoderState::Element;
+        self.state = if self.in_checkpoint { DecoderState::CheckpointEnd } else { DecoderState::Element };
         if section.is_ram {
             return taken(r, MainItem::RamEnd { kind });
         }

@@ -4,9 +4,10 @@
 //! it; too few bytes leave the state as it was. What has no bound on the wire (device bodies, the description) is
 //! taken over piece by piece, so that the caller's buffer stays small, and grows here only by bytes that have
 //! arrived. The states: [`DecoderState`]; the ways between them: this file for elements, `body` for sections of devices,
-//! `ram` for records.
+//! `ram` for records, `checkpoint` for what COLO sends behind the end.
 
 mod body;
+mod checkpoint;
 mod elements;
 mod ram;
 mod sections;
@@ -35,6 +36,8 @@ pub struct MainDecoder {
     sections: Sections,
     return_path_open: bool,
     switchover_started: bool,
+    /// Behind the end, in the RAM of a checkpoint.
+    in_checkpoint: bool,
     ram: RamState,
     /// What has been taken over of the body, or the description, that is being read.
     body: Vec<u8>,
@@ -82,6 +85,10 @@ enum DecoderState {
     Done,
     /// The caller takes the rest.
     Tail,
+    /// The END section of RAM in a checkpoint.
+    CheckpointRam,
+    /// The byte behind it.
+    CheckpointEnd,
     Failed(WireError),
 }
 
@@ -116,6 +123,7 @@ impl MainDecoder {
             sections: Sections::default(),
             return_path_open: false,
             switchover_started: false,
+            in_checkpoint: false,
             ram: RamState::default(),
             body: Vec::new(),
             body_bytes: 0,
@@ -226,6 +234,7 @@ impl MainDecoder {
             | DecoderState::Done
             | DecoderState::Tail => Ok(()),
             DecoderState::Failed(error) => Err(error.clone()),
+            _ if self.in_checkpoint => Err(self.torn_checkpoint(left)),
             _ => {
                 let rule = "the connection or file ended before EOF (00)";
                 let end = self.position.saturating_add(left as u64);
@@ -263,6 +272,8 @@ impl MainDecoder {
             DecoderState::Committed => self.description_head(r),
             DecoderState::Description { left } => self.description_bytes(r, left),
             DecoderState::Done | DecoderState::Tail => silent(r),
+            DecoderState::CheckpointRam => self.checkpoint_ram(r),
+            DecoderState::CheckpointEnd => self.checkpoint_end(r),
             DecoderState::Failed(ref error) => Err(Stop::Bad(error.clone())),
         }
     }
@@ -279,6 +290,7 @@ impl MainDecoder {
                 "section body"
             }
             DecoderState::Footer => "section footer",
+            DecoderState::CheckpointRam | DecoderState::CheckpointEnd => "RAM of a checkpoint",
             _ => "description",
         }
     }

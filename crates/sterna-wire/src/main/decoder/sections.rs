@@ -79,4 +79,9 @@ impl Sections {
     pub(super) fn is_ram_over(&self) -> bool {
         self.by_id.values().any(|section| section.is_ram && !section.open)
     }
+
+    /// Id of the section of RAM.
+    pub(super) fn ram_id(&self) -> Option<u32> {
+        self.by_id.iter().find(|(_, section)| section.is_ram).map(|(id, _)| *id)
+    }
 }

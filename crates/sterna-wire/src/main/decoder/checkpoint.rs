@@ -1,0 +1,64 @@
+//! RAM of a checkpoint, which a COLO primary sends behind the end of the migration (`specs/colo.md §4`).
+//!
+//! Section ids, blocks and CONTINUE go on from the migration. A checkpoint has the END section of RAM once more, and `00`.
+
+use super::{DecoderState, MainDecoder, Taken, taken};
+use crate::error::WireError;
+use crate::main::SectionKind;
+use crate::main::element::{END, EOF};
+use crate::main::expect::BodyKind;
+use crate::main::item::MainItem;
+use crate::reader::{Reader, Stop};
+
+const MESSAGE: &str = "RAM of a checkpoint";
+const SPEC: &str = "specs/colo.md §4";
+
+impl MainDecoder {
+    /// The RAM of a checkpoint follows: the next byte is at `position` of the channel. Its records come as those of the
+    /// migration did, then [`RamEnd`](MainItem::RamEnd) and [`CheckpointRam`](MainItem::CheckpointRam).
+    ///
+    /// # Errors
+    /// [`Fault::Local`](crate::Fault::Local) before the end of the migration, or in another checkpoint.
+    pub fn begin_checkpoint(&mut self, position: u64) -> Result<(), WireError> {
+        if !matches!(self.state, DecoderState::Done | DecoderState::Tail) || !self.sections.is_ram_over() {
+            let rule = "a checkpoint begins before the end of RAM, or inside another one";
+            return Err(WireError::local(MESSAGE, position, SPEC, rule));
+        }
+        self.position = position;
+        self.in_checkpoint = true;
+        self.state = DecoderState::CheckpointRam;
+        Ok(())
+    }
+
+    pub(super) fn checkpoint_ram(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        let kind = r.u8()?;
+        if kind != END {
+            let rule =
+                format!("{kind:02x} where the END section (03) of RAM must begin: a checkpoint has no other");
+            return Err(r.bad(SPEC, rule));
+        }
+        let id = r.u32()?;
+        if self.sections.ram_id() != Some(id) {
+            return Err(r.bad(SPEC, format!("END of section {id}, which is not that of RAM")));
+        }
+        self.enter(r, id, SectionKind::End, BodyKind::Ram)
+    }
+
+    pub(super) fn checkpoint_end(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
+        let kind = r.u8()?;
+        if kind != EOF {
+            let rule =
+                format!("{kind:02x} behind RAM's END, where 00 must be: a checkpoint has no other section");
+            return Err(r.bad(SPEC, rule));
+        }
+        self.in_checkpoint = false;
+        self.state = DecoderState::Tail;
+        taken(r, MainItem::CheckpointRam)
+    }
+
+    /// The connection ended in the RAM of a checkpoint.
+    pub(super) fn torn_checkpoint(&self, left: usize) -> WireError {
+        let rule = "the connection ended inside a checkpoint, which is dropped whole";
+        WireError::misbehaved(MESSAGE, self.position.saturating_add(left as u64), SPEC, rule)
+    }
+}
