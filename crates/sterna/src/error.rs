@@ -105,6 +105,15 @@ pub enum MigrationError {
          after it (GuestRam::with_blocks says when it can be)"
     )]
     RamChanged,
+    /// A checkpoint does not fit this standby's journal.
+    #[error(
+        "a checkpoint is larger than the journal's limit of {limit_bytes} bytes and was dropped; the one before it is held. \
+         Raise the limit, or let the primary take checkpoints more often (x-checkpoint-delay)"
+    )]
+    JournalFull {
+        /// The limit.
+        limit_bytes: u64,
+    },
     /// The guest writes faster than it can be sent, and the operator wanted it to fail then.
     #[error("the migration does not converge: {why}")]
     NotConverging {
@@ -150,6 +159,7 @@ impl MigrationError {
             | Self::RamChanged
             | Self::System(_)
             | Self::Internal(_)
+            | Self::JournalFull { .. }
             | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
             Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,

@@ -13,6 +13,7 @@
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`rdma`] | the stream over RDMA connections |
 //! | [`opaque`] | opaque machines: received into images, and sent from images |
+//! | [`replica`] | a standby that holds the last checkpoint of a running guest |
 //!
 //! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
 //! which thread it comes. Its code is from `examples/vm-memory-vmm`, a VMM made of rust-vmm crates.

@@ -71,6 +71,18 @@ pub enum SettingsError {
         "an image does not go over rdma:, since remote writes need memory of the guest's size: use tcp: or unix:"
     )]
     ImageOverRdma,
+    /// A standby that anybody can reach.
+    #[error(
+        "anybody who reaches this address could give the standby another guest: use TLS with a client's certificate, a \
+         Unix socket, or on loopback alone say that it may be insecure"
+    )]
+    OpenStandby,
+    /// A standby at an address that brings no checkpoints.
+    #[error("a standby listens at tcp: or unix:, where its primary can be answered: give such an address")]
+    NoStandbyThere,
+    /// A standby without room for checkpoints.
+    #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
+    NoJournal,
     /// A machine of an old QEMU over multifd.
     #[error(
         "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, Outcome, State};
 use sterna_ram::Custody;
+use sterna_wire::colo::Message;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::arrival::Arrival;
+use super::follower::Follower;
 use super::shared::Shared;
 use super::{file, lane, loader, streams};
 use crate::driver::{Driver, Waited};
@@ -179,13 +181,18 @@ impl Control {
                 if code == 0 {
                     self.take_over_if_paused(driver);
                 }
-                self.send(&ReturnMessage::Shut(code));
+                match self.shared.target.follower().filter(|_| code == 0) {
+                    Some(follower) => self.begin_following(follower),
+                    None => self.send(&ReturnMessage::Shut(code)),
+                }
             }
             // Questions are answered where they are asked, on their own connection.
             Action::Answer(_) => {}
             Action::ReportHeld(why) => self.report_held(why),
             Action::StopLoading => self.stop_loading(),
             Action::GiveBackHooks => self.give_back_hooks(),
+            // Checkpoints come over them. They are closed when no more do.
+            Action::CloseChannels if self.shared.is_followed() => {}
             Action::CloseChannels => self.close_channels(),
             Action::ResetMemory => self.reset(),
             Action::Finish(_) => {}
@@ -350,6 +357,18 @@ impl Control {
         }
     }
 
+    /// SHUT 0 and READY in one write: between them the primary's guest stands.
+    fn begin_following(&self, follower: &dyn Follower) {
+        follower.begin();
+        let mut bytes = Vec::new();
+        let encoded = ReturnMessage::Shut(0).encode(&mut bytes);
+        let encoded = encoded.and_then(|()| Message::CheckpointReady.encode(&mut bytes));
+        let said = encoded.map_err(MigrationError::wire("return path"));
+        if let Err(error) = said.and_then(|()| self.shared.write_main(&bytes)) {
+            follower.lost(error);
+        }
+    }
+
     fn report_held(&mut self, why: Held) {
         // What never runs a guest has nothing to wait for.
         if !self.shared.target.runs_guests() {
@@ -446,6 +465,11 @@ impl Control {
     }
 
     fn finish(&mut self, outcome: Outcome) {
+        let has_arrived = !matches!(outcome, Outcome::Failed { .. });
+        if let Some(follower) = self.shared.target.follower().filter(|_| has_arrived) {
+            follower.wait_until_over();
+            self.stop_loading();
+        }
         self.close_channels();
         let arrival = match outcome {
             Outcome::Running => Arrival::Completed(RunState::Running),

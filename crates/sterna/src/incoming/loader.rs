@@ -66,6 +66,8 @@ pub(super) struct Loader<'a> {
     has_stream_credit: bool,
     /// Over RDMA.
     phases: Option<Phases<'a>>,
+    /// Behind the seeding, in a checkpoint: the primary owes its end.
+    pub(super) in_checkpoint: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -95,6 +97,7 @@ impl<'a> Loader<'a> {
             was_asked: false,
             has_stream_credit: false,
             phases: None,
+            in_checkpoint: false,
         }
     }
 
@@ -137,7 +140,12 @@ impl<'a> Loader<'a> {
     /// Whether the source may have nothing to say for as long as it likes (specs/stream.md §5.4). One that was asked
     /// whether it is a Sterna's, or is known to be, lets this side know that it lives.
     fn may_be_silent(&self) -> bool {
-        !self.keeps_alive && self.decoder.may_rest(self.reader.bytes().len())
+        !self.keeps_alive && !self.in_checkpoint && self.decoder.may_rest(self.reader.bytes().len())
+    }
+
+    /// The RAM of a checkpoint follows, at `position` of the channel.
+    pub(super) fn begin_checkpoint(&mut self, position: u64) -> Result<(), MigrationError> {
+        self.decoder.begin_checkpoint(position).map_err(MigrationError::wire(CHANNEL))
     }
 
     /// The index of a block in this side's RAM.
@@ -224,7 +232,8 @@ impl<'a> Loader<'a> {
             MainItem::MappedBlock { resume_at, .. } => self.reader.go_to(resume_at),
             MainItem::RamStart(blocks) => self.ram_starts(&blocks),
             MainItem::Configuration(configuration) => self.configuration(&configuration),
-            MainItem::Header | MainItem::VmDescription(_) => Ok(()),
+            // Whoever reads a checkpoint takes it.
+            MainItem::Header | MainItem::VmDescription(_) | MainItem::CheckpointRam => Ok(()),
         }
     }
 
@@ -285,6 +294,9 @@ impl<'a> Loader<'a> {
 
     fn ram_starts(&mut self, blocks: &BlockList) -> Result<(), MigrationError> {
         let shared = self.shared;
+        if shared.target.follower().is_some() {
+            self.check_primary()?;
+        }
         let table = self.decoder.blocks();
         let Some(table) = table else {
             return Err(MigrationError::Internal("a block list without a table of blocks".to_owned()));
@@ -306,6 +318,18 @@ impl<'a> Loader<'a> {
             shared.set_layout(layout);
         }
         Ok(())
+    }
+
+    /// Only a source that keeps its guest can be followed. Asked while its guest still runs.
+    fn check_primary(&self) -> Result<(), MigrationError> {
+        let what = if self.is_sterna {
+            "a Sterna source hands its guest over and sends no checkpoints: migrate it to a destination instead of a standby"
+        } else if !self.has_return_path {
+            "without a return path a standby cannot promise anything: switch return-path and x-colo on at the primary"
+        } else {
+            return Ok(());
+        };
+        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
     }
 
     fn acknowledge(&self, due: usize) -> Result<(), MigrationError> {

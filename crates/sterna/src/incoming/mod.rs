@@ -9,8 +9,10 @@
 mod accept;
 mod acks;
 mod arrival;
+mod checkpoints;
 mod control;
 mod file;
+pub(crate) mod follower;
 mod greeting;
 mod lane;
 mod load_file;

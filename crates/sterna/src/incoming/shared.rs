@@ -294,6 +294,12 @@ impl Shared {
         if self.stopping.load(Ordering::Acquire) {
             return;
         }
+        // The handover is over: what fails now ends the following, and changes nothing of what is held.
+        if let Some(follower) = self.target.follower().filter(|follower| follower.has_begun()) {
+            let error = self.explained(error);
+            tracing::debug!(%error, "following");
+            return follower.lost(error);
+        }
         let event = match error.fault() {
             Some(Fault::Local) => Fed::LocalFailure,
             Some(_) => Fed::PeerMisbehaved,
@@ -374,13 +380,18 @@ impl Shared {
         &self,
         message: &sterna_wire::return_path::ReturnMessage,
     ) -> Result<(), MigrationError> {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).map_err(MigrationError::wire("return path"))?;
+        self.write_main(&bytes)
+    }
+
+    /// Writes whole messages to the source.
+    pub(super) fn write_main(&self, bytes: &[u8]) -> Result<(), MigrationError> {
         let Some(main) = self.places.main() else {
             return Err(MigrationError::Internal("there is no main channel to answer on".to_owned()));
         };
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes).map_err(MigrationError::wire("return path"))?;
         let _whole = self.returning.lock();
-        Ok(main.write_all(&bytes)?)
+        Ok(main.write_all(bytes)?)
     }
 
     /// A channel of the migration has come: from now on its silence is that of the migration, and the kernel finds
@@ -404,6 +415,11 @@ impl Shared {
         if let Some(main) = self.places.main() {
             main.set_stall_limit(Some(self.params.limits.stall));
         }
+    }
+
+    /// Whether a standby follows the source's guest: SHUT and READY have gone out.
+    pub(super) fn is_followed(&self) -> bool {
+        self.target.follower().is_some_and(|follower| follower.has_begun())
     }
 
     pub(super) fn answer(&self, id: MigrationId) -> sterna_proto::Status {
@@ -478,6 +494,9 @@ impl Shared {
         let is_held = |driver: &Driver<Destination>| driver.inspect(Destination::state) == State::Held;
         if !self.end_before_it_began(MigrationError::Cancelled) && !self.driver().is_some_and(is_held) {
             let _ = self.feed(Fed::Abandon);
+        }
+        if let Some(follower) = self.target.follower() {
+            follower.end();
         }
         self.greetings.end();
         self.changed.notify_all();

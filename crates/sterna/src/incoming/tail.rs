@@ -112,7 +112,11 @@ impl Loader<'_> {
         }
         shared.target.devices_came(tail, end)?;
         shared.report(Fed::EofRead);
-        self.listen_until_over()
+        self.listen_until_over()?;
+        match shared.target.follower() {
+            Some(follower) => self.follow(follower),
+            None => Ok(()),
+        }
     }
 
     /// A source that dies while this side makes its copy durable still has its guest, or will be told
@@ -127,6 +131,8 @@ impl Loader<'_> {
             }
             match self.reader.more()? {
                 More::Silence => {}
+                // A primary's first message, or its end.
+                More::Bytes | More::End if self.shared.is_followed() => return Ok(()),
                 More::Bytes => {
                     let what = "bytes came after the end of the stream".to_owned();
                     return Err(MigrationError::PeerMisbehaved { what });

@@ -15,6 +15,7 @@ use sterna_wire::ram::BlockList;
 
 use crate::error::MigrationError;
 use crate::hooks::Hook;
+use crate::incoming::follower::Follower;
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
 use crate::vm::Device;
@@ -31,6 +32,10 @@ pub(crate) trait Target: Send + Sync {
     }
     /// The RAM of the VM that the guest comes into; `None` where it lies elsewhere.
     fn guest(&self) -> Option<&GuestRam> {
+        None
+    }
+    /// What follows the guest behind the acknowledgement; `None` where the source lets go of it.
+    fn follower(&self) -> Option<&dyn Follower> {
         None
     }
     /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.

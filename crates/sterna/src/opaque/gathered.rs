@@ -17,7 +17,7 @@ use crate::incoming::target::{RamStart, Section};
 const CHANNEL: &str = "main channel";
 
 /// All of a machine but its pages, as far as it has come.
-pub(super) struct Gathered {
+pub(crate) struct Gathered {
     /// Shared, so that making it durable holds no lock: that takes as long as the disk.
     shape: Arc<Shape>,
     /// Names of the FULL sections that came before RAM's END.
@@ -29,7 +29,7 @@ pub(super) struct Gathered {
 }
 
 /// How the sections of a machine are delimited of which nothing is known.
-pub(super) fn knowledge() -> Box<dyn SectionKnowledge + Send> {
+pub(crate) fn knowledge() -> Box<dyn SectionKnowledge + Send> {
     Box::new(|name: &str, _: u32, _: u32, _: SectionKind| match name {
         ram::SECTION_NAME => BodyKind::Ram,
         // The migration's name, not the machine's: it does not go into the shape.
@@ -39,27 +39,27 @@ pub(super) fn knowledge() -> Box<dyn SectionKnowledge + Send> {
 }
 
 impl Gathered {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (shape, beside) = (Arc::new(Shape::empty()), Beside::default());
         Self { shape, early: Vec::new(), beside, has_ram: false }
     }
 
     /// The machine as far as it has come.
-    pub(super) fn shape(&self) -> &Arc<Shape> {
+    pub(crate) fn shape(&self) -> &Arc<Shape> {
         &self.shape
     }
 
-    pub(super) fn configuration(&mut self, configuration: &Configuration) {
+    pub(crate) fn configuration(&mut self, configuration: &Configuration) {
         let shape = self.change();
         shape.configuration = configuration.clone();
         shape.has_configuration = true;
     }
 
-    pub(super) fn command(&mut self, bytes: &[u8]) -> Result<(), MigrationError> {
+    pub(crate) fn command(&mut self, bytes: &[u8]) -> Result<(), MigrationError> {
         self.keep(None, &[bytes])
     }
 
-    pub(super) fn ram_starts(&mut self, start: &RamStart<'_>) {
+    pub(crate) fn ram_starts(&mut self, start: &RamStart<'_>) {
         let blocks = start.blocks.blocks.iter().map(|block| BlockShape {
             name: block.name.clone(),
             length_bytes: block.length_bytes,
@@ -72,16 +72,16 @@ impl Gathered {
     }
 
     /// What comes from now on stands beside RAM.
-    pub(super) fn ram_has_started(&mut self) {
+    pub(crate) fn ram_has_started(&mut self) {
         self.has_ram = true;
     }
 
-    pub(super) fn ram_section_ended(&mut self, kind: SectionKind) {
+    pub(crate) fn ram_section_ended(&mut self, kind: SectionKind) {
         self.beside.ram_went_on(kind);
         self.change().has_end |= kind == SectionKind::End;
     }
 
-    pub(super) fn section(&mut self, section: &Section<'_>) -> Result<(), MigrationError> {
+    pub(crate) fn section(&mut self, section: &Section<'_>) -> Result<(), MigrationError> {
         let Section { id, name, instance, version, kind, body } = *section;
         let header = SectionHeader { id, name, instance, version };
         let (mut head, mut foot) = (Vec::new(), Vec::new());
@@ -102,11 +102,11 @@ impl Gathered {
         Ok(())
     }
 
-    pub(super) fn tail(&self) -> Tail {
+    pub(crate) fn tail(&self) -> Tail {
         Tail::new(self.early.clone())
     }
 
-    pub(super) fn devices_came(&mut self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+    pub(crate) fn devices_came(&mut self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
         self.add_devices(&tail.bytes()[..end.devices_bytes])?;
         let shape = self.change();
         shape.has_eof = end.has_eof;
@@ -114,12 +114,12 @@ impl Gathered {
         Ok(())
     }
 
-    pub(super) fn description(&mut self, description: Option<Vec<u8>>) {
+    pub(crate) fn description(&mut self, description: Option<Vec<u8>>) {
         self.change().description = description;
     }
 
     /// Everything was read: a source that asks to prepare before the tail has sent all of its devices.
-    pub(super) fn finish(&mut self) -> Result<Arc<Shape>, MigrationError> {
+    pub(crate) fn finish(&mut self) -> Result<Arc<Shape>, MigrationError> {
         self.add_devices(&[])?;
         // A Sterna source commits after this: the machine must need nothing but its description then.
         self.change().has_eof = true;

@@ -21,17 +21,17 @@ pub struct ImagePlan {
 
 impl ImagePlan {
     /// Begins the image of a machine whose RAM is known.
-    pub(super) fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
+    pub(crate) fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
         Ok(MappedWriter::create(&self.path, shape, self.options.clone())?)
     }
 
     /// Makes durable, as a staging file, what is known of the machine.
-    pub(super) fn keep(&self, writer: &MappedWriter, shape: &Shape) -> Result<(), MigrationError> {
+    pub(crate) fn keep(&self, writer: &MappedWriter, shape: &Shape) -> Result<(), MigrationError> {
         Ok(writer.fill_in(shape)?)
     }
 
     /// Puts the image in its place. `anew`: more is known than when it was made durable.
-    pub(super) fn complete(
+    pub(crate) fn complete(
         &self,
         writer: &MappedWriter,
         shape: &Shape,

@@ -24,7 +24,7 @@
 //! | `stored` | a machine in an image, as the source of a migration |
 //! | `window` | one sending lane's window onto the image |
 
-mod gathered;
+pub(crate) mod gathered;
 mod image_plan;
 mod image_target;
 mod lane;

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
+use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Ruling, Secret, StandbyContact,
-    StandbyGuest, Terms, primary, standby,
+    Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact, StandbyGuest,
+    Terms,
 };
 use sterna_transport::Channel;
 

@@ -26,6 +26,7 @@ mod rdma_lanes;
 mod rdma_migrate;
 mod rdma_source;
 mod rdma_stream;
+mod replica;
 mod save;
 mod stale;
 mod tls;

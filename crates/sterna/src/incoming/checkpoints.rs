@@ -1,0 +1,165 @@
+//! The main channel behind the seeding: COLO's messages, and checkpoints between them (`specs/colo.md`).
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sterna_wire::colo::{Due, Message, MessageKind, OrderError, StandbyOrder};
+use sterna_wire::main::MainItem;
+
+use super::follower::Follower;
+use super::loader::{CHANNEL, Loader, Read};
+use super::reader::Filled;
+use crate::error::MigrationError;
+
+/// Between two looks whether all is to stop.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Read at once of a checkpoint's devices: their length is the peer's word.
+const PIECE: usize = 256 << 10;
+
+impl Loader<'_> {
+    /// Takes checkpoints until the primary has gone, or until told to stop.
+    pub(super) fn follow(&mut self, follower: &dyn Follower) -> Result<(), MigrationError> {
+        while !follower.has_begun() {
+            if self.shared.stopping.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            follower.wait_until_begun(PATIENCE);
+        }
+        self.shared.wait_for_main();
+        let mut order = StandbyOrder::new();
+        // It went out with SHUT.
+        order.say(MessageKind::CheckpointReady).map_err(broken)?;
+        let mut is_first = true;
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            match order.due() {
+                Due::Hear(_) => {
+                    let message = self.message(&order, is_first)?;
+                    order.heard(&message).map_err(broken)?;
+                }
+                Due::Say(MessageKind::CheckpointReply) => {
+                    follower.open()?;
+                    order.say(MessageKind::CheckpointReply).map_err(broken)?;
+                    self.say(&[Message::CheckpointReply])?;
+                }
+                Due::Ram => {
+                    self.in_checkpoint = true;
+                    self.checkpoint_ram()?;
+                    follower.close();
+                    order.ram_came().map_err(broken)?;
+                }
+                Due::Devices { bytes } => {
+                    let devices = self.device_state(bytes)?;
+                    follower.hold(devices)?;
+                    self.in_checkpoint = false;
+                    is_first = false;
+                    order.checkpoint_is_held().map_err(broken)?;
+                }
+                Due::Say(MessageKind::VmstateReceived) => {
+                    order.say(MessageKind::VmstateReceived).map_err(broken)?;
+                    order.say(MessageKind::VmstateLoaded).map_err(broken)?;
+                    // In one write: nothing has to be loaded, and the primary's guest stands until it has read both.
+                    self.say(&[Message::VmstateReceived, Message::VmstateLoaded])?;
+                    follower.apply()?;
+                }
+                due @ Due::Say(_) => {
+                    return Err(MigrationError::Internal(format!("a standby never has {due:?} due")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The primary's next message. Between two checkpoints it may be silent for as long as it likes.
+    fn message(&mut self, order: &StandbyOrder, is_first: bool) -> Result<Message, MigrationError> {
+        loop {
+            let decoded = Message::decode(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
+            if let Some((message, used)) = decoded {
+                self.consume(used);
+                return Ok(message);
+            }
+            let here = self.reader.bytes().len();
+            match self.reader.fill_or_silence(here + 1)? {
+                Filled::Full => {}
+                Filled::Silence(_) if order.may_rest() && here == 0 => {}
+                Filled::Silence(stalled) => return Err(stalled.into()),
+                Filled::End => return Err(gone(order, is_first)),
+            }
+            if self.shared.stopping.load(Ordering::Acquire) {
+                return Err(MigrationError::Cancelled);
+            }
+        }
+    }
+
+    /// A checkpoint's RAM: lanes take it beside, and are in step with it at its end.
+    fn checkpoint_ram(&mut self) -> Result<(), MigrationError> {
+        let shared = self.shared;
+        let read = shared.places.main().map_or(0, |main| main.bytes_read());
+        let position = read.saturating_sub(self.reader.bytes().len() as u64);
+        self.begin_checkpoint(position)?;
+        let mut has_flushed = false;
+        loop {
+            match self.read()? {
+                Read::Item(MainItem::CheckpointRam) => break,
+                // Nothing but lanes has to hear of it.
+                Read::Item(MainItem::RamEnd { .. }) => {}
+                Read::Item(item) => {
+                    has_flushed |= item == MainItem::MultifdFlush;
+                    self.take(item)?;
+                }
+                Read::End | Read::Stopped => return Err(MigrationError::Cancelled),
+            }
+        }
+        if shared.capabilities.multifd && !has_flushed {
+            let what = "the RAM of a checkpoint ended without MULTIFD_FLUSH: its pages may not all have come \
+                        (specs/colo.md §4)";
+            return Err(MigrationError::PeerMisbehaved { what: what.to_owned() });
+        }
+        shared.rounds.complete()?;
+        shared.check_that_all_came()
+    }
+
+    fn device_state(&mut self, bytes: u64) -> Result<Vec<u8>, MigrationError> {
+        let mut devices = Vec::new();
+        // The codec has held it against the most that is taken.
+        let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
+        while left > 0 {
+            let piece = left.min(PIECE);
+            if !self.reader.fill(piece)? {
+                let came = bytes - left as u64;
+                let what = format!(
+                    "the primary closed the main channel after {came} of {bytes} bytes of device state"
+                );
+                return Err(MigrationError::Transport(what, None));
+            }
+            devices.extend_from_slice(&self.reader.bytes()[..piece]);
+            self.consume(piece);
+            left -= piece;
+        }
+        Ok(devices)
+    }
+
+    fn say(&self, messages: &[Message]) -> Result<(), MigrationError> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            message.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
+        }
+        self.shared.write_main(&bytes)
+    }
+}
+
+fn broken(error: OrderError) -> MigrationError {
+    MigrationError::wire(CHANNEL)(error.into())
+}
+
+/// The primary has closed the main channel.
+fn gone(order: &StandbyOrder, is_first: bool) -> MigrationError {
+    let what = match order.due() {
+        _ if is_first && order.may_rest() => {
+            "the primary closed the connection and never asked for a checkpoint: if x-colo was off there, it has let go of \
+             its guest, and this standby has the only copy"
+        }
+        _ if order.may_rest() => "the primary closed the connection between two checkpoints",
+        _ => "the primary closed the connection inside a checkpoint, which is dropped",
+    };
+    MigrationError::Transport(what.to_owned(), None)
+}

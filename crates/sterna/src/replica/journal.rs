@@ -1,0 +1,312 @@
+//! The pages of the checkpoint that is arriving: a redo journal with a limit.
+//!
+//! Lanes read payloads into an arena, from which a held checkpoint is copied to RAM. Each lane notes what it took, and in
+//! which round (between two flushes, `specs/stream.md §3.5`): a page comes once in a round over all lanes, so the notes of a
+//! round may be applied in any order, and rounds one after the other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
+
+use crate::error::MigrationError;
+use crate::order::PageRun;
+
+/// Copied at once from the arena to RAM, by way of a buffer that stays in the processor's cache.
+const COPIED: usize = 128 << 10;
+
+/// The journal of one checkpoint.
+pub(super) struct Journal {
+    limit_bytes: u64,
+    /// Where pages lie. Populated as they come.
+    arena: RamBlock,
+    /// Its first free page.
+    next: AtomicU64,
+    /// Notes over all lanes that have no page in the arena: they count, too.
+    notes: AtomicU64,
+    /// The main channel's is the last.
+    lanes: Vec<Mutex<LaneNotes>>,
+}
+
+#[derive(Default)]
+struct LaneNotes {
+    round: u32,
+    notes: Vec<Note>,
+    /// Prepared and not committed.
+    open: Vec<(PageRun, u64)>,
+}
+
+/// What came of a run of pages.
+#[derive(Debug, Clone, Copy)]
+struct Note {
+    round: u32,
+    run: PageRun,
+    /// Page of the arena; `None` for zero pages.
+    at: Option<u64>,
+}
+
+/// What a checkpoint brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Brought {
+    pub(super) normal_pages: u64,
+    pub(super) zero_pages: u64,
+    /// Bytes that the journal took.
+    pub(super) bytes: u64,
+}
+
+impl Journal {
+    /// A journal of at most `limit_bytes` (at least a page) for `lanes` lanes, the main channel among them.
+    pub(super) fn new(limit_bytes: u64, lanes: usize) -> Result<Self, RamError> {
+        let limit_bytes = limit_bytes.max(PAGE_SIZE as u64) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
+        Ok(Self {
+            arena: RamBlock::new("checkpoint journal", limit_bytes, Backing::Anonymous)?,
+            limit_bytes,
+            next: AtomicU64::new(0),
+            notes: AtomicU64::new(0),
+            lanes: (0..lanes).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    /// Where lane `lane` puts the content of `run`.
+    ///
+    /// # Errors
+    /// The checkpoint is larger than the limit.
+    pub(super) fn prepare(&self, lane: usize, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
+        let at = self
+            .next
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |next| {
+                let end = next.checked_add(run.count)?;
+                (self.bytes_of(end, self.notes.load(Ordering::Acquire)) <= self.limit_bytes).then_some(end)
+            })
+            .map_err(|_| self.full())?;
+        self.lanes[lane].lock().open.push((run, at));
+        Ok(self.arena.slice(at * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?)
+    }
+
+    /// The content of `run` stands where [`prepare`](Self::prepare) said.
+    pub(super) fn commit(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
+        let mut notes = self.lanes[lane].lock();
+        let Some(index) = notes.open.iter().position(|(open, _)| *open == run) else {
+            return Err(MigrationError::Internal(format!("commit of {run:?}, which was not prepared")));
+        };
+        let (_, at) = notes.open.remove(index);
+        notes.note(run, Some(at));
+        Ok(())
+    }
+
+    /// The pages of `run` are zero.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(super) fn zero(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
+        if self.lanes[lane].lock().note(run, None) {
+            let notes = self.notes.fetch_add(1, Ordering::AcqRel) + 1;
+            if self.bytes_of(self.next.load(Ordering::Acquire), notes) > self.limit_bytes {
+                return Err(self.full());
+            }
+        }
+        Ok(())
+    }
+
+    /// The lane's next round begins.
+    pub(super) fn settle(&self, lane: usize) {
+        self.lanes[lane].lock().round += 1;
+    }
+
+    /// What lane `lane` took of `page` last: false if nothing; then `to` is as it was.
+    pub(super) fn current(
+        &self,
+        lane: usize,
+        block: usize,
+        page: u64,
+        to: &mut [u8],
+    ) -> Result<bool, MigrationError> {
+        let notes = self.lanes[lane].lock();
+        let holds =
+            |note: &&Note| note.run.block == block && (note.run.first..note.run.end()).contains(&page);
+        let Some(note) = notes.notes.iter().rev().find(holds) else { return Ok(false) };
+        match note.at {
+            Some(at) => self.arena.read((at + page - note.run.first) * PAGE_SIZE as u64, to)?,
+            None => to.fill(0),
+        }
+        Ok(true)
+    }
+
+    /// What came so far.
+    pub(super) fn brought(&self) -> Brought {
+        let mut brought = Brought { bytes: self.bytes(), ..Brought::default() };
+        for lane in &self.lanes {
+            for note in &lane.lock().notes {
+                let pages =
+                    if note.at.is_some() { &mut brought.normal_pages } else { &mut brought.zero_pages };
+                *pages += note.run.count;
+            }
+        }
+        brought
+    }
+
+    /// Puts all that came into `ram`. Doing it again changes nothing.
+    ///
+    /// # Errors
+    /// Memory of this host has failed.
+    pub(super) fn apply(&self, ram: &GuestRam) -> Result<(), MigrationError> {
+        let lanes: Vec<_> = self.lanes.iter().map(Mutex::lock).collect();
+        let last =
+            lanes.iter().filter_map(|lane| lane.notes.last()).map(|note| note.round).max().unwrap_or(0);
+        let mut from = vec![0; lanes.len()];
+        let mut buffer = vec![0; COPIED];
+        for round in 0..=last {
+            for (lane, from) in lanes.iter().zip(&mut from) {
+                while let Some(note) = lane.notes.get(*from).filter(|note| note.round == round) {
+                    self.put(note, ram, &mut buffer)?;
+                    *from += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, note: &Note, ram: &GuestRam, buffer: &mut [u8]) -> Result<(), MigrationError> {
+        let block = ram.block(note.run.block);
+        let Some(at) = note.at else {
+            block.zero_present_pages(note.run.first, note.run.count)?;
+            return Ok(());
+        };
+        let (mut from, mut to) = (at * PAGE_SIZE as u64, note.run.first * PAGE_SIZE as u64);
+        let mut left = note.run.count as usize * PAGE_SIZE;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(COPIED)];
+            self.arena.read(from, piece)?;
+            block.write(to, piece)?;
+            let length = piece.len();
+            (from, to, left) = (from + length as u64, to + length as u64, left - length);
+        }
+        Ok(())
+    }
+
+    /// Forgets all that came.
+    pub(super) fn clear(&self) {
+        for lane in &self.lanes {
+            let mut lane = lane.lock();
+            lane.notes.clear();
+            lane.open.clear();
+            lane.round = 0;
+        }
+        self.next.store(0, Ordering::Release);
+        self.notes.store(0, Ordering::Release);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes_of(self.next.load(Ordering::Acquire), self.notes.load(Ordering::Acquire))
+    }
+
+    fn bytes_of(&self, pages: u64, notes: u64) -> u64 {
+        pages.saturating_mul(PAGE_SIZE as u64).saturating_add(notes.saturating_mul(size_of::<Note>() as u64))
+    }
+
+    fn full(&self) -> MigrationError {
+        MigrationError::JournalFull { limit_bytes: self.limit_bytes }
+    }
+}
+
+impl LaneNotes {
+    /// Notes it. False: it went on what was noted last.
+    fn note(&mut self, run: PageRun, at: Option<u64>) -> bool {
+        let round = self.round;
+        if let Some(last) = self.notes.last_mut()
+            && last.round == round
+            && last.run.block == run.block
+            && last.run.end() == run.first
+            && last.at.map(|at| at + last.run.count) == at
+        {
+            last.run.count += run.count;
+            return false;
+        }
+        self.notes.push(Note { round, run, at });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: u64 = 64;
+
+    fn run(first: u64, count: u64) -> PageRun {
+        PageRun { block: 0, first, count }
+    }
+
+    fn guest() -> GuestRam {
+        let length = PAGES * PAGE_SIZE as u64;
+        GuestRam::new(vec![RamBlock::new("m0", length, Backing::Memfd).unwrap()]).unwrap()
+    }
+
+    fn put(journal: &Journal, lane: usize, run: PageRun, content: u8) {
+        let place = journal.prepare(lane, run).unwrap();
+        place.copy_from(&vec![content; place.len()]).unwrap();
+        journal.commit(lane, run).unwrap();
+    }
+
+    fn first_bytes(ram: &GuestRam) -> Vec<u8> {
+        let mut byte = [0];
+        (0..PAGES)
+            .map(|page| {
+                ram.block(0).read(page * PAGE_SIZE as u64, &mut byte).unwrap();
+                byte[0]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn nothing_reaches_ram_before_it_is_applied_and_rounds_are_applied_in_order() {
+        let (ram, journal) = (guest(), Journal::new(1 << 20, 2).unwrap());
+        // The second lane's page of the first round is older than the first lane's of the second.
+        journal.settle(0);
+        put(&journal, 0, run(5, 3), 2);
+        put(&journal, 1, run(4, 3), 1);
+        journal.zero(1, run(20, 2)).unwrap();
+        journal.settle(1);
+        put(&journal, 1, run(20, 1), 9);
+        assert_eq!(first_bytes(&ram), vec![0; PAGES as usize]);
+
+        journal.apply(&ram).unwrap();
+        journal.apply(&ram).unwrap();
+
+        let bytes = first_bytes(&ram);
+        assert_eq!((&bytes[4..8], &bytes[20..22]), (&[1, 2, 2, 2][..], &[9, 0][..]));
+        let brought = journal.brought();
+        assert_eq!((brought.normal_pages, brought.zero_pages), (7, 2));
+        journal.clear();
+        assert_eq!(journal.brought(), Brought::default());
+    }
+
+    #[test]
+    fn page_that_comes_again_as_a_difference_is_read_from_the_journal() {
+        let journal = Journal::new(1 << 20, 1).unwrap();
+        put(&journal, 0, run(3, 4), 7);
+        journal.zero(0, run(5, 1)).unwrap();
+        let mut page = [1; PAGE_SIZE];
+
+        assert!(!journal.current(0, 0, 9, &mut page).unwrap());
+        assert_eq!(page, [1; PAGE_SIZE]);
+        assert!(journal.current(0, 0, 4, &mut page).unwrap());
+        assert_eq!(page, [7; PAGE_SIZE]);
+        assert!(journal.current(0, 0, 5, &mut page).unwrap());
+        assert_eq!(page, [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn more_than_the_limit_is_refused_whatever_it_is_made_of() {
+        let journal = Journal::new(8 * PAGE_SIZE as u64, 1).unwrap();
+        put(&journal, 0, run(0, 8), 1);
+        assert!(matches!(journal.prepare(0, run(8, 1)), Err(MigrationError::JournalFull { .. })));
+        journal.clear();
+        // Zero pages with gaps: each is a note.
+        let refused = (0..).find_map(|index| journal.zero(0, run(index * 2, 1)).err());
+        assert!(matches!(refused, Some(MigrationError::JournalFull { limit_bytes: 0x8000 })), "{refused:?}");
+        journal.clear();
+        // Without gaps it is one.
+        (0..10_000).for_each(|index| journal.zero(0, run(index, 1)).unwrap());
+    }
+}

@@ -1,0 +1,62 @@
+//! Where a lane's pages go: into RAM while the guest is seeded, afterwards into the journal.
+
+use std::sync::Arc;
+
+use sterna_ram::{PAGE_SIZE, RamSlice};
+
+use super::store::Pages;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::pages::PageSink;
+
+/// One lane of a standby.
+pub(super) struct StandbyLane {
+    pages: Arc<Pages>,
+    index: usize,
+}
+
+impl StandbyLane {
+    pub(super) fn new(pages: Arc<Pages>, index: usize) -> Self {
+        Self { pages, index }
+    }
+}
+
+impl PageSink for StandbyLane {
+    fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
+        if self.pages.gate.enter()? {
+            return self.pages.journal.prepare(self.index, run);
+        }
+        self.pages.seed.prepare(run)
+    }
+
+    fn commit(&self, run: PageRun) -> Result<(), MigrationError> {
+        if self.pages.gate.is_past_seeding() {
+            return self.pages.journal.commit(self.index, run);
+        }
+        self.pages.seed.commit(run)
+    }
+
+    fn zero(&self, run: PageRun) -> Result<(), MigrationError> {
+        if self.pages.gate.enter()? {
+            return self.pages.journal.zero(self.index, run);
+        }
+        self.pages.seed.zero(run)
+    }
+
+    fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
+        self.pages.seed.current(run, to)?;
+        if self.pages.gate.is_past_seeding() {
+            for (page, to) in (run.first..run.end()).zip(to.chunks_exact_mut(PAGE_SIZE)) {
+                self.pages.journal.current(self.index, run.block, page, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), MigrationError> {
+        if self.pages.gate.is_past_seeding() {
+            self.pages.journal.settle(self.index);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! What a standby holds, and the moment from which it holds a checkpoint.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use sterna_image::Shape;
+use sterna_ram::GuestRam;
+use sterna_wire::colo::{CheckpointDevices, DeviceList};
+
+use super::gate::{Gate, Phase};
+use super::journal::{Brought, Journal};
+use crate::error::MigrationError;
+use crate::incoming::follower::Follower;
+use crate::pages::RamSink;
+
+/// RAM, and the way of pages there.
+pub(super) struct Pages {
+    pub(super) ram: GuestRam,
+    pub(super) seed: Arc<RamSink>,
+    pub(super) journal: Journal,
+    pub(super) gate: Arc<Gate>,
+}
+
+/// A machine at a checkpoint: all of it but the pages.
+#[derive(Clone)]
+pub(super) struct Devices {
+    /// Sections, and EOF.
+    pub(super) bytes: Vec<u8>,
+    pub(super) found: CheckpointDevices,
+}
+
+/// What a seeding has brought.
+pub(super) struct Seeded {
+    pub(super) pages: Arc<Pages>,
+    /// Configuration, blocks, description.
+    pub(super) shape: Arc<Shape>,
+    pub(super) list: DeviceList,
+}
+
+/// What is counted of checkpoints.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) last: Brought,
+    pub(super) device_bytes: u64,
+    pub(super) most_journal_bytes: u64,
+    /// From REPLY until it was held.
+    pub(super) took: Duration,
+    pub(super) held_at: Option<Instant>,
+}
+
+/// Where a standby stands. See [`super::StandbyState`].
+pub(super) enum Stage {
+    Seeding,
+    Following,
+    /// No more checkpoints come.
+    Lost(MigrationError),
+    TakenOver,
+}
+
+pub(super) struct Store {
+    pub(super) gate: Arc<Gate>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+pub(super) struct State {
+    pub(super) stage: Stage,
+    pub(super) seeded: Option<Seeded>,
+    /// Of the last held checkpoint.
+    pub(super) devices: Option<Devices>,
+    /// Checkpoints that were held since the seeding, which is number 0.
+    pub(super) number: u64,
+    /// The pages of the last held checkpoint are in the journal, and perhaps not all in RAM.
+    pub(super) is_in_journal: bool,
+    /// Whoever decides on a takeover looks at the last held checkpoint: none may follow.
+    is_frozen: bool,
+    pub(super) counts: Counts,
+    opened_at: Option<Instant>,
+}
+
+impl Store {
+    pub(super) fn new() -> Self {
+        let state = State {
+            stage: Stage::Seeding,
+            seeded: None,
+            devices: None,
+            number: 0,
+            is_in_journal: false,
+            is_frozen: false,
+            counts: Counts::default(),
+            opened_at: None,
+        };
+        Self { gate: Arc::new(Gate::new()), state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The seeding has come whole.
+    pub(super) fn seeded(&self, seeded: Seeded, devices: Devices) {
+        // A packet that comes from now on is none of the seeding's.
+        self.gate.set(Phase::Closed);
+        let mut state = self.state.lock();
+        state.counts.held_at = Some(Instant::now());
+        state.seeded = Some(seeded);
+        state.devices = Some(devices);
+    }
+
+    /// No checkpoint becomes held until [`thaw`](Self::thaw).
+    pub(super) fn freeze(&self) {
+        self.state.lock().is_frozen = true;
+    }
+
+    pub(super) fn thaw(&self) {
+        self.state.lock().is_frozen = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits as long as somebody decides on a takeover, and then holds.
+    fn hold_unless_frozen(&self, devices: Devices, brought: Brought) -> Result<(), MigrationError> {
+        let mut state = self.state.lock();
+        loop {
+            // Looked at after every wait: the takeover ends the following before it thaws.
+            if !matches!(state.stage, Stage::Following) {
+                return Err(MigrationError::Cancelled);
+            }
+            if !state.is_frozen {
+                break;
+            }
+            self.changed.wait(&mut state);
+        }
+        let now = Instant::now();
+        state.counts = Counts {
+            last: brought,
+            device_bytes: devices.bytes.len() as u64,
+            most_journal_bytes: state.counts.most_journal_bytes.max(brought.bytes),
+            took: state.opened_at.map_or(Duration::ZERO, |opened| now - opened),
+            held_at: Some(now),
+        };
+        state.devices = Some(devices);
+        state.is_in_journal = true;
+        state.number += 1;
+        Ok(())
+    }
+
+    fn pages(&self) -> Result<Arc<Pages>, MigrationError> {
+        let state = self.state.lock();
+        let missing = || MigrationError::Internal("a checkpoint came before the seeding".to_owned());
+        state.seeded.as_ref().map(|seeded| Arc::clone(&seeded.pages)).ok_or_else(missing)
+    }
+
+    /// Finishes what [`Follower::apply`] has begun, if the following ended in it.
+    pub(super) fn apply_held(&self) -> Result<(), MigrationError> {
+        if !self.state.lock().is_in_journal {
+            return Ok(());
+        }
+        let pages = self.pages()?;
+        pages.journal.apply(&pages.ram)?;
+        pages.journal.clear();
+        self.state.lock().is_in_journal = false;
+        Ok(())
+    }
+
+    /// Nothing more comes; the first reason counts.
+    fn ended(&self, why: MigrationError) {
+        let mut state = self.state.lock();
+        if matches!(state.stage, Stage::Seeding | Stage::Following) {
+            state.stage = Stage::Lost(why);
+        }
+        drop(state);
+        self.gate.set(Phase::Ended);
+        self.changed.notify_all();
+    }
+}
+
+impl Follower for Store {
+    fn begin(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.stage, Stage::Seeding) {
+            state.stage = Stage::Following;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn wait_until_begun(&self, most: Duration) {
+        let mut state = self.state.lock();
+        if matches!(state.stage, Stage::Seeding) {
+            self.changed.wait_for(&mut state, most);
+        }
+    }
+
+    fn has_begun(&self) -> bool {
+        !matches!(self.state.lock().stage, Stage::Seeding)
+    }
+
+    fn open(&self) -> Result<(), MigrationError> {
+        self.state.lock().opened_at = Some(Instant::now());
+        self.gate.set(Phase::Open);
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.gate.set(Phase::Closed);
+    }
+
+    fn hold(&self, devices: Vec<u8>) -> Result<(), MigrationError> {
+        let (found, pages) = {
+            let state = self.state.lock();
+            let Some(seeded) = &state.seeded else {
+                return Err(MigrationError::Internal("a checkpoint came before the seeding".to_owned()));
+            };
+            let found = seeded.list.check(&devices).map_err(MigrationError::wire("main channel"))?;
+            (found, Arc::clone(&seeded.pages))
+        };
+        // What lies on memory of this host that has failed is not held.
+        MigrationError::check_memory(&pages.ram)?;
+        self.hold_unless_frozen(Devices { bytes: devices, found }, pages.journal.brought())
+    }
+
+    fn apply(&self) -> Result<(), MigrationError> {
+        self.apply_held()
+    }
+
+    fn lost(&self, why: MigrationError) {
+        self.ended(why);
+    }
+
+    fn wait_until_over(&self) {
+        while !self.gate.wait_for_end(Duration::from_secs(3600)) {}
+    }
+
+    fn end(&self) {
+        self.ended(MigrationError::Cancelled);
+    }
+}

@@ -1,0 +1,208 @@
+//! The seeding: an opaque machine arrives in memory, and is followed from then on.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sterna_image::{OPAQUE_BYTES, Shape};
+use sterna_ram::{Backing, GuestRam, RamBlock};
+use sterna_wire::colo::{DeviceList, KnownDevice};
+use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
+
+use super::journal::Journal;
+use super::lane::StandbyLane;
+use super::store::{Devices, Pages, Seeded, Store};
+use crate::error::MigrationError;
+use crate::hooks::Hook;
+use crate::incoming::follower::Follower;
+use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
+use crate::opaque::RAM_BYTES;
+use crate::opaque::gathered::{Gathered, knowledge};
+use crate::pages::{PageSink, RamSink};
+use crate::params::Capabilities;
+use crate::vm::Device;
+
+const CHANNEL: &str = "main channel";
+
+/// Takes a seeding in.
+pub(super) struct StandbyTarget {
+    store: Arc<Store>,
+    /// The most that the journal takes.
+    journal_limit: u64,
+    seeding: Mutex<Seeding>,
+}
+
+struct Seeding {
+    machine: Gathered,
+    list: DeviceList,
+    /// From the block list on.
+    pages: Option<Arc<Pages>>,
+}
+
+impl Seeding {
+    fn new() -> Self {
+        Self { machine: Gathered::new(), list: DeviceList::new(), pages: None }
+    }
+}
+
+impl StandbyTarget {
+    pub(super) fn new(store: Arc<Store>, journal_limit: u64) -> Self {
+        Self { store, journal_limit, seeding: Mutex::new(Seeding::new()) }
+    }
+
+    /// Bytes of the machine's RAM; 0 until its block list has come.
+    pub(super) fn ram_bytes(&self) -> u64 {
+        self.seeding.lock().machine.shape().ram_bytes()
+    }
+
+    fn pages(&self, start: &RamStart<'_>) -> Result<Pages, MigrationError> {
+        let block = |(name, length): (&str, u64)| RamBlock::new(name, length, Backing::Memfd);
+        let ram = GuestRam::new(start.table.iter().map(block).collect::<Result<_, _>>()?)?;
+        ram.blocks().iter().for_each(RamBlock::declare_fresh);
+        let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
+        let journal = Journal::new(self.journal_limit, start.lanes + 1)?;
+        Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate) })
+    }
+}
+
+impl Target for StandbyTarget {
+    fn follower(&self) -> Option<&dyn Follower> {
+        Some(self.store.as_ref())
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    fn expectations(&self, capabilities: &Capabilities) -> Expectations {
+        Expectations {
+            multifd: capabilities.multifd,
+            // Without knowing the machine's version: a START without a flush says so.
+            accept_legacy_flush: true,
+            opaque_tail: true,
+            device_state_bytes: OPAQUE_BYTES as u64,
+            ..Expectations::default()
+        }
+    }
+
+    fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
+        knowledge()
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
+
+    fn known_layout(&self, _: usize) -> Result<Option<Layout>, MigrationError> {
+        Ok(None)
+    }
+
+    fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError> {
+        self.seeding.lock().machine.configuration(configuration);
+        Ok(())
+    }
+
+    fn command(&self, bytes: &[u8]) -> Result<(), MigrationError> {
+        self.seeding.lock().machine.command(bytes)
+    }
+
+    fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
+        let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
+        if total.is_none() {
+            let what =
+                format!("the primary's RAM is larger than {RAM_BYTES} bytes, the most that is accepted");
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        let pages = Arc::new(self.pages(start)?);
+        let lane = |index| Arc::new(StandbyLane::new(Arc::clone(&pages), index)) as Arc<dyn PageSink>;
+        let layout = Layout {
+            ram: pages.ram.clone(),
+            table: start.table.clone(),
+            sinks: (0..=start.lanes).map(lane).collect(),
+        };
+        let mut seeding = self.seeding.lock();
+        seeding.machine.ram_starts(start);
+        seeding.machine.ram_has_started();
+        seeding.pages = Some(pages);
+        Ok(RamStarted { layout: Some(layout), warning: None })
+    }
+
+    fn ram_section_ended(&self, kind: SectionKind) {
+        self.seeding.lock().machine.ram_section_ended(kind);
+    }
+
+    fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
+        let Section { id, name, instance, version, kind, body } = *section;
+        if kind != SectionKind::Full {
+            let what = format!(
+                "{name:?} is sent in parts, of which a checkpoint brings none: take the device (or its migration \
+                 capability) off the primary"
+            );
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        let mut seeding = self.seeding.lock();
+        let (name, length_bytes) = (name.to_owned(), body.len());
+        let known = KnownDevice { id, name, instance, version, length_bytes, is_early: true };
+        seeding.list.push(known).map_err(MigrationError::wire(CHANNEL))?;
+        seeding.machine.section(section)
+    }
+
+    fn tail(&self) -> Option<Tail> {
+        Some(self.seeding.lock().machine.tail())
+    }
+
+    fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
+        let mut seeding = self.seeding.lock();
+        let description = end.description.clone().map(|range| &tail.bytes()[range]);
+        seeding
+            .list
+            .push_tail(&tail.bytes()[..end.devices_bytes], description)
+            .map_err(MigrationError::wire(CHANNEL))?;
+        seeding.machine.devices_came(tail, end)
+    }
+
+    fn finish_loading(&self) -> Result<bool, MigrationError> {
+        let mut seeding = self.seeding.lock();
+        let shape = seeding.machine.finish()?;
+        let Some(pages) = seeding.pages.clone().filter(|_| shape.has_end) else {
+            let what = "the stream ended before RAM's END section".to_owned();
+            return Err(MigrationError::PeerMisbehaved { what });
+        };
+        pages.seed.finish()?;
+        let list = seeding.list.clone();
+        let devices = as_checkpoint(&shape, &list)?;
+        self.store.seeded(Seeded { pages, shape, list }, devices);
+        Ok(true)
+    }
+
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        Vec::new()
+    }
+
+    fn start(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn runs_guests(&self) -> bool {
+        false
+    }
+
+    fn take_over_paused(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+
+    fn reset(&self) -> Vec<String> {
+        *self.seeding.lock() = Seeding::new();
+        Vec::new()
+    }
+
+    fn cleared_pages(&self) -> u64 {
+        0
+    }
+}
+
+/// The seeding's devices as a checkpoint has them.
+fn as_checkpoint(shape: &Shape, list: &DeviceList) -> Result<Devices, MigrationError> {
+    let bytes = [&shape.early[..], &shape.setup, &shape.devices, &[0]].concat();
+    let found = list.check(&bytes).map_err(MigrationError::wire(CHANNEL))?;
+    Ok(Devices { bytes, found })
+}
