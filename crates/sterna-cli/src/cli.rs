@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, rdma, repair, report,
-    restore, run, save, verify,
+    restore, run, save, standby, verify,
 };
 use crate::exit;
 
@@ -42,6 +42,8 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
+    /// Hold the last checkpoint of a QEMU that runs elsewhere, and make an image of it when that is gone
+    Standby(standby::Arguments),
     /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
@@ -73,6 +75,7 @@ impl Command {
             Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
+            Self::Standby(arguments) => standby::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),

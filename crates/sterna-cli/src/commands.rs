@@ -18,6 +18,7 @@ pub mod report;
 pub mod restore;
 pub mod run;
 pub mod save;
+pub mod standby;
 pub mod verify;
 
 /// `NAME=VALUE`.

@@ -14,6 +14,7 @@ mod library;
 mod libvirt_baseline;
 mod libvirt_images;
 mod qemu_baseline;
+mod qemu_colo;
 mod qemu_convert;
 mod qemu_disks;
 mod qemu_image_tools;

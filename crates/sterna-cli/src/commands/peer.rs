@@ -80,7 +80,8 @@ impl Wire {
         Err(Stop::usage("--set, --cap and --tls-dir are for peers without a monitor (listen: and send:)"))
     }
 
-    fn engine(&self, endpoint: TlsEndpoint) -> Result<(Parameters, Capabilities), Stop> {
+    /// What the peer was told, as the engine takes it.
+    pub fn engine(&self, endpoint: TlsEndpoint) -> Result<(Parameters, Capabilities), Stop> {
         let mut set = ParameterSet::default();
         let present = set.to_json();
         let mut changes = Map::from_iter([("max-bandwidth".to_owned(), json!(0))]);
@@ -273,7 +274,7 @@ fn undecided(to: &str) -> Stop {
 }
 
 /// An address of the command line. A descriptor that it names was handed over by whoever started this program.
-fn address(text: &str) -> Result<Address, Stop> {
+pub fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
     if matches!(address, Address::Rdma { .. }) {
         return Err(Stop::usage(
