@@ -10,7 +10,7 @@ use rustix::fs::MemfdFlags;
 use sterna::ram::{
     Backing, ChangeError, Custody, GuestRam, MemoryPermissions, PAGE_SIZE, RamBlock, RegionPlan,
 };
-use sterna::{Arrival, Fault, MigrationError, Outcome, Status};
+use sterna::{Arrival, Capabilities, Fault, MigrationError, Outcome, Status};
 use sterna_guests::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -178,8 +178,9 @@ fn guest_moves_from_memory_of_one_vmm_to_that_of_another_and_no_page_is_replaced
 
 /// Migrates, and cancels when some of it has come.
 fn cancel_on_the_way(source: &Arc<ProcessGuest>, target: &Arc<ProcessGuest>) {
-    let (mut params, capabilities) = common::multifd(2);
-    params.max_bandwidth_bytes = 20 << 20;
+    let (params, capabilities) = common::multifd(2);
+    // However late the cancel comes, the migration has not ended.
+    let capabilities = Capabilities { pause_before_switchover: true, ..capabilities };
     let incoming = common::listen(target, &params, capabilities);
     let migration = common::start(source, &incoming.address(), &params, capabilities, Arc::new(()));
     while migration.statistics().normal_pages < 500 && !migration.status().is_terminal() {
@@ -354,11 +355,11 @@ fn memory_is_plugged_between_migrations_and_not_during_one() {
     let guest_ram = sterna::Vm::ram(&*source);
     let dimm = || RamBlock::new("dimm0", 4 * MIB, Backing::Anonymous).unwrap();
     let plugged = |ram: &GuestRam| ram.with_blocks(ram.blocks().iter().cloned().chain([dimm()]).collect());
-    let (mut params, capabilities) = common::multifd(2);
-    params.max_bandwidth_bytes = 20 << 20;
+    let (params, capabilities) = common::multifd(2);
+    let capabilities = Capabilities { pause_before_switchover: true, ..capabilities };
     let incoming = common::listen(&target, &params, capabilities);
     let migration = common::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
-    while migration.status() != Status::Active {
+    while !matches!(migration.status(), Status::Active | Status::PreSwitchover) {
         std::thread::sleep(Duration::from_millis(1));
     }
 
