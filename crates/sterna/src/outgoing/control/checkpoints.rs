@@ -1,4 +1,4 @@
-//! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §3`).
+//! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §4`).
 //!
 //! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied; then it goes on, and the checkpoint
 //! travels. If the pages do not fit the staging memory, the guest stands until they are sent.

@@ -241,7 +241,7 @@ impl Control {
         }
         self.identify_sent = Some(Instant::now());
         let mut commands = vec![Command::OpenReturnPath, Command::Ping(1)];
-        // To a standby it is as any primary: the extension would announce a handover (specs/replica.md §3).
+        // To a standby it is as any primary: the extension would announce a handover (specs/replica.md §4).
         if self.shared.protecting.is_none() {
             commands.push(Command::Ping(extension::EXTENSION_PING));
         }

@@ -1,5 +1,5 @@
 //! What an outgoing migration needs whose destination is a standby: the guest stays here, and checkpoints follow the seeding
-//! (`specs/replica.md §3`).
+//! (`specs/replica.md §4`).
 //!
 //! The control thread takes them ([`super::control`], `checkpoints`). Who may run the guest is decided elsewhere: see
 //! [`Overseer`].
