@@ -55,7 +55,7 @@ pub struct Arguments {
     /// Replace the image if it exists
     #[arg(long)]
     pub force: bool,
-    /// Print JSON, a line a second
+    /// Print JSON, a line a second. The first line comes when it listens; each has its address
     #[arg(long)]
     pub json: bool,
     /// What the primary was told.
@@ -124,7 +124,12 @@ fn follow(standby: &Standby, arguments: &Arguments, interrupts: &Interrupts) -> 
         if Instant::now() >= due {
             due = Instant::now() + LINE;
             let now = standby.statistics();
-            terminal::print(&line(arguments.json, &state, &now, &before));
+            let line = if arguments.json {
+                json_line(standby, &state, &now, &before)
+            } else {
+                text_line(&state, &now, &before)
+            };
+            terminal::print(&line);
             before = now;
         }
         interrupts.sleep(LOOK, seen);
@@ -168,26 +173,36 @@ fn word(state: &StandbyState) -> &'static str {
     }
 }
 
-fn line(is_json: bool, state: &StandbyState, now: &StandbyStatistics, before: &StandbyStatistics) -> String {
-    let per_second = (now.checkpoints - before.checkpoints) as f64 / LINE.as_secs_f64();
-    if is_json {
-        let value: Value = json!({
-            "schema": "sterna-standby",
-            "version": 1,
-            "state": word(state),
-            "checkpoints": now.checkpoints,
-            "checkpoints_per_second": per_second,
-            "last_normal_pages": now.last_normal_pages,
-            "last_zero_pages": now.last_zero_pages,
-            "last_device_bytes": now.last_device_bytes,
-            "last_time": now.last_took.as_secs_f64(),
-            "age": now.age.map(|age| age.as_secs_f64()),
-            "most_journal_bytes": now.most_journal_bytes,
-            "received_bytes": now.received_bytes,
-            "ram_total_bytes": now.ram_bytes,
-        });
-        return format!("{value}\n");
-    }
+fn per_second(now: &StandbyStatistics, before: &StandbyStatistics) -> f64 {
+    (now.checkpoints - before.checkpoints) as f64 / LINE.as_secs_f64()
+}
+
+fn json_line(
+    standby: &Standby,
+    state: &StandbyState,
+    now: &StandbyStatistics,
+    before: &StandbyStatistics,
+) -> String {
+    let value: Value = json!({
+        "schema": "sterna-standby",
+        "version": 1,
+        "state": word(state),
+        "address": standby.address().to_string(),
+        "checkpoints": now.checkpoints,
+        "checkpoints_per_second": per_second(now, before),
+        "last_normal_pages": now.last_normal_pages,
+        "last_zero_pages": now.last_zero_pages,
+        "last_device_bytes": now.last_device_bytes,
+        "last_time": now.last_took.as_secs_f64(),
+        "age": now.age.map(|age| age.as_secs_f64()),
+        "most_journal_bytes": now.most_journal_bytes,
+        "received_bytes": now.received_bytes,
+        "ram_total_bytes": now.ram_bytes,
+    });
+    format!("{value}\n")
+}
+
+fn text_line(state: &StandbyState, now: &StandbyStatistics, before: &StandbyStatistics) -> String {
     match state {
         StandbyState::Waiting => "waiting for a primary\n".to_owned(),
         StandbyState::Seeding => format!(
@@ -196,9 +211,10 @@ fn line(is_json: bool, state: &StandbyState, now: &StandbyStatistics, before: &S
             units::bytes(now.ram_bytes)
         ),
         _ => format!(
-            "{:<11} checkpoint {}, {per_second:.0}/s; the last one {} in {}, {} ago; journal at most {}\n",
+            "{:<11} checkpoint {}, {:.0}/s; the last one {} in {}, {} ago; journal at most {}\n",
             word(state),
             now.checkpoints,
+            per_second(now, before),
             units::bytes(now.last_normal_pages * units::PAGE_BYTES + now.last_device_bytes),
             units::time(now.last_took),
             units::time(now.age.unwrap_or_default()),
