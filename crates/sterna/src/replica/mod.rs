@@ -21,7 +21,7 @@
 //! | `standby` | the handle |
 //! | `protected` | the contact at the standby's address, joined with what is held |
 //! | `takeover` | by an operator's word |
-//! | `survivor`, `held` | where the guest goes on; the guest as it is taken over |
+//! | `survivor`, `vm_survivor`, `held` | where the guest goes on: an image, a VM of this process; the guest as it is taken over |
 //! | `store`, `witness` | what is held, and when a checkpoint counts as held |
 //! | `journal`, `gate` | pages of the arriving checkpoint, and when they may come |
 //! | `lane` | where a lane's pages go |
@@ -39,13 +39,14 @@ mod store;
 mod survivor;
 mod takeover;
 mod target;
+mod vm_survivor;
 mod witness;
 
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
     StandbyGuest, Terms,
 };
-pub use held::{HeldCheckpoint, HeldGuest};
+pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use primary::{
     ByteGate, EpochGate, GateStatistics, Guardians, LEAST_CHECKPOINT_DELAY, MaySay, NoOutput, Primary,
     PrimaryOptions, PrimaryStatistics, ProtectError,
@@ -56,3 +57,4 @@ pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};
 pub use sterna_proto::replica as machines;
 pub use survivor::{ImageSurvivor, Survivor};
 pub use takeover::{OperatorsWord, TakenOver, TakeoverError, TakeoverPermission};
+pub use vm_survivor::VmSurvivor;
