@@ -9,6 +9,7 @@ use sterna_wire::main::{
     encode_section_part,
 };
 use sterna_wire::ram::RamRecordWriter;
+use sterna_wire::replica::Output;
 use sterna_wire::vmdesc;
 
 use super::measure::Counters;
@@ -88,6 +89,12 @@ impl MainStream {
     /// The devices follow, as they will in every checkpoint.
     pub(super) fn mark_devices(&mut self) {
         self.first_device = Some(self.next_section);
+    }
+
+    /// Writes the section of what the guest has said and nobody heard yet, the last one of a checkpoint.
+    pub(super) fn output(&mut self, output: &Output) -> Result<(), MigrationError> {
+        let header = (Output::SECTION_NAME, Output::SECTION_INSTANCE, Output::SECTION_VERSION);
+        self.full_section(header, &output.encode(), true)
     }
 
     /// What `write` writes of the devices, under the numbers that they had in the seeding, and EOF. Nothing goes out.

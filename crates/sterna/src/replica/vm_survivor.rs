@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use sterna_image::Shape;
 use sterna_ram::{Custody, CustodyClaim, GuestRam, PAGE_SIZE};
 use sterna_wire::global_state::{self, GlobalState};
+use sterna_wire::replica::Output;
 
 use super::held::{HeldDevice, HeldGuest};
 use super::survivor::Survivor;
@@ -26,8 +27,12 @@ pub struct VmSurvivor {
     vm: Arc<dyn TargetVm>,
     ram: GuestRam,
     custody: CustodyClaim,
+    say_again: SayAgain,
     state: Mutex<State>,
 }
+
+/// Says what the guest had said when nobody may have heard it, and how many bytes it had said before.
+type SayAgain = Box<dyn Fn(u64, &[u8]) + Send + Sync>;
 
 #[derive(Default)]
 struct State {
@@ -35,6 +40,7 @@ struct State {
     places: Vec<(usize, bool)>,
     /// Whether the guest wants to run.
     is_running: bool,
+    unsaid: Output,
     seized: Vec<Arc<dyn Hook>>,
     has_started: bool,
 }
@@ -48,7 +54,14 @@ impl VmSurvivor {
         let ram = vm.ram();
         let arriving = Custody::Arriving { is_free: false };
         let custody = ram.claim_custody(arriving, Custody::may_arrive).map_err(StartError::Guest)?;
-        Ok(Self { vm, ram, custody, state: Mutex::default() })
+        Ok(Self { vm, ram, custody, say_again: Box::new(|_, _| {}), state: Mutex::default() })
+    }
+
+    /// Calls `say` when the guest starts, with what it had said when the checkpoint was taken and had not left, and how many bytes it had said
+    /// before ([`ByteGate::say_again`](super::ByteGate::say_again)).
+    #[must_use]
+    pub fn saying_again(self, say: impl Fn(u64, &[u8]) + Send + Sync + 'static) -> Self {
+        Self { say_again: Box::new(say), ..self }
     }
 
     /// Whether the guest runs here, or stands here as it stood at the primary.
@@ -116,8 +129,9 @@ impl VmSurvivor {
         Ok(device)
     }
 
-    fn load(&self, sections: &[HeldDevice]) -> Result<bool, VmError> {
-        let mut wants_to_run = true;
+    /// Whether the guest wants to run, and what it has not said yet.
+    fn load(&self, sections: &[HeldDevice]) -> Result<(bool, Output), VmError> {
+        let (mut wants_to_run, mut unsaid) = (true, Output::default());
         for section in sections {
             let what = format!("device {:?}", section.name);
             if section.name == global_state::SECTION_NAME {
@@ -125,11 +139,15 @@ impl VmSurvivor {
                 wants_to_run = state.wants_to_run();
                 continue;
             }
+            if section.name == Output::SECTION_NAME {
+                unsaid = Output::decode(unframed(section)?).map_err(|error| VmError::new(&what, error))?;
+                continue;
+            }
             let device = self.find(section)?;
             let body = unframed(section)?;
             call(format!("Device::load of {:?}", section.name), || device.load(section.version, body))?;
         }
-        Ok(wants_to_run)
+        Ok((wants_to_run, unsaid))
     }
 
     fn seize(&self, state: &mut State) -> Result<(), VmError> {
@@ -167,7 +185,8 @@ impl Survivor for VmSurvivor {
         if *theirs != ours {
             return Err(unfit(format!("the primary's machine is {theirs:?}, and this one is {ours:?}")));
         }
-        let states = devices.iter().filter(|section| section.name != global_state::SECTION_NAME);
+        let not_devices = [global_state::SECTION_NAME, Output::SECTION_NAME];
+        let states = devices.iter().filter(|section| !not_devices.contains(&section.name.as_str()));
         for section in states {
             self.find(section)?;
             unframed(section)?;
@@ -190,13 +209,16 @@ impl Survivor for VmSurvivor {
                 filled.map_err(|error| VmError::new("memory of the checkpoint", error))?;
             }
         }
-        state.is_running = self.load(guest.devices())?;
+        (state.is_running, state.unsaid) = self.load(guest.devices())?;
         Ok(())
     }
 
     fn start(&self) -> Result<(), VmError> {
         let mut state = self.state.lock();
         self.seize(&mut state)?;
+        // Before it says anything new.
+        let Output { position, bytes } = std::mem::take(&mut state.unsaid);
+        (self.say_again)(position, &bytes);
         if state.is_running {
             call("TargetVm::start", || self.vm.start())?;
         } else {

@@ -59,6 +59,8 @@ struct Pair {
     standby: Standby,
     arbiter: Arc<Arbiter>,
     proxy: Proxy,
+    /// By the survivor: from which byte on, and what.
+    said_again: Arc<Mutex<(u64, Vec<u8>)>>,
     /// After so many pieces every connection ends.
     cut: Arc<AtomicI64>,
 }
@@ -80,7 +82,12 @@ fn try_protect(
     let (params, capabilities) = way.settings();
     let (arbiter, secret) = (Arc::<Arbiter>::default(), || Secret::from_bytes([3; 32]));
     let vm: Arc<dyn TargetVm> = Arc::clone(&there) as _;
-    let survivor = Arc::new(VmSurvivor::new(vm).expect("the place is free"));
+    let said_again = Arc::new(Mutex::new((0, Vec::new())));
+    let survivor = VmSurvivor::new(vm).expect("the place is free");
+    let survivor = Arc::new(survivor.saying_again({
+        let said_again = Arc::clone(&said_again);
+        move |position, bytes| *said_again.lock() = (position, bytes.to_vec())
+    }));
     let rules = ContactRules {
         secret: secret(),
         is_required: true,
@@ -114,7 +121,7 @@ fn try_protect(
     }
     let at = proxy.address();
     let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
-    Ok(Pair { guest, there, primary, standby, arbiter, proxy, cut })
+    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut })
 }
 
 /// How checkpoints travel.
@@ -202,6 +209,12 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         assert!(matches!(last, standby::Outcome::Running(_)), "{way:?}: {last:?}");
         assert!(gate.wait_until_empty(PATIENCE));
         assert_eq!(*said.lock(), b"last words");
+        // Whoever counts bytes misses none, whether they left before the last checkpoint or not.
+        let (position, again) = pair.said_again.lock().clone();
+        assert!(
+            position as usize + again.len() == 10 && b"last words".ends_with(&again),
+            "{position}, {again:?}"
+        );
         let (ours, theirs) = (pair.guest.progress(), pair.there.progress());
         assert!(theirs.total_steps() >= ours.total_steps(), "no step is lost: {theirs:?} after {ours:?}");
         assert_lives_on(&pair.there);

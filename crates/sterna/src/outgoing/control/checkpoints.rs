@@ -190,10 +190,13 @@ impl Control {
             protecting.staging.clear();
         }
         let run_state = self.run_state_before();
+        let unsaid = protecting.overseer.end_epoch(number);
         let devices = self.main()?.with(|stream| {
-            stream.collect_devices(|stream| shared.guest_source.send_devices(stream, run_state))
+            stream.collect_devices(|stream| {
+                shared.guest_source.send_devices(stream, run_state)?;
+                stream.output(&unsaid)
+            })
         })?;
-        protecting.overseer.end_epoch(number);
         protecting.overseer.taken(number, is_last)?;
         Ok(Taken { round: round.number(), pages: round.pages(), devices })
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_proto::source::Event as Fed;
+use sterna_wire::replica::Output;
 
 use super::Control;
 use crate::error::MigrationError;
@@ -48,7 +49,12 @@ impl Control {
         let run_state = self.run_state_before();
         main.with(|stream| {
             stream.mark_devices();
-            shared.guest_source.send_devices(stream, run_state)
+            shared.guest_source.send_devices(stream, run_state)?;
+            // Checkpoints have the sections of the seeding.
+            if shared.protecting.is_some() {
+                stream.output(&Output::default())?;
+            }
+            Ok(())
         })?;
         self.step(SwitchoverStep::Devices);
         if let Some(file) = &self.file {

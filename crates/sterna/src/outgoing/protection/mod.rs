@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use sterna_wire::replica::Output;
 
 pub(crate) use inbox::Inbox;
 pub(crate) use staging::Staging;
@@ -25,7 +26,8 @@ pub(crate) trait Overseer: Send + Sync {
     /// which the guest stays stopped.
     fn may_take(&self, is_last: bool) -> bool;
     /// The guest stands for checkpoint `number`: what it has said so far belongs to that epoch, what it says from now on to the next.
-    fn end_epoch(&self, number: u64);
+    /// Gives what was said and has not left.
+    fn end_epoch(&self, number: u64) -> Output;
     /// Checkpoint `number` was taken. Called while the guest stands, before its end is handed to the transport.
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError>;
     /// What carries the checkpoints has failed, or the taking of one did.

@@ -29,6 +29,10 @@ pub trait EpochGate: Send + Sync {
     fn open(&self);
     /// Forgets what waits.
     fn drop_output(&self);
+    /// What waits, and how many bytes the guest had said before. A checkpoint carries it, and the side that goes on says it again.
+    fn unsaid(&self) -> (u64, Vec<u8>) {
+        (0, Vec::new())
+    }
     /// What waits, now.
     fn statistics(&self) -> GateStatistics {
         GateStatistics::default()
@@ -60,7 +64,7 @@ impl EpochGate for NoOutput {
     fn drop_output(&self) {}
 }
 
-/// Holds pieces of bytes (a console's), in order. Each leaves once.
+/// Holds pieces of bytes (a console's), in order. Each leaves once. While nothing is held, bytes are written at once, by whoever says them.
 pub struct ByteGate {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -70,6 +74,8 @@ pub struct ByteGate {
 type Write = Box<dyn FnMut(&[u8]) + Send>;
 
 struct Shared {
+    /// Locked after `state`, or without it.
+    write: Mutex<Write>,
     state: Mutex<State>,
     changed: Condvar,
     limit_bytes: u64,
@@ -83,6 +89,10 @@ struct State {
     epoch: u64,
     released_epoch: u64,
     waiting: VecDeque<Piece>,
+    /// A piece is being written.
+    is_writing: bool,
+    /// Bytes that left, or leave now.
+    position: u64,
     has_ended: bool,
     counts: GateStatistics,
 }
@@ -101,21 +111,21 @@ impl ByteGate {
     /// # Errors
     /// The host refuses a thread.
     pub fn new(limit_bytes: u64, write: impl FnMut(&[u8]) + Send + 'static) -> Result<Self, MigrationError> {
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), limit_bytes });
-        let thread = threads::spawn(
-            "gate",
-            {
-                let shared = Arc::clone(&shared);
-                move || shared.let_out(Box::new(write))
-            },
-            |_| {},
-        )?;
+        let write: Write = Box::new(write);
+        let (write, state) = (Mutex::new(write), Mutex::default());
+        let shared = Arc::new(Shared { write, state, changed: Condvar::new(), limit_bytes });
+        let lets_out = Arc::clone(&shared);
+        let thread = threads::spawn("gate", move || lets_out.let_out(), |_| {})?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// The guest says this.
     pub fn put(&self, bytes: &[u8]) {
         let mut state = self.shared.state.lock();
+        if state.may_say.is_none() && state.waiting.is_empty() && !state.is_writing {
+            state.position += bytes.len() as u64;
+            return (self.shared.write.lock())(bytes);
+        }
         let epoch = if state.may_say.is_some() { state.epoch } else { 0 };
         state.counts.waiting += 1;
         state.counts.waiting_bytes += bytes.len() as u64;
@@ -136,20 +146,19 @@ impl ByteGate {
         }
     }
 
-    /// What waits and belongs to epochs up to `epoch`: what the standby would have to say again.
-    pub fn unsaid(&self, epoch: u64) -> Vec<u8> {
-        let state = self.shared.state.lock();
-        let of_epoch = state.waiting.iter().filter(|piece| piece.epoch <= epoch);
-        of_epoch.flat_map(|piece| piece.bytes.iter().copied()).collect()
+    /// The guest comes from a checkpoint: says what it had said and nobody may have heard. `position`: how many bytes it had said before.
+    pub fn say_again(&self, position: u64, bytes: &[u8]) {
+        self.shared.state.lock().position = position;
+        self.put(bytes);
     }
 
     /// Waits until nothing waits, no longer than `most`. True: nothing does.
     pub fn wait_until_empty(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut state = self.shared.state.lock();
-        while !state.waiting.is_empty() {
+        while !state.waiting.is_empty() || state.is_writing {
             if self.shared.changed.wait_until(&mut state, until).timed_out() {
-                return state.waiting.is_empty();
+                return state.waiting.is_empty() && !state.is_writing;
             }
         }
         true
@@ -185,6 +194,11 @@ impl EpochGate for ByteGate {
         self.shared.changed.notify_all();
     }
 
+    fn unsaid(&self) -> (u64, Vec<u8>) {
+        let state = self.shared.state.lock();
+        (state.position, state.waiting.iter().flat_map(|piece| piece.bytes.iter().copied()).collect())
+    }
+
     fn statistics(&self) -> GateStatistics {
         self.shared.state.lock().counts
     }
@@ -200,10 +214,14 @@ impl Drop for ByteGate {
 }
 
 impl Shared {
-    fn let_out(&self, mut write: Write) {
+    fn let_out(&self) {
         while let Some(piece) = self.next() {
-            write(&piece.bytes);
-            self.state.lock().counts.last_delay = piece.came.elapsed();
+            (self.write.lock())(&piece.bytes);
+            let mut state = self.state.lock();
+            state.is_writing = false;
+            state.counts.last_delay = piece.came.elapsed();
+            drop(state);
+            self.changed.notify_all();
         }
     }
 
@@ -221,6 +239,8 @@ impl Shared {
                 state.counts.waiting -= 1;
                 state.counts.waiting_bytes -= piece.bytes.len() as u64;
                 state.counts.released += 1;
+                state.position += piece.bytes.len() as u64;
+                state.is_writing = true;
                 self.changed.notify_all();
                 return Some(piece);
             }
@@ -243,6 +263,19 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
+    impl ByteGate {
+        fn wait_until_left(&self, position: u64) -> bool {
+            let begin = Instant::now();
+            while self.unsaid().0 < position {
+                if begin.elapsed() > PATIENCE {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        }
+    }
+
     fn gate() -> (ByteGate, Arc<Mutex<Vec<u8>>>) {
         let said = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&said);
@@ -262,7 +295,8 @@ mod tests {
         gate.put(b"two ");
         gate.end_epoch(2);
         gate.put(b"three");
-        assert!(gate.unsaid(2).ends_with(b"one two "));
+        assert!(gate.wait_until_left(7));
+        assert_eq!(gate.unsaid(), (7, b"one two three".to_vec()));
 
         // Released by a machine whose lease has ended since.
         gate.release(1);
@@ -282,6 +316,20 @@ mod tests {
         assert!(gate.wait_until_empty(PATIENCE));
         drop(gate);
         assert_eq!(*said.lock(), b"before one two three");
+    }
+
+    #[test]
+    fn survivor_says_again_what_may_not_have_been_heard() {
+        let (gate, said) = gate();
+        gate.close(Box::new(|_| false));
+        gate.put(b"heard by nobody");
+        let (position, bytes) = gate.unsaid();
+        let (there, heard) = self::gate();
+        there.say_again(position, &bytes);
+        there.put(b", and on");
+        assert_eq!((*heard.lock()).as_slice(), b"heard by nobody, and on");
+        assert_eq!(there.unsaid(), (23, Vec::new()));
+        assert!(said.lock().is_empty());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_proto::replica::primary::Event;
+use sterna_wire::replica::Output;
 
 use super::gate::EpochGate;
 use super::guest::ProtectedGuest;
@@ -27,13 +28,15 @@ impl Overseer for PrimaryOverseer {
         self.contact.may_take_checkpoint(is_last)
     }
 
-    fn end_epoch(&self, number: u64) {
+    fn end_epoch(&self, number: u64) -> Output {
         if number == 1 {
             // Before the first checkpoint nothing is held: the standby cannot take over.
             let contact = self.contact.clone();
             self.gate.close(Box::new(move |epoch| contact.may_say(epoch)));
         }
         self.gate.end_epoch(number);
+        let (position, bytes) = self.gate.unsaid();
+        Output { position, bytes }
     }
 
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError> {
