@@ -44,7 +44,7 @@ mod witness;
 
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
-    StandbyGuest, Terms,
+    StandbyGuest, Terms, new_protection,
 };
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use primary::{

@@ -12,6 +12,7 @@ use sterna_wire::colo::{Message, MessageKind};
 
 use super::Control;
 use crate::error::{MigrationError, VmError};
+use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, Withholder};
 use crate::threads::call;
@@ -124,9 +125,13 @@ impl Control {
             let was_running = call("SourceVm::run_state", || vm.run_state()) == RunState::Running;
             self.ran_before = was_running;
             call("SourceVm::stop", || vm.stop())?;
+            if was_running {
+                self.shared.tell(&Event::Stopped);
+            }
             let taken = self.take_if_room(protecting, number);
             if was_running {
                 call("SourceVm::resume", || vm.resume())?;
+                self.shared.tell(&Event::Resumed);
             }
             taken
         });
@@ -255,6 +260,9 @@ impl super::Shared {
             let was_running = self.ram.while_free(runs).unwrap_or(false);
             self.report(Fed::GuestWithheld { was_running });
             call("SourceVm::stop", || self.vm.stop()).inspect_err(|_| self.report(Fed::GuestGivenBack))?;
+            if was_running {
+                self.tell(&Event::Stopped);
+            }
             Ok(was_running)
         })
     }
@@ -264,6 +272,7 @@ impl super::Shared {
         protecting.switch.give_back(who, |was_running| {
             if was_running {
                 call("SourceVm::resume", || self.vm.resume())?;
+                self.tell(&Event::Resumed);
             }
             self.report(Fed::GuestGivenBack);
             Ok(())
