@@ -10,12 +10,11 @@ use sterna_transport::Channel;
 
 use super::gate::{GateStatistics, OutputGate};
 use super::monitor::Monitor;
+use super::names::{Names, PREFIX};
 use super::nics::Nic;
 use crate::drive::error::DriveError;
 use crate::drive::vm::{ANSWER_LIMIT, Vm};
 
-/// What the objects and character devices are called that are put into QEMU.
-const PREFIX: &str = "sterna-gate";
 /// How long packets may take to leave when the gates are taken away.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
@@ -24,21 +23,6 @@ pub(super) struct Gates {
     gates: Vec<OutputGate>,
     /// The sockets into which released packets go, to see whether QEMU has read them.
     ways_out: Vec<Channel>,
-}
-
-/// The names in QEMU of what makes a gate.
-struct Names {
-    from_guest: String,
-    to_network: String,
-    hold: String,
-    give: String,
-}
-
-impl Names {
-    fn new(index: usize) -> Self {
-        let name = |what: &str| format!("{PREFIX}{index}-{what}");
-        Self { from_guest: name("out"), to_network: name("in"), hold: name("hold"), give: name("give") }
-    }
 }
 
 impl Gates {

@@ -31,6 +31,8 @@ pub(super) struct Guard {
     contact: Arc<OnceLock<PrimaryContact>>,
     relay: OnceLock<Relay>,
     gates: Mutex<Option<Gates>>,
+    /// Why the contact ended.
+    lost_because: OnceLock<String>,
     delay_ms: u64,
     last: Mutex<Last>,
     changed: Condvar,
@@ -59,6 +61,7 @@ impl Guard {
             contact: Arc::default(),
             relay: OnceLock::new(),
             gates: Mutex::default(),
+            lost_because: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
             last: Mutex::new(Last::NotWanted),
             changed: Condvar::new(),
@@ -89,6 +92,11 @@ impl Guard {
 
     pub(super) fn take_gates(&self) -> Option<Gates> {
         self.gates.lock().take()
+    }
+
+    /// Why the contact ended, if it has.
+    pub(super) fn lost_because(&self) -> Option<String> {
+        self.lost_because.get().cloned()
     }
 
     /// Whether what the guest said in an epoch of a gate's may leave. A gate's first epoch is before the seeding is held.
@@ -218,6 +226,10 @@ impl PrimaryGuest for Guard {
     }
 
     fn close_channels(&self) {
+        // Later troubles are of what comes then.
+        let trouble = self.contact.get().and_then(|contact| contact.state().trouble);
+        let why = trouble.unwrap_or_else(|| "the standby did not answer for as long as the lease".to_owned());
+        self.lost_because.get_or_init(|| why);
         if let Some(relay) = self.relay.get() {
             relay.close();
         }

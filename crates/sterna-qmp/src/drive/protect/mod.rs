@@ -13,7 +13,7 @@
 //! | `request`, `check` | what is asked for, and whether QEMU can be protected |
 //! | `relay`, `answers` | the stream, and what the standby says in it |
 //! | `guard` | what the contact's machine does to QEMU |
-//! | `gates`, `gate`, `nics` | the output |
+//! | `gates`, `gate`, `nics`, `names` | the output |
 //! | `monitor`, `sockets` | the monitor that threads share, and the sockets' directory |
 
 mod answers;
@@ -22,6 +22,7 @@ mod gate;
 mod gates;
 mod guard;
 mod monitor;
+mod names;
 mod nics;
 mod relay;
 mod request;

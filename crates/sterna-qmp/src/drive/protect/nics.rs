@@ -1,5 +1,6 @@
 //! A machine's network cards, as `info network` lists them: what a gate can hold back, and what it cannot.
 
+use super::names::PREFIX;
 use crate::drive::error::DriveError;
 
 /// A card and what it is connected to.
@@ -21,6 +22,18 @@ pub(super) fn nics(table: &str) -> Result<Vec<Nic>, DriveError> {
     let mut found: Vec<Nic> = Vec::new();
     let mut card: Option<&str> = None;
     for line in table.lines().map(|line| line.trim_end_matches('\r')) {
+        if line == "filters:" {
+            continue;
+        }
+        if let Some((name, kind)) = filter(line) {
+            // Of these every packet goes on; those of ours were left by a protection and are taken away before.
+            if !matches!(kind, "filter-dump" | "filter-mirror") && !name.starts_with(PREFIX) {
+                return Err(DriveError::Unfit(format!(
+                    "the filter {name} ({kind}) takes packets past any other: delete it, for a protection has its own"
+                )));
+            }
+            continue;
+        }
         let Some((name, index, kind)) = entry(line) else {
             let hub = line.split_whitespace().next();
             if hub == Some("hub") || line.trim().is_empty() {
@@ -72,6 +85,12 @@ impl Nic {
     }
 }
 
+/// Name and kind in a filter's line.
+fn filter(line: &str) -> Option<(&str, &str)> {
+    let (name, rest) = line.strip_prefix("  - ")?.split_once(": type=")?;
+    Some((name, rest.split(',').next()?))
+}
+
 /// Name, queue and kind of a line.
 fn entry(line: &str) -> Option<(&str, u32, &str)> {
     let line = line.trim_start_matches(" \\ ");
@@ -90,6 +109,9 @@ mod tests {
     const TABLE: &str = "n2: index=0,type=dgram,udp=127.0.0.1:45991/127.0.0.1:45992\r\n\
         mynic: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56\r\n \
         \\ n0: index=0,type=dgram,udp=/tmp/near:/tmp/far\r\n\
+        filters:\r\n  \
+        - d0: type=filter-dump,file=/tmp/x,maxlen=65536,position=tail,status=on,insert=behind,netdev=n0,queue=all\r\n  \
+        - sterna-gate0-hold: type=filter-redirector,vnet_hdr_support=false,indev=,outdev=c0,netdev=n0,queue=rx\r\n\
         virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:58\r\n\
         e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:59\r\n \
         \\ t0: index=0,type=tap,ifname=tap0,script=no,downscript=no\r\n";
@@ -114,6 +136,12 @@ mod tests {
             ("hub 0\n \\ h0: e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:57\n", "hub"),
             (&format!("{card} \\ h1: index=0,type=hubport\n"), "hub"),
             (&format!("{card} \\ n0: index=0,type=vhost-user,vhost-user0 to a\n"), "vhost-user"),
+            (
+                &format!(
+                    "{card} \\ n0: index=0,type=user,net=10\nfilters:\n  - r0: type=filter-redirector,netdev=n0\n"
+                ),
+                "the filter r0",
+            ),
             ("something else\n", "does not understand"),
         ] {
             let why = nics(table).unwrap_err().to_string();

@@ -69,6 +69,8 @@ pub struct ProtectionStatistics {
     pub stream_bytes: u64,
     /// Since it began.
     pub age: Duration,
+    /// Why the contact with the standby ended, if it has.
+    pub lost_because: Option<String>,
     /// What an operator should look at: a gate, or the monitor, that has gone.
     pub trouble: Option<String>,
 }
@@ -213,6 +215,7 @@ impl QemuProtection {
             output,
             stream_bytes: self.guard.relay().map_or(0, Relay::bytes),
             age: self.began.elapsed(),
+            lost_because: self.guard.lost_because(),
             trouble: seen.gone.or(ended),
             contact,
         }
