@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, rdma, repair, report,
-    restore, run, save, standby, verify,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
+    report, restore, run, save, standby, unprotect, verify,
 };
 use crate::exit;
 
@@ -44,6 +44,10 @@ pub enum Command {
     Save(save::Arguments),
     /// Hold the last checkpoint of a QEMU that runs elsewhere, and make an image of it when that is gone
     Standby(standby::Arguments),
+    /// Protect the guest of a QEMU 11: a standby holds its last checkpoint from now on
+    Protect(Box<protect::Arguments>),
+    /// End a protection; the guest runs on where it ran
+    Unprotect(unprotect::Arguments),
     /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
@@ -76,6 +80,8 @@ impl Command {
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
             Self::Standby(arguments) => standby::execute(arguments),
+            Self::Protect(arguments) => protect::execute(arguments),
+            Self::Unprotect(arguments) => unprotect::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
