@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, rdma, repair, report,
-    restore, run, save, standby, verify,
+    restore, run, save, standby, takeover, verify,
 };
 use crate::exit;
 
@@ -42,8 +42,10 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
-    /// Hold the last checkpoint of a QEMU that runs elsewhere, and make an image of it when that is gone
-    Standby(standby::Arguments),
+    /// Hold the last checkpoint of a QEMU that runs elsewhere, and take over when that is gone
+    Standby(Box<standby::Arguments>),
+    /// Let a standby's guest go on there
+    Takeover(takeover::Arguments),
     /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
@@ -76,6 +78,7 @@ impl Command {
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
             Self::Standby(arguments) => standby::execute(arguments),
+            Self::Takeover(arguments) => takeover::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),

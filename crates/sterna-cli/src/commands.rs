@@ -19,6 +19,7 @@ pub mod restore;
 pub mod run;
 pub mod save;
 pub mod standby;
+pub mod takeover;
 pub mod verify;
 
 /// `NAME=VALUE`.

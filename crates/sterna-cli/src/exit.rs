@@ -35,6 +35,8 @@ pub enum Status {
     Damaged,
     /// A second Ctrl-C: the migration goes on without this command.
     Detached,
+    /// A protection ended with the guest at the other side; what was held here is discarded.
+    Discarded,
     /// Cancelled by Ctrl-C; the guest runs on at the source.
     Cancelled,
 }
@@ -49,6 +51,7 @@ impl Status {
             Self::Undecided => 3,
             Self::Damaged => 4,
             Self::Detached => 5,
+            Self::Discarded => 6,
             Self::Cancelled => 130,
         }
     }
@@ -57,7 +60,7 @@ impl Status {
     pub fn head(self) -> &'static str {
         match self {
             Self::Usage => "sterna: usage",
-            Self::Done | Self::Cancelled | Self::Detached => "sterna",
+            Self::Done | Self::Cancelled | Self::Detached | Self::Discarded => "sterna",
             Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged => "sterna: error",
         }
     }
@@ -79,6 +82,7 @@ Exit status:
   3    undecided: committed but not acknowledged; the source stays stopped
   4    the guest that arrived differs from the guest that left
   5    detached by a second Ctrl-C; the migration goes on
+  6    standby: the primary has the guest, by its own word or the arbiter's; what was held is discarded
   130  cancelled by Ctrl-C; the guest runs on at the source";
 
 /// The hint where damage is refused.
