@@ -25,6 +25,7 @@ pub mod plan;
 pub mod record;
 pub mod report;
 mod seconds;
+mod secret;
 pub mod serial;
 pub mod summary;
 pub mod terminal;

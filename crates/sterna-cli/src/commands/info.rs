@@ -55,6 +55,8 @@ struct Info {
     ram_bytes: Option<u64>,
     pages_per_second: Option<f64>,
     migration: Value,
+    /// Of a standby.
+    protection: Value,
     record: Option<Record>,
 }
 
@@ -67,6 +69,7 @@ impl Info {
         let uuid = text(&maybe("query-uuid")["UUID"]);
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
+        let protection = maybe("x-sterna-query-protection");
         let record =
             monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
@@ -77,6 +80,7 @@ impl Info {
             ram_bytes,
             pages_per_second,
             migration: monitor.execute("query-migrate", Value::Null)?,
+            protection,
             record,
         })
     }
@@ -93,6 +97,7 @@ impl Info {
             "ram_bytes": self.ram_bytes,
             "guest_pages_per_second": self.pages_per_second,
             "query_migrate": self.migration,
+            "protection": self.protection,
             "record": self.record,
         });
         serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
@@ -106,6 +111,10 @@ impl Info {
             }
         };
         row("monitor", &monitor.version());
+        if self.protection.is_object() {
+            text += &protection(&self.protection);
+            return text;
+        }
         row("guest", &self.status);
         row("name", &self.name);
         row("uuid", &self.uuid);
@@ -146,6 +155,36 @@ impl Info {
         text += &how_to_go_on(&self.status, &progress.status);
         text
     }
+}
+
+/// A standby's rows.
+fn protection(now: &Value) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
+    let word = |value: &Value| value.as_str().map(str::to_owned);
+    let seconds = |value: &Value| value.as_f64().map_or_else(|| "none".to_owned(), units::seconds);
+    row("standby", word(&now["state"]).unwrap_or_default());
+    row("guest RAM", units::bytes(now["ram-bytes"].as_u64().unwrap_or(0)));
+    let checkpoints = units::count(now["checkpoints"].as_u64().unwrap_or(0));
+    row("checkpoints", format!("{checkpoints}, the last one {} old", seconds(&now["age"])));
+    let contact = &now["contact"];
+    if contact.is_object() {
+        let is_there = if contact["connected"] == true { "in contact" } else { "lost" };
+        row("contact", format!("{is_there}, lease {}", seconds(&contact["lease"])));
+        let id = word(&contact["protection"]).unwrap_or_default();
+        row("protection", format!("{id}, generation {}", contact["generation"]));
+    }
+    if let Some(spec) = word(&now["arbiter"]["spec"]) {
+        let identity = word(&now["arbiter"]["identity"]);
+        row("arbiter", identity.map_or(spec.clone(), |identity| format!("{spec} ({identity})")));
+    }
+    if let Some(vm) = word(&now["waiting-vm"]) {
+        row("waiting VM", vm);
+    }
+    if let Some(trouble) = word(&now["trouble"]) {
+        row("trouble", trouble);
+    }
+    text
 }
 
 /// What RDMA has done at a destination; nothing if it does nothing there.

@@ -32,7 +32,8 @@ pub(super) fn held(store: &Store) -> Option<HeldCheckpoint> {
     Some(HeldCheckpoint { number: state.number, age })
 }
 
-/// The guest at the last held checkpoint. No further one becomes held, and nobody writes its RAM.
+/// The guest at the last held checkpoint. No further one becomes held, and nobody writes its RAM. Clones share the RAM.
+#[derive(Clone)]
 pub struct HeldGuest {
     checkpoint: HeldCheckpoint,
     shape: Shape,

@@ -122,6 +122,11 @@ impl StandbyContact {
         self.runner.driver.inspect(Standby::is_in_contact)
     }
 
+    /// Whether the primary has stopped the guest for this side.
+    pub fn is_given(&self) -> bool {
+        self.runner.driver.inspect(Standby::is_given)
+    }
+
     /// Whether checkpoint `number`, which has come whole and was checked, is held from now on. No, if a takeover is under way.
     pub(in crate::replica) fn holds(&self, number: u64) -> bool {
         let fed = self.runner.driver.feed(Event::CheckpointHeld(number));
