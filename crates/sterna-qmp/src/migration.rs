@@ -52,7 +52,7 @@ pub use control::MigrationControl;
 pub use engine::{Engine, GuestAt, Outgoing, Receiving};
 pub use hmp::{parse_number, parse_size};
 pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
-pub use protection::{ClaimsOf, Protection, ProtectionEnd, ProtectionMeans, SayAgain, Side};
+pub use protection::{ClaimsOf, Decide, Protection, ProtectionEnd, ProtectionMeans, SayAgain, Side};
 pub use query::status_word;
 pub use real::SternaEngine;
 pub use refusal::{advice as advice_sentence, sentence as refusal_sentence};

@@ -23,6 +23,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
     if monitor.is_sterna()
         && let Ok(protection) = monitor.try_execute("x-sterna-query-protection", Value::Null)
+        // A VM that is a side of a protection has more to say.
+        && protection["schema"].is_string()
     {
         terminal::print(&protection_of(&protection, arguments.json));
         return Ok(Status::Done);
@@ -111,8 +113,10 @@ impl Info {
             }
         };
         row("monitor", &monitor.version());
-        if self.protection.is_object() {
-            text += &protection(&self.protection);
+        let is_primary = self.protection["side"] == "primary";
+        // Of a standby, or of a VM that is one; what was taken over is a guest like any other.
+        if self.protection["state"].is_string() && !is_primary && self.protection["state"] != "taken over" {
+            text += &standby(&self.protection);
             return text;
         }
         row("guest", &self.status);
@@ -127,6 +131,10 @@ impl Info {
         row("writes", &self.pages_per_second.map_or(String::new(), writes));
         let progress = Progress::from_query(&self.migration);
         row("migration", &progress.status);
+        if is_primary {
+            row("protection", &primary(&self.protection));
+            row("trouble", self.protection["trouble"].as_str().unwrap_or_default());
+        }
         let port = |address: &Value| address["port"].as_str().map(str::to_owned);
         if let Some(port) = port(&self.migration["socket-address"][0]) {
             row("listens at", &format!("port {port}"));
@@ -157,8 +165,22 @@ impl Info {
     }
 }
 
+/// How a VM's guest is protected.
+fn primary(now: &Value) -> String {
+    let time =
+        |name: &str| units::time(std::time::Duration::from_secs_f64(now[name].as_f64().unwrap_or(0.0)));
+    format!(
+        "{}; the standby holds checkpoint {}; pause {}, 99 % below {}; output waits {}",
+        now["state"].as_str().unwrap_or_default(),
+        units::count(now["held"].as_u64().unwrap_or(0)),
+        time("pause-p50"),
+        time("pause-p99"),
+        time("output-delay")
+    )
+}
+
 /// A standby's rows.
-fn protection(now: &Value) -> String {
+fn standby(now: &Value) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     let word = |value: &Value| value.as_str().map(str::to_owned);

@@ -128,10 +128,9 @@ impl MigrationControl {
     /// `migrate` with `x-colo`.
     fn protect(&self, state: &mut ControlState, to: &Address) -> Result<(), QmpError> {
         let means = self.protection_means()?;
-        if let Some(device) = means.unheld.first() {
+        if let Some(reason) = means.unheld.first() {
             return Err(QmpError::generic(format!(
-                "This guest cannot be protected: what {device} says cannot be held back until its checkpoint is held; take it \
-                 off the guest"
+                "This guest cannot be protected: {reason}; take it off the guest"
             )));
         }
         let options = state.parameters.primary_options(means.terms);
@@ -292,6 +291,12 @@ impl MigrationControl {
 
     /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
+        let (outgoing, incoming) = self.handles();
+        let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
+        let protection = protection.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
+        if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
+            return protection.decide(guest_at).map_err(QmpError::generic);
+        }
         let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
         let outgoing = outgoing.ok_or_else(|| {
             QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")

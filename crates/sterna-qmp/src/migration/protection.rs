@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use sterna::replica::{Claims, EpochGate, PrimaryOptions, Protection as Name, Secret, StandbyOptions, Terms};
 
-use super::engine::{Outgoing, Receiving};
+use super::engine::{GuestAt, Outgoing, Receiving};
 use super::parameters::ParameterSet;
 use super::vm::MonitoredVm;
 use crate::error::QmpError;
@@ -23,6 +23,8 @@ pub enum Side {
 
 /// The arbiter's claim of a protection, for a side.
 pub type ClaimsOf = Arc<dyn Fn(Side, Name) -> Arc<dyn Claims> + Send + Sync>;
+/// Decides the claim that waits: whether this side has won.
+pub type Decide = Arc<dyn Fn(bool) -> Result<(), String> + Send + Sync>;
 /// Says what a guest had said that nobody may have heard, and how many bytes it had said before.
 pub type SayAgain = Arc<dyn Fn(u64, &[u8]) + Send + Sync>;
 
@@ -41,8 +43,10 @@ pub struct ProtectionMeans {
     pub gate: Arc<dyn EpochGate>,
     /// For a guest that goes on here.
     pub say_again: SayAgain,
-    /// Devices whose output no gate holds: with one of them the guest cannot be protected.
+    /// Why the guest cannot be protected: devices whose output no gate holds, or whose content no checkpoint carries.
     pub unheld: Vec<String>,
+    /// Where an operator is the arbiter: gives the claim that waits to this side, or to the other.
+    pub decide: Option<Decide>,
 }
 
 /// How a protection ended at this side.
@@ -78,6 +82,11 @@ pub trait Protection: Send + Sync {
     /// # Errors
     /// Why it cannot.
     fn take_over(&self, is_planned: bool) -> Result<(), String>;
+    /// The operator is the arbiter, and says who has the guest.
+    ///
+    /// # Errors
+    /// Nothing waits for that.
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
     /// Changes the interval between checkpoints.
     fn set_delay(&self, delay: Duration);
     /// Waits for the end.
@@ -155,6 +164,14 @@ fn status(mode: Option<&'static str>, last: Option<&dyn Protection>) -> Value {
     };
     let reason = if before.is_some() { "request" } else { "none" };
     json!({"mode": mode.unwrap_or("none"), "last-mode": before.unwrap_or_else(|| "none".to_owned()), "reason": reason})
+}
+
+/// Passes an operator's decision on.
+pub(super) fn decide(decide: Option<&Decide>, has_won: bool) -> Result<(), String> {
+    match decide {
+        Some(decide) => decide(has_won),
+        None => Err("this VM's arbiter decides who runs the guest, not an operator".to_owned()),
+    }
 }
 
 /// Tells clients how a protection ends at its primary. A guest that the standby has makes this VM useless.
