@@ -56,6 +56,13 @@ impl Transport {
             if queue.max_size != *size {
                 return Err(format!("queue {index}: {} entries at most, here {size}", queue.max_size));
             }
+            // Where rings overlap, what is returned could look like more requests without end.
+            if queue.next_avail.wrapping_sub(queue.next_used) > *size {
+                let (taken, returned) = (queue.next_avail, queue.next_used);
+                return Err(format!(
+                    "queue {index}: it returned up to {returned} and took up to {taken} alone"
+                ));
+            }
             let queue = Queue::try_from(*queue).map_err(|error| format!("queue {index}: {error}"))?;
             queues.push(queue);
         }
