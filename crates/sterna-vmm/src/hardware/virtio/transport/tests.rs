@@ -89,7 +89,7 @@ fn state_that_returned_more_than_it_took_is_refused() {
     let (device, _ram) = device();
     let mut state = device.state();
     for (taken, returned, is_right) in
-        [(0, 1, false), (5, 6, false), (65, 0, false), (64, 0, true), (2, 65535, true)]
+        [(0, 1, false), (5, 6, false), (65535, 63, false), (5000, 0, true), (2, 65535, true)]
     {
         (state.queues[0].next_avail, state.queues[0].next_used) = (taken, returned);
         let loaded = device.set_state(&state);
