@@ -31,7 +31,7 @@ mod pit;
 mod realtime;
 mod serial;
 mod tsc;
-mod virtio;
+pub(crate) mod virtio;
 
 use std::sync::Arc;
 
