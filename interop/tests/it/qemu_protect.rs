@@ -5,7 +5,7 @@ mod command;
 mod lab;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -175,6 +175,34 @@ fn guest_whose_claim_is_lost_is_stopped_and_says_nothing_more() -> Result<(), Fa
         let held = side.take_over(&lab.directory.path().join("image"))?;
         assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
     }
+    Ok(())
+}
+
+#[test]
+fn nobody_claims_a_guest_that_is_gone() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("nobody_claims_a_guest_that_is_gone") else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(0)?;
+    let asked = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&asked);
+    let claims = move || {
+        counts.fetch_add(1, Ordering::SeqCst);
+        Ok(Ruling::Won)
+    };
+    let protection = lab.protect(&side, None, Arc::new(claims))?;
+    wait_until_held(&protection, 3)?;
+
+    lab.primary.kill();
+
+    let trouble = wait("the refusal to claim", || {
+        let refused =
+            protection.statistics().contact.trouble.filter(|trouble| trouble.starts_with("the claim"));
+        let claimed = protection.outcome().map(|outcome| format!("{outcome:?}"));
+        refused.or(claimed)
+    })?;
+    assert!(trouble.contains("nothing is claimed here"), "{trouble}");
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    assert!(protection.is_qemu_gone() && protection.outcome().is_none());
     Ok(())
 }
 

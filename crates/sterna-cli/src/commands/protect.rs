@@ -132,6 +132,12 @@ fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupt
     let mut due = Instant::now();
     let mut shown = show::Shown::default();
     while session.outcome().is_none() {
+        if session.is_qemu_gone() && session.outcome().is_none() {
+            return Err(Stop::failed(format!(
+                "{} has ended, and its guest with it: this side claims nothing, and the standby may take the guest over",
+                arguments.socket
+            )));
+        }
         if Instant::now() >= due {
             due = Instant::now() + LINE;
             let now = session.statistics();
