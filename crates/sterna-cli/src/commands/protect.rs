@@ -91,15 +91,16 @@ pub struct Arguments {
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let protection = Protection { id: random()?, generation: arguments.generation };
-    let (claims, operator) = claims(arguments, protection)?;
-    if operator.is_some() && arguments.qmp.is_none() {
+    let mut request = request(arguments, protection)?;
+    if arguments.arbiter.to_string() == "ask" && arguments.qmp.is_none() {
         return Err(Stop::usage(
             "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
              another arbiter with --arbiter",
         ));
     }
     let mut monitor = Monitor::connect(&arguments.socket)?;
-    let request = request(arguments, protection, &mut monitor)?;
+    request.parameters = monitor.parameters(&arguments.set)?;
+    let (claims, operator) = claims(arguments, protection)?;
     let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
     for remark in session.remarks() {
         terminal::note(&format!("sterna: {remark}"));
@@ -205,11 +206,7 @@ fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> 
     }
 }
 
-fn request(
-    arguments: &Arguments,
-    protection: Protection,
-    monitor: &mut Monitor,
-) -> Result<ProtectRequest, Stop> {
+fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectRequest, Stop> {
     let standby = peer::address(&arguments.standby)?;
     let contact = arguments.contact.as_deref().map(peer::address).transpose()?;
     let tls = match &arguments.tls_dir {
@@ -237,7 +234,6 @@ fn request(
         channels: arguments.channels.unwrap_or(0),
         most_waiting_bytes: arguments.output_limit,
         socket_directory: arguments.socket_dir.clone(),
-        parameters: monitor.parameters(&arguments.set)?,
         ..ProtectRequest::new(standby, protection, secret)
     })
 }
@@ -291,7 +287,7 @@ fn read_secret(bytes: &[u8]) -> Option<[u8; 32]> {
     }
     let digits = bytes.trim_ascii();
     let mut secret = [0; 32];
-    if digits.len() != 64 || !digits.is_ascii() {
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
     for (byte, digits) in secret.iter_mut().zip(digits.chunks(2)) {
