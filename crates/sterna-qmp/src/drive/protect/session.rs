@@ -1,8 +1,8 @@
 //! The handle of a protection.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,7 @@ impl QemuProtection {
             true,
             &request.secret,
             Arc::clone(&guard) as Arc<dyn sterna::replica::PrimaryGuest>,
-            Arc::new(ClaimsOfALivingGuest { guard: Arc::clone(&guard), claims }),
+            Arc::new(ClaimsOfALivingGuest { guard: Arc::downgrade(&guard), claims }),
         )
         .map_err(|error| not_greeted(&request, error))?;
         channel.set_stall_limit(None);
@@ -282,13 +282,15 @@ impl QemuProtection {
 
 /// Whoever has no guest does not claim one: the standby would have nothing to take over.
 struct ClaimsOfALivingGuest {
-    guard: Arc<Guard>,
+    /// It has the contact, which has this.
+    guard: Weak<Guard>,
     claims: Arc<dyn Claims>,
 }
 
 impl Claims for ClaimsOfALivingGuest {
     fn claim(&self) -> Result<Ruling, String> {
-        match self.guard.monitor.run_state(ANSWER_LIMIT) {
+        let guard = self.guard.upgrade().ok_or("the protection was given up")?;
+        match guard.monitor.run_state(ANSWER_LIMIT) {
             Err(error) if error.is_disconnect() => Err(format!(
                 "{error}: QEMU has ended, so nothing is claimed here, and the standby may take its guest over"
             )),
