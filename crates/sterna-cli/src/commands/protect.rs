@@ -96,24 +96,19 @@ pub struct Arguments {
 /// Protects.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
-    let mut monitor = Monitor::connect(&arguments.socket)?;
+    let protection = new_protection(arguments.generation).map_err(|error| Stop::failed(error.to_string()))?;
+    // What is wrong with the line is said rather than that nobody answers.
+    let checked = check(arguments).and_then(|()| request(arguments, protection));
+    let mut monitor = match Monitor::connect(&arguments.socket) {
+        Ok(monitor) => monitor,
+        Err(stop) => return Err(checked.err().unwrap_or(stop)),
+    };
     if monitor.is_sterna() {
         return own::execute(arguments, monitor, &interrupts);
     }
-    if arguments.standby_qmp.is_some() {
-        return Err(Stop::usage(
-            "--standby-qmp is for a Sterna VM: the standby of a QEMU is `sterna standby`",
-        ));
-    }
-    let protection = new_protection(arguments.generation).map_err(|error| Stop::failed(error.to_string()))?;
+    let mut request = checked?;
+    request.parameters = monitor.parameters(&arguments.set)?;
     let (claims, operator) = claims(arguments, protection)?;
-    if operator.is_some() && arguments.qmp.is_none() {
-        return Err(Stop::usage(
-            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
-             another arbiter with --arbiter",
-        ));
-    }
-    let request = request(arguments, protection, &mut monitor)?;
     let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
     for remark in session.remarks() {
         terminal::note(&format!("sterna: {remark}"));
@@ -139,6 +134,22 @@ pub fn execute(arguments: &Arguments) -> Done {
     end(arguments, &session, &done?)
 }
 
+/// What does not do for a QEMU.
+fn check(arguments: &Arguments) -> Result<(), Stop> {
+    if arguments.standby_qmp.is_some() {
+        return Err(Stop::usage(
+            "--standby-qmp is for a Sterna VM: the standby of a QEMU is `sterna standby`",
+        ));
+    }
+    if arguments.arbiter.to_string() == "ask" && arguments.qmp.is_none() {
+        return Err(Stop::usage(
+            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
+             another arbiter with --arbiter",
+        ));
+    }
+    Ok(())
+}
+
 /// Until there is an outcome.
 fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupts) -> Result<(), Stop> {
     let first = interrupts.count();
@@ -146,6 +157,12 @@ fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupt
     let mut due = Instant::now();
     let mut shown = show::Shown::default();
     while session.outcome().is_none() {
+        if session.is_qemu_gone() && session.outcome().is_none() {
+            return Err(Stop::failed(format!(
+                "{} has ended, and its guest with it: this side claims nothing, and the standby may take the guest over",
+                arguments.socket
+            )));
+        }
         if Instant::now() >= due {
             due = Instant::now() + LINE;
             let now = session.statistics();
@@ -213,11 +230,7 @@ fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> 
     }
 }
 
-fn request(
-    arguments: &Arguments,
-    protection: Protection,
-    monitor: &mut Monitor,
-) -> Result<ProtectRequest, Stop> {
+fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectRequest, Stop> {
     let standby = peer::address(&arguments.standby)?;
     let contact = arguments.contact.as_deref().map(peer::address).transpose()?;
     let tls = match &arguments.tls_dir {
@@ -245,7 +258,6 @@ fn request(
         channels: arguments.channels.unwrap_or(0),
         most_waiting_bytes: arguments.output_limit,
         socket_directory: arguments.socket_dir.clone(),
-        parameters: monitor.parameters(&arguments.set)?,
         ..ProtectRequest::new(standby, protection, secret)
     })
 }

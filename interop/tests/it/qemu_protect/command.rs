@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use sterna_interop::qemu::PATIENCE;
@@ -130,6 +131,26 @@ fn operator_decides_and_the_exit_status_says_who_has_the_guest() -> Result<(), F
             wait("QEMU's end", || lab.primary.ended())?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), Failure> {
+    let test = "command_ends_when_qemu_is_killed_and_the_standby_takes_over";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(2)?;
+    let arbiter = format!("--arbiter=file:{}", lab.directory.path().display());
+    let mut protect = Protect::start(&lab, &side, &["--channels=2", &arbiter])?;
+    protect.until_protected()?;
+
+    lab.primary.kill();
+
+    assert_eq!(protect.end()?.code(), Some(1));
+    wait("the standby's start", || side.asked.started.load(Ordering::SeqCst).then_some(()))?;
+    lab.network.hear_out()?;
+    let held = side.take_over(&lab.directory.path().join("image"))?;
+    assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
     Ok(())
 }
 
