@@ -89,8 +89,8 @@ impl Watched {
 }
 
 impl Survivor for Watched {
-    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<std::fs::File>>, VmError> {
-        self.vm.memory(blocks)
+    fn memory(&self, machine: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<std::fs::File>>, VmError> {
+        self.vm.memory(machine, blocks)
     }
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
         self.image.prepare(guest)?;

@@ -63,10 +63,10 @@ impl Place {
 }
 
 impl Survivor for Place {
-    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
+    fn memory(&self, machine_type: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         match &self.vm {
-            Some(vm) => vm.memory(blocks),
-            None => self.image.memory(blocks),
+            Some(vm) => vm.memory(machine_type, blocks),
+            None => self.image.memory(machine_type, blocks),
         }
     }
 
