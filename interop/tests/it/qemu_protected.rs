@@ -132,6 +132,16 @@ impl Protected {
         more: &[String],
     ) -> Result<Self, Failure> {
         let builder = Qemu::builder(root).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
+        Self::begin_as(builder, fails, arbiter, more)
+    }
+
+    /// With a machine of that kind.
+    fn begin_as(
+        builder: Builder,
+        fails: usize,
+        arbiter: Option<&str>,
+        more: &[String],
+    ) -> Result<Self, Failure> {
         let mut primary = builder.clone().spawn()?;
         primary.wait_for_ticks(2)?;
         let directory = primary.directory().to_owned();
