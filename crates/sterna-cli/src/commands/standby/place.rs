@@ -38,9 +38,9 @@ impl Place {
         self.vm.as_ref().filter(|_| !self.wants_image.load(Ordering::Acquire))
     }
 
-    /// From now on the guest becomes an image.
-    pub fn want_image(&self) {
-        self.wants_image.store(true, Ordering::Release);
+    /// Whether the guest becomes an image, although a VM waits. Gives what it was to become before.
+    pub fn want_image(&self, is_wanted: bool) -> bool {
+        self.wants_image.swap(is_wanted, Ordering::AcqRel)
     }
 
     /// What was made ready last.
