@@ -3,11 +3,13 @@
 mod boot;
 mod linux;
 mod sweep;
+mod talker;
 
 use std::path::Path;
 
 pub use boot::{LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS};
 pub(crate) use sweep::{PLACES, Sweep};
+pub use talker::{NUMBER_ADDRESS, NUMBER_IN_FRAME};
 
 use crate::{Failure, Root, skip};
 
@@ -25,6 +27,8 @@ pub enum Guest {
     /// Debian's stock kernel with a busybox that rewrites files in a tmpfs and compares their digests. Some
     /// seconds to boot under TCG. 128 MiB or more.
     Linux,
+    /// A boot sector that says numbered frames through an NE2000, whose netdev is `n0`. `pc` alone.
+    Talker,
 }
 
 impl Guest {
@@ -54,6 +58,7 @@ impl Guest {
             Self::Boot => boot::arguments(machine, Sweep::in_order(memory_mib), directory),
             Self::Scattered => boot::arguments(machine, Sweep::scattered(memory_mib), directory),
             Self::Linux => linux::arguments(root),
+            Self::Talker => talker::arguments(directory),
         }
     }
 }

@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, rdma, repair, report,
-    restore, run, save, standby, takeover, verify,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
+    report, restore, run, save, standby, takeover, unprotect, verify,
 };
 use crate::exit;
 
@@ -46,6 +46,10 @@ pub enum Command {
     Standby(Box<standby::Arguments>),
     /// Let a standby's guest go on there
     Takeover(takeover::Arguments),
+    /// Protect the guest of a QEMU 11: a standby holds its last checkpoint from now on
+    Protect(Box<protect::Arguments>),
+    /// End a protection; the guest runs on where it ran
+    Unprotect(unprotect::Arguments),
     /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
@@ -78,6 +82,8 @@ impl Command {
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
             Self::Standby(arguments) => standby::execute(arguments),
+            Self::Protect(arguments) => protect::execute(arguments),
+            Self::Unprotect(arguments) => unprotect::execute(arguments),
             Self::Takeover(arguments) => takeover::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod migrate;
 pub mod peer;
 pub mod plan;
+pub mod protect;
 pub mod rdma;
 pub mod repair;
 pub mod report;
@@ -20,6 +21,7 @@ pub mod run;
 pub mod save;
 pub mod standby;
 pub mod takeover;
+pub mod unprotect;
 pub mod verify;
 
 /// `NAME=VALUE`.

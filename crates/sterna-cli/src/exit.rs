@@ -35,6 +35,8 @@ pub enum Status {
     Damaged,
     /// A second Ctrl-C: the migration goes on without this command.
     Detached,
+    /// A protected guest's standby has it: it was ended here.
+    Lost,
     /// A protection ended with the guest at the other side; what was held here is discarded.
     Discarded,
     /// Cancelled by Ctrl-C; the guest runs on at the source.
@@ -51,6 +53,7 @@ impl Status {
             Self::Undecided => 3,
             Self::Damaged => 4,
             Self::Detached => 5,
+            Self::Lost => 6,
             Self::Discarded => 6,
             Self::Cancelled => 130,
         }
@@ -61,7 +64,7 @@ impl Status {
         match self {
             Self::Usage => "sterna: usage",
             Self::Done | Self::Cancelled | Self::Detached | Self::Discarded => "sterna",
-            Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged => "sterna: error",
+            Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged | Self::Lost => "sterna: error",
         }
     }
 }
@@ -79,10 +82,11 @@ Exit status:
   1    failed; if a migration was running, the guest runs on at the source. verify: damaged; diff: different
   2    the command line cannot be understood, a target exists and --force is not given, or a file that the command
        line names cannot be read or has the wrong content. verify, diff: cannot tell
-  3    undecided: committed but not acknowledged; the source stays stopped
+  3    undecided: committed but not acknowledged; the source stays stopped. protect: left without its end
   4    the guest that arrived differs from the guest that left
   5    detached by a second Ctrl-C; the migration goes on
-  6    standby: the primary has the guest, by its own word or the arbiter's; what was held is discarded
+  6    the other side of a protection has the guest. protect, unprotect, run: it was ended here; standby: what was held is
+       discarded
   130  cancelled by Ctrl-C; the guest runs on at the source";
 
 /// The hint where damage is refused.

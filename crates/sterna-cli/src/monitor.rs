@@ -40,6 +40,11 @@ impl Monitor {
         &mut self.vm
     }
 
+    /// For a driver that keeps it.
+    pub fn into_vm(self) -> Vm {
+        self.vm
+    }
+
     /// Whether Sterna's VMM answers.
     pub fn is_sterna(&self) -> bool {
         self.vm.is_sterna()

@@ -1,4 +1,4 @@
-//! `sterna info`: what a VM is doing and how its migration stands.
+//! `sterna info`: what a VM is doing and how its migration stands, or how a protection stands.
 
 use serde_json::{Value, json};
 use sterna_qmp::Endpoint;
@@ -11,7 +11,7 @@ use crate::{summary, terminal, units};
 /// Which VM.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the VM, or of `sterna protect`: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Print JSON
     #[arg(long)]
@@ -21,9 +21,30 @@ pub struct Arguments {
 /// Shows it.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
+    if monitor.is_sterna()
+        && let Ok(protection) = monitor.try_execute("x-sterna-query-protection", Value::Null)
+    {
+        terminal::print(&protection_of(&protection, arguments.json));
+        return Ok(Status::Done);
+    }
     let info = Info::ask(&mut monitor)?;
     terminal::print(&if arguments.json { info.json(&monitor)? } else { info.table(&monitor) });
     Ok(Status::Done)
+}
+
+/// What `sterna protect --qmp` says of its protection.
+fn protection_of(protection: &Value, is_json: bool) -> String {
+    if is_json {
+        return format!("{protection:#}\n");
+    }
+    let members = protection.as_object().into_iter().flatten();
+    let rows =
+        members.filter(|(name, value)| !matches!(name.as_str(), "schema" | "version") && !value.is_null());
+    rows.map(|(name, value)| match value {
+        Value::String(text) => format!("{:<24} {text}\n", name.replace('_', " ")),
+        value => format!("{:<24} {value}\n", name.replace('_', " ")),
+    })
+    .collect()
 }
 
 struct Info {

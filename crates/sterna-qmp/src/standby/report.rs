@@ -1,6 +1,7 @@
 //! What is to be said of a standby.
 
 use serde_json::{Value, json};
+use sterna::Address;
 use sterna::replica::machines::standby::{Because, Outcome, State};
 use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
 
@@ -8,6 +9,8 @@ use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StandbyReport {
+    /// Where it listens.
+    pub address: Address,
     /// Where it stands.
     pub state: StandbyState,
     /// What it counts.
@@ -48,6 +51,7 @@ impl StandbyReport {
     /// As it is now; nothing of the arbiter and the VM.
     pub fn of(standby: &Standby) -> Self {
         Self {
+            address: standby.address(),
             state: standby.state(),
             statistics: standby.statistics(),
             contact: standby.contact().as_ref().map(ContactReport::of),

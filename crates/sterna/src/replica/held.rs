@@ -38,6 +38,20 @@ pub struct HeldGuest {
     checkpoint: HeldCheckpoint,
     shape: Shape,
     ram: GuestRam,
+    devices: Vec<HeldDevice>,
+}
+
+/// A device's section at the last held checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldDevice {
+    /// Name of the section.
+    pub name: String,
+    /// Its instance.
+    pub instance: u32,
+    /// Version of the body.
+    pub version: u32,
+    /// The body as it stood in the stream.
+    pub body: Vec<u8>,
 }
 
 impl HeldGuest {
@@ -46,15 +60,16 @@ impl HeldGuest {
         let missing = || MigrationError::Internal("no checkpoint is held".to_owned());
         let checkpoint = held(store).ok_or_else(missing)?;
         store.apply_held()?;
-        let (ram, shape) = {
+        let (ram, shape, devices) = {
             let state = store.state();
             let (Some(seeded), Some(devices)) = (&state.seeded, &state.devices) else {
                 return Err(missing());
             };
-            (seeded.pages.ram.clone(), shape_of(&seeded.shape, &seeded.list, devices)?)
+            let shape = shape_of(&seeded.shape, &seeded.list, devices)?;
+            (seeded.pages.ram.clone(), shape, devices_of(&seeded.list, devices))
         };
         MigrationError::check_memory(&ram)?;
-        Ok(Self { checkpoint, shape, ram })
+        Ok(Self { checkpoint, shape, ram, devices })
     }
 
     /// Which checkpoint it is.
@@ -65,6 +80,11 @@ impl HeldGuest {
     /// All of the machine but its pages. It wants to run.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Its devices' sections, those that came before RAM first.
+    pub fn devices(&self) -> &[HeldDevice] {
+        &self.devices
     }
 
     pub(super) fn ram(&self) -> &GuestRam {
@@ -98,6 +118,17 @@ impl HeldGuest {
         }
         Ok(())
     }
+}
+
+pub(super) fn devices_of(list: &DeviceList, devices: &Devices) -> Vec<HeldDevice> {
+    let sections = list.devices().iter().zip(&devices.found.sections);
+    let held = sections.map(|(device, (_, body))| HeldDevice {
+        name: device.name.clone(),
+        instance: device.instance,
+        version: device.version,
+        body: devices.bytes[body.clone()].to_vec(),
+    });
+    held.collect()
 }
 
 /// The machine at a checkpoint (`specs/colo.md §6`).

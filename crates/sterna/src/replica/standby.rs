@@ -163,14 +163,17 @@ impl Standby {
 
     /// Where it stands.
     pub fn state(&self) -> StandbyState {
+        let arrival = self.incoming.arrival();
         match &self.store.state().stage {
+            // Nothing was ever held: why the guest did not come says more.
+            Stage::Discarded if matches!(arrival, Some(Arrival::Failed(_))) => {}
             Stage::Following => return StandbyState::Following,
             Stage::Lost(why) => return StandbyState::Lost(why.clone()),
             Stage::TakenOver => return StandbyState::TakenOver,
             Stage::Discarded => return StandbyState::Discarded,
             Stage::Seeding => {}
         }
-        match (self.incoming.arrival(), self.incoming.status()) {
+        match (arrival, self.incoming.status()) {
             (Some(Arrival::Failed(why)), _) => StandbyState::Failed(why),
             (_, Status::Setup) => StandbyState::Waiting,
             _ => StandbyState::Seeding,

@@ -7,7 +7,7 @@ use sterna_image::{MappedWriter, Shape};
 use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_transport::{PageQueue, QueueOptions};
 
-use super::held::{HeldGuest, PIECE_PAGES};
+use super::held::{HeldDevice, HeldGuest, PIECE_PAGES};
 use crate::error::{MigrationError, VmError};
 use crate::opaque::ImagePlan;
 
@@ -21,6 +21,14 @@ pub trait Survivor: Send + Sync {
     fn memory(&self, machine_type: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         let _ = machine_type;
         Ok(blocks.iter().map(|_| None).collect())
+    }
+    /// The seeding has come whole: could such a machine go on here?
+    ///
+    /// # Errors
+    /// Why not. The seeding is refused, and the guest runs on at the primary.
+    fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
+        let (_, _) = (machine, devices);
+        Ok(())
     }
     /// Does all that can be done before it is decided that the guest may run here: it may still be the primary's.
     ///

@@ -9,6 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::colo::{DeviceList, KnownDevice};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
 
+use super::held::devices_of;
 use super::journal::Journal;
 use super::lane::StandbyLane;
 use super::protected::Contacts;
@@ -21,6 +22,7 @@ use crate::opaque::RAM_BYTES;
 use crate::opaque::gathered::{Gathered, knowledge};
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
+use crate::threads::call;
 use crate::vm::Device;
 
 const CHANNEL: &str = "main channel";
@@ -190,6 +192,8 @@ impl Target for StandbyTarget {
         pages.seed.finish()?;
         let list = seeding.list.clone();
         let devices = as_checkpoint(&shape, &list)?;
+        let survivor = &self.contacts.survivor;
+        call("Survivor::check", || survivor.check(&shape, &devices_of(&list, &devices)))?;
         self.store.seeded(Seeded { pages, shape, list }, devices);
         Ok(true)
     }

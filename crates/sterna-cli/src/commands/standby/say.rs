@@ -22,6 +22,7 @@ pub fn line(is_json: bool, report: &StandbyReport, before: &StandbyStatistics) -
             "schema": "sterna-standby",
             "version": 1,
             "state": report.word(),
+            "address": report.address.to_string(),
             "checkpoints": now.checkpoints,
             "checkpoints_per_second": per_second,
             "last_normal_pages": now.last_normal_pages,

@@ -62,6 +62,8 @@ struct State {
     waiting: VecDeque<Packet>,
     released_epoch: u64,
     is_open: bool,
+    /// One is on its way to QEMU.
+    is_leaving: bool,
     /// Why nothing comes or leaves any more.
     ended: Option<String>,
     counts: GateStatistics,
@@ -93,6 +95,7 @@ impl OutputGate {
             waiting: VecDeque::new(),
             released_epoch: 0,
             is_open: true,
+            is_leaving: false,
             ended: None,
             counts: GateStatistics::default(),
         };
@@ -158,17 +161,18 @@ impl OutputGate {
         (state.counts.waiting, state.counts.waiting_bytes) = (0, 0);
     }
 
-    /// Waits until nothing waits, no longer than `most`. True: nothing does.
+    /// Waits until nothing waits and QEMU's socket has taken what left, no longer than `most`. True: it is so.
     pub fn wait_until_empty(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut state = self.shared.state.lock();
         loop {
             self.shared.drain(&mut state);
-            if state.waiting.is_empty() {
-                return true;
+            let is_empty = state.waiting.is_empty() && !state.is_leaving;
+            if is_empty || state.ended.is_some() {
+                return is_empty;
             }
-            if state.ended.is_some() || self.shared.changed.wait_until(&mut state, until).timed_out() {
-                return state.waiting.is_empty();
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return state.waiting.is_empty() && !state.is_leaving;
             }
         }
     }
@@ -261,8 +265,10 @@ impl Shared {
                 return self.end(&format!("giving QEMU its packets back: {error}"));
             }
             let mut state = self.state.lock();
+            state.is_leaving = false;
             state.counts.released += 1;
             state.counts.last_delay = packet.came.elapsed();
+            self.changed.notify_all();
         }
     }
 
@@ -281,7 +287,7 @@ impl Shared {
             if may && let Some(packet) = state.waiting.pop_front() {
                 state.counts.waiting -= 1;
                 state.counts.waiting_bytes -= packet.bytes.len() as u64;
-                self.changed.notify_all();
+                state.is_leaving = true;
                 return Some(packet);
             }
             match epoch {

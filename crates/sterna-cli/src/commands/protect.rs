@@ -1,0 +1,318 @@
+//! `sterna protect`: an unmodified QEMU's guest has a standby from now on, until the operator, or a failure, ends that.
+
+mod control;
+mod show;
+
+use std::io::Read;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna::Address;
+use sterna::replica::machines::primary::{Because, Cause, Outcome};
+use sterna::replica::{Claims, Protection, Secret, Terms, machines};
+use sterna_arbiter::{Claim, Claimant, DEFAULT_LIMIT, Generation, GuestName, Operator, Role, Ruling, Spec};
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::protect::{ProtectRequest, ProtectionEnd, QemuProtection};
+use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
+
+use super::{pair, peer};
+use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
+use crate::monitor::Monitor;
+use crate::{terminal, units};
+use control::Control;
+
+/// Between two lines.
+const LINE: Duration = Duration::from_secs(1);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Whose guest, by whom, how.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+This command stands beside a QEMU 11 for as long as its guest is protected: the stream and everything that the guest's \
+network cards say pass through it. What the guest says leaves when the standby holds the checkpoint behind it. \
+Ctrl-C ends the protection: the standby gives up what it holds, and the guest runs on here as before.
+
+When the standby is lost, the arbiter decides who runs the guest. It is the same one on both sides: \
+etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask, by which an operator decides (`sterna decide`).")]
+pub struct Arguments {
+    /// QMP socket of the QEMU: unix:PATH, a path, or tcp:HOST:PORT
+    pub socket: Endpoint,
+    /// Where the standby listens: tcp:HOST:PORT or unix:PATH
+    pub standby: String,
+    /// Who decides when the two sides lose each other
+    #[arg(long, value_name = "SPEC", default_value = "ask")]
+    pub arbiter: Spec,
+    /// Milliseconds from checkpoint to checkpoint
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(10..))]
+    pub checkpoint_delay: u32,
+    /// Multifd channels, as the standby has them [default: the main channel alone]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub channels: Option<u8>,
+    /// How long the guest may run after the standby was last heard
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_time)]
+    pub lease: Duration,
+    /// A file with the secret that the standby has, too: 32 bytes, or 64 hexadecimal digits
+    #[arg(long, value_name = "FILE")]
+    pub secret: Option<PathBuf>,
+    /// Where the standby takes heartbeats, if that is another address
+    #[arg(long, value_name = "ADDRESS")]
+    pub contact: Option<String>,
+    /// The number of this protection of the guest, which the claim is about
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub generation: u64,
+    /// Migration parameter under QEMU's name, for the time of the protection
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub set: Vec<(String, String)>,
+    /// Use TLS with the certificates in this directory (QEMU's file names)
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
+    /// The name in the standby's certificate, if it is not the address's
+    #[arg(long, value_name = "NAME", requires = "tls_dir")]
+    pub tls_hostname: Option<String>,
+    /// Most output that waits at each network card; more is dropped, as a network may do
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
+    pub output_limit: u64,
+    /// Where to make the directory of the sockets to QEMU, which must be able to enter it [default: the temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub socket_dir: Option<PathBuf>,
+    /// Listen here for `sterna info`, `sterna unprotect` and `sterna decide`: unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<Endpoint>,
+    /// Print JSON, a line a second
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Protects.
+pub fn execute(arguments: &Arguments) -> Done {
+    let interrupts = Interrupts::catch()?;
+    let protection = Protection { id: random()?, generation: arguments.generation };
+    let (claims, operator) = claims(arguments, protection)?;
+    if operator.is_some() && arguments.qmp.is_none() {
+        return Err(Stop::usage(
+            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
+             another arbiter with --arbiter",
+        ));
+    }
+    let mut monitor = Monitor::connect(&arguments.socket)?;
+    let request = request(arguments, protection, &mut monitor)?;
+    let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
+    for remark in session.remarks() {
+        terminal::note(&format!("sterna: {remark}"));
+    }
+    let control = Arc::new(Control::new(Arc::clone(&session), operator));
+    let server = arguments.qmp.as_ref().map(|endpoint| control.listen(endpoint)).transpose();
+    let server = match server {
+        Ok(server) => server,
+        Err(stop) => {
+            let _ = session.unprotect();
+            return Err(match session.finish() {
+                Ok(_) => stop,
+                Err(error) => stop.with_more(&format!("; {error}")),
+            });
+        }
+    };
+    let done = watch(&session, arguments, &interrupts);
+    let done = done.and_then(|()| session.finish().map_err(Stop::from));
+    control.ended(&done);
+    if let Some(server) = server {
+        server.close();
+    }
+    end(arguments, &session, &done?)
+}
+
+/// Until there is an outcome.
+fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupts) -> Result<(), Stop> {
+    let first = interrupts.count();
+    let mut heard = first;
+    let mut due = Instant::now();
+    let mut shown = show::Shown::default();
+    while session.outcome().is_none() {
+        if Instant::now() >= due {
+            due = Instant::now() + LINE;
+            let now = session.statistics();
+            terminal::print(&shown.line(arguments.json, &now));
+            if let Some(note) = shown.note(&now, arguments.qmp.as_ref()) {
+                terminal::note(&format!("sterna: {note}"));
+            }
+        }
+        interrupts.sleep(LOOK, heard);
+        if interrupts.count() > heard {
+            heard = interrupts.count();
+            if heard >= first + 2 {
+                return Err(left(arguments));
+            }
+            match session.unprotect() {
+                Ok(()) => terminal::note(
+                    "ending the protection: the standby is asked for its last word (Ctrl-C again leaves QEMU as it is)",
+                ),
+                Err(refusal) => {
+                    terminal::note(&format!("sterna: {refusal} (Ctrl-C again leaves QEMU as it is)"))
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a second Ctrl-C leaves.
+fn left(arguments: &Arguments) -> Stop {
+    Stop::with(
+        Status::Undecided,
+        format!(
+            "left: {} is still in COLO, its guest runs or stands and has no network any more, and the standby may take it \
+             over. Find out whether the standby runs it. If not, and never will: give `x-colo-lost-heartbeat` there, and \
+             delete the objects and character devices called sterna-gate*, or protect it again; else `quit` it",
+            arguments.socket
+        ),
+    )
+}
+
+fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> Done {
+    let lost = session.statistics().lost_because;
+    let why = lost.as_deref().unwrap_or("no reason is known");
+    terminal::print(&show::end(arguments.json, end, session));
+    for left in &end.left {
+        terminal::note(&format!("sterna: warning: {left}"));
+    }
+    match end.outcome {
+        Outcome::Alone(Because::Never) | Outcome::HandedOver => Ok(Status::Done),
+        Outcome::Alone(Because::Claim) => Err(Stop::failed(format!(
+            "the standby was lost ({why}), and the claim is won: the guest runs on here, unprotected"
+        ))),
+        Outcome::Failed(Cause::Cancelled) => {
+            Err(Stop::with(Status::Cancelled, "cancelled; the guest runs on here, unprotected"))
+        }
+        Outcome::Failed(_) => {
+            Err(Stop::failed(format!("the guest is not protected, and runs on here: {why}")))
+        }
+        Outcome::Lost => Err(Stop::with(
+            Status::Lost,
+            format!(
+                "the standby has the guest ({why}); it was ended here, and what it had not said yet is dropped"
+            ),
+        )),
+    }
+}
+
+fn request(
+    arguments: &Arguments,
+    protection: Protection,
+    monitor: &mut Monitor,
+) -> Result<ProtectRequest, Stop> {
+    let standby = peer::address(&arguments.standby)?;
+    let contact = arguments.contact.as_deref().map(peer::address).transpose()?;
+    let tls = match &arguments.tls_dir {
+        Some(directory) => {
+            let credentials = TlsCredentials::from_directory(directory, TlsEndpoint::Client, true)
+                .map_err(|error| Stop::unreadable(error.to_string()))?;
+            Some(Tls { hostname: arguments.tls_hostname.clone(), ..Tls::new(Arc::new(credentials)) })
+        }
+        None => None,
+    };
+    let secret = match &arguments.secret {
+        Some(path) => secret(path)?,
+        None if tls.is_none() && !is_here(&standby) => {
+            return Err(Stop::usage(
+                "a standby on another host must be known: give both sides certificates (--tls-dir), or one secret (--secret)",
+            ));
+        }
+        None => Secret::from_bytes([0; 32]),
+    };
+    Ok(ProtectRequest {
+        contact,
+        tls,
+        terms: Terms { lease: arguments.lease, ..Terms::default() },
+        checkpoint_delay: Duration::from_millis(arguments.checkpoint_delay.into()),
+        channels: arguments.channels.unwrap_or(0),
+        most_waiting_bytes: arguments.output_limit,
+        socket_directory: arguments.socket_dir.clone(),
+        parameters: monitor.parameters(&arguments.set)?,
+        ..ProtectRequest::new(standby, protection, secret)
+    })
+}
+
+/// The arbiter's claim for this side; it can be asked, as far as that can be known. And who decides, if an operator does.
+fn claims(
+    arguments: &Arguments,
+    protection: Protection,
+) -> Result<(Arc<dyn Claims>, Option<Operator>), Stop> {
+    let opened = arguments.arbiter.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(error.to_string()))?;
+    let claim = Claim {
+        guest: GuestName::of_id(protection.id),
+        generation: Generation::new(protection.generation),
+        claimant: Claimant::of_this_process(Role::Primary),
+    };
+    opened
+        .arbiter
+        .identity(&claim.guest, claim.generation)
+        .map_err(|error| Stop::failed(format!("{error}; nothing has begun")))?;
+    let arbiter = opened.arbiter;
+    let asks = move || match arbiter.claim(&claim) {
+        Ok(Ruling::Won) => Ok(machines::Ruling::Won),
+        Ok(Ruling::Lost { .. }) => Ok(machines::Ruling::Lost),
+        Err(error) => Err(error.to_string()),
+    };
+    Ok((Arc::new(asks), opened.operator))
+}
+
+fn is_here(address: &Address) -> bool {
+    match address {
+        Address::Tcp { host, .. } => {
+            host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        }
+        _ => true,
+    }
+}
+
+fn secret(path: &Path) -> Result<Secret, Stop> {
+    let bytes = std::fs::read(path).map_err(|error| Stop::cannot_read(path, &error))?;
+    read_secret(&bytes).map(Secret::from_bytes).ok_or_else(|| {
+        Stop::unreadable(format!(
+            "{} is no secret: it must have 32 bytes, or 64 hexadecimal digits",
+            path.display()
+        ))
+    })
+}
+
+fn read_secret(bytes: &[u8]) -> Option<[u8; 32]> {
+    if let Ok(bytes) = bytes.try_into() {
+        return Some(bytes);
+    }
+    let digits = bytes.trim_ascii();
+    let mut secret = [0; 32];
+    if digits.len() != 64 || !digits.is_ascii() {
+        return None;
+    }
+    for (byte, digits) in secret.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(secret)
+}
+
+/// Names a protection as no other is named.
+fn random() -> Result<[u8; 16], Stop> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| Stop::failed(format!("the host gives no random numbers: {error}")))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secret_is_bytes_or_digits() {
+        assert_eq!(read_secret(&[7; 32]), Some([7; 32]));
+        assert_eq!(read_secret(format!("{}\n", "0a".repeat(32)).as_bytes()), Some([10; 32]));
+        for wrong in [&[7; 31][..], &[7; 33], b"", "0g".repeat(32).as_bytes(), "+1".repeat(32).as_bytes()] {
+            assert_eq!(read_secret(wrong), None, "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Whether a QEMU can be protected. Looks, and changes nothing.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::nics::{Nic, nics};
+use super::request::ProtectRequest;
+use crate::drive::error::DriveError;
+use crate::drive::settings::Settings;
+use crate::drive::vm::Vm;
+
+/// Capabilities that a protection needs, and those that do not go with it.
+const NEEDED: [&str; 3] = ["x-colo", "return-path", "events"];
+const UNWANTED: [&str; 11] = [
+    "postcopy-ram",
+    "pause-before-switchover",
+    "release-ram",
+    "background-snapshot",
+    "mapped-ram",
+    "x-ignore-shared",
+    "switchover-ack",
+    "zero-copy-send",
+    "dirty-bitmaps",
+    "postcopy-preempt",
+    "xbzrle",
+];
+
+/// What was found.
+pub(super) struct Fit {
+    pub(super) nics: Vec<Nic>,
+    pub(super) settings: Settings,
+    /// What the operator should know, as sentences.
+    pub(super) remarks: Vec<String>,
+}
+
+/// Looks.
+///
+/// # Errors
+/// Why not, in one sentence.
+pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
+    let major = vm.client().version()["qemu"]["major"].as_u64().unwrap_or(0);
+    if vm.is_sterna() || major < 11 {
+        return Err(unfit(format!(
+            "{} is {}: only a QEMU of version 11 or later can be protected",
+            vm.at(),
+            vm.version()
+        )));
+    }
+    let mode = vm.execute("query-colo-status", Value::Null)?["mode"].clone();
+    if mode != "none" {
+        return Err(unfit(format!(
+            "{} is in COLO already (mode {mode}). If that was a protection whose program was killed: make sure that the \
+             standby does not run the guest, and give `x-colo-lost-heartbeat` there",
+            vm.at()
+        )));
+    }
+    let progress = vm.progress()?;
+    if !progress.is_over() {
+        return Err(unfit(format!("{} has a migration under way (`{}`)", vm.at(), progress.status)));
+    }
+    let state = vm.run_state()?;
+    if state != "running" {
+        return Err(unfit(format!(
+            "the guest of {} is `{state}`: QEMU starts it when it is protected, so start it before (`cont`)",
+            vm.at()
+        )));
+    }
+    let settings = Settings::read(vm)?;
+    if let Some(missing) = NEEDED.iter().find(|name| settings.capability(name).is_none()) {
+        return Err(unfit(format!("{} does not know the capability {missing}", vm.at())));
+    }
+    let table = vm.client().human("info network").map_err(|error| vm.error(error))?;
+    let nics = nics(&table)?;
+    let mut remarks = Vec::new();
+    if nics.is_empty() {
+        remarks.push("the machine has no network card with a netdev: no output is held back".to_owned());
+    }
+    if nics.iter().any(Nic::may_have_vhost) {
+        match pid.map(has_vhost) {
+            Some(Ok(true)) => {
+                return Err(unfit(
+                    "QEMU uses vhost-net (vhost=on): its packets do not pass through QEMU, so they cannot be held back; \
+                     use vhost=off"
+                        .to_owned(),
+                ));
+            }
+            Some(Ok(false)) => {}
+            _ => remarks.push(
+                "it cannot be seen whether a tap has vhost=on, with which no output is held back: make sure that it has \
+                 not"
+                    .to_owned(),
+            ),
+        }
+    }
+    Ok(Fit { nics, settings, remarks })
+}
+
+/// The capabilities that are set.
+pub(super) fn capabilities(request: &ProtectRequest) -> Vec<(&'static str, bool)> {
+    let needed = NEEDED.map(|name| (name, true));
+    let unwanted = UNWANTED.map(|name| (name, false));
+    let multifd = [("multifd", request.channels > 0)];
+    // Off first: some exclude each other.
+    unwanted.into_iter().chain(multifd).chain(needed).collect()
+}
+
+/// The parameters that are set.
+pub(super) fn parameters(request: &ProtectRequest) -> Map<String, Value> {
+    let mut parameters = request.parameters.clone();
+    let mut put = |name: &str, value: Value| {
+        parameters.insert(name.to_owned(), value);
+    };
+    put("x-checkpoint-delay", json!(request.checkpoint_delay.as_millis() as u64));
+    // TLS begins here, not in QEMU.
+    put("tls-creds", json!(""));
+    put("tls-hostname", json!(""));
+    put("mode", json!("normal"));
+    if request.channels > 0 {
+        put("multifd-channels", json!(request.channels));
+    }
+    parameters
+}
+
+/// Whether the process has vhost-net's device open.
+fn has_vhost(pid: u32) -> std::io::Result<bool> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // One that is closed meanwhile is none.
+        if std::fs::read_link(entry?.path()).is_ok_and(|to| to == Path::new("/dev/vhost-net")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn unfit(why: String) -> DriveError {
+    DriveError::Unfit(why)
+}

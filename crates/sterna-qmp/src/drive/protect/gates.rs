@@ -1,0 +1,220 @@
+//! A gate at each of a QEMU's network cards: put there and taken away while the guest runs, without losing a packet.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_transport::Channel;
+
+use super::gate::{GateStatistics, OutputGate};
+use super::monitor::Monitor;
+use super::names::{Names, PREFIX};
+use super::nics::Nic;
+use crate::drive::error::DriveError;
+use crate::drive::vm::{ANSWER_LIMIT, Vm};
+
+/// How long packets may take to leave when the gates are taken away.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// All gates of a machine.
+pub(super) struct Gates {
+    gates: Vec<OutputGate>,
+    /// The sockets into which released packets go, to see whether QEMU has read them.
+    ways_out: Vec<Channel>,
+}
+
+impl Gates {
+    /// Puts an open gate at each of `nics`. Their sockets are made in `directory`. At most `most_bytes` wait at each.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the host. What was put there is taken away again.
+    pub(super) fn install(
+        monitor: &Monitor,
+        nics: &[Nic],
+        directory: &Path,
+        most_bytes: u64,
+        may_say: &Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    ) -> Result<Self, DriveError> {
+        let mut gates = Self { gates: Vec::new(), ways_out: Vec::new() };
+        for (index, nic) in nics.iter().enumerate() {
+            let may_say = Arc::clone(may_say);
+            if let Err(error) = gates.add(monitor, index, nic, directory, most_bytes, may_say) {
+                for index in 0..=index {
+                    // The refusal is what the operator must hear.
+                    let _ = remove_one(monitor, &Names::new(index), || ());
+                }
+                return Err(error);
+            }
+        }
+        Ok(gates)
+    }
+
+    fn add(
+        &mut self,
+        monitor: &Monitor,
+        index: usize,
+        nic: &Nic,
+        directory: &Path,
+        most_bytes: u64,
+        may_say: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    ) -> Result<(), DriveError> {
+        let names = Names::new(index);
+        let from_guest = connected(monitor, directory, &names.from_guest)?;
+        let to_network = connected(monitor, directory, &names.to_network)?;
+        let refused = |error| DriveError::file("set up", "a gate's socket", error);
+        let way_out = to_network.try_clone().map_err(refused)?;
+        let way_out = Channel::from_fd(way_out.into())?;
+        let gate = OutputGate::new(from_guest, to_network, most_bytes, move |epoch| may_say(epoch));
+        self.gates.push(gate.map_err(refused)?);
+        self.ways_out.push(way_out);
+        // The way back first: from the second command on packets come here.
+        for (name, end, chardev) in
+            [(&names.give, "indev", &names.to_network), (&names.hold, "outdev", &names.from_guest)]
+        {
+            let object = json!({"qom-type": "filter-redirector", "id": name, "netdev": nic.netdev, "queue": "rx", end: chardev});
+            monitor.execute("object-add", object, ANSWER_LIMIT).map_err(|error| {
+                DriveError::Unfit(format!(
+                    "the output of the network card {} cannot be held back: {error}",
+                    nic.name
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What comes from now on waits. Call it while the guest stands.
+    pub(super) fn close(&self) {
+        self.gates.iter().for_each(OutputGate::close);
+    }
+
+    /// An epoch ends. Call it while the guest stands.
+    pub(super) fn end_epoch(&self) {
+        for gate in &self.gates {
+            gate.end_epoch();
+        }
+    }
+
+    /// Packets of this epoch and earlier ones may leave.
+    pub(super) fn release(&self, epoch: u64) {
+        self.gates.iter().for_each(|gate| gate.release(epoch));
+    }
+
+    /// All may leave, now and later.
+    pub(super) fn open(&self) {
+        self.gates.iter().for_each(OutputGate::open);
+    }
+
+    /// What waits never leaves.
+    pub(super) fn drop_waiting(&self) {
+        self.gates.iter().for_each(OutputGate::drop_waiting);
+    }
+
+    /// The sum; the longest of the last delays.
+    pub(super) fn statistics(&self) -> GateStatistics {
+        let mut sum = GateStatistics::default();
+        for gate in self.gates.iter().map(OutputGate::statistics) {
+            sum.waiting += gate.waiting;
+            sum.waiting_bytes += gate.waiting_bytes;
+            sum.released += gate.released;
+            sum.dropped += gate.dropped;
+            sum.last_delay = sum.last_delay.max(gate.last_delay);
+        }
+        sum
+    }
+
+    /// Why one of them has ended, if so: then its card has no network.
+    pub(super) fn ended(&self) -> Option<String> {
+        self.gates.iter().find_map(OutputGate::ended)
+    }
+
+    /// Takes them away. They must be open, and the guest must run: QEMU delivers nothing of one that stands.
+    ///
+    /// # Errors
+    /// QEMU refused, or packets were lost: the text says which.
+    pub(super) fn remove(self, monitor: &Monitor) -> Result<(), DriveError> {
+        let mut failed = Ok(());
+        for (index, (gate, way_out)) in self.gates.iter().zip(&self.ways_out).enumerate() {
+            let mut is_drained = true;
+            let removed = remove_one(monitor, &Names::new(index), || is_drained = drain(gate, way_out));
+            let removed = removed.and_then(|()| match is_drained {
+                true => Ok(()),
+                false => Err(DriveError::Failed(format!(
+                    "QEMU did not take {} packets back within {} s: they are lost, as in a network",
+                    gate.statistics().waiting,
+                    DRAIN_LIMIT.as_secs()
+                ))),
+            });
+            failed = failed.and(removed);
+        }
+        failed
+    }
+}
+
+/// Waits until all that came has been read by QEMU. True: it has.
+fn drain(gate: &OutputGate, way_out: &Channel) -> bool {
+    let until = Instant::now() + DRAIN_LIMIT;
+    gate.wait_until_empty(DRAIN_LIMIT) && {
+        while way_out.unsent_bytes() > 0 {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+}
+
+/// First nothing comes any more, then what came leaves, then the way back goes.
+fn remove_one(monitor: &Monitor, names: &Names, drain: impl FnOnce()) -> Result<(), DriveError> {
+    let act =
+        |command: &str, name: &str| monitor.execute(command, json!({ "id": name }), ANSWER_LIMIT).map(drop);
+    let held = act("object-del", &names.hold);
+    drain();
+    let given = act("object-del", &names.give);
+    let from_guest = act("chardev-remove", &names.from_guest);
+    let to_network = act("chardev-remove", &names.to_network);
+    held.and(given).and(from_guest).and(to_network)
+}
+
+/// Takes away what a protection left whose program was killed. How many objects there were.
+///
+/// # Errors
+/// The monitor's.
+pub(super) fn remove_left_ones(vm: &mut Vm) -> Result<usize, DriveError> {
+    let objects = vm.execute("qom-list", json!({"path": "/objects"}))?;
+    let devices = vm.execute("query-chardev", Value::Null)?;
+    let names = |list: &Value, member: &str| -> Vec<String> {
+        let names = list.as_array().into_iter().flatten().filter_map(|entry| entry[member].as_str());
+        names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect()
+    };
+    let (objects, devices) = (names(&objects, "name"), names(&devices, "label"));
+    // First those that hold: a packet that comes then goes its old way.
+    let (mut hold, give): (Vec<_>, Vec<_>) = objects.into_iter().partition(|name| name.ends_with("-hold"));
+    hold.extend(give);
+    for name in &hold {
+        vm.execute("object-del", json!({ "id": name }))?;
+    }
+    for name in &devices {
+        vm.execute("chardev-remove", json!({ "id": name }))?;
+    }
+    Ok(hold.len())
+}
+
+/// A character device of QEMU's that is connected to the socket given back.
+fn connected(monitor: &Monitor, directory: &Path, name: &str) -> Result<UnixStream, DriveError> {
+    let path = directory.join(name);
+    let refused = |error| DriveError::file("listen at", &path, error);
+    let listener = UnixListener::bind(&path).map_err(refused)?;
+    let address = json!({"type": "unix", "data": {"path": path.display().to_string()}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    // QEMU has connected when it answers.
+    monitor.execute("chardev-add", json!({"id": name, "backend": backend}), ANSWER_LIMIT)?;
+    listener.set_nonblocking(true).map_err(refused)?;
+    let (socket, _) = listener.accept().map_err(refused)?;
+    socket.set_nonblocking(false).map_err(refused)?;
+    // Nobody else is to connect.
+    let _ = std::fs::remove_file(&path);
+    Ok(socket)
+}

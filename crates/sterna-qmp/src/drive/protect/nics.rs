@@ -1,0 +1,151 @@
+//! A machine's network cards, as `info network` lists them: what a gate can hold back, and what it cannot.
+
+use super::names::PREFIX;
+use crate::drive::error::DriveError;
+
+/// A card and what it is connected to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Nic {
+    /// Its name.
+    pub(super) name: String,
+    /// The netdev's.
+    pub(super) netdev: String,
+    /// The netdev's kind.
+    kind: String,
+}
+
+/// The cards that have a netdev.
+///
+/// # Errors
+/// One of them cannot be held back.
+pub(super) fn nics(table: &str) -> Result<Vec<Nic>, DriveError> {
+    let mut found: Vec<Nic> = Vec::new();
+    let mut card: Option<&str> = None;
+    for line in table.lines().map(|line| line.trim_end_matches('\r')) {
+        if line == "filters:" {
+            continue;
+        }
+        if let Some((name, kind)) = filter(line) {
+            // Of these every packet goes on; those of ours were left by a protection and are taken away before.
+            if !matches!(kind, "filter-dump" | "filter-mirror") && !name.starts_with(PREFIX) {
+                return Err(DriveError::Unfit(format!(
+                    "the filter {name} ({kind}) takes packets past any other: delete it, for a protection has its own"
+                )));
+            }
+            continue;
+        }
+        let Some((name, index, kind)) = entry(line) else {
+            let hub = line.split_whitespace().next();
+            if hub == Some("hub") || line.trim().is_empty() {
+                card = None;
+                continue;
+            }
+            return Err(DriveError::Unfit(format!(
+                "`info network` says {line:?}, which this version does not understand: it cannot see that all of the \
+                 guest's output would be held back"
+            )));
+        };
+        let is_peer = line.starts_with(" \\ ");
+        if index > 0 && (kind == "nic" || is_peer) {
+            return Err(DriveError::Unfit(format!(
+                "the network card {name} has more than one queue, which no filter of QEMU takes: give it queues=1"
+            )));
+        }
+        match (kind, is_peer) {
+            ("nic", false) => card = Some(name),
+            ("nic", true) => {
+                return Err(DriveError::Unfit(format!(
+                    "the network card {name} is connected to a hub: connect it to a netdev of its own"
+                )));
+            }
+            (_, false) => card = None,
+            ("hubport", true) => {
+                return Err(DriveError::Unfit(format!(
+                    "the netdev {name} leads to a hub: connect the card to a netdev of its own"
+                )));
+            }
+            ("vhost-user" | "vhost-vdpa", true) => {
+                return Err(DriveError::Unfit(format!(
+                    "the netdev {name} is {kind}: its packets do not pass through QEMU, so they cannot be held back"
+                )));
+            }
+            (kind, true) => {
+                let Some(card) = card else { continue };
+                found.push(Nic { name: card.to_owned(), netdev: name.to_owned(), kind: kind.to_owned() });
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Nic {
+    /// Whether the kernel may carry its packets past QEMU (`vhost=on`), which the list does not say.
+    pub(super) fn may_have_vhost(&self) -> bool {
+        self.kind == "tap"
+    }
+}
+
+/// Name and kind in a filter's line.
+fn filter(line: &str) -> Option<(&str, &str)> {
+    let (name, rest) = line.strip_prefix("  - ")?.split_once(": type=")?;
+    Some((name, rest.split(',').next()?))
+}
+
+/// Name, queue and kind of a line.
+fn entry(line: &str) -> Option<(&str, u32, &str)> {
+    let line = line.trim_start_matches(" \\ ");
+    let (name, rest) = line.rsplit_once(": index=")?;
+    let (index, rest) = rest.split_once(",type=")?;
+    let kind = rest.split(',').next()?;
+    // A port of a hub is called by both: `h0: e1000.0`.
+    let name = name.rsplit(": ").next()?;
+    Some((name, index.parse().ok()?, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "n2: index=0,type=dgram,udp=127.0.0.1:45991/127.0.0.1:45992\r\n\
+        mynic: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56\r\n \
+        \\ n0: index=0,type=dgram,udp=/tmp/near:/tmp/far\r\n\
+        filters:\r\n  \
+        - d0: type=filter-dump,file=/tmp/x,maxlen=65536,position=tail,status=on,insert=behind,netdev=n0,queue=all\r\n  \
+        - sterna-gate0-hold: type=filter-redirector,vnet_hdr_support=false,indev=,outdev=c0,netdev=n0,queue=rx\r\n\
+        virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:58\r\n\
+        e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:59\r\n \
+        \\ t0: index=0,type=tap,ifname=tap0,script=no,downscript=no\r\n";
+
+    #[test]
+    fn cards_with_a_netdev_are_found() {
+        let found = nics(TABLE).unwrap();
+        let names: Vec<_> =
+            found.iter().map(|nic| (nic.name.as_str(), nic.netdev.as_str(), nic.may_have_vhost())).collect();
+        assert_eq!(names, [("mynic", "n0", false), ("e1000.0", "t0", true)]);
+        assert!(nics("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_held_back_is_refused() {
+        let card = "net0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56\n";
+        for (table, word) in [
+            (
+                "net0: index=0,type=nic,model=v\n \\ n0: index=0,type=tap,fd=1\nnet0: index=1,type=nic,model=v\n",
+                "more than one queue",
+            ),
+            ("hub 0\n \\ h0: e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:57\n", "hub"),
+            (&format!("{card} \\ h1: index=0,type=hubport\n"), "hub"),
+            (&format!("{card} \\ n0: index=0,type=vhost-user,vhost-user0 to a\n"), "vhost-user"),
+            (
+                &format!(
+                    "{card} \\ n0: index=0,type=user,net=10\nfilters:\n  - r0: type=filter-redirector,netdev=n0\n"
+                ),
+                "the filter r0",
+            ),
+            ("something else\n", "does not understand"),
+        ] {
+            let why = nics(table).unwrap_err().to_string();
+            assert!(why.contains(word), "{table}: {why}");
+        }
+    }
+}

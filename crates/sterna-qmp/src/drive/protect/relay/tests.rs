@@ -1,0 +1,223 @@
+//! A relay between two ends that stand for QEMU and the standby.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
+const SHUT: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+const READY: [u8; 4] = [0, 0, 0, 0];
+const REPLY: [u8; 4] = [0, 0, 0, 2];
+const RECEIVED: [u8; 4] = [0, 0, 0, 5];
+const LOADED: [u8; 4] = [0, 0, 0, 6];
+
+/// Tells each step, and does not return from it until it is let go.
+struct Recorder {
+    steps: Mutex<Sender<String>>,
+    go: Mutex<Receiver<bool>>,
+}
+
+impl Recorder {
+    fn step(&self, what: String) -> bool {
+        self.steps.lock().send(what).unwrap();
+        self.go.lock().recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+impl Steps for Recorder {
+    fn ready(&self) {
+        self.step("ready".to_owned());
+    }
+    fn reply(&self, number: u64) -> Result<(), String> {
+        match self.step(format!("reply {number}")) {
+            true => Ok(()),
+            false => Err("it may not be taken".to_owned()),
+        }
+    }
+    fn received(&self, number: u64) -> bool {
+        self.step(format!("received {number}"))
+    }
+    fn ended(&self, why: String, is_standbys_fault: bool) {
+        self.steps.lock().send(format!("ended, {is_standbys_fault}: {why}")).unwrap();
+    }
+}
+
+struct Lab {
+    relay: Relay,
+    steps: Receiver<String>,
+    go: Sender<bool>,
+    qemu: UnixStream,
+    standby: UnixStream,
+    _recorder: Arc<Recorder>,
+    _directory: tempfile::TempDir,
+}
+
+fn lab() -> Lab {
+    let directory = tempfile::tempdir().unwrap();
+    let (at, path) = (directory.path().join("standby"), directory.path().join("stream"));
+    let listener = UnixListener::bind(&at).unwrap();
+    let ((tells, steps), (go, goes)) = (channel(), channel());
+    let recorder = Arc::new(Recorder { steps: Mutex::new(tells), go: Mutex::new(goes) });
+    let weak = Arc::downgrade(&(Arc::clone(&recorder) as Arc<dyn Steps>));
+    let relay = Relay::listen(&path, Address::Unix(at), None, 1, weak).unwrap();
+    let mut qemu = UnixStream::connect(&path).unwrap();
+    qemu.write_all(b"QEVM").unwrap();
+    let (mut standby, _) = listener.accept().unwrap();
+    for end in [&qemu, &standby] {
+        end.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    assert_eq!(read(&mut standby), *b"QEVM");
+    Lab { relay, steps, go, qemu, standby, _recorder: recorder, _directory: directory }
+}
+
+fn read<const N: usize>(from: &mut UnixStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+impl Lab {
+    fn say(&mut self, bytes: &[&[u8]]) {
+        self.standby.write_all(&bytes.concat()).unwrap();
+    }
+
+    /// The next step.
+    fn step(&self) -> String {
+        self.steps.recv_timeout(PATIENCE).unwrap()
+    }
+
+    fn hears_nothing(&mut self) {
+        self.qemu.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let heard = self.qemu.read(&mut [0; 1]);
+        assert!(heard.is_err(), "{heard:?}");
+        self.qemu.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+
+    /// Up to checkpoint 1, which is held.
+    fn first_checkpoint(&mut self) {
+        self.say(&[&SHUT, &READY, &REPLY]);
+        assert_eq!(self.step(), "ready");
+        self.go.send(true).unwrap();
+        assert_eq!(self.step(), "reply 1");
+        self.go.send(true).unwrap();
+        assert_eq!(read::<16>(&mut self.qemu)[..], [&SHUT[..], &READY, &REPLY].concat());
+        self.say(&[&RECEIVED, &LOADED]);
+        assert_eq!(self.step(), "received 1");
+    }
+}
+
+#[test]
+fn each_answer_waits_for_its_step() {
+    let mut lab = lab();
+    lab.say(&[&PONG]);
+    assert_eq!(read(&mut lab.qemu), PONG);
+    lab.say(&[&SHUT]);
+    lab.hears_nothing();
+    lab.say(&[&READY]);
+    assert_eq!(lab.step(), "ready");
+    lab.hears_nothing();
+    lab.go.send(true).unwrap();
+    assert_eq!(read(&mut lab.qemu), [0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
+
+    for number in 1..4 {
+        lab.say(&[&REPLY]);
+        assert_eq!(lab.step(), format!("reply {number}"));
+        lab.hears_nothing();
+        lab.go.send(true).unwrap();
+        assert_eq!(read(&mut lab.qemu), REPLY);
+        lab.say(&[&RECEIVED, &LOADED]);
+        assert_eq!(lab.step(), format!("received {number}"));
+        lab.hears_nothing();
+        lab.go.send(true).unwrap();
+        assert_eq!(read(&mut lab.qemu), [0, 0, 0, 5, 0, 0, 0, 6]);
+    }
+}
+
+#[test]
+fn last_checkpoint_is_kept_from_qemu_and_its_side_is_closed_alone() {
+    let mut lab = lab();
+    lab.first_checkpoint();
+    lab.go.send(false).unwrap();
+    lab.hears_nothing();
+
+    lab.relay.close_qemu();
+    assert_eq!(lab.qemu.read(&mut [0; 1]).unwrap(), 0);
+    lab.standby.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(lab.standby.read(&mut [0; 1]).is_err(), "the standby's side is open");
+    assert!(lab.steps.try_recv().is_err(), "an end that was wanted is none");
+    lab.relay.close();
+    assert_eq!(lab.standby.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn qemu_that_writes_to_a_silent_standby_is_freed() {
+    let mut lab = lab();
+    let mut qemu = lab.qemu.try_clone().unwrap();
+    // More than all buffers on the way.
+    let writer = std::thread::spawn(move || qemu.write_all(&vec![0; 64 << 20]));
+    let begin = Instant::now();
+    while lab.relay.stalled() < Duration::from_millis(50) {
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    lab.relay.close_qemu();
+    writer.join().unwrap().unwrap_err();
+    let _ = &mut lab.standby;
+}
+
+#[test]
+fn all_of_a_long_stream_arrives() {
+    let mut lab = lab();
+    let sent: Vec<u8> = (0..5_000_003_u32).map(|index| (index / 7) as u8).collect();
+    let mut qemu = lab.qemu.try_clone().unwrap();
+    let (whole, expected) = (sent.clone(), sent.len());
+    let writer = std::thread::spawn(move || qemu.write_all(&whole));
+    let mut came = vec![0; expected];
+    lab.standby.read_exact(&mut came).unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(came == sent, "bytes differ");
+    // The last piece is counted when it was written.
+    let begin = Instant::now();
+    while lab.relay.bytes() != expected as u64 + 4 {
+        assert!(begin.elapsed() < PATIENCE, "{}", lab.relay.bytes());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn end_is_told_with_who_is_at_fault() {
+    let mut wrong = lab();
+    wrong.say(&[&SHUT, &READY]);
+    assert_eq!(wrong.step(), "ready");
+    wrong.go.send(true).unwrap();
+    wrong.say(&[&RECEIVED]);
+    let ended = wrong.step();
+    assert!(ended.starts_with("ended, true: ") && ended.contains("VMSTATE_RECEIVED"), "{ended}");
+    read::<12>(&mut wrong.qemu);
+    assert_eq!(wrong.qemu.read(&mut [0; 1]).unwrap(), 0, "QEMU's side is closed");
+
+    let gone = lab();
+    drop(gone.standby);
+    let ended = gone.steps.recv_timeout(PATIENCE).unwrap();
+    assert!(ended.starts_with("ended, false: the standby"), "{ended}");
+
+    let mut refused = lab();
+    refused.say(&[&SHUT, &READY, &REPLY]);
+    for (step, may) in [("ready", true), ("reply 1", false)] {
+        assert_eq!(refused.step(), step);
+        refused.go.send(may).unwrap();
+    }
+    assert_eq!(refused.step(), "ended, false: it may not be taken");
+}
+
+#[test]
+fn second_main_channel_is_refused() {
+    let lab = lab();
+    let mut second = UnixStream::connect(&lab.relay.path).unwrap();
+    second.write_all(b"QEVM").unwrap();
+    let ended = lab.step();
+    assert!(ended.contains("two main channels"), "{ended}");
+}

@@ -1,0 +1,260 @@
+//! An unmodified QEMU as the primary of a protection: what its guest says leaves only when it is held, and who may run the guest is
+//! decided as `specs/replica.md` says.
+
+mod command;
+mod lab;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna::replica::Claims;
+use sterna::replica::machines::Ruling;
+use sterna::replica::machines::primary::{Because, Cause, Outcome};
+use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
+use sterna_interop::{Failure, Guest, Qemu, Root};
+
+use lab::{Lab, wait, wait_until_held, wins};
+
+/// What an operator sees of a QEMU's settings.
+fn settings(primary: &mut Qemu) -> Result<[Value; 4], Failure> {
+    Ok([
+        primary.execute("query-migrate-capabilities", Value::Null)?,
+        primary.execute("query-migrate-parameters", Value::Null)?,
+        primary.execute("qom-list", json!({"path": "/objects"}))?,
+        primary.execute("query-chardev", Value::Null)?,
+    ])
+}
+
+#[test]
+fn output_leaves_only_when_its_checkpoint_is_held() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("output_leaves_only_when_its_checkpoint_is_held") else { return Ok(()) };
+    for channels in [0, 2] {
+        let mut lab = Lab::talking(&root)?;
+        let side = lab.standby(channels)?;
+        let protection = lab.protect(&side, None, wins())?;
+        wait_until_held(&protection, 5)?;
+        lab.network.hear_more(20)?;
+
+        // The standby holds further checkpoints and does not say so.
+        side.tells.store(protection.statistics().held, Ordering::SeqCst);
+        lab.network.hear_out()?;
+        let waiting = protection.statistics().output.waiting;
+        wait("more output", || (protection.statistics().output.waiting > waiting + 5).then_some(()))?;
+        let heard = lab.network.last;
+        lab.network.hear_out()?;
+        assert_eq!(lab.network.last, heard, "nothing leaves that is not held");
+
+        side.tells.store(u64::MAX, Ordering::SeqCst);
+        lab.network.hear_more(20)?;
+        let now = protection.statistics();
+        assert!(now.pauses > 5 && now.pause_p50.is_some() && now.stream_bytes > 0, "{now:?}");
+
+        lab.primary.kill();
+        lab.network.hear_out()?;
+        let held = side.take_over(&lab.directory.path().join("image"))?;
+        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    }
+    Ok(())
+}
+
+#[test]
+fn unprotecting_loses_no_packet_and_leaves_qemu_as_it_was() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("unprotecting_loses_no_packet_and_leaves_qemu_as_it_was") else {
+        return Ok(());
+    };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    // The same QEMU again and again, in the next generation.
+    for channels in [0, 2, 1] {
+        let side = lab.standby(channels)?;
+        let protection = lab.protect(&side, None, wins())?;
+        wait_until_held(&protection, 3)?;
+        lab.network.hear_more(10)?;
+
+        protection.unprotect().map_err(|error| error.to_string())?;
+        let end = protection.finish().map_err(|error| error.to_string())?;
+
+        assert_eq!(end.outcome, Outcome::Alone(Because::Never));
+        assert!(end.runs_here && end.left.is_empty(), "{end:?}");
+        assert!(side.asked.discarded.load(Ordering::SeqCst));
+        lab.network.hear_more(20)?;
+        drop(protection);
+        assert_eq!(settings(&mut lab.primary)?, before);
+    }
+    Ok(())
+}
+
+#[test]
+fn primary_goes_on_when_its_standby_is_killed_and_the_claim_is_won() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("primary_goes_on_when_its_standby_is_killed_and_the_claim_is_won") else {
+        return Ok(());
+    };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(2)?;
+    let claims = lab.directory.path().join("claims");
+    std::fs::create_dir(&claims).map_err(|error| error.to_string())?;
+    let spec: Spec = format!("file:{}", claims.display()).parse().map_err(|error| format!("{error}"))?;
+    let arbiter = spec.open(Duration::from_secs(10)).map_err(|error| error.to_string())?.arbiter;
+    let claim = Claim {
+        guest: GuestName::of_id([7; 16]),
+        generation: Generation::new(1),
+        claimant: Claimant::of_this_process(Role::Primary),
+    };
+    let asks = move || match arbiter.claim(&claim) {
+        Ok(sterna_arbiter::Ruling::Won) => Ok(Ruling::Won),
+        Ok(_) => Ok(Ruling::Lost),
+        Err(error) => Err(error.to_string()),
+    };
+    let protection = lab.protect(&side, None, Arc::new(asks))?;
+    wait_until_held(&protection, 3)?;
+    lab.network.hear_more(10)?;
+
+    side.wire.cut();
+    let end = protection.finish().map_err(|error| error.to_string())?;
+
+    assert_eq!(end.outcome, Outcome::Alone(Because::Claim));
+    assert!(end.left.is_empty(), "{end:?}");
+    lab.network.hear_more(20)?;
+    Ok(())
+}
+
+#[test]
+fn silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease() -> Result<(), Failure> {
+    let test = "silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for channels in [0, 2] {
+        // It writes its memory as fast as it can.
+        let mut lab = Lab::new(&root, Guest::Boot, &["-device", "e1000,netdev=n0"])?;
+        lab.primary.wait_for_ticks(2)?;
+        let side = lab.standby(channels)?;
+        let lease = Duration::from_secs(3);
+        let protection = lab.protect(&side, Some(lease), wins())?;
+        wait_until_held(&protection, 3)?;
+
+        side.wire.freeze_in_ram(100 << 10);
+        wait("the frozen wire", || side.wire.is_frozen().then_some(()))?;
+        let begin = Instant::now();
+        lab.primary.execute("query-status", Value::Null)?;
+        // What the host's scheduler adds is not the lease's.
+        assert!(begin.elapsed() < lease + Duration::from_secs(20), "{:?}", begin.elapsed());
+
+        let end = protection.finish().map_err(|error| error.to_string())?;
+        assert_eq!(end.outcome, Outcome::Alone(Because::Claim));
+        lab.primary.wait_for_ticks(2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn guest_whose_claim_is_lost_is_stopped_and_says_nothing_more() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("guest_whose_claim_is_lost_is_stopped_and_says_nothing_more") else {
+        return Ok(());
+    };
+    for (lease, channels) in [(None, 0), (Some(Duration::from_secs(2)), 2)] {
+        let mut lab = Lab::talking(&root)?;
+        let side = lab.standby(channels)?;
+        // With a short lease the arbiter answers only when the lease is over, and the guest stands.
+        let begin = Instant::now();
+        let rules: Arc<dyn Claims> = Arc::new(move || match lease {
+            Some(lease) if begin.elapsed() < lease * 3 => Err("not yet".to_owned()),
+            _ => Ok(Ruling::Lost),
+        });
+        let protection = lab.protect(&side, lease, rules)?;
+        wait_until_held(&protection, 3)?;
+        lab.network.hear_more(5)?;
+
+        side.wire.cut();
+        let end = protection.finish().map_err(|error| error.to_string())?;
+
+        assert_eq!(end.outcome, Outcome::Lost);
+        assert!(!end.runs_here && end.left.is_empty(), "{end:?}");
+        wait("QEMU's end", || lab.primary.ended())?;
+        lab.network.hear_out()?;
+        let held = side.take_over(&lab.directory.path().join("image"))?;
+        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    }
+    Ok(())
+}
+
+#[test]
+fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("guest_is_handed_over_as_planned") else { return Ok(()) };
+    for channels in [0, 2] {
+        let mut lab = Lab::talking(&root)?;
+        let side = lab.standby(channels)?;
+        let protection = lab.protect(&side, None, wins())?;
+        wait_until_held(&protection, 3)?;
+
+        protection.hand_over().map_err(|error| error.to_string())?;
+        let end = protection.finish().map_err(|error| error.to_string())?;
+
+        assert_eq!(end.outcome, Outcome::HandedOver, "{:?}", protection.statistics());
+        assert!(side.asked.started.load(Ordering::SeqCst));
+        wait("QEMU's end", || lab.primary.ended())?;
+        lab.network.hear_out()?;
+        let last = side.standby.statistics().checkpoints;
+        assert_eq!(protection.statistics().held, last, "the last of all is held");
+        let held = side.take_over(&lab.directory.path().join("image"))?;
+        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    }
+    Ok(())
+}
+
+#[test]
+fn seeding_that_fails_leaves_qemu_as_it_was() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("seeding_that_fails_leaves_qemu_as_it_was") else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    // The standby expects multifd channels, and the primary has none.
+    let side = lab.standby(2)?;
+    let mut request = side.request(None);
+    request.channels = 0;
+    let monitor = sterna_qmp::Endpoint::Unix(lab.primary.operator_socket());
+    let vm = sterna_qmp::drive::Vm::connect(&monitor).map_err(|error| error.to_string())?;
+    let protection = sterna_qmp::drive::protect::QemuProtection::begin(vm, request, wins())
+        .map_err(|error| error.to_string())?;
+
+    let end = protection.finish().map_err(|error| error.to_string())?;
+
+    assert!(matches!(end.outcome, Outcome::Failed(Cause::ConnectionLost)), "{end:?}");
+    assert!(end.runs_here && end.left.is_empty(), "{end:?}");
+    lab.network.hear_more(10)?;
+    drop(protection);
+    assert_eq!(settings(&mut lab.primary)?, before);
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_protected_is_refused_and_nothing_is_changed() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("what_cannot_be_protected_is_refused_and_nothing_is_changed") else {
+        return Ok(());
+    };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    let side = lab.standby(0)?;
+    let refused = |lab: &Lab, change: &dyn Fn(&mut sterna_qmp::drive::protect::ProtectRequest)| {
+        let monitor = sterna_qmp::Endpoint::Unix(lab.primary.operator_socket());
+        let vm = sterna_qmp::drive::Vm::connect(&monitor).map_err(|error| error.to_string())?;
+        let mut request = side.request(None);
+        change(&mut request);
+        match sterna_qmp::drive::protect::QemuProtection::begin(vm, request, wins()) {
+            Ok(_) => Err("it was not refused".to_owned()),
+            Err(error) => Ok(error.to_string()),
+        }
+    };
+    let why = refused(&lab, &|request| request.checkpoint_delay = Duration::ZERO)?;
+    assert!(why.contains("at least 10 ms"), "{why}");
+    let why = refused(&lab, &|request| {
+        request.contact = Some(sterna::Address::Unix("/nonexistent/standby".into()));
+    })?;
+    assert!(why.contains("/nonexistent/standby"), "{why}");
+    lab.primary.stop()?;
+    let why = refused(&lab, &|_| ())?;
+    assert!(why.contains("`paused`"), "{why}");
+    lab.primary.resume()?;
+    assert_eq!(settings(&mut lab.primary)?, before);
+    lab.network.hear_more(5)?;
+    Ok(())
+}

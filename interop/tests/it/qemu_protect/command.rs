@@ -1,0 +1,160 @@
+//! `sterna protect` and what stands beside it, as an operator uses them.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ExitStatus, Stdio};
+
+use serde_json::{Value, json};
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{Failure, Root, sterna, sterna_does};
+
+use super::lab::{Lab, Side, wait};
+use super::settings;
+
+/// The command, and what it says.
+struct Protect {
+    process: Child,
+    lines: BufReader<std::process::ChildStdout>,
+    socket: String,
+}
+
+impl Protect {
+    fn start(lab: &Lab, side: &Side, arguments: &[&str]) -> Result<Self, Failure> {
+        let socket = format!("unix:{}", lab.directory.path().join("control").display());
+        let mut process = sterna()
+            .args(["protect", &format!("unix:{}", lab.primary.operator_socket().display()), &side.stream()])
+            .args(["--contact", &side.contact_address(), "--json", "--qmp", &socket])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+        Ok(Self { process, lines, socket })
+    }
+
+    /// The next line that is so.
+    fn line(&mut self, is: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
+        let begin = std::time::Instant::now();
+        let mut last = String::new();
+        while begin.elapsed() < PATIENCE {
+            let mut line = String::new();
+            let length = self.lines.read_line(&mut line).map_err(|error| error.to_string())?;
+            if length == 0 {
+                break;
+            }
+            let value = serde_json::from_str(&line).map_err(|error| format!("{error}: {line:?}"))?;
+            if is(&value) {
+                return Ok(value);
+            }
+            last = line;
+        }
+        Err(format!("no such line; the last was {last}"))
+    }
+
+    fn until_protected(&mut self) -> Result<Value, Failure> {
+        self.line(|line| line["state"] == "protected" && line["checkpoint"].as_u64() >= Some(10))
+    }
+
+    fn end(&mut self) -> Result<ExitStatus, Failure> {
+        wait("the command's end", || self.process.try_wait().ok().flatten())
+    }
+
+    fn signal(&self) -> Result<(), Failure> {
+        let id = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(id, rustix::process::Signal::INT).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Protect {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn command_protects_and_is_ended_by_its_socket_and_by_ctrl_c() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("command_protects_and_is_ended_by_its_socket_and_by_ctrl_c") else {
+        return Ok(());
+    };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    for by_socket in [true, false] {
+        let side = lab.standby(2)?;
+        let mut protect = Protect::start(&lab, &side, &["--channels=2", "--lease=600s"])?;
+        let line = protect.until_protected()?;
+        assert!(line["pause_p50"].as_f64() > Some(0.0) && line["stream_bytes"].as_u64() > Some(0), "{line}");
+        let info: Value = serde_json::from_str(&sterna_does(&["info", &protect.socket, "--json"])?)
+            .map_err(|error| error.to_string())?;
+        assert_eq!(info["state"], "protected");
+        let table = sterna_does(&["info", &protect.socket])?;
+        assert!(table.contains("checkpoint"), "{table}");
+        lab.network.hear_more(10)?;
+
+        if by_socket {
+            sterna_does(&["unprotect", &protect.socket])?;
+        } else {
+            protect.signal()?;
+        }
+
+        let end = protect.line(|line| line["state"] == "alone")?;
+        assert_eq!((&end["runs_here"], &end["left"]), (&json!(true), &json!([])));
+        assert_eq!(protect.end()?.code(), Some(0));
+        lab.network.hear_more(20)?;
+        assert_eq!(settings(&mut lab.primary)?, before);
+    }
+    Ok(())
+}
+
+#[test]
+fn operator_decides_and_the_exit_status_says_who_has_the_guest() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("operator_decides_and_the_exit_status_says_who_has_the_guest") else {
+        return Ok(());
+    };
+    let mut lab = Lab::talking(&root)?;
+    for (word, status) in [("source", 1), ("destination", 6)] {
+        let side = lab.standby(0)?;
+        let mut protect = Protect::start(&lab, &side, &["--lease=2s"])?;
+        protect.until_protected()?;
+        lab.network.hear_more(10)?;
+
+        side.wire.cut();
+        protect.line(|line| line["state"] == "asking")?;
+        sterna_does(&["decide", &protect.socket, word])?;
+
+        assert_eq!(protect.end()?.code(), Some(status));
+        if word == "source" {
+            lab.network.hear_more(20)?;
+        } else {
+            wait("QEMU's end", || lab.primary.ended())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("command_that_was_killed_can_be_given_again") else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(0)?;
+    let mut protect = Protect::start(&lab, &side, &["--lease=600s"])?;
+    protect.until_protected()?;
+    drop(protect);
+    side.wire.cut();
+
+    // Nothing leaves: whoever has the guest is not known.
+    lab.network.hear_out()?;
+    let at = format!("unix:{}", lab.primary.operator_socket().display());
+    let side = lab.standby(0)?;
+    let refused = sterna_does(&["protect", &at, &side.stream(), "--arbiter=file:/tmp"]).unwrap_err();
+    assert!(refused.contains("x-colo-lost-heartbeat"), "{refused}");
+    lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
+    let mut protect = Protect::start(&lab, &side, &["--lease=600s"])?;
+    protect.until_protected()?;
+    lab.network.forget();
+    lab.network.hear_more(20)?;
+    sterna_does(&["unprotect", &protect.socket])?;
+    assert_eq!(protect.end()?.code(), Some(0));
+    lab.network.hear_more(20)
+}

@@ -1,0 +1,406 @@
+//! A QEMU that talks, its network seen from outside, and a standby behind a wire that can be cut or frozen.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna::opaque::ImagePlan;
+use sterna::replica::machines::Ruling;
+use sterna::replica::{
+    Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions, Terms,
+};
+use sterna::{Address, Capabilities, Parameters, VmError};
+use sterna_image::{Image, MappedOptions};
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::Vm;
+use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
+use sterna_transport::Channel;
+
+/// Longer than any machine makes a test wait: such a lease never ends.
+pub(super) const LONG: Duration = Duration::from_secs(600);
+/// No frame for so long: none comes.
+const SILENCE: Duration = Duration::from_millis(500);
+
+pub(super) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failure> {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Some(found) = look() {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(format!("{what} did not come"))
+}
+
+/// The network behind the guest's card: every frame arrives, and waits until it is read.
+pub(super) struct Network {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+    /// The number of the last frame.
+    pub(super) last: u32,
+}
+
+impl Network {
+    /// The next frame, within `limit`. Each has the number behind the one before.
+    fn hear(&mut self, limit: Duration) -> Result<bool, Failure> {
+        self.stream.set_read_timeout(Some(limit)).map_err(|error| error.to_string())?;
+        let frame = loop {
+            if let Some(length) = self.bytes.first_chunk().map(|length| u32::from_be_bytes(*length) as usize)
+                && self.bytes.len() >= 4 + length
+            {
+                break self.bytes.drain(..4 + length).skip(4).collect::<Vec<u8>>();
+            }
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece) {
+                Ok(length) if length > 0 => self.bytes.extend_from_slice(&piece[..length]),
+                // Nothing comes: not now, or not any more.
+                _ => return Ok(false),
+            }
+        };
+        if frame.len() < 60 || frame[12..14] != [0x88, 0xb5] {
+            return Ok(true);
+        }
+        let number = frame[NUMBER_IN_FRAME..NUMBER_IN_FRAME + 4].try_into().map_err(|_| "no number")?;
+        let number = u32::from_le_bytes(number);
+        if self.last != 0 && number != self.last + 1 {
+            return Err(format!("frame {number} came behind {}", self.last));
+        }
+        self.last = number;
+        Ok(true)
+    }
+
+    /// Waits for so many frames.
+    pub(super) fn hear_more(&mut self, count: u32) -> Result<(), Failure> {
+        let until = self.last + count;
+        while self.last < until {
+            if !self.hear(PATIENCE)? {
+                return Err(format!("no frame behind {}", self.last));
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames were lost that nobody was to let out.
+    pub(super) fn forget(&mut self) {
+        self.last = 0;
+    }
+
+    /// Hears until it is silent.
+    pub(super) fn hear_out(&mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        while self.hear(SILENCE)? {
+            if begin.elapsed() > PATIENCE {
+                return Err("it does not become silent".to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies what goes to the standby and comes from it.
+#[derive(Clone, Default)]
+pub(super) struct Wire(Arc<WireState>);
+
+#[derive(Default)]
+struct WireState {
+    /// See the constants.
+    mode: AtomicU8,
+    /// Bytes that went to the standby since it said something; more than that freezes the wire, if not 0.
+    freezes_at: AtomicU64,
+    since_answer: AtomicU64,
+    frozen: AtomicBool,
+}
+
+const RUNS: u8 = 0;
+const CUT: u8 = 1;
+const FROZEN: u8 = 2;
+
+impl Wire {
+    /// All connections end, and new ones are refused: the standby's process was killed.
+    pub(super) fn cut(&self) {
+        self.0.mode.store(CUT, Ordering::SeqCst);
+    }
+
+    /// Nothing moves any more as soon as `bytes` went to the standby without an answer: in the RAM of a checkpoint.
+    pub(super) fn freeze_in_ram(&self, bytes: u64) {
+        self.0.freezes_at.store(bytes, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.0.frozen.load(Ordering::SeqCst)
+    }
+
+    /// Listens at `from`; each connection goes on to `to`.
+    fn lay(&self, from: &Path, to: PathBuf) -> Result<(), Failure> {
+        let listener = UnixListener::bind(from).map_err(|error| error.to_string())?;
+        let this = self.clone();
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                if this.0.mode.load(Ordering::SeqCst) == CUT {
+                    return;
+                }
+                let Ok(far) = UnixStream::connect(&to) else { return };
+                for (from, to, is_out) in
+                    [(near.try_clone(), far.try_clone(), true), (far.try_clone(), near.try_clone(), false)]
+                {
+                    let (Ok(from), Ok(to)) = (from, to) else { return };
+                    let this = this.clone();
+                    std::thread::spawn(move || this.copy(from, to, is_out));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn copy(&self, mut from: UnixStream, mut to: UnixStream, is_out: bool) {
+        let state = &*self.0;
+        let mut piece = [0; 64 << 10];
+        // An error shows in the read.
+        let _ = from.set_read_timeout(Some(Duration::from_millis(5)));
+        loop {
+            match state.mode.load(Ordering::SeqCst) {
+                CUT => break,
+                FROZEN => {
+                    state.frozen.store(true, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                    continue;
+                }
+                _ => {}
+            }
+            match from.read(&mut piece) {
+                Ok(0) => break,
+                Ok(length) => {
+                    if to.write_all(&piece[..length]).is_err() {
+                        break;
+                    }
+                    if is_out {
+                        let sent = state.since_answer.fetch_add(length as u64, Ordering::SeqCst);
+                        let most = state.freezes_at.load(Ordering::SeqCst);
+                        if most > 0 && sent + length as u64 > most {
+                            let _ =
+                                state.mode.compare_exchange(RUNS, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
+                        }
+                    } else if length != 52 && length != 56 {
+                        // The contact's messages are no answers to the stream.
+                        state.since_answer.store(0, Ordering::SeqCst);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+        // They may be gone already.
+        let _ = from.shutdown(std::net::Shutdown::Both);
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// What the standby's contact was asked to do.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) started: AtomicBool,
+    pub(super) discarded: AtomicBool,
+}
+
+impl StandbyGuest for Asked {
+    fn close_channels(&self) {}
+    fn prepare(&self, _: u64) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn fence(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn start(&self) -> Result<(), VmError> {
+        self.started.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+    fn discard(&self) {
+        self.discarded.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Both sides.
+pub(super) struct Lab {
+    pub(super) primary: Qemu,
+    pub(super) network: Network,
+    pub(super) directory: tempfile::TempDir,
+    /// Protections so far.
+    count: u64,
+}
+
+/// One standby, for one protection.
+pub(super) struct Side {
+    pub(super) standby: Standby,
+    pub(super) wire: Wire,
+    pub(super) asked: Arc<Asked>,
+    pub(super) contact: Arc<Mutex<Option<StandbyContact>>>,
+    /// The contact is told of checkpoints up to this one.
+    pub(super) tells: Arc<AtomicU64>,
+    stream: PathBuf,
+    contact_at: PathBuf,
+    generation: u64,
+    channels: u8,
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.wire.cut();
+    }
+}
+
+pub(super) fn wins() -> Arc<dyn Claims> {
+    Arc::new(|| Ok(Ruling::Won))
+}
+
+impl Lab {
+    /// A guest that talks.
+    pub(super) fn talking(root: &Root) -> Result<Self, Failure> {
+        let mut lab = Self::new(root, Guest::Talker, &[])?;
+        lab.network.hear_more(3)?;
+        Ok(lab)
+    }
+
+    pub(super) fn new(root: &Root, guest: Guest, arguments: &[&str]) -> Result<Self, Failure> {
+        let directory =
+            tempfile::Builder::new().prefix("sterna-").tempdir().map_err(|error| error.to_string())?;
+        let place = directory.path().display().to_string();
+        let network =
+            UnixListener::bind(directory.path().join("network")).map_err(|error| error.to_string())?;
+        let netdev = format!("stream,id=n0,server=off,addr.type=unix,addr.path={place}/network");
+        let builder =
+            Qemu::builder(root).memory_mib(32).guest(guest).args(arguments).args(&["-netdev", &netdev]);
+        let primary = builder.spawn()?;
+        let (stream, _) = network.accept().map_err(|error| error.to_string())?;
+        let network = Network { stream, bytes: Vec::new(), last: 0 };
+        Ok(Self { primary, network, directory, count: 0 })
+    }
+
+    /// A standby that waits.
+    pub(super) fn standby(&mut self, channels: u8) -> Result<Side, Failure> {
+        self.count += 1;
+        let count = self.count;
+        let path = |what: &str| self.directory.path().join(format!("{what}{count}"));
+        let parameters = Parameters { multifd_channels: channels.max(1), ..Parameters::default() };
+        let capabilities = Capabilities { multifd: channels > 0, ..Capabilities::default() };
+        let standby = Standby::listen(
+            &Address::Unix(path("standby")),
+            &StandbyOptions::default(),
+            parameters,
+            capabilities,
+            Arc::new(()),
+        )
+        .map_err(|error| error.to_string())?;
+        let wire = Wire::default();
+        let (stream, contact_at) = (path("stream"), path("contact"));
+        wire.lay(&stream, path("standby"))?;
+        wire.lay(&contact_at, path("greets"))?;
+        let side = Side {
+            standby,
+            wire,
+            asked: Arc::default(),
+            contact: Arc::default(),
+            tells: Arc::new(AtomicU64::new(u64::MAX)),
+            stream,
+            contact_at,
+            generation: count,
+            channels,
+        };
+        side.greet(&path("greets"))?;
+        Ok(side)
+    }
+
+    /// Protects the guest; the lease never ends unless it is given.
+    pub(super) fn protect(
+        &self,
+        side: &Side,
+        lease: Option<Duration>,
+        claims: Arc<dyn Claims>,
+    ) -> Result<QemuProtection, Failure> {
+        let monitor = Endpoint::Unix(self.primary.operator_socket());
+        let vm = Vm::connect(&monitor).map_err(|error| error.to_string())?;
+        QemuProtection::begin(vm, side.request(lease), claims).map_err(|error| error.to_string())
+    }
+}
+
+impl Side {
+    fn greet(&self, at: &Path) -> Result<(), Failure> {
+        let listener = UnixListener::bind(at).map_err(|error| error.to_string())?;
+        let (asked, contact, tells) =
+            (Arc::clone(&self.asked), Arc::clone(&self.contact), Arc::clone(&self.tells));
+        let (standby, wire) = (self.standby.clone(), self.wire.clone());
+        std::thread::spawn(move || {
+            let Ok((socket, _)) = listener.accept() else { return };
+            let Ok(channel) = Channel::from_fd(socket.into()) else { return };
+            let claims = |_: Protection| Arc::new(|| Ok(Ruling::Won)) as Arc<dyn Claims>;
+            let Ok(greeted) = StandbyContact::begin(&Arc::new(channel), &secret(), asked, claims) else {
+                return;
+            };
+            *contact.lock().unwrap() = Some(greeted.clone());
+            let mut told = 0;
+            while wire.0.mode.load(Ordering::SeqCst) == RUNS {
+                while told < standby.statistics().checkpoints.min(tells.load(Ordering::SeqCst)) {
+                    told += 1;
+                    greeted.checkpoint_held(told).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn request(&self, lease: Option<Duration>) -> ProtectRequest {
+        let protection = Protection { id: [7; 16], generation: self.generation };
+        let terms = match lease {
+            Some(lease) => Terms { lease, ..Terms::default() },
+            None => Terms { lease: LONG, ..Terms::default() },
+        };
+        ProtectRequest {
+            contact: Some(Address::Unix(self.contact_at.clone())),
+            terms,
+            channels: self.channels,
+            ..ProtectRequest::new(Address::Unix(self.stream.clone()), protection, secret())
+        }
+    }
+
+    pub(super) fn stream(&self) -> String {
+        format!("unix:{}", self.stream.display())
+    }
+
+    pub(super) fn contact_address(&self) -> String {
+        format!("unix:{}", self.contact_at.display())
+    }
+
+    /// The number of the last frame that the held guest said.
+    pub(super) fn take_over(&self, image: &Path) -> Result<u32, Failure> {
+        let plan = ImagePlan { path: image.to_owned(), options: MappedOptions::default(), convert: None };
+        self.standby.takeover(&plan, &OperatorsWord).map_err(|error| error.to_string())?;
+        let image = Image::open(image).map_err(|error| error.to_string())?;
+        let block =
+            image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
+        let mut page = [0; 4096];
+        let mapped = image.mapped().ok_or("no mapped-ram")?;
+        mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
+        let at = (NUMBER_ADDRESS & 0xfff) as usize;
+        Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
+    }
+}
+
+fn secret() -> Secret {
+    Secret::from_bytes([0; 32])
+}
+
+/// Waits until the standby is known to hold this checkpoint.
+pub(super) fn wait_until_held(protection: &QemuProtection, number: u64) -> Result<(), Failure> {
+    wait(&format!("checkpoint {number}"), || {
+        let now = protection.statistics();
+        match now.contact.outcome {
+            Some(outcome) => Some(Err(format!("{outcome:?}: {:?}", now.contact.trouble))),
+            None => (now.held >= number).then_some(Ok(())),
+        }
+    })?
+}
