@@ -13,13 +13,12 @@ use crate::opaque::ImagePlan;
 
 /// What the last checkpoint becomes. `prepare`, `start` and `discard` are called one after the other, and never at once.
 pub trait Survivor: Send + Sync {
-    /// The guest's machine type is known, and its blocks, their names and lengths: which of them lie in a file that another process
-    /// has, too. The file has the block's length and reads as zero. Blocks without one lie in memory of this process.
+    /// The guest's blocks are known, their names and lengths: which of them lie in a file that another process has, too. The file
+    /// has the block's length and reads as zero. Blocks without one lie in memory of this process.
     ///
     /// # Errors
     /// Why such a guest cannot be taken over here. It is refused while it still runs at the primary.
-    fn memory(&self, machine_type: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
-        let _ = machine_type;
+    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         Ok(blocks.iter().map(|_| None).collect())
     }
     /// The seeding has come whole: could such a machine go on here?

@@ -61,8 +61,7 @@ impl StandbyTarget {
 
     fn pages(&self, start: &RamStart<'_>) -> Result<Pages, MigrationError> {
         let blocks: Vec<_> = start.table.iter().collect();
-        let machine = self.seeding.lock().machine.shape().configuration.machine_type.clone();
-        let files = self.contacts.survivor.memory(&machine, &blocks)?;
+        let files = self.contacts.survivor.memory(&blocks)?;
         let mut files = files.into_iter();
         let block = |(name, length): (&str, u64)| match files.next().flatten() {
             Some(file) => RamBlock::of_file(name, length, file),

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use sterna::error::VmError;
 use sterna::opaque::ImagePlan;
 use sterna::replica::{
-    HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
+    HeldDevice, HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
 };
 use sterna::{Address, Capabilities, Parameters};
-use sterna_image::MappedOptions;
+use sterna_image::{MappedOptions, Shape};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::ticks::unbroken_serials;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does};
@@ -89,8 +89,11 @@ impl Watched {
 }
 
 impl Survivor for Watched {
-    fn memory(&self, machine: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<std::fs::File>>, VmError> {
-        self.vm.memory(machine, blocks)
+    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<std::fs::File>>, VmError> {
+        self.vm.memory(blocks)
+    }
+    fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
+        self.vm.check(machine, devices)
     }
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
         self.image.prepare(guest)?;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldCheckpoint, HeldGuest, ImageSurvivor, Survivor};
+use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, Survivor};
+use sterna_image::Shape;
 use sterna_qmp::drive::waiting::WaitingVm;
 
 /// What was made ready.
@@ -63,10 +64,17 @@ impl Place {
 }
 
 impl Survivor for Place {
-    fn memory(&self, machine_type: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
+    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         match &self.vm {
-            Some(vm) => vm.memory(machine_type, blocks),
-            None => self.image.memory(machine_type, blocks),
+            Some(vm) => vm.memory(blocks),
+            None => self.image.memory(blocks),
+        }
+    }
+
+    fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
+        match &self.vm {
+            Some(vm) => vm.check(machine, devices),
+            None => self.image.check(machine, devices),
         }
     }
 

@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldGuest, Survivor};
+use sterna::replica::{HeldDevice, HeldGuest, Survivor};
+use sterna_image::Shape;
 
 use super::restore::launch::Launched;
 use super::{Changed, DriveError, Progress, Vm, Watch, Wish};
@@ -193,7 +194,7 @@ impl WaitingVm {
 }
 
 impl Survivor for WaitingVm {
-    fn memory(&self, machine_type: &str, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
+    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         let mut state = self.state.lock();
         let owned: Vec<_> = blocks.iter().map(|(name, length)| ((*name).to_owned(), *length)).collect();
         let mut files: Vec<Option<File>> = blocks.iter().map(|_| None).collect();
@@ -214,8 +215,14 @@ impl Survivor for WaitingVm {
             files[index] = Some(made);
         }
         state.is_in_file = files.iter().map(Option::is_some).collect();
-        (state.machine_type, state.blocks) = (machine_type.to_owned(), owned);
+        state.blocks = owned;
         Ok(files)
+    }
+
+    fn check(&self, machine: &Shape, _: &[HeldDevice]) -> Result<(), VmError> {
+        // The VM is started after this, and compared then: checkpoints are worth holding without it.
+        self.state.lock().machine_type.clone_from(&machine.configuration.machine_type);
+        Ok(())
     }
 
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
