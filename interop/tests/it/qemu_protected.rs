@@ -17,6 +17,7 @@ use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does, unbroken};
 
 use heart::Heart;
+use sterna_wire::replica::Message;
 
 const PROTECTION: Protection = Protection { id: [0xab; 16], generation: 4 };
 
@@ -120,7 +121,27 @@ fn fence(directory: &Path, fails: usize) -> Result<String, Failure> {
 impl Protected {
     /// With some checkpoints held.
     fn begin(root: &Root, fails: usize, more: &[String]) -> Result<Self, Failure> {
+        Self::begin_with(root, fails, None, more)
+    }
+
+    /// With that arbiter in the place of a directory.
+    fn begin_with(
+        root: &Root,
+        fails: usize,
+        arbiter: Option<&str>,
+        more: &[String],
+    ) -> Result<Self, Failure> {
         let builder = Qemu::builder(root).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
+        Self::begin_as(builder, fails, arbiter, more)
+    }
+
+    /// With a machine of that kind.
+    fn begin_as(
+        builder: Builder,
+        fails: usize,
+        arbiter: Option<&str>,
+        more: &[String],
+    ) -> Result<Self, Failure> {
         let mut primary = builder.clone().spawn()?;
         primary.wait_for_ticks(2)?;
         let directory = primary.directory().to_owned();
@@ -132,7 +153,7 @@ impl Protected {
         let mut arguments = vec![
             format!("listen:unix:{}", at("standby")),
             format!("--image={}", at("image")),
-            format!("--arbiter=file:{}", at("claims")),
+            format!("--arbiter={}", arbiter.map_or_else(|| format!("file:{}", at("claims")), str::to_owned)),
             format!("--fence={}", fence(&directory, fails)?),
             format!("--secret={}", at("secret")),
             format!("--qmp=unix:{}", at("monitor")),
@@ -266,4 +287,100 @@ fn standby_that_loses_the_claim_discards_everything_and_says_so() -> Result<(), 
     let left = left.filter_map(Result::ok).map(|entry| entry.file_name().to_string_lossy().into_owned());
     assert_eq!(left.filter(|name| name.contains("partial")).count(), 0);
     Ok(())
+}
+
+#[test]
+fn planned_takeover_by_the_operators_word_needs_no_fence() -> Result<(), Failure> {
+    let test = "planned_takeover_by_the_operators_word_needs_no_fence";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut protected = Protected::begin_with(&root, usize::MAX >> 33, Some("ask"), &[])?;
+    protected.takeover(&["--planned"])?;
+    wait("the standby's wish", || protected.heart.has_heard(Message::HandOver))?;
+    let held = protected.info()?["protection"]["checkpoints"].as_u64();
+    wait("a last checkpoint", || {
+        protected.info().is_ok_and(|info| info["protection"]["checkpoints"].as_u64() > held)
+    })?;
+
+    protected.heart.give();
+
+    wait("the standby's word", || protected.heart.has_heard(Message::Runs))?;
+    protected.primary.kill();
+    let (last, status) = protected.command.end()?;
+    assert!(status.success() && last["image"].is_string(), "{status}: {last}");
+    assert!(protected.fenced().is_empty());
+    protected.goes_on_from_image()
+}
+
+#[test]
+fn operators_word_is_the_claim_where_the_operator_is_the_arbiter() -> Result<(), Failure> {
+    let test = "operators_word_is_the_claim_where_the_operator_is_the_arbiter";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut protected = Protected::begin_with(&root, 0, Some("ask"), &[])?;
+    protected.primary.kill();
+    protected.heart.freeze();
+    let said = protected.command.wait_for("the question", |said| said["state"] == "claiming")?;
+    let said = match said["trouble"].as_str() {
+        Some(why) if why.contains("no operator has decided yet") => said,
+        _ => protected.command.wait_for("the reason", |said| {
+            said["trouble"].as_str().is_some_and(|why| why.contains("no operator has decided yet"))
+        })?,
+    };
+    assert!(!protected.directory.join("image").exists(), "{said}");
+
+    protected.takeover(&[])?;
+
+    let (last, status) = protected.command.end()?;
+    assert!(status.success() && last["image"].is_string(), "{status}: {last}");
+    protected.goes_on_from_image()
+}
+
+#[test]
+fn standby_that_is_ended_tells_its_primary() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("standby_that_is_ended_tells_its_primary") else { return Ok(()) };
+    let mut protected = Protected::begin(&root, 0, &[])?;
+    let pid = Pid::from_raw(protected.command.process.id() as i32).ok_or("no process")?;
+
+    kill_process(pid, Signal::INT).map_err(|error| error.to_string())?;
+
+    let (_, status) = protected.command.end()?;
+    assert_eq!(status.code(), Some(130), "{status}");
+    wait("the last word", || protected.heart.has_heard(Message::Never))?;
+    assert!(protected.fenced().is_empty());
+    Ok(())
+}
+
+#[test]
+fn image_that_cannot_be_made_does_not_cost_the_checkpoint() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("image_that_cannot_be_made_does_not_cost_the_checkpoint") else {
+        return Ok(());
+    };
+    let builder = Qemu::builder(&root).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
+    let mut primary = builder.clone().spawn()?;
+    primary.wait_for_ticks(2)?;
+    let directory = primary.directory().to_owned();
+    let at = |name: &str| directory.join(name).display().to_string();
+    let arguments = [
+        format!("listen:unix:{}", at("standby")),
+        format!("--image={}", at("image")),
+        "--on-loss=image".to_owned(),
+        "--json".to_owned(),
+    ];
+    let mut command = Command::start(&arguments)?;
+    wait("the standby's socket", || directory.join("standby").exists())?;
+    primary.capabilities(&["x-colo", "return-path"])?;
+    primary.parameters(json!({"max-bandwidth": 0, "downtime-limit": 10_000, "x-checkpoint-delay": 50}))?;
+    primary.start_migration(&format!("unix:{}", at("standby")))?;
+    command.wait_for("checkpoints", |said| said["checkpoints"].as_u64() > Some(5))?;
+    primary.wait_for_ticks(1)?;
+    std::fs::write(directory.join("image"), b"taken").map_err(|error| error.to_string())?;
+    primary.kill();
+    command.wait_for("the loss", |said| said["state"] == "holding")?;
+
+    std::fs::remove_file(directory.join("image")).map_err(|error| error.to_string())?;
+    let pid = Pid::from_raw(command.process.id() as i32).ok_or("no process")?;
+    kill_process(pid, Signal::INT).map_err(|error| error.to_string())?;
+
+    let (last, status) = command.end()?;
+    assert!(status.success() && last["image"].is_string(), "{status}: {last}");
+    sterna_does(&["verify", &at("image")]).map(drop)
 }

@@ -49,7 +49,12 @@ Without --arbiter an operator decides, by `sterna takeover` or Ctrl-C.
 
 Without `sterna protect` the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Give \
 --on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \
-its own). With --arbiter, --fence or --secret such a primary is refused.")]
+its own). With --arbiter, --fence or --secret such a primary is refused.
+
+With --ram-dir the guest goes on in the QEMU whose command line stands behind `--`. It is the primary's, with the same id of the memory \
+backend, but for `-object memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. It starts and waits when the guest has come. \
+The file belongs to it from the takeover on: remove it when that QEMU has ended. If the guest cannot be started there, the checkpoint stays \
+held, and `sterna takeover --image` makes an image.")]
 pub struct Arguments {
     /// Where the primary migrates to: listen:tcp:HOST:PORT or listen:unix:PATH
     pub at: String,
@@ -62,7 +67,7 @@ pub struct Arguments {
     /// Command that makes sure that the primary's guest does not run; 0 means that it does not
     #[arg(long, value_name = "COMMAND")]
     pub fence: Option<String>,
-    /// How long the fence may take, in seconds
+    /// How long the fence may take
     #[arg(long, default_value = "60s", value_name = "TIME", value_parser = units::parse_time)]
     pub fence_limit: Duration,
     /// File with the secret that primary and standby share: 32 bytes, or 64 hexadecimal digits
@@ -71,7 +76,7 @@ pub struct Arguments {
     /// Serve a monitor there: unix:PATH, for `sterna takeover` and `sterna info`
     #[arg(long, value_name = "ADDRESS")]
     pub qmp: Option<Endpoint>,
-    /// What to do when a primary without `sterna protect` is gone: hold the checkpoint, or make the image
+    /// What to do when a primary without `sterna protect` is gone: hold the checkpoint, or take over
     #[arg(long, value_enum, default_value = "hold")]
     pub on_loss: OnLoss,
     /// The primary's multifd channels: as --cap multifd --set multifd-channels=N
@@ -118,7 +123,7 @@ impl Arguments {
 pub enum OnLoss {
     /// Go on holding the last checkpoint.
     Hold,
-    /// Make an image of it, and end.
+    /// Make an image of it, or start it in the VM that waits, and end.
     Image,
 }
 

@@ -7,3 +7,4 @@ mod certificates;
 mod drive;
 mod drive_rdma;
 mod monitor;
+mod standby;

@@ -255,8 +255,8 @@ impl StandbyGuest for Guest {
             Some(incoming) => incoming.status() != Status::Setup,
             None => true,
         };
-        self.contacts.survivor.discard();
         if is_over {
+            self.contacts.survivor.discard();
             return self.store.discard();
         }
         // No guest began to come: another primary may be in contact.

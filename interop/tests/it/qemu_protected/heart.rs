@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna::replica::{Protection, Secret};
 use sterna_interop::Failure;
 use sterna_wire::extension::ChannelBinding;
@@ -20,6 +21,8 @@ const LEASE: Duration = Duration::from_secs(2);
 pub struct Heart {
     socket: UnixStream,
     is_frozen: Arc<AtomicBool>,
+    gives: Arc<AtomicBool>,
+    words: Arc<Mutex<Vec<Message>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -45,17 +48,22 @@ impl Heart {
         let (welcome, _) =
             Welcome::decode(&answer).map_err(|error| error.to_string())?.ok_or("a short welcome")?;
         let session = Session::new(Role::Primary, secret, &hello, &welcome, &binding);
-        let is_frozen = Arc::new(AtomicBool::new(false));
+        let (is_frozen, gives) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let words = Arc::<Mutex<Vec<Message>>>::default();
         let beats = std::thread::spawn({
             let (mut session, mut socket) = (session.clone(), socket.try_clone().map_err(failed)?);
-            let is_frozen = Arc::clone(&is_frozen);
+            let (is_frozen, gives) = (Arc::clone(&is_frozen), Arc::clone(&gives));
             move || {
                 for number in 1.. {
                     while is_frozen.load(Ordering::SeqCst) {
                         std::thread::sleep(Duration::from_millis(20));
                     }
+                    let word = match gives.swap(false, Ordering::SeqCst) {
+                        true => Message::Give,
+                        false => Message::Heartbeat(number),
+                    };
                     let mut bytes = Vec::new();
-                    let sealed = session.seal(Message::Heartbeat(number), &mut bytes);
+                    let sealed = session.seal(word, &mut bytes);
                     if sealed.is_err() || socket.write_all(&bytes).is_err() {
                         return;
                     }
@@ -64,16 +72,31 @@ impl Heart {
             }
         });
         let reads = std::thread::spawn({
-            let mut socket = socket.try_clone().map_err(failed)?;
-            let is_frozen = Arc::clone(&is_frozen);
+            let (mut socket, mut session) = (socket.try_clone().map_err(failed)?, session);
+            let (is_frozen, words) = (Arc::clone(&is_frozen), Arc::clone(&words));
             move || {
-                // What it says is of no matter: only that somebody reads.
-                let mut bytes = [0; 4096];
-                while socket.read(&mut bytes).is_ok_and(|count| count > 0) {}
+                let mut bytes = [0; Message::BYTES];
+                while socket.read_exact(&mut bytes).is_ok() {
+                    match session.open(&bytes) {
+                        Ok(Some((Message::Answer { .. }, _))) => {}
+                        Ok(Some((word, _))) => words.lock().push(word),
+                        _ => break,
+                    }
+                }
                 is_frozen.store(false, Ordering::SeqCst);
             }
         });
-        Ok(Self { socket, is_frozen, threads: vec![beats, reads] })
+        Ok(Self { socket, is_frozen, gives, words, threads: vec![beats, reads] })
+    }
+
+    /// Gives the guest, in the place of a heartbeat.
+    pub fn give(&self) {
+        self.gives.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the standby has said so.
+    pub fn has_heard(&self, word: Message) -> bool {
+        self.words.lock().contains(&word)
     }
 
     /// Says nothing more, as a process that was stopped.

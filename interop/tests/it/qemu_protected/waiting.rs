@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use sterna::error::VmError;
 use sterna::opaque::ImagePlan;
 use sterna::replica::{
-    HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
+    HeldDevice, HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
 };
 use sterna::{Address, Capabilities, Parameters};
-use sterna_image::MappedOptions;
+use sterna_image::{MappedOptions, Shape};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::ticks::unbroken_serials;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does};
@@ -91,6 +91,9 @@ impl Watched {
 impl Survivor for Watched {
     fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<std::fs::File>>, VmError> {
         self.vm.memory(blocks)
+    }
+    fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
+        self.vm.check(machine, devices)
     }
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
         self.image.prepare(guest)?;
@@ -202,6 +205,41 @@ fn guest_of_a_killed_qemu_goes_on_in_the_one_that_waits() -> Result<(), Failure>
         monitor.execute("query-migrate-capabilities", Value::Null).map_err(|error| error.to_string())?;
     let on: Vec<_> = list.as_array().into_iter().flatten().filter(|entry| entry["state"] == true).collect();
     assert_eq!(on, Vec::<&Value>::new());
+    let directory = PathBuf::from(last["messages"].as_str().ok_or("no log")?);
+    let _ = std::fs::remove_dir_all(directory.ancestors().nth(2).ok_or("no directory")?);
+    Ok(())
+}
+
+#[test]
+fn disk_that_is_still_the_primarys_keeps_the_guest_paused() -> Result<(), Failure> {
+    let test = "disk_that_is_still_the_primarys_keeps_the_guest_paused";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let place = directory.path();
+    let disk = place.join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(1 << 20)).map_err(|error| error.to_string())?;
+    let drive = format!("file={},format=raw,if=virtio", disk.display());
+    let builder = Qemu::builder(&root).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
+    let builder = builder.args(&["-drive", &drive]);
+    let words = command(&builder, place)?.into_iter().map(|word| word.to_string_lossy().into_owned());
+    let mut more = vec![format!("--ram-dir={}", place.display()), "--".to_owned()];
+    more.extend(words);
+    let mut protected = Protected::begin_as(builder, 0, None, &more)?;
+    let pid = Pid::from_raw(protected.primary.pid() as i32).ok_or("no process")?;
+    protected.heart.freeze();
+    kill_process(pid, Signal::STOP).map_err(|error| error.to_string())?;
+    // The fence has said so and has done nothing: the disk is still the primary's.
+    let said = protected.command.wait_for("the failure", |said| said["state"] == "not started")?;
+    assert!(said["trouble"].as_str().is_some_and(|why| why.contains("lock")), "{said}");
+
+    kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
+    protected.primary.kill();
+    protected.takeover(&[])?;
+
+    let (last, status) = protected.command.end()?;
+    assert!(status.success(), "{status}: {last}");
+    let _ours = Ours(last["process"].as_u64().ok_or("no process")? as u32);
+    counts_on(place, &protected.primary)?;
     let directory = PathBuf::from(last["messages"].as_str().ok_or("no log")?);
     let _ = std::fs::remove_dir_all(directory.ancestors().nth(2).ok_or("no directory")?);
     Ok(())

@@ -102,9 +102,26 @@ impl StandbyControl for Desk {
     }
 
     fn take_over(&self, wish: Takeover) -> Result<(), String> {
-        if wish.into_image {
-            self.place.want_image();
+        let state = self.standby.contact().map(|contact| contact.state().state);
+        if matches!(state, Some(State::Preparing | State::Claiming | State::Fencing | State::Starting)) {
+            // Where the guest goes on is decided already.
+            return self.wish(wish);
         }
+        let before = self.place.want_image(wish.into_image);
+        let wished = self.wish(wish);
+        if wished.is_err() {
+            self.place.want_image(before);
+        }
+        wished
+    }
+
+    fn quit(&self) {
+        self.interrupts.add();
+    }
+}
+
+impl Desk {
+    fn wish(&self, wish: Takeover) -> Result<(), String> {
         if let Some(contact) = self.standby.contact() {
             return self.take_over_by_contact(&contact, wish);
         }
@@ -118,9 +135,5 @@ impl StandbyControl for Desk {
         }
         self.is_wanted.store(true, Ordering::Release);
         Ok(())
-    }
-
-    fn quit(&self) {
-        self.interrupts.add();
     }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldCheckpoint, HeldGuest, ImageSurvivor, Survivor};
+use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, Survivor};
+use sterna_image::Shape;
 use sterna_qmp::drive::waiting::WaitingVm;
 
 /// What was made ready.
@@ -38,9 +39,9 @@ impl Place {
         self.vm.as_ref().filter(|_| !self.wants_image.load(Ordering::Acquire))
     }
 
-    /// From now on the guest becomes an image.
-    pub fn want_image(&self) {
-        self.wants_image.store(true, Ordering::Release);
+    /// Whether the guest becomes an image, although a VM waits. Gives what it was to become before.
+    pub fn want_image(&self, is_wanted: bool) -> bool {
+        self.wants_image.swap(is_wanted, Ordering::AcqRel)
     }
 
     /// What was made ready last.
@@ -67,6 +68,13 @@ impl Survivor for Place {
         match &self.vm {
             Some(vm) => vm.memory(blocks),
             None => self.image.memory(blocks),
+        }
+    }
+
+    fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
+        match &self.vm {
+            Some(vm) => vm.check(machine, devices),
+            None => self.image.check(machine, devices),
         }
     }
 

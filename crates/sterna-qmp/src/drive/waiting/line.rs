@@ -65,6 +65,12 @@ pub(super) fn ram_files(command: &[OsString], directory: &Path) -> Result<Vec<Ra
                 path.display()
             )));
         }
+        if get("offset").is_some_and(|offset| offset != "0") {
+            return Err(DriveError::Request(format!(
+                "the memory backend {id:?} has an offset: let its memory begin with the file {}",
+                path.display()
+            )));
+        }
         found.push(RamFile { id: id.to_owned(), path: path.to_owned() });
     }
     if found.is_empty() {
@@ -138,6 +144,8 @@ mod tests {
             let line = format!("qemu -object memory-backend-file,id=m0,mem-path=/ram,,dir/ram{private}");
             assert!(files(&line).expect_err("private").contains("share=on"));
         }
+        let offset = "qemu -object memory-backend-file,id=m0,mem-path=/ram,,dir/ram,share=on,offset=4096";
+        assert!(files(offset).expect_err("not the whole file").contains("offset"));
     }
 
     #[test]

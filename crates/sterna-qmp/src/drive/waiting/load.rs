@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(2);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
 
 /// Refuses a VM that is not the guest's, as far as it can be seen before.
-pub(super) fn check(vm: &mut Vm, blocks: &[(String, u64)]) -> Result<(), DriveError> {
+pub(super) fn check(vm: &mut Vm, machine_type: &str, blocks: &[(String, u64)]) -> Result<(), DriveError> {
     let state = vm.run_state()?;
     if state != "inmigrate" {
         return Err(DriveError::Unfit(format!("it is `{state}` and does not wait for a guest")));
@@ -31,9 +31,15 @@ pub(super) fn check(vm: &mut Vm, blocks: &[(String, u64)]) -> Result<(), DriveEr
             vm.version()
         )));
     }
-    let Some(machine) = vm.blocks()? else { return Ok(()) };
+    let machine = vm.machine_type()?;
+    if machine != machine_type {
+        return Err(DriveError::Unfit(format!(
+            "it is a {machine}, and the guest's machine is a {machine_type}: start it with the primary's machine type"
+        )));
+    }
+    let Some(there) = vm.blocks()? else { return Ok(()) };
     for (name, length) in blocks {
-        match machine.iter().find(|block| block.name == *name) {
+        match there.iter().find(|block| block.name == *name) {
             None => {
                 return Err(DriveError::Unfit(format!(
                     "it has no RAM block {name:?}, as the guest has: start it with the primary's command line"
@@ -53,11 +59,6 @@ pub(super) fn check(vm: &mut Vm, blocks: &[(String, u64)]) -> Result<(), DriveEr
 
 /// Loads the guest, which stays paused. `is_in_file`: blocks that the VM has already. Gives what was set for it.
 pub(super) fn load(vm: &mut Vm, guest: &HeldGuest, is_in_file: &[bool]) -> Result<Changed, DriveError> {
-    let machine = vm.machine_type()?;
-    let wanted = &guest.shape().configuration.machine_type;
-    if *wanted != machine {
-        return Err(DriveError::Unfit(format!("it is a {machine}, and the guest's machine is a {wanted}")));
-    }
     let stream = stream(guest, is_in_file).map_err(|error| DriveError::Failed(error.to_string()))?;
     let settings = Settings::read(vm)?;
     let mut capabilities: Vec<(&str, bool)> = save::OFF.iter().map(|name| (*name, false)).collect();

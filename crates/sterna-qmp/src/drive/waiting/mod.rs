@@ -13,10 +13,12 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldGuest, Survivor};
+use sterna::replica::{HeldDevice, HeldGuest, Survivor};
+use sterna_image::Shape;
 
 use super::restore::launch::Launched;
 use super::{Changed, DriveError, Progress, Vm, Watch, Wish};
@@ -28,11 +30,14 @@ pub struct WaitingVm {
     files: Vec<RamFile>,
     /// For monitors and what the VM says.
     directory: PathBuf,
+    /// The guest never runs there: nobody waits until it has come up.
+    is_given_up: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
+    machine_type: String,
     /// Names and lengths of the guest's blocks.
     blocks: Vec<(String, u64)>,
     /// Whether the block lies in a file.
@@ -100,7 +105,9 @@ impl WaitingVm {
             // A VM that uses it keeps it.
             std::fs::remove_file(path).map_err(|error| DriveError::file("remove", path, error))?;
         }
-        Ok(Self { command, files, directory: directory.to_owned(), state: Mutex::default() })
+        let (directory, is_given_up, state) =
+            (directory.to_owned(), AtomicBool::new(false), Mutex::default());
+        Ok(Self { command, files, directory, is_given_up, state })
     }
 
     /// Starts the VM, unless it waits already. Before the guest has come this does nothing.
@@ -121,8 +128,9 @@ impl WaitingVm {
         let directory = self.directory.join(state.launches.to_string());
         std::fs::create_dir(&directory).map_err(|error| DriveError::file("create", &directory, error))?;
         let mut launched = Launched::start(&self.command, &directory)?;
-        let checked = launched.vm(&mut Silent).and_then(|mut vm| {
-            load::check(&mut vm, &state.blocks)?;
+        let mut watcher = Silent(&self.is_given_up);
+        let checked = launched.vm(&mut watcher).and_then(|mut vm| {
+            load::check(&mut vm, &state.machine_type, &state.blocks)?;
             Ok(vm)
         });
         let vm = checked.map_err(|error| said(error, &launched))?;
@@ -211,6 +219,12 @@ impl Survivor for WaitingVm {
         Ok(files)
     }
 
+    fn check(&self, machine: &Shape, _: &[HeldDevice]) -> Result<(), VmError> {
+        // The VM is started after this, and compared then: checkpoints are worth holding without it.
+        self.state.lock().machine_type.clone_from(&machine.configuration.machine_type);
+        Ok(())
+    }
+
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
         let mut state = self.state.lock();
         let is_dead = state.vm.as_mut().is_none_or(|running| running.launched.has_ended());
@@ -260,6 +274,7 @@ impl Survivor for WaitingVm {
     }
 
     fn discard(&self) {
+        self.is_given_up.store(true, Ordering::Release);
         let mut state = self.state.lock();
         (state.vm, state.progress) = (None, Stage::None);
         remove(&mut state.made);
@@ -301,13 +316,13 @@ fn said(error: DriveError, launched: &Launched) -> DriveError {
     DriveError::Failed(format!("{error}{}", launched.said()))
 }
 
-/// Nobody watches.
-struct Silent;
+/// Nobody watches, but it may be of no use any more.
+struct Silent<'a>(&'a AtomicBool);
 
-impl Watch for Silent {
+impl Watch for Silent<'_> {
     fn show(&mut self, _: &Progress) {}
     fn wish(&mut self) -> Wish {
-        Wish::Continue
+        if self.0.load(Ordering::Acquire) { Wish::Cancel } else { Wish::Continue }
     }
     fn note(&mut self, _: &str) {}
 }

@@ -258,6 +258,18 @@ impl Primary {
         self.state = state;
     }
 
+    /// A whole checkpoint, which the standby may not take any more: whether it was answered.
+    pub fn tries_checkpoint(&mut self, pages: &[Page], state: u8) -> bool {
+        let hears = |main: &mut TcpStream, count: usize| main.read_exact(&mut vec![0; count]).is_ok();
+        self.say(Message::CheckpointRequest);
+        if !hears(&mut self.main, 4) {
+            return false;
+        }
+        self.say(Message::VmstateSend);
+        self.send_checkpoint(pages, state);
+        hears(&mut self.main, 8)
+    }
+
     /// A whole checkpoint, answered.
     pub fn checkpoint(&mut self, pages: &[Page], state: u8) {
         self.begin_checkpoint();
