@@ -55,7 +55,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
-    Target { name: "virtio_queues", run: virtio_queues::target, longest: 4 << 10, inputs: 1_000 },
+    Target { name: "virtio_queues", run: virtio_queues::target, longest: 4 << 10, inputs: 500 },
     Target { name: "vmdesc", run: vmdesc::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "xbzrle", run: xbzrle::target, longest: MESSAGE, inputs: 300_000 },
 ];
