@@ -15,6 +15,7 @@
 mod bank;
 mod case;
 pub mod child;
+pub mod colo;
 mod judge;
 mod leaks;
 mod ledger;

@@ -2,18 +2,21 @@
 //! `soak --round-trips N [--seed S]`: N migrations of a guest at full speed, each one checked.
 //! `soak --rdma N [--seed S]`: N migrations over RDMA, most of them disturbed, on adapters inside the process.
 //! `soak --rdma-case NUMBER --seed S`: one of them again, as a failure names it.
+//! `soak --colo N [--seed S]`: N protections that are disturbed: network, VMM, operators, standby, arbiter.
+//! `soak --colo-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use sterna_soak::{Blow, Case, Soak, Stop, child, rdma, round_trips, schedule, silences};
+use sterna_soak::{Blow, Case, Soak, Stop, child, colo, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-case NUMBER] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -66,6 +69,8 @@ enum What {
     Only(Stop, Blow),
     Rdma(u64),
     RdmaCase(u64),
+    Colo(u64),
+    ColoCase(u64),
 }
 
 impl Wish {
@@ -84,6 +89,8 @@ impl Wish {
                 "--round-trips" => wish.what = What::RoundTrips(number(rest.next())?),
                 "--rdma" => wish.what = What::Rdma(number(rest.next())?),
                 "--rdma-case" => wish.what = What::RdmaCase(number(rest.next())?),
+                "--colo" => wish.what = What::Colo(number(rest.next())?),
+                "--colo-case" => wish.what = What::ColoCase(number(rest.next())?),
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -104,6 +111,10 @@ impl Wish {
             What::RoundTrips(count) => return Ok(passed(trips(count, seed))),
             What::Rdma(count) => return Ok(passed(over_rdma(0..count, seed, &interrupted))),
             What::RdmaCase(number) => return Ok(passed(over_rdma(number..number + 1, seed, &interrupted))),
+            What::Colo(count) => return Ok(passed(protections(0..count, seed, &interrupted))),
+            What::ColoCase(number) => {
+                return Ok(passed(protections(number..number + 1, seed, &interrupted)));
+            }
             What::Cases(count) => schedule(count, seed),
             What::Silence => silences(seed),
             What::Only(stop, blow) => vec![Case { number: 0, stop, blow, seed }],
@@ -153,6 +164,36 @@ fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool)
         }
     }
     println!("{good} passed, {bad} failed");
+    bad == 0
+}
+
+fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
+    let (mut ends, mut bad) = (BTreeMap::<(String, String), u64>::new(), 0);
+    // What a process opens once and keeps is open before anything is counted.
+    if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
+        eprintln!("soak: {why}");
+        return false;
+    }
+    for number in numbers {
+        if interrupted.load(std::sync::atomic::Ordering::SeqCst) {
+            println!("interrupted");
+            break;
+        }
+        match colo::one(seed, number) {
+            Ok(played) => {
+                tracing::info!(number, "{}: {}", played.what, played.end);
+                *ends.entry((played.trouble, played.end)).or_default() += 1;
+            }
+            Err(why) => {
+                eprintln!("FAILED {why}");
+                bad += 1;
+            }
+        }
+    }
+    for ((trouble, end), count) in &ends {
+        println!("{trouble:16} {count:5}  {end}");
+    }
+    println!("{} passed, {bad} failed", ends.values().sum::<u64>());
     bad == 0
 }
 

@@ -40,7 +40,8 @@ struct State {
     places: Vec<(usize, bool)>,
     /// Whether the guest wants to run.
     is_running: bool,
-    unsaid: Output,
+    /// Until it is said again; a start that failed may have done so.
+    unsaid: Option<Output>,
     seized: Vec<Arc<dyn Hook>>,
     has_started: bool,
 }
@@ -209,7 +210,8 @@ impl Survivor for VmSurvivor {
                 filled.map_err(|error| VmError::new("memory of the checkpoint", error))?;
             }
         }
-        (state.is_running, state.unsaid) = self.load(guest.devices())?;
+        let (is_running, unsaid) = self.load(guest.devices())?;
+        (state.is_running, state.unsaid) = (is_running, Some(unsaid));
         Ok(())
     }
 
@@ -217,8 +219,9 @@ impl Survivor for VmSurvivor {
         let mut state = self.state.lock();
         self.seize(&mut state)?;
         // Before it says anything new.
-        let Output { position, bytes } = std::mem::take(&mut state.unsaid);
-        (self.say_again)(position, &bytes);
+        if let Some(Output { position, bytes }) = state.unsaid.take() {
+            (self.say_again)(position, &bytes);
+        }
         if state.is_running {
             call("TargetVm::start", || self.vm.start())?;
         } else {

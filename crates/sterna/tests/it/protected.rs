@@ -282,6 +282,24 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
 }
 
 #[test]
+fn nothing_of_a_protection_that_has_ended_is_kept() {
+    for hands_over in [false, true] {
+        let gate: Arc<dyn EpochGate> = Arc::new(ByteGate::new(1 << 20, |_| {}).unwrap());
+        let kept = Arc::downgrade(&gate);
+        let pair = protect(writer(), &PLAIN, TERMS, gate);
+        pair.wait_for_held(3);
+        if hands_over { pair.primary.hand_over() } else { pair.primary.unprotect() }.expect("protected");
+        pair.primary.wait();
+        let guest = Arc::downgrade(&pair.guest);
+
+        drop(pair);
+
+        wait_for("the end of the last thread", || kept.strong_count() == 0);
+        wait_for("the end of the guest", || guest.strong_count() == 0);
+    }
+}
+
+#[test]
 fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     let mut random =
         sterna_testing::random("connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side");

@@ -15,7 +15,7 @@ use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, Withholder};
-use crate::threads::call;
+use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
 
 /// Between two looks whether a checkpoint is due.
@@ -37,6 +37,8 @@ enum Paused {
     Taken(Taken),
     /// More was dirtied than may be staged.
     NoRoom,
+    /// The guest could not be resumed.
+    Standing(MigrationError),
 }
 
 impl Control {
@@ -45,7 +47,9 @@ impl Control {
         let Some(protecting) = self.shared.protecting.clone() else {
             return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
         };
-        match self.follow_pace(&protecting) {
+        // Here the handover machine hears of no failure: a panic must not end checkpoints without a word.
+        let followed = caught("a checkpoint", || self.follow_pace(&protecting));
+        match followed.unwrap_or_else(|panic| Err(panic.into())) {
             Err(Break::Failed(error)) => {
                 tracing::debug!(%error, "checkpoints end");
                 protecting.inbox.fail(error.clone());
@@ -105,6 +109,7 @@ impl Control {
             match self.pause(protecting, number)? {
                 Paused::Taken(taken) => taken,
                 Paused::NoRoom => return self.unstaged(protecting, number, stopped),
+                Paused::Standing(error) => return Err(error.into()),
             }
         };
         note_pause(protecting, &taken, stopped.elapsed());
@@ -124,18 +129,24 @@ impl Control {
             let vm = Arc::clone(&self.shared.vm);
             let was_running = call("SourceVm::run_state", || vm.run_state()) == RunState::Running;
             self.ran_before = was_running;
-            call("SourceVm::stop", || vm.stop())?;
+            self.shared.stop_vm(was_running)?;
             if was_running {
                 self.shared.tell(&Event::Stopped);
             }
-            let taken = self.take_if_room(protecting, number);
+            let taken = tried("a checkpoint", || self.take_if_room(protecting, number));
+            if was_running && let Err(error) = self.shared.resume_vm() {
+                return Ok(Paused::Standing(taken.err().unwrap_or_else(|| error.into())));
+            }
             if was_running {
-                call("SourceVm::resume", || vm.resume())?;
                 self.shared.tell(&Event::Resumed);
             }
             taken
         });
         match paused {
+            Ok(Ok(Paused::Standing(error))) => {
+                self.shared.keep_standing(protecting);
+                Err(error.into())
+            }
             Ok(paused) => Ok(paused?),
             // The protection's machine withholds the guest: it says what becomes of it.
             Err(_) => self.waits.until(|| None),
@@ -259,7 +270,7 @@ impl super::Shared {
             let runs = || call("SourceVm::run_state", || self.vm.run_state()) == RunState::Running;
             let was_running = self.ram.while_free(runs).unwrap_or(false);
             self.report(Fed::GuestWithheld { was_running });
-            call("SourceVm::stop", || self.vm.stop()).inspect_err(|_| self.report(Fed::GuestGivenBack))?;
+            self.stop_vm(was_running).inspect_err(|_| self.report(Fed::GuestGivenBack))?;
             if was_running {
                 self.tell(&Event::Stopped);
             }
@@ -271,12 +282,37 @@ impl super::Shared {
     pub(crate) fn give_guest_back(&self, protecting: &Protecting, who: Withholder) -> Result<(), VmError> {
         protecting.switch.give_back(who, |was_running| {
             if was_running {
-                call("SourceVm::resume", || self.vm.resume())?;
+                self.resume_vm()?;
                 self.tell(&Event::Resumed);
             }
             self.report(Fed::GuestGivenBack);
             Ok(())
         })
+    }
+
+    /// The guest ran, and could not be resumed: it is, when the protection ends with the guest here.
+    fn keep_standing(&self, protecting: &Protecting) {
+        let stood = protecting.switch.withhold(Withholder::Checkpoint, || {
+            self.report(Fed::GuestWithheld { was_running: true });
+            Ok(true)
+        });
+        debug_assert!(stood.is_ok(), "nothing here fails");
+    }
+
+    /// A panic is an error here: the guest runs as before.
+    fn stop_vm(&self, was_running: bool) -> Result<(), VmError> {
+        let stopped = caught("SourceVm::stop", || call("SourceVm::stop", || self.vm.stop()));
+        stopped.unwrap_or_else(|panic| {
+            if was_running && let Err(error) = self.resume_vm() {
+                self.tell(&Event::Warning(format!("{error}, after {panic}")));
+            }
+            Err(VmError::new("SourceVm::stop", panic))
+        })
+    }
+
+    fn resume_vm(&self) -> Result<(), VmError> {
+        caught("SourceVm::resume", || call("SourceVm::resume", || self.vm.resume()))
+            .unwrap_or_else(|panic| Err(VmError::new("SourceVm::resume", panic)))
     }
 }
 

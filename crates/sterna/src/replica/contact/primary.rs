@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::replica::Answer;
@@ -21,12 +22,12 @@ pub trait PrimaryGuest: Send + Sync {
     /// Stops the guest at once.
     ///
     /// # Errors
-    /// It may still run: then this process should end, and the guest with it. It is asked for again every second.
+    /// It may still run: then this process should end, and the guest with it. It is asked for again, first soon and then every second.
     fn stop(&self) -> Result<(), VmError>;
     /// Lets the guest run again.
     ///
     /// # Errors
-    /// It stands. It is asked for again every second.
+    /// It stands. It is asked for again, first soon and then every second.
     fn resume(&self) -> Result<(), VmError>;
     /// The standby has the guest: it never runs here again.
     fn destroy(&self);
@@ -78,7 +79,7 @@ impl PrimaryContact {
         let link = greet(channel, protection, terms, needs_fence, secret)?;
         // Whoever relays a stream says that a checkpoint was taken before it knows that one is under way.
         let config = primary::Config { protection, terms, in_flight: 2 };
-        let runner = Runner::new(Primary::new(config, std::time::Duration::ZERO), link, claims);
+        let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
         let contact = Self { runner, ended: Arc::default() };
         contact.spawn("protection", {
             let contact = contact.clone();
@@ -247,9 +248,12 @@ impl PrimaryContact {
 
     /// Until it is done. The gate holds everything back meanwhile.
     fn insist(&self, what: &str, act: impl Fn() -> Result<(), VmError>) {
+        // At first soon: a guest that failed to stop once still stops within the margin.
+        let mut pause = Duration::from_millis(10);
         while let Err(error) = threads::tried(what, &act) {
             self.runner.note(format!("{what}: {error}"));
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_secs(1));
         }
     }
 }
@@ -271,13 +275,13 @@ impl Machine for Primary {
     type Refusal = primary::Refusal;
     type State = State;
     const TICK: Event = Event::Tick;
-    fn handle(&mut self, now: std::time::Duration, event: Event) -> Result<Vec<Action>, primary::Refusal> {
+    fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, primary::Refusal> {
         Self::handle(self, now, event)
     }
     fn state(&self) -> State {
         Self::state(self)
     }
-    fn deadline(&self) -> Option<std::time::Duration> {
+    fn deadline(&self) -> Option<Duration> {
         Self::deadline(self)
     }
 }

@@ -89,9 +89,9 @@ struct State {
     epoch: u64,
     released_epoch: u64,
     waiting: VecDeque<Piece>,
-    /// A piece is being written.
-    is_writing: bool,
-    /// Bytes that left, or leave now.
+    /// The piece that is being written. Until it is, nobody may have heard it.
+    leaving: Option<Vec<u8>>,
+    /// Bytes that left.
     position: u64,
     has_ended: bool,
     counts: GateStatistics,
@@ -122,7 +122,7 @@ impl ByteGate {
     /// The guest says this.
     pub fn put(&self, bytes: &[u8]) {
         let mut state = self.shared.state.lock();
-        if state.may_say.is_none() && state.waiting.is_empty() && !state.is_writing {
+        if state.may_say.is_none() && state.is_empty() {
             state.position += bytes.len() as u64;
             return (self.shared.write.lock())(bytes);
         }
@@ -156,9 +156,9 @@ impl ByteGate {
     pub fn wait_until_empty(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut state = self.shared.state.lock();
-        while !state.waiting.is_empty() || state.is_writing {
+        while !state.is_empty() {
             if self.shared.changed.wait_until(&mut state, until).timed_out() {
-                return state.waiting.is_empty() && !state.is_writing;
+                return state.is_empty();
             }
         }
         true
@@ -196,7 +196,9 @@ impl EpochGate for ByteGate {
 
     fn unsaid(&self) -> (u64, Vec<u8>) {
         let state = self.shared.state.lock();
-        (state.position, state.waiting.iter().flat_map(|piece| piece.bytes.iter().copied()).collect())
+        let waiting = state.waiting.iter().map(|piece| &piece.bytes);
+        let pieces: Vec<_> = state.leaving.iter().chain(waiting).map(Vec::as_slice).collect();
+        (state.position, pieces.concat())
     }
 
     fn statistics(&self) -> GateStatistics {
@@ -213,20 +215,27 @@ impl Drop for ByteGate {
     }
 }
 
+impl State {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.leaving.is_none()
+    }
+}
+
 impl Shared {
     fn let_out(&self) {
-        while let Some(piece) = self.next() {
-            (self.write.lock())(&piece.bytes);
+        while let Some((bytes, came)) = self.next() {
+            (self.write.lock())(&bytes);
             let mut state = self.state.lock();
-            state.is_writing = false;
-            state.counts.last_delay = piece.came.elapsed();
+            state.leaving = None;
+            state.position += bytes.len() as u64;
+            state.counts.last_delay = came.elapsed();
             drop(state);
             self.changed.notify_all();
         }
     }
 
     /// Waits for a piece that may leave; none when all is over.
-    fn next(&self) -> Option<Piece> {
+    fn next(&self) -> Option<(Vec<u8>, Instant)> {
         let mut state = self.state.lock();
         loop {
             let first = state.waiting.front().map(|piece| piece.epoch);
@@ -239,10 +248,9 @@ impl Shared {
                 state.counts.waiting -= 1;
                 state.counts.waiting_bytes -= piece.bytes.len() as u64;
                 state.counts.released += 1;
-                state.position += piece.bytes.len() as u64;
-                state.is_writing = true;
+                state.leaving = Some(piece.bytes.clone());
                 self.changed.notify_all();
-                return Some(piece);
+                return Some((piece.bytes, piece.came));
             }
             if state.has_ended {
                 return None;
@@ -330,6 +338,29 @@ mod tests {
         assert_eq!((*heard.lock()).as_slice(), b"heard by nobody, and on");
         assert_eq!(there.unsaid(), (23, Vec::new()));
         assert!(said.lock().is_empty());
+    }
+
+    #[test]
+    fn what_is_still_being_written_is_said_again() {
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (go, may_go) = std::sync::mpsc::channel::<()>();
+        let write = move |_: &[u8]| {
+            let _ = begun.send(());
+            let _ = may_go.recv();
+        };
+        let gate = ByteGate::new(1 << 20, write).unwrap();
+        gate.close(Box::new(|_| true));
+        gate.put(b"half ");
+        gate.release(1);
+        has_begun.recv_timeout(PATIENCE).expect("it leaves");
+        gate.put(b"whole");
+
+        // The process may die here.
+        assert_eq!(gate.unsaid(), (0, b"half whole".to_vec()));
+
+        drop(go);
+        assert!(gate.wait_until_empty(PATIENCE));
+        assert_eq!(gate.unsaid(), (10, Vec::new()));
     }
 
     #[test]

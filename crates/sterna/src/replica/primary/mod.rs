@@ -136,7 +136,7 @@ impl Primary {
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
         let contact =
             PrimaryContact::begin(channel, protection, options.terms, false, &secret, guest.clone(), claims)?;
-        let overseer = PrimaryOverseer::new(contact.clone(), Arc::clone(&guest), Arc::clone(&gate));
+        let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));
         let pace = Pace { delay: options.checkpoint_delay };
         let protecting = Arc::new(Protecting::new(Arc::new(overseer), staging, pace));
         let seeded = Arc::clone(&protecting);

@@ -1,6 +1,6 @@
 //! What the taking of checkpoints asks of the contact and the gate.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sterna_proto::replica::primary::Event;
 use sterna_wire::replica::Output;
@@ -13,13 +13,18 @@ use crate::replica::contact::PrimaryContact;
 
 pub(super) struct PrimaryOverseer {
     contact: PrimaryContact,
-    guest: Arc<ProtectedGuest>,
+    /// It has the migration, which has this.
+    guest: Weak<ProtectedGuest>,
     gate: Arc<dyn EpochGate>,
 }
 
 impl PrimaryOverseer {
-    pub(super) fn new(contact: PrimaryContact, guest: Arc<ProtectedGuest>, gate: Arc<dyn EpochGate>) -> Self {
-        Self { contact, guest, gate }
+    pub(super) fn new(
+        contact: PrimaryContact,
+        guest: &Arc<ProtectedGuest>,
+        gate: Arc<dyn EpochGate>,
+    ) -> Self {
+        Self { contact, guest: Arc::downgrade(guest), gate }
     }
 }
 
@@ -41,7 +46,10 @@ impl Overseer for PrimaryOverseer {
 
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError> {
         if is_last {
-            self.guest.last_taken(number);
+            // The contact has it as long as it waits for one.
+            if let Some(guest) = self.guest.upgrade() {
+                guest.last_taken(number);
+            }
             return Ok(());
         }
         let refused = |refusal: sterna_proto::replica::primary::Refusal| {

@@ -1,0 +1,128 @@
+//! What a case leaves to chance.
+
+use std::time::Duration;
+
+use sterna::ram::Backing;
+use sterna::replica::Terms;
+use sterna::{Capabilities, Compression, Parameters};
+use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
+use sterna_guests::{Fill, Pattern};
+
+use super::arbiter::Side;
+use super::trouble::{Moment, Trouble};
+
+/// What stopping a guest takes at most, and more than that: a case whose host takes longer is not judged by time.
+const MARGIN: Duration = Duration::from_millis(400);
+
+/// How the arbiter behaves.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rulings {
+    /// Who has asked before.
+    pub(super) given: Option<Side>,
+    /// For how long, from the disturbance on, each side does not reach it.
+    pub(super) hidden: [Option<Duration>; 2],
+    /// Only its answers are lost.
+    pub(super) hears: bool,
+}
+
+/// A protection, and what happens to it.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub(super) guest: ProcessConfig,
+    pub(super) lanes: u8,
+    pub(super) compression: Compression,
+    pub(super) delay: Duration,
+    pub(super) buffer_bytes: u64,
+    pub(super) terms: Terms,
+    /// What hearing a piece of output takes.
+    pub(super) slow: Duration,
+    pub(super) rulings: Rulings,
+    pub(super) moment: Moment,
+    pub(super) trouble: Trouble,
+    /// A protection that outlives the trouble is ended by a takeover, or else by word.
+    pub(super) ends_by_takeover: bool,
+    /// The survivor is protected again, or else migrated.
+    pub(super) protects_again: bool,
+}
+
+impl Case {
+    pub(super) fn new(seed: u64, number: u64) -> Self {
+        let seed = seed.wrapping_mul(1 << 20).wrapping_add(number);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let tracking = Tracking::available();
+        let guest = ProcessConfig {
+            blocks: vec![("ram.low".into(), 4 << 20), ("ram.high".into(), (1 + random.u64(..6)) << 20)],
+            backing: [Backing::Memfd, Backing::Anonymous][random.usize(..2)],
+            tracking: tracking[random.usize(..tracking.len())],
+            stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
+            pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
+                [random.usize(..4)],
+            fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
+            workers: 1 + random.usize(..3),
+            rate: 2_000,
+            seed,
+            ..ProcessConfig::default()
+        };
+        let lanes = [0, 0, 1, 2, 4][random.usize(..5)];
+        let compressions = [Compression::None, Compression::Zlib, Compression::Zstd];
+        let lease = Duration::from_millis(100 + random.u64(..300));
+        let milliseconds = |value| Duration::from_millis(value);
+        Self {
+            guest,
+            lanes,
+            compression: if lanes == 0 { Compression::None } else { compressions[random.usize(..3)] },
+            delay: milliseconds(1 + random.u64(..30)),
+            buffer_bytes: [4096, 64 << 20, 64 << 20][random.usize(..3)],
+            terms: Terms {
+                heartbeat: milliseconds(10),
+                lease,
+                drift_per_mille: 10,
+                margin: MARGIN,
+                claim_interval: milliseconds(20 + random.u64(..40)),
+            },
+            slow: [Duration::ZERO, Duration::ZERO, milliseconds(15)][random.usize(..3)],
+            rulings: Rulings::draw(&mut random),
+            moment: Moment::draw(&mut random),
+            trouble: Trouble::draw(&mut random, lease, lanes > 0),
+            ends_by_takeover: random.bool(),
+            protects_again: random.bool(),
+        }
+    }
+
+    pub(super) fn settings(&self) -> (Parameters, Capabilities) {
+        let params = Parameters {
+            max_bandwidth_bytes: 0,
+            multifd_channels: self.lanes.max(1),
+            multifd_compression: self.compression,
+            ..Parameters::default()
+        };
+        (params, Capabilities { multifd: self.lanes > 0, ..Capabilities::default() })
+    }
+
+    /// The same, and nothing happens to it.
+    pub(super) fn undisturbed(&self) -> Self {
+        // A lease that no busy host lets run out.
+        let terms = Terms { lease: Duration::from_secs(60), ..self.terms };
+        Self {
+            terms,
+            trouble: Trouble::Nothing,
+            rulings: Rulings::default(),
+            slow: Duration::ZERO,
+            ..self.clone()
+        }
+    }
+}
+
+impl Rulings {
+    fn draw(random: &mut fastrand::Rng) -> Self {
+        let given = [None, None, None, Some(Side::Primary), Some(Side::Standby)][random.usize(..5)];
+        let long = Duration::from_millis(random.u64(200..1500));
+        let hidden = match random.u8(..6) {
+            0 => [Some(long), Some(long)],
+            1 => [Some(long), None],
+            2 => [None, Some(long)],
+            _ => [None, None],
+        };
+        Self { given, hidden, hears: random.bool() }
+    }
+}

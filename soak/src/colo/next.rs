@@ -1,0 +1,72 @@
+//! The survivor goes on: it is migrated or protected again.
+
+use std::sync::Arc;
+
+use sterna::replica::machines::{primary, standby};
+use sterna::replica::{EpochGate, Standby};
+use sterna::{Arrival, Incoming, Migration, Outcome, RunState, SourceVm, TargetVm};
+use sterna_guests::ProcessGuest;
+
+use super::LONGEST;
+use super::case::Case;
+use super::judge::whole;
+use super::play::until;
+use super::vm::{Plans, Troubled};
+
+impl Case {
+    /// To the place that has lost, or to a new one.
+    pub(super) fn next(
+        &self,
+        guest: &Arc<ProcessGuest>,
+        place: Option<&Arc<ProcessGuest>>,
+    ) -> Result<(), String> {
+        let place = match place {
+            Some(place) => Arc::clone(place),
+            None => ProcessGuest::waiting(self.guest.clone()).map_err(|error| error.to_string())?,
+        };
+        let again = self.undisturbed();
+        if self.protects_again {
+            again.protect_and_hand_over(guest, &place)
+        } else {
+            again.migrate(guest, &place)
+        }?;
+        whole(&place)
+    }
+
+    fn protect_and_hand_over(
+        &self,
+        guest: &Arc<ProcessGuest>,
+        place: &Arc<ProcessGuest>,
+    ) -> Result<(), String> {
+        let play = self.protect(guest, place)?;
+        until(|| play.primary.state().outcome.is_some() || play.primary.statistics().held >= 3)?;
+        play.primary.hand_over().map_err(|refusal| format!("{refusal}: {:?}", play.primary.state()))?;
+        until(|| play.primary.state().outcome.is_some())?;
+        let here = play.primary.wait();
+        let there = play.standby.as_ref().and_then(Standby::contact);
+        let there = there.and_then(|contact| contact.wait(LONGEST));
+        match (here, there) {
+            (primary::Outcome::HandedOver, Some(standby::Outcome::Running(_))) => {}
+            ends => return Err(format!("{ends:?}: {:?}", play.primary.state())),
+        }
+        // Nothing waits for anybody any more.
+        play.here_says.gate.drop_output();
+        Ok(())
+    }
+
+    fn migrate(&self, guest: &Arc<ProcessGuest>, place: &Arc<ProcessGuest>) -> Result<(), String> {
+        let plans = Arc::<Plans>::default();
+        let (params, capabilities) = self.settings();
+        let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
+        let target = Troubled::new(place, &plans) as Arc<dyn TargetVm>;
+        let incoming = Incoming::listen(target, &at, params.clone(), capabilities, Arc::new(()))
+            .map_err(|error| error.to_string())?;
+        let source = Troubled::new(guest, &plans) as Arc<dyn SourceVm>;
+        let migration = Migration::start(source, &incoming.address(), params, capabilities, Arc::new(()))
+            .map_err(|error| error.to_string())?;
+        match (migration.wait(), incoming.wait()) {
+            (Outcome::Completed, Arrival::Completed(RunState::Running)) => Ok(()),
+            ends => Err(format!("{ends:?}")),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A case as it is played: two machines of this process, a proxy between them, and what happens.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sterna::SourceVm;
+use sterna::replica::machines::{primary, standby};
+use sterna::replica::{
+    ContactRules, EpochGate, Guardians, Primary, PrimaryOptions, Protection, Secret, Standby, StandbyContact,
+    StandbyOptions, VmSurvivor,
+};
+use sterna_guests::ProcessGuest;
+
+use super::LONGEST;
+use super::arbiter::{Arbiter, Side};
+use super::case::Case;
+use super::sampler::Sampler;
+use super::trouble::{Moment, Order, Trouble};
+use super::vm::{Callback, Deed, Plans, Troubled};
+use super::voice::Voice;
+use super::wire::{Awaited, Wire};
+
+/// How long a protection that the trouble did not end lives on.
+const AFTERWARDS: Duration = Duration::from_millis(150);
+
+/// What the survivor says again, and how far it had come then.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Again {
+    pub(super) position: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) steps: u64,
+}
+
+pub(super) struct Play {
+    pub(super) here: Arc<ProcessGuest>,
+    pub(super) there: Arc<ProcessGuest>,
+    pub(super) here_says: Voice,
+    pub(super) there_says: Voice,
+    pub(super) again: Arc<Mutex<Vec<Again>>>,
+    pub(super) arbiter: Arc<Arbiter>,
+    pub(super) sampler: Sampler,
+    pub(super) primary: Primary,
+    /// None: it was dropped.
+    pub(super) standby: Option<Standby>,
+    pub(super) wire: Wire,
+    moment: Receiver<()>,
+}
+
+/// How it ended at either side; none: no contact, or none any more.
+pub(super) type Ends = (primary::Outcome, Option<standby::Outcome>);
+
+impl Case {
+    /// Gives how it ended.
+    pub(super) fn play(&self) -> Result<String, String> {
+        let here = ProcessGuest::boot(self.guest.clone()).map_err(|error| error.to_string())?;
+        here.cont().map_err(|error| error.to_string())?;
+        let there = ProcessGuest::waiting(self.guest.clone()).map_err(|error| error.to_string())?;
+        let mut play = self.protect(&here, &there)?;
+        self.await_moment(&play)?;
+        self.disturb(&mut play)?;
+        let ends = self.settle(&play)?;
+        let survivor = play.judge(self, ends)?;
+        // What held the place there is gone.
+        drop(play);
+        if let Some(survivor) = survivor {
+            let place = (survivor == Side::Primary && matches!(ends.1, Some(standby::Outcome::Discarded(_))))
+                .then_some(&there);
+            let guest = if survivor == Side::Primary { &here } else { &there };
+            self.next(guest, place).map_err(|why| format!("after {ends:?} the guest cannot go on: {why}"))?;
+        }
+        Ok(format!("{:?}, {:?}", ends.0, ends.1))
+    }
+
+    pub(super) fn protect(
+        &self,
+        here: &Arc<ProcessGuest>,
+        there: &Arc<ProcessGuest>,
+    ) -> Result<Play, String> {
+        let (params, capabilities) = self.settings();
+        let (arbiter, plans) = (Arc::<Arbiter>::default(), Arc::<Plans>::default());
+        let (tell, moment) = channel();
+        if let Moment::InPause(number) = self.moment {
+            plans.add(Callback::Save, number, Deed::Tell(tell.clone()));
+        }
+        if let Trouble::Fails(callback, calls, panics) = self.trouble {
+            plans.add(callback, calls, if panics { Deed::Panic } else { Deed::Fail });
+        }
+        if let Some(side) = self.rulings.given {
+            arbiter.give(side);
+        }
+        let (here_says, there_says) = (Voice::new(here, self.slow)?, Voice::new(there, self.slow)?);
+        let again = Arc::<Mutex<Vec<Again>>>::default();
+        let survivor =
+            VmSurvivor::new(Troubled::new(there, &plans)).map_err(|error| error.to_string())?.saying_again({
+                let (again, gate, there) =
+                    (Arc::clone(&again), Arc::clone(&there_says.gate), Arc::clone(there));
+                move |position, bytes| {
+                    let steps = there.progress().total_steps();
+                    again.lock().push(Again { position, bytes: bytes.to_vec(), steps });
+                    gate.say_again(position, bytes);
+                }
+            });
+        let secret = || Secret::from_bytes([5; 32]);
+        let claims = arbiter.claims(Side::Standby);
+        let rules = ContactRules {
+            secret: secret(),
+            is_required: true,
+            claims: Arc::new(move |_| Arc::clone(&claims)),
+            fence: Arc::new(|_| Err("a guest of this process stops by itself".to_owned())),
+        };
+        let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
+        let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
+        let standby = Standby::protect(
+            &at,
+            &options,
+            params.clone(),
+            capabilities,
+            Arc::new(()),
+            Arc::new(survivor),
+            Some(rules),
+        )
+        .map_err(|error| error.to_string())?;
+        let wire = Wire::new(&standby.address())?;
+        if let Moment::Piece(line, way, pieces) = self.moment {
+            wire.await_piece(Awaited { line, way, pieces, tell });
+        }
+        let options = PrimaryOptions {
+            checkpoint_delay: self.delay,
+            terms: self.terms,
+            buffer_bytes: self.buffer_bytes,
+        };
+        let guardians = Guardians {
+            protection: Protection { id: [7; 16], generation: 1 },
+            secret: secret(),
+            claims: arbiter.claims(Side::Primary),
+            gate: Arc::clone(&here_says.gate) as Arc<dyn EpochGate>,
+        };
+        let vm = Troubled::new(here, &plans) as Arc<dyn SourceVm>;
+        let at = wire.address();
+        let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))
+            .map_err(|error| error.to_string())?;
+        let sampler = Sampler::new(here, there);
+        let (here, there, standby) = (Arc::clone(here), Arc::clone(there), Some(standby));
+        Ok(Play {
+            here,
+            there,
+            here_says,
+            there_says,
+            again,
+            arbiter,
+            sampler,
+            primary,
+            standby,
+            wire,
+            moment,
+        })
+    }
+
+    /// Returns at the moment; or when the protection has ended, or does not come to it.
+    fn await_moment(&self, play: &Play) -> Result<(), String> {
+        let is_over = || play.primary.state().outcome.is_some();
+        match self.moment {
+            Moment::After(after) => std::thread::sleep(after),
+            Moment::Taken(number) => {
+                until(|| is_over() || play.primary.statistics().taken >= number)?;
+            }
+            Moment::InPause(_) | Moment::Piece(..) => {
+                let begin = Instant::now();
+                // As many as it waits for may not come.
+                while !is_over() && begin.elapsed() < Duration::from_secs(3) {
+                    if play.moment.recv_timeout(Duration::from_millis(5)).is_ok() {
+                        break;
+                    }
+                }
+            }
+            Moment::HandingOver(after) | Moment::Ending(after) => {
+                until(|| is_over() || play.primary.statistics().held >= 2)?;
+                // Refused, if it has ended.
+                let _ = match self.moment {
+                    Moment::HandingOver(_) => play.primary.hand_over(),
+                    _ => play.primary.unprotect(),
+                };
+                std::thread::sleep(after);
+            }
+        }
+        Ok(())
+    }
+
+    fn disturb(&self, play: &mut Play) -> Result<(), String> {
+        for (side, hidden) in [Side::Primary, Side::Standby].into_iter().zip(self.rulings.hidden) {
+            if let Some(lasting) = hidden {
+                play.arbiter.hide(side, Instant::now() + lasting, self.rulings.hears);
+            }
+        }
+        match &self.trouble {
+            Trouble::Nothing | Trouble::Fails(..) => {}
+            Trouble::Cut(which) => play.wire.cut(*which),
+            Trouble::Silence(which, way, lasting) => {
+                play.wire.hold(Some((*which, *way)));
+                std::thread::sleep(*lasting);
+                play.wire.hold(None);
+            }
+            Trouble::DropStandby => play.standby = None,
+            Trouble::GiveUp => {
+                if let Some(standby) = &play.standby {
+                    // Refused once the seeding is held.
+                    let _ = standby.cancel();
+                }
+            }
+            Trouble::Orders(orders) => std::thread::scope(|scope| {
+                for order in orders {
+                    let (primary, contact) = (play.primary.clone(), play.contact());
+                    scope.spawn(move || order.give(&primary, contact.as_ref()));
+                }
+            }),
+        }
+        Ok(())
+    }
+
+    /// Waits for both ends. A protection that the trouble has not ended is ended by an operator.
+    fn settle(&self, play: &Play) -> Result<Ends, String> {
+        let begin = Instant::now();
+        let mut is_ordered = false;
+        until(|| {
+            let state = play.primary.state();
+            if !is_ordered && begin.elapsed() > AFTERWARDS {
+                let order = if self.ends_by_takeover { Order::HandOver } else { Order::Unprotect };
+                is_ordered = order.give(&play.primary, None);
+            }
+            play.retry();
+            state.outcome.is_some() && play.primary.migration().outcome().is_some()
+        })
+        .map_err(|why| {
+            let standby = play.contact().map(|contact| contact.state());
+            format!("the primary: {why}: {:?}; the standby: {standby:?}", play.primary.state())
+        })?;
+        let here = play.primary.wait();
+        let Some(contact) = play.contact() else { return Ok((here, None)) };
+        until(|| {
+            play.retry();
+            contact.state().outcome.is_some()
+        })
+        .map_err(|why| format!("the standby: {why}: {:?}; the primary: {here:?}", contact.state()))?;
+        Ok((here, contact.state().outcome))
+    }
+}
+
+impl Order {
+    /// True: it was taken.
+    fn give(self, primary: &Primary, standby: Option<&StandbyContact>) -> bool {
+        match self {
+            Self::Unprotect => primary.unprotect().is_ok(),
+            Self::HandOver => primary.hand_over().is_ok(),
+            Self::TakeOver { is_planned } => {
+                standby.is_some_and(|contact| contact.take_over(is_planned).is_ok())
+            }
+        }
+    }
+}
+
+impl Play {
+    fn contact(&self) -> Option<StandbyContact> {
+        self.standby.as_ref().and_then(Standby::contact)
+    }
+
+    /// The standby's operator wants once more what failed.
+    fn retry(&self) {
+        if let Some(contact) = self.contact()
+            && matches!(contact.state().state, standby::State::Unready | standby::State::Held)
+        {
+            let _ = contact.retry();
+        }
+    }
+}
+
+pub(super) fn until(mut is_so: impl FnMut() -> bool) -> Result<(), String> {
+    let begin = Instant::now();
+    while !is_so() {
+        if begin.elapsed() > LONGEST {
+            return Err("it does not come to an end".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}

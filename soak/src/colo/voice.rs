@@ -1,0 +1,101 @@
+//! What a guest says, and who hears it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sterna::replica::ByteGate;
+use sterna::{RunState, SourceVm};
+use sterna_guests::ProcessGuest;
+
+/// While the guest runs it says, line by line, how many steps it has taken. So what was heard can be compared with its state.
+pub(super) struct Voice {
+    pub(super) gate: Arc<ByteGate>,
+    heard: Arc<Mutex<Vec<u8>>>,
+    said: Arc<Mutex<Vec<u8>>>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Voice {
+    /// `slow`: whoever hears it takes time for each piece.
+    pub(super) fn new(guest: &Arc<ProcessGuest>, slow: Duration) -> Result<Self, String> {
+        let (heard, said, ends) = (
+            Arc::<Mutex<Vec<u8>>>::default(),
+            Arc::<Mutex<Vec<u8>>>::default(),
+            Arc::<AtomicBool>::default(),
+        );
+        let hears = Arc::clone(&heard);
+        let write = move |bytes: &[u8]| {
+            if !slow.is_zero() {
+                std::thread::sleep(slow);
+            }
+            hears.lock().extend_from_slice(bytes);
+        };
+        let gate = Arc::new(ByteGate::new(1 << 20, write).map_err(|error| error.to_string())?);
+        let thread = std::thread::spawn({
+            let (guest, gate) = (Arc::clone(guest), Arc::clone(&gate));
+            let (said, ends) = (Arc::clone(&said), Arc::clone(&ends));
+            move || {
+                while !ends.load(Ordering::SeqCst) {
+                    if guest.run_state() == RunState::Running {
+                        let line = format!("{}\n", guest.progress().total_steps());
+                        said.lock().extend_from_slice(line.as_bytes());
+                        gate.put(line.as_bytes());
+                    }
+                    std::thread::sleep(Duration::from_micros(700));
+                }
+            }
+        });
+        Ok(Self { gate, heard, said, ends, thread: Some(thread) })
+    }
+
+    /// It says nothing any more.
+    pub(super) fn end(&mut self) {
+        self.ends.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+
+    pub(super) fn heard(&self) -> Vec<u8> {
+        self.heard.lock().clone()
+    }
+
+    /// All that the guest said here, whether somebody heard it or not.
+    pub(super) fn said(&self) -> Vec<u8> {
+        self.said.lock().clone()
+    }
+}
+
+impl Drop for Voice {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The numbers of whole lines, which must not decrease.
+pub(super) fn numbers(text: &[u8]) -> Result<Vec<u64>, String> {
+    let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let parse = |line: &str| line.parse::<u64>().map_err(|_| format!("{line:?} is no line of the guest's"));
+    let numbers = whole.lines().map(parse).collect::<Result<Vec<_>, _>>()?;
+    match numbers.windows(2).find(|pair| pair[0] > pair[1]) {
+        Some(pair) => Err(format!("{} was said after {}", pair[1], pair[0])),
+        None => Ok(numbers),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers;
+
+    #[test]
+    fn lines_out_of_order_or_torn_are_found() {
+        assert_eq!(numbers(b"1\n2\n2\n3"), Ok(vec![1, 2, 2]));
+        assert!(numbers(b"1\n3\n2\n").is_err());
+        assert!(numbers(b"1\nx2\n").is_err());
+    }
+}
