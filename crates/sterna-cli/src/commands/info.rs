@@ -32,10 +32,13 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(Status::Done)
 }
 
-/// What `sterna protect --qmp` says of its protection.
+/// What `sterna protect --qmp` or `sterna standby --qmp` says of its protection.
 fn protection_of(protection: &Value, is_json: bool) -> String {
     if is_json {
         return format!("{protection:#}\n");
+    }
+    if protection["role"] == "standby" {
+        return standby(protection);
     }
     let members = protection.as_object().into_iter().flatten();
     let rows =
@@ -55,8 +58,6 @@ struct Info {
     ram_bytes: Option<u64>,
     pages_per_second: Option<f64>,
     migration: Value,
-    /// Of a standby.
-    protection: Value,
     record: Option<Record>,
 }
 
@@ -69,7 +70,6 @@ impl Info {
         let uuid = text(&maybe("query-uuid")["UUID"]);
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
-        let protection = maybe("x-sterna-query-protection");
         let record =
             monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
@@ -80,7 +80,6 @@ impl Info {
             ram_bytes,
             pages_per_second,
             migration: monitor.execute("query-migrate", Value::Null)?,
-            protection,
             record,
         })
     }
@@ -97,7 +96,6 @@ impl Info {
             "ram_bytes": self.ram_bytes,
             "guest_pages_per_second": self.pages_per_second,
             "query_migrate": self.migration,
-            "protection": self.protection,
             "record": self.record,
         });
         serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
@@ -111,10 +109,6 @@ impl Info {
             }
         };
         row("monitor", &monitor.version());
-        if self.protection.is_object() {
-            text += &protection(&self.protection);
-            return text;
-        }
         row("guest", &self.status);
         row("name", &self.name);
         row("uuid", &self.uuid);
@@ -158,7 +152,7 @@ impl Info {
 }
 
 /// A standby's rows.
-fn protection(now: &Value) -> String {
+fn standby(now: &Value) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     let word = |value: &Value| value.as_str().map(str::to_owned);
