@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
-    report, restore, run, save, standby, unprotect, verify,
+    report, restore, run, save, standby, takeover, unprotect, verify,
 };
 use crate::exit;
 
@@ -42,8 +42,10 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
-    /// Hold the last checkpoint of a QEMU that runs elsewhere, and make an image of it when that is gone
-    Standby(standby::Arguments),
+    /// Hold the last checkpoint of a QEMU that runs elsewhere, and take over when that is gone
+    Standby(Box<standby::Arguments>),
+    /// Let a standby's guest go on there
+    Takeover(takeover::Arguments),
     /// Protect the guest of a QEMU 11: a standby holds its last checkpoint from now on
     Protect(Box<protect::Arguments>),
     /// End a protection; the guest runs on where it ran
@@ -82,6 +84,7 @@ impl Command {
             Self::Standby(arguments) => standby::execute(arguments),
             Self::Protect(arguments) => protect::execute(arguments),
             Self::Unprotect(arguments) => unprotect::execute(arguments),
+            Self::Takeover(arguments) => takeover::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),

@@ -20,6 +20,7 @@ pub mod restore;
 pub mod run;
 pub mod save;
 pub mod standby;
+pub mod takeover;
 pub mod unprotect;
 pub mod verify;
 

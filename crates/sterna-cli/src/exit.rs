@@ -37,6 +37,8 @@ pub enum Status {
     Detached,
     /// A protected guest's standby has it: it was ended here.
     Lost,
+    /// A protection ended with the guest at the other side; what was held here is discarded.
+    Discarded,
     /// Cancelled by Ctrl-C; the guest runs on at the source.
     Cancelled,
 }
@@ -52,6 +54,7 @@ impl Status {
             Self::Damaged => 4,
             Self::Detached => 5,
             Self::Lost => 6,
+            Self::Discarded => 6,
             Self::Cancelled => 130,
         }
     }
@@ -60,7 +63,7 @@ impl Status {
     pub fn head(self) -> &'static str {
         match self {
             Self::Usage => "sterna: usage",
-            Self::Done | Self::Cancelled | Self::Detached => "sterna",
+            Self::Done | Self::Cancelled | Self::Detached | Self::Discarded => "sterna",
             Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged | Self::Lost => "sterna: error",
         }
     }
@@ -82,7 +85,8 @@ Exit status:
   3    undecided: committed but not acknowledged; the source stays stopped. protect: left without its end
   4    the guest that arrived differs from the guest that left
   5    detached by a second Ctrl-C; the migration goes on
-  6    protect, unprotect: the standby has the guest; it was ended here
+  6    the other side of a protection has the guest. protect, unprotect, run: it was ended here; standby: what was held is
+       discarded
   130  cancelled by Ctrl-C; the guest runs on at the source";
 
 /// The hint where damage is refused.

@@ -10,6 +10,7 @@ use clap::Parser;
 
 pub mod bench;
 pub mod children;
+mod claims;
 pub mod cli;
 pub mod commands;
 pub mod cpio;
@@ -25,6 +26,7 @@ pub mod plan;
 pub mod record;
 pub mod report;
 mod seconds;
+mod secret;
 pub mod serial;
 pub mod summary;
 pub mod terminal;

@@ -13,6 +13,8 @@
 //! Beside them [`drive`] has the jobs of a program at the other end of the socket: migrations of VMs, QEMU's
 //! or Sterna's, driven through their monitors.
 //!
+//! [`standby`] is the monitor of a standby, which runs no VM.
+//!
 //! Nothing here moves RAM: `sterna` does, behind [`migration::Engine`].
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -23,6 +25,7 @@ pub mod error;
 pub mod framing;
 pub mod migration;
 pub mod server;
+pub mod standby;
 
 pub use client::{Client, ClientError, Endpoint, QmpEvent};
 pub use error::{ErrorClass, QmpError};

@@ -17,6 +17,9 @@
 //! * *RDMA*: `x-sterna-rdma` has what it did (specs/stream.md §8.3). A destination that listens at `rdma:` says where in
 //!   `x-sterna-address`, since QEMU's `socket-address` has no RDMA.
 //!
+//! * *protection*: with the capability `x-colo`, `migrate` protects the guest by a standby, and `migrate-incoming` makes this VM the standby of
+//!   another's guest ([`ProtectionMeans`]). `x-colo-lost-heartbeat` forces nothing: the standby's word or the arbiter decides.
+//!
 //! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `cont` of a guest that has left. The
 //! capability `return-path` is on unless an operator switches it off; QEMU has it off.
 
@@ -32,6 +35,8 @@ mod engine;
 mod hmp;
 mod objects;
 mod parameters;
+mod protected;
+mod protection;
 mod qom;
 mod query;
 pub(crate) mod rdma;
@@ -47,6 +52,7 @@ pub use control::MigrationControl;
 pub use engine::{Engine, GuestAt, Outgoing, Receiving};
 pub use hmp::{parse_number, parse_size};
 pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
+pub use protection::{ClaimsOf, Decide, Protection, ProtectionEnd, ProtectionMeans, SayAgain, Side};
 pub use query::status_word;
 pub use real::SternaEngine;
 pub use refusal::{advice as advice_sentence, sentence as refusal_sentence};

@@ -1,14 +1,16 @@
 //! A block of guest RAM.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::absent;
 use crate::guard::RamFault;
-use crate::mapping::{Backing, Mapping};
+use crate::mapping::{Backing, Kind, Mapping};
 use crate::poison::Poison;
 use crate::slice::RamSlice;
+use crate::sys::FileSystem;
 use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
 /// The file that the memory of a block is, for another process that maps it, too.
@@ -49,6 +51,31 @@ impl RamBlock {
             Ok(mapping) => Ok(RamBlock::of(name, len_bytes, mapping)),
             Err((call, source)) => Err(RamError::System { block: name, call, source }),
         }
+    }
+
+    /// Maps the first `len_bytes` of a file, shared: whoever else maps it sees what is written. The file may lie on tmpfs or on a
+    /// disk. It must not be shortened while the block lives.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`RamError::External`] for a file that is too short, or on hugetlbfs.
+    pub fn of_file(name: impl Into<String>, len_bytes: u64, file: File) -> Result<Self, RamError> {
+        let name = Self::checked_name(name.into())?;
+        Self::check_length(&name, len_bytes, PAGE_BYTES)?;
+        let failed = |(call, source)| RamError::System { block: name.clone(), call, source };
+        let system = sys::file_system(file.as_fd()).map_err(|error| failed(("fstatfs", error)))?;
+        let status = file.metadata().map_err(|error| failed(("fstat", error)))?;
+        let rule = match system {
+            FileSystem::Hugetlbfs { .. } => Some("a file on hugetlbfs cannot be shared like this"),
+            _ if !status.is_file() => Some("what is to be shared is not a regular file"),
+            _ if status.len() < len_bytes => Some("the file is shorter than the block"),
+            _ => None,
+        };
+        if let Some(rule) = rule {
+            return Err(RamError::External { block: name, rule });
+        }
+        let kind = if matches!(system, FileSystem::Tmpfs) { Kind::Tmpfs } else { Kind::File };
+        let mapping = Mapping::of_file(len_bytes as usize, file, kind).map_err(failed)?;
+        Ok(RamBlock::of(name, len_bytes, mapping))
     }
 
     /// A block whose bytes are elsewhere, in an image: it has a name and a length, and every access to its

@@ -102,6 +102,21 @@ impl<'a> RamSlice<'a> {
         copied.inspect_err(|fault| assert_not_in(from, *fault))
     }
 
+    /// Copies the window into another one, which may lie in the memory of another block but not in the same bytes.
+    ///
+    /// # Errors
+    /// [`RamFault`] if a page of either has failed; the bytes before it are copied.
+    ///
+    /// # Panics
+    /// If the lengths differ, or the windows overlap.
+    pub fn copy_to_window(&self, to: &RamSlice<'_>) -> Result<(), RamFault> {
+        assert_eq!(self.len, to.len, "a window of RAM is copied whole");
+        let (from, into) = (self.pointer as usize, to.pointer as usize);
+        assert!(from.abs_diff(into) >= self.len, "windows of RAM that overlap are not copied");
+        // SAFETY: both windows are mapped for `len` bytes, and they do not overlap.
+        unsafe { guard::copy(self.pointer, to.pointer, self.len) }
+    }
+
     /// Stores zeros over the whole window.
     ///
     /// # Errors
@@ -124,6 +139,18 @@ fn assert_not_in(own: &[u8], fault: RamFault) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn window_is_copied_into_another_one() {
+        let mut bytes = vec![0u8; 4 * PAGE_SIZE];
+        bytes[..PAGE_SIZE].fill(7);
+        // SAFETY: both windows are in `bytes`, which outlives them and is not used meanwhile.
+        let [from, to] = [0, 2]
+            .map(|page| unsafe { RamSlice::from_raw(bytes.as_mut_ptr().add(page * PAGE_SIZE), PAGE_SIZE) });
+        from.copy_to_window(&to).unwrap();
+        assert_eq!(bytes[2 * PAGE_SIZE..3 * PAGE_SIZE], [7; PAGE_SIZE]);
+        assert_eq!(bytes[3 * PAGE_SIZE..], [0; PAGE_SIZE]);
+    }
 
     #[test]
     fn fault_is_the_guests_unless_it_lies_in_a_page_of_the_other_side() {

@@ -22,6 +22,8 @@ pub enum Status {
     PreSwitchover,
     /// The guest is stopped; last pages and devices move. From the commit on it cannot be cancelled.
     Device,
+    /// The guest is protected: it runs here, and a standby holds its checkpoints.
+    Colo,
     /// The destination has the guest.
     Completed,
     /// Something failed; cleaning up.
@@ -51,6 +53,7 @@ impl std::fmt::Display for Status {
             Self::Active => "active",
             Self::PreSwitchover => "pre-switchover",
             Self::Device => "device",
+            Self::Colo => "colo",
             Self::Completed => "completed",
             Self::Failing => "failing",
             Self::Failed => "failed",

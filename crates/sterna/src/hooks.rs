@@ -24,6 +24,16 @@ pub trait Hook: Send + Sync {
     fn acquire(&self) -> Result<(), VmError> {
         Ok(())
     }
+    /// Standby, which takes a protected guest over: acquire it although the other side has not released it, and may never again. By the
+    /// protection's rules the guest does not run there. On error the guest does not start; an operator may try again.
+    ///
+    /// The default refuses: who cannot take it from a host that is gone must not start the guest by itself.
+    fn seize(&self) -> Result<(), VmError> {
+        Err(VmError::new(
+            self.name(),
+            "this machine cannot take it from a host that has not released it: release it by other means, then try again",
+        ))
+    }
     /// Destination: undo [`Hook::acquire`]. It cannot report a failure. A panic is reported to the observer; the source
     /// then holds its guest until it can take the hook back.
     fn give_back(&self) {}

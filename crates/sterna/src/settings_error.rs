@@ -80,6 +80,24 @@ pub enum SettingsError {
     /// A standby at an address that brings no checkpoints.
     #[error("a standby listens at tcp: or unix:, where its primary can be answered: give such an address")]
     NoStandbyThere,
+    /// A primary that its standby could not answer.
+    #[error("a standby promises what it holds over the return path: switch the return path on")]
+    StandbyNeedsReturnPath,
+    /// A device whose large state no checkpoint carries.
+    #[error(
+        "device {device:?} streams its state, which checkpoints do not carry: take the device off the guest before it is \
+         protected"
+    )]
+    DeviceCannotBeProtected {
+        /// Its name.
+        device: String,
+    },
+    /// Checkpoints without time between them.
+    #[error("the interval between checkpoints is too short: {} ms at least", least.as_millis())]
+    CheckpointDelay {
+        /// The shortest.
+        least: std::time::Duration,
+    },
     /// A standby without room for checkpoints.
     #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
     NoJournal,

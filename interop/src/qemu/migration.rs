@@ -102,18 +102,29 @@ impl Qemu {
     pub fn wait_for_migration(&mut self) -> Result<Value, Failure> {
         let begin = Instant::now();
         loop {
-            let state = self.execute("query-migrate", Value::Null)?;
+            let state = self.unfailed_migration()?;
             match state["status"].as_str() {
                 Some("completed") => return Ok(state),
-                Some(end @ ("failed" | "cancelled")) => {
-                    let why = state["error-desc"].as_str().unwrap_or("no reason given");
-                    return Err(self.explain(&format!("QEMU's migration has {end}: {why}")));
-                }
                 _ if begin.elapsed() > PATIENCE => {
                     return Err(self.explain(&format!("QEMU's migration does not end: {state}")));
                 }
                 _ => std::thread::sleep(STEP),
             }
+        }
+    }
+
+    /// What `query-migrate` says of a migration that has not failed.
+    ///
+    /// # Errors
+    /// The reason it failed for, or that it was cancelled.
+    pub fn unfailed_migration(&mut self) -> Result<Value, Failure> {
+        let state = self.execute("query-migrate", Value::Null)?;
+        match state["status"].as_str() {
+            Some(end @ ("failed" | "cancelled")) => {
+                let why = state["error-desc"].as_str().unwrap_or("no reason given");
+                Err(self.explain(&format!("QEMU's migration has {end}: {why}")))
+            }
+            _ => Ok(state),
         }
     }
 

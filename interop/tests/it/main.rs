@@ -22,6 +22,7 @@ mod qemu_images;
 mod qemu_migrate;
 mod qemu_plan;
 mod qemu_protect;
+mod qemu_protected;
 mod qemu_releases;
 mod qemu_save;
 mod qemu_streams;

@@ -90,11 +90,12 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failure
     Err(format!("{what} did not come"))
 }
 
-/// Waits until checkpoint `number` is held.
-fn wait_for_checkpoint(standby: &Standby, number: u64) -> Result<(), Failure> {
+/// Waits until checkpoint `number` of the primary is held.
+fn wait_for_checkpoint(primary: &mut Qemu, standby: &Standby, number: u64) -> Result<(), Failure> {
     let held = wait(&format!("checkpoint {number}"), || match standby.state() {
         StandbyState::Lost(why) | StandbyState::Failed(why) => Some(Err(why.to_string())),
-        _ => (standby.statistics().checkpoints >= number).then_some(Ok(())),
+        _ if standby.statistics().checkpoints >= number => Some(Ok(())),
+        _ => primary.unfailed_migration().err().map(Err),
     })?;
     held.map_err(|why| format!("checkpoint {number}: {why}"))
 }
@@ -133,7 +134,7 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
         .map_err(|error| error.to_string())?;
     way.set(&mut primary)?;
     primary.start_migration(&standby.address().to_string())?;
-    wait_for_checkpoint(&standby, 30)?;
+    wait_for_checkpoint(&mut primary, &standby, 30)?;
     primary.wait_for_ticks(2)?;
 
     // From here on a checkpoint comes when it is asked for; a guest that is stopped runs again behind it.
@@ -143,7 +144,7 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     let ram = std::fs::read(primary.directory().join("ram")).map_err(|error| error.to_string())?;
     let number = standby.statistics().checkpoints;
     primary.parameters(json!({ "x-checkpoint-delay": 600_001 }))?;
-    wait_for_checkpoint(&standby, number + 1)?;
+    wait_for_checkpoint(&mut primary, &standby, number + 1)?;
     primary.wait_for_ticks(1)?;
     primary.kill();
     wait("the loss of the primary", || matches!(standby.state(), StandbyState::Lost(_)).then_some(()))?;
@@ -230,23 +231,32 @@ impl Drop for Command {
 #[test]
 fn standby_command_takes_over_when_qemu_is_killed() -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("standby_command_takes_over_when_qemu_is_killed") else { return Ok(()) };
-    for channels in [0, 2] {
-        let way = Way { channels, ..PLAIN };
+    for (channels, unix) in [(0, true), (2, false)] {
+        let way = Way { channels, unix, ..PLAIN };
         let builder = way.builder(&root);
         let mut primary = builder.clone().spawn()?;
         primary.wait_for_ticks(2)?;
         let (socket, image) = (primary.directory().join("standby"), primary.directory().join("image"));
-        let (at, place) = (format!("listen:unix:{}", socket.display()), image.display().to_string());
-        let (count, number) = (format!("--channels={channels}"), channels > 0);
-        let mut arguments = vec![at.as_str(), "--image", &place, "--on-loss", "image", "--json"];
-        arguments.extend(number.then_some(count.as_str()));
+        let at =
+            if unix { format!("listen:unix:{}", socket.display()) } else { "listen:tcp:127.0.0.1:0".into() };
+        let (place, count) = (image.display().to_string(), format!("--channels={channels}"));
+        let mut arguments =
+            vec![at.as_str(), "--image", &place, "--on-loss", "image", "--insecure", "--json"];
+        arguments.extend((channels > 0).then_some(count.as_str()));
         let mut command = Command::start(&arguments)?;
-        wait("the standby's socket", || socket.exists().then_some(()))?;
+        // A Unix socket's file is there a moment before anybody listens, so the file says nothing.
+        let first = command.next()?;
+        let to = first["address"].as_str().ok_or_else(|| format!("no address in {first}"))?;
         way.set(&mut primary)?;
-        primary.start_migration(&format!("unix:{}", socket.display()))?;
+        primary.start_migration(to)?;
         let begin = Instant::now();
-        while command.next()?["checkpoints"].as_u64() < Some(30) {
-            assert!(begin.elapsed() < PATIENCE);
+        loop {
+            let said = command.next()?;
+            if said["checkpoints"].as_u64() >= Some(30) {
+                break;
+            }
+            let state = primary.unfailed_migration()?;
+            assert!(begin.elapsed() < PATIENCE, "{said}, {state}");
         }
         primary.wait_for_ticks(2)?;
         primary.kill();

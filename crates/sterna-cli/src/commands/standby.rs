@@ -1,20 +1,34 @@
-//! `sterna standby`: holds the last checkpoint of a QEMU that runs elsewhere, and makes an image of it when that is gone.
+//! `sterna standby`: holds the last checkpoint of a QEMU that runs elsewhere, and takes over when that is gone.
 
+mod desk;
+mod follow;
+mod judge;
+mod place;
+mod say;
+
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::{Value, json};
 use sterna::opaque::ImagePlan;
-use sterna::replica::{OperatorsWord, Standby, StandbyOptions, StandbyState, StandbyStatistics, TakenOver};
+use sterna::replica::{ImageSurvivor, Standby, StandbyOptions, Survivor as _};
 use sterna_image::MappedOptions;
+use sterna_qmp::drive::waiting::WaitingVm;
+use sterna_qmp::standby::StandbyMonitor;
+use sterna_qmp::{Endpoint, EventBus, Server};
 use sterna_transport::{CreateOptions, TlsEndpoint};
+use tempfile::TempDir;
 
 use crate::commands::peer::{self, Wire};
 use crate::commands::save::direct;
-use crate::exit::{Done, Status, Stop};
+use crate::exit::{Done, Stop};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
+use desk::Desk;
+use follow::Following;
+use judge::Judge;
+use place::Place;
 
 /// Between two lines.
 const LINE: Duration = Duration::from_secs(1);
@@ -24,17 +38,40 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Where the primary comes, and what becomes of its last checkpoint.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The primary is a QEMU 11 with the capabilities x-colo and return-path and the parameter x-checkpoint-delay. It keeps \
-its guest and sends a checkpoint of it at each interval; this command holds the last one and runs nothing. The primary \
-cannot stop itself: give --on-loss image only if its guest does not run any more when its connection is gone (its host is \
-fenced, or it has no network of its own).")]
+The primary is a QEMU 11 that sends a checkpoint of its guest at each interval; this command holds the last one and runs \
+nothing.
+
+With `sterna protect` at the primary the two are in contact: each sends a sign of life. When the primary is silent for longer than \
+its lease, the last checkpoint is made ready, the arbiter is asked for the claim of this generation, the fence makes sure that \
+the primary's guest does not run, and the guest goes on here. If the arbiter has given the claim to the primary, everything that \
+was held is discarded, and the exit status is 6. An arbiter that is out of reach is asked again; nobody starts meanwhile. \
+Without --arbiter an operator decides, by `sterna takeover` or Ctrl-C.
+
+Without `sterna protect` the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Give \
+--on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \
+its own). With --arbiter, --fence or --secret such a primary is refused.")]
 pub struct Arguments {
     /// Where the primary migrates to: listen:tcp:HOST:PORT or listen:unix:PATH
     pub at: String,
     /// The image that the last checkpoint becomes
     #[arg(long, value_name = "FILE")]
     pub image: PathBuf,
-    /// What to do when the primary is gone: hold the checkpoint, or make the image
+    /// Who decides whether the guest may run here: etcd:URL[,...], file:DIR, exec:COMMAND or ask [default: ask]
+    #[arg(long, value_name = "SPEC")]
+    pub arbiter: Option<String>,
+    /// Command that makes sure that the primary's guest does not run; 0 means that it does not
+    #[arg(long, value_name = "COMMAND")]
+    pub fence: Option<String>,
+    /// How long the fence may take, in seconds
+    #[arg(long, default_value = "60s", value_name = "TIME", value_parser = units::parse_time)]
+    pub fence_limit: Duration,
+    /// File with the secret that primary and standby share: 32 bytes, or 64 hexadecimal digits
+    #[arg(long, value_name = "FILE")]
+    pub secret: Option<PathBuf>,
+    /// Serve a monitor there: unix:PATH, for `sterna takeover` and `sterna info`
+    #[arg(long, value_name = "ADDRESS")]
+    pub qmp: Option<Endpoint>,
+    /// What to do when a primary without `sterna protect` is gone: hold the checkpoint, or make the image
     #[arg(long, value_enum, default_value = "hold")]
     pub on_loss: OnLoss,
     /// The primary's multifd channels: as --cap multifd --set multifd-channels=N
@@ -58,9 +95,22 @@ pub struct Arguments {
     /// Print JSON, a line a second
     #[arg(long)]
     pub json: bool,
+    /// Where the RAM of the VM behind `--` lies, as a file in a tmpfs or on a disk: its memory-backend-file names it
+    #[arg(long, value_name = "DIR", requires = "command")]
+    pub ram_dir: Option<PathBuf>,
     /// What the primary was told.
     #[command(flatten)]
     pub wire: Wire,
+    /// Start this QEMU with `-incoming defer` and a monitor; it waits for the guest, and runs on after this command ends
+    #[arg(last = true, value_name = "COMMAND", requires = "ram_dir")]
+    pub command: Vec<OsString>,
+}
+
+impl Arguments {
+    /// Whether only a guest is taken whose primary is in contact.
+    fn is_protected(&self) -> bool {
+        self.arbiter.is_some() || self.fence.is_some() || self.secret.is_some()
+    }
 }
 
 /// What to do when the primary is gone.
@@ -91,148 +141,56 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let options =
         StandbyOptions { journal_limit_bytes: arguments.journal_limit, insecure: arguments.insecure };
-    let standby = Standby::listen(&peer::address(at)?, &options, parameters, capabilities, Arc::new(()))
-        .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
-    terminal::note(&format!("listening at {}", standby.address()));
-    follow(&standby, arguments, &interrupts)
-}
-
-fn follow(standby: &Standby, arguments: &Arguments, interrupts: &Interrupts) -> Done {
-    let seen = interrupts.count();
-    let mut due = Instant::now();
-    let mut before = StandbyStatistics::default();
-    let mut is_told = false;
-    loop {
-        let state = standby.state();
-        match &state {
-            StandbyState::Failed(why) => {
-                return Err(Stop::failed(format!("{why}; nothing is held, and the primary has its guest")));
-            }
-            StandbyState::Lost(why) if arguments.on_loss == OnLoss::Image => {
-                terminal::note(&format!("sterna: the primary is gone: {why}"));
-                return take_over(standby, arguments);
-            }
-            StandbyState::Lost(why) if !is_told => {
-                is_told = true;
-                terminal::note(&format!(
-                    "sterna: the primary is gone: {why}. Its last checkpoint is held; Ctrl-C makes an image of it, for \
-                     which the primary's guest must not run any more"
-                ));
-            }
-            _ => {}
-        }
-        if Instant::now() >= due {
-            due = Instant::now() + LINE;
-            let now = standby.statistics();
-            terminal::print(&line(arguments.json, &state, &now, &before));
-            before = now;
-        }
-        interrupts.sleep(LOOK, seen);
-        if interrupts.count() > seen {
-            match state {
-                StandbyState::Lost(_) => return take_over(standby, arguments),
-                // It lives: a copy of its guest must not be started, and is of no use.
-                _ => {
-                    let why = "ended; what was held is dropped, and the guest stays with the primary (give it \
-                               x-colo-lost-heartbeat)";
-                    return Err(Stop::with(Status::Cancelled, why));
-                }
-            }
-        }
-    }
-}
-
-fn take_over(standby: &Standby, arguments: &Arguments) -> Done {
     let file = CreateOptions {
         direct: direct(arguments.direct_io, arguments.no_direct_io),
         replace: arguments.force,
         ..CreateOptions::default()
     };
-    let options = MappedOptions { file, ..MappedOptions::default() };
-    let plan = ImagePlan { path: arguments.image.clone(), options, convert: None };
-    let began = Instant::now();
-    // Who gave --on-loss image, or Ctrl-C, has said that the primary's guest does not run.
-    let taken = standby.takeover(&plan, &OperatorsWord).map_err(|error| Stop::failed(error.to_string()))?;
-    terminal::print(&end(arguments.json, &taken, began.elapsed()));
-    Ok(Status::Done)
+    let image = MappedOptions { file, ..MappedOptions::default() };
+    let plan = ImagePlan { path: arguments.image.clone(), options: image, convert: None };
+    let judge = Judge::open(arguments)?;
+    let monitors = monitors(arguments)?;
+    let vm = match (&arguments.ram_dir, &monitors) {
+        (Some(ram), Some(directory)) => {
+            let ram = ram.canonicalize().map_err(|error| Stop::cannot_read(ram, &error))?;
+            Some(WaitingVm::new(&arguments.command, &ram, directory.path(), arguments.force)?)
+        }
+        _ => None,
+    };
+    let place = Arc::new(Place::new(ImageSurvivor::new(plan), vm));
+    let rules = Some(judge.rules(arguments)?);
+    let (address, survivor) = (peer::address(at)?, Arc::clone(&place));
+    let standby =
+        Standby::protect(&address, &options, parameters, capabilities, Arc::new(()), survivor, rules)
+            .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
+    let (bus, desk) = (EventBus::new(), Desk::new(standby, judge, place, interrupts));
+    let _server = match &arguments.qmp {
+        Some(endpoint) => {
+            let bound = Server::bind(endpoint, StandbyMonitor::new(desk.clone()), bus.clone());
+            Some(bound.map_err(|error| Stop::failed(format!("the monitor cannot listen: {error}")))?)
+        }
+        None => None,
+    };
+    terminal::note(&format!("listening at {}", desk.standby.address()));
+    let done = Following::new(&desk, arguments, &bus).run();
+    if done.is_err() {
+        // Threads that hold it, too, end with the process.
+        desk.place.discard();
+    }
+    let has_vm = done.is_ok() && desk.place.vm().is_some();
+    if let Some(directory) = monitors.filter(|_| has_vm) {
+        // The VM's monitor is there.
+        let _ = directory.keep();
+    }
+    done
 }
 
-fn word(state: &StandbyState) -> &'static str {
-    match state {
-        StandbyState::Waiting => "waiting",
-        StandbyState::Seeding => "seeding",
-        StandbyState::Following => "following",
-        StandbyState::Lost(_) => "holding",
-        StandbyState::TakenOver => "taken over",
-        _ => "failed",
+/// A directory for the monitors of the VM that waits, and for what it says.
+fn monitors(arguments: &Arguments) -> Result<Option<TempDir>, Stop> {
+    if arguments.ram_dir.is_none() {
+        return Ok(None);
     }
-}
-
-fn line(is_json: bool, state: &StandbyState, now: &StandbyStatistics, before: &StandbyStatistics) -> String {
-    let per_second = (now.checkpoints - before.checkpoints) as f64 / LINE.as_secs_f64();
-    if is_json {
-        let value: Value = json!({
-            "schema": "sterna-standby",
-            "version": 1,
-            "state": word(state),
-            "checkpoints": now.checkpoints,
-            "checkpoints_per_second": per_second,
-            "last_normal_pages": now.last_normal_pages,
-            "last_zero_pages": now.last_zero_pages,
-            "last_device_bytes": now.last_device_bytes,
-            "last_time": now.last_took.as_secs_f64(),
-            "age": now.age.map(|age| age.as_secs_f64()),
-            "most_journal_bytes": now.most_journal_bytes,
-            "received_bytes": now.received_bytes,
-            "ram_total_bytes": now.ram_bytes,
-        });
-        return format!("{value}\n");
-    }
-    match state {
-        StandbyState::Waiting => "waiting for a primary\n".to_owned(),
-        StandbyState::Seeding => format!(
-            "seeding     {} of {}\n",
-            units::bytes((now.normal_pages + now.zero_pages) * units::PAGE_BYTES),
-            units::bytes(now.ram_bytes)
-        ),
-        _ => format!(
-            "{:<11} checkpoint {}, {per_second:.0}/s; the last one {} in {}, {} ago; journal at most {}\n",
-            word(state),
-            now.checkpoints,
-            units::bytes(now.last_normal_pages * units::PAGE_BYTES + now.last_device_bytes),
-            units::time(now.last_took),
-            units::time(now.age.unwrap_or_default()),
-            units::bytes(now.most_journal_bytes)
-        ),
-    }
-}
-
-fn end(is_json: bool, taken: &TakenOver, took: Duration) -> String {
-    if is_json {
-        let value = json!({
-            "schema": "sterna-standby",
-            "version": 1,
-            "state": "taken over",
-            "image": taken.path.display().to_string(),
-            "machine": taken.shape.configuration.machine_type,
-            "checkpoint": taken.checkpoint.number,
-            "checkpoints": taken.checkpoint.number,
-            "age": taken.checkpoint.age.as_secs_f64(),
-            "ram_total_bytes": taken.shape.ram_bytes(),
-            "total_time": took.as_secs_f64(),
-        });
-        return format!("{value}\n");
-    }
-    format!(
-        "{:<12} checkpoint {}, {} old\n{:<12} {}\n{:<12} {}\n{:<12} {}\n",
-        "taken over",
-        taken.checkpoint.number,
-        units::time(taken.checkpoint.age),
-        "image",
-        taken.path.display(),
-        "guest RAM",
-        units::bytes(taken.shape.ram_bytes()),
-        "total time",
-        units::seconds(took.as_secs_f64())
-    )
+    let made = tempfile::Builder::new().prefix("sterna-standby-").tempdir();
+    made.map(Some)
+        .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))
 }

@@ -13,4 +13,5 @@ mod exit_statuses;
 mod peer;
 mod rdma;
 mod save;
+mod standby;
 mod vfio_user;

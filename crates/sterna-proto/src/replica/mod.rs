@@ -14,7 +14,7 @@
 //!    echoes them. The primary's lease ends [`Terms::lease`] after it *sent*
 //!    the last heartbeat that was echoed. With the lease, the guest stops and
 //!    the gate closes. The standby waits [`Terms::patience`] from its last
-//!    *answer*, which is always longer.
+//!    *echo*, which is always longer.
 //! 2. **The claim.** Without a valid lease only who wins the arbiter's claim
 //!    of this protection's generation runs the guest. The first who asks wins,
 //!    for ever. An arbiter out of reach leaves both waiting.
@@ -94,7 +94,7 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// How long a standby waits from its last answer until it may claim: the
+    /// How long a standby waits from its last echo until it may claim: the
     /// lease on the primary's clock, seen from this one, and the margin.
     #[must_use]
     pub fn patience(&self) -> Duration {

@@ -67,9 +67,10 @@ impl Coverage {
         &self.ends
     }
 
-    /// States of both machines, in order.
+    /// States of both machines in which a handover can be, in order.
     pub fn places() -> impl Iterator<Item = Place> {
-        let sources = source::State::ALL.into_iter().map(Place::Source);
+        let sources = source::State::ALL.into_iter().filter(|state| !state.is_of_protection());
+        let sources = sources.map(Place::Source);
         sources.chain(destination::State::ALL.into_iter().map(Place::Destination))
     }
 

@@ -251,7 +251,8 @@ impl Schedule {
 
 fn draw_blow(rng: &mut Rng) -> Fault {
     let place = if rng.percent(60) {
-        Place::Source(rng.pick(&source::State::ALL))
+        let of_handover = source::State::ALL.into_iter().filter(|state| !state.is_of_protection());
+        Place::Source(rng.pick(&of_handover.collect::<Vec<_>>()))
     } else {
         Place::Destination(rng.pick(&destination::State::ALL))
     };

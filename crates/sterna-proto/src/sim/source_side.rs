@@ -71,6 +71,8 @@ impl World<'_> {
             Action::SendFinalState => Work::Final,
             Action::SendPrepare => return self.send(Side::Destination, Message::Prepare),
             Action::SendEof => Work::EofByte,
+            // Only of a protection.
+            Action::TakeCheckpoints => return,
             Action::ReportUndecided(_) => {
                 if self.schedule.operator_decides {
                     self.push(40 * SECOND, Item::Operator(Command::Decide));

@@ -211,6 +211,8 @@ impl<'a> World<'a> {
             compatibility: schedule.compatibility,
             pause_before_switchover: schedule.pause,
             switchover_ack: schedule.ack,
+            // No handover: `replica::sim` plays what follows a seeding.
+            protects: false,
             limits: limits(),
         };
         let destination_config =

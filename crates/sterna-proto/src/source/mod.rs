@@ -18,6 +18,10 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
+//! With [`Config::protects`] the destination is a standby: Switchover ─►
+//! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
+//! committed, so any failure up to there lets it run on.
+//!
 //! * `table.rs` holds every transition; `undo.rs` holds the way back. A ledger
 //!   remembers what was done to the guest, so that exactly that is undone, and
 //!   what is still under way, so that the undoing waits for it.
@@ -118,7 +122,7 @@ impl Source {
             State::Switchover => limits.switchover,
             State::Preparing => limits.prepare,
             State::Committing => limits.commit,
-            State::AwaitingAck => limits.acknowledge,
+            State::AwaitingAck | State::Seeding => limits.acknowledge,
             // A peer that cannot be asked leaves the decision to the operator.
             State::Undecided if self.peer.sterna => limits.ask,
             _ => Duration::MAX,

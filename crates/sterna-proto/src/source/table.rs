@@ -30,12 +30,21 @@ impl Source {
                 self.ledger.hooks = Hooks::Released;
                 self.go(now, S::Switchover, &[A::SendFinalState])
             }
+            (S::Switchover, E::FinalStateSent) if self.config.protects => {
+                self.go(now, S::Seeding, &[A::SendEof])
+            }
             (S::Switchover, E::FinalStateSent) => self.prepare(now),
             (S::Preparing, E::PrepareAcknowledged) => self.commit(now),
             (S::Committing, E::EofSent) if self.config.return_path => self.go(now, S::AwaitingAck, &[]),
             (S::Committing, E::EofSent) => self.complete(now),
             // The peer may answer before we hear that our EOF is out.
             (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(0)) => self.complete(now),
+
+            // A seeding: the guest goes on here, and what ends the protection is not decided here.
+            (S::Seeding, E::EofSent) => IGNORE,
+            (S::Seeding, E::EofFailed) => self.fail(now, Cause::Eof),
+            (S::Seeding, E::Shut(0)) => self.protected(now),
+            (S::Protected, event) => self.in_protection(now, event),
 
             // Switchover acknowledgements: one more than due is a lie (spec §5.3).
             (s, E::DeviceAsksAck) if is_before_commit(s) => self.device_asks(),
@@ -171,6 +180,10 @@ impl Source {
 
     fn stopped(&mut self, now: Duration, was_running: bool) -> Step {
         self.ledger.guest = Guest::Stopped { was_running };
+        if self.config.protects {
+            // The guest keeps what belongs to it.
+            return self.go(now, S::Switchover, &[A::SendFinalState]);
+        }
         if self.config.pause_before_switchover {
             return self.go(now, S::PreSwitchover, &[]);
         }
@@ -180,6 +193,37 @@ impl Source {
     fn release_hooks(&mut self, now: Duration) -> Step {
         self.ledger.hooks = Hooks::Releasing;
         self.go(now, S::Releasing, &[A::ReleaseHooks])
+    }
+
+    fn protected(&mut self, now: Duration) -> Step {
+        let mut actions = Vec::new();
+        match self.ledger.guest {
+            Guest::Stopped { was_running: true } => {
+                self.ledger.guest = Guest::Resuming;
+                actions.push(A::ResumeGuest);
+            }
+            _ => self.ledger.guest = Guest::Free,
+        }
+        actions.push(A::TakeCheckpoints);
+        self.go(now, S::Protected, &actions)
+    }
+
+    fn in_protection(&mut self, now: Duration, event: E) -> Step {
+        match event {
+            E::GuestResumed => self.ledger.guest = Guest::Free,
+            E::GuestResumeFailed => self.ledger.guest = Guest::Stopped { was_running: true },
+            E::GuestWithheld { was_running } => self.ledger.guest = Guest::Stopped { was_running },
+            E::GuestGivenBack => self.ledger.guest = Guest::Free,
+            E::ProtectionEnded { guest_is_here: true } => return self.cancel(now),
+            E::ProtectionEnded { guest_is_here: false } => return self.complete(now),
+            E::Cancel => return Err(Refusal::CancelProtected),
+            E::OperatorContinue => return Err(Refusal::NotPreSwitchover { state: S::Protected }),
+            E::OperatorDecides(_) => return Err(Refusal::NotUndecided { state: S::Protected }),
+            E::OperatorRetry => return Err(Refusal::NotHeld { state: S::Protected }),
+            // A connection that is lost is the protection's to judge.
+            _ => {}
+        }
+        IGNORE
     }
 
     fn prepare(&mut self, now: Duration) -> Step {

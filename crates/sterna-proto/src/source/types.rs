@@ -26,6 +26,9 @@ pub struct Config {
     pub pause_before_switchover: bool,
     /// Capability `switchover-ack` and its form.
     pub switchover_ack: SwitchoverAck,
+    /// The destination is a standby: the guest stays here, and the migration
+    /// is the seeding of its protection. There is neither prepare nor commit.
+    pub protects: bool,
     /// Limits of the waits.
     pub limits: Limits,
 }
@@ -58,6 +61,13 @@ pub enum State {
     Releasing,
     /// The last RAM and the devices' state are being sent.
     Switchover,
+    /// All of a seeding is being sent, its EOF with it; waits for SHUT. EOF
+    /// commits nothing: a standby runs no guest from a seeding alone.
+    Seeding,
+    /// The standby holds the seeding, and the guest goes on here. Who may run
+    /// it is decided by the machines of [`crate::replica`]; here nothing ends
+    /// the protection but [`Event::ProtectionEnded`].
+    Protected,
     /// The PREPARE ping was sent; waits for its PONG.
     Preparing,
     /// Committed: EOF is being handed to the transport.
@@ -84,7 +94,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Setup,
         Self::Identifying,
         Self::Comparing,
@@ -93,6 +103,8 @@ impl State {
         Self::PreSwitchover,
         Self::Releasing,
         Self::Switchover,
+        Self::Seeding,
+        Self::Protected,
         Self::Preparing,
         Self::Committing,
         Self::AwaitingAck,
@@ -114,10 +126,12 @@ impl State {
             Self::PreSwitchover => "pre-switchover",
             Self::Releasing
             | Self::Switchover
+            | Self::Seeding
             | Self::Preparing
             | Self::Committing
             | Self::AwaitingAck
             | Self::Undecided => "device",
+            Self::Protected => "colo",
             Self::Cancelling => "cancelling",
             Self::Failing => "failing",
             Self::Completed => "completed",
@@ -131,6 +145,12 @@ impl State {
     #[must_use]
     pub fn is_committed(self) -> bool {
         matches!(self, Self::Committing | Self::AwaitingAck | Self::Undecided | Self::Completed)
+    }
+
+    /// Whether only a migration enters it whose destination is a standby.
+    #[must_use]
+    pub fn is_of_protection(self) -> bool {
+        matches!(self, Self::Seeding | Self::Protected)
     }
 
     /// Whether nothing happens any more without a new migration.
@@ -203,6 +223,19 @@ pub enum Event {
     AskFailed,
     /// QMP `migrate_cancel`.
     Cancel,
+    /// The guest of a protection stands, by the word of the protection's own
+    /// machine: no operator may let it run.
+    GuestWithheld {
+        /// It ran before.
+        was_running: bool,
+    },
+    /// It is its operator's again.
+    GuestGivenBack,
+    /// The protection is over.
+    ProtectionEnded {
+        /// The guest stays here; else the standby has it.
+        guest_is_here: bool,
+    },
     /// The operator ends an undecided migration.
     OperatorDecides(Decision),
     /// [`Action::ReacquireHooks`] ended: all hooks are held again.
@@ -253,6 +286,8 @@ pub enum Action {
     SendEof,
     /// Tell the operator that nobody knows who runs the guest, and what to do.
     ReportUndecided(Cause),
+    /// Take checkpoints of the guest and send them, until the protection ends.
+    TakeCheckpoints,
     /// Ask a new connection for the migration's status, giving up an older
     /// question. Ends in [`Event::AskAnswered`] or `AskFailed`.
     AskAgain,
@@ -358,6 +393,12 @@ pub enum Refusal {
          then decide: source-runs (only if the destination's guest is gone for good) or destination-runs"
     )]
     CancelUndecided,
+    /// Cancel while the guest is protected.
+    #[error(
+        "cannot cancel: the guest is protected by a standby that may have to run it; end the protection instead, which \
+         asks the standby for its last word"
+    )]
+    CancelProtected,
     /// Cancel when the migration is over.
     #[error("nothing to cancel: the migration is over ({state:?}); start another one if it is wanted")]
     NothingToCancel {

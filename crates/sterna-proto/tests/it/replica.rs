@@ -181,6 +181,18 @@ fn standby_waits_longer_than_any_lease_that_its_answer_can_give() {
 }
 
 #[test]
+fn checkpoints_do_not_stand_for_heartbeats() {
+    let mut machine = following(false);
+    machine.handle(ms(300), standby::Event::Heartbeat(OURS, 1)).expect("not refused");
+    // Whoever sends heartbeats is dead, and the guest's process is not.
+    for (at, number) in [(1_000, 2), (2_000, 3), (2_800, 4)] {
+        let held = machine.handle(ms(at), standby::Event::CheckpointHeld(number)).expect("not refused");
+        assert!(matches!(held[..], [standby::Action::SendAnswer(Answer { heartbeat: 1, .. })]), "{held:?}");
+    }
+    assert_eq!(machine.deadline(), Some(ms(2_820)));
+}
+
+#[test]
 fn standby_answers_nothing_once_its_patience_is_over() {
     let mut machine = following(false);
 

@@ -47,6 +47,10 @@ fn source_events() -> Vec<src::Event> {
         E::AskAnswered(Status::Unknown),
         E::AskFailed,
         E::Cancel,
+        E::GuestWithheld { was_running: true },
+        E::GuestGivenBack,
+        E::ProtectionEnded { guest_is_here: true },
+        E::ProtectionEnded { guest_is_here: false },
         E::OperatorDecides(Decision::SourceRuns),
         E::OperatorDecides(Decision::DestinationRuns),
         E::HooksReacquired,
@@ -84,6 +88,15 @@ fn source_path(state: src::State) -> Vec<src::Event> {
     let then = |last: S, rest: &[E]| [&until(last)[..], rest].concat();
     let undone = [E::HooksReacquired, E::GuestResumed, E::TrackingStopped];
     match state {
+        // Without the steps of a handover.
+        S::Seeding => {
+            let until_stopped = until(S::PreSwitchover);
+            [&until_stopped[..], &[E::FinalStateSent]].concat()
+        }
+        S::Protected => {
+            let until_stopped = until(S::PreSwitchover);
+            [&until_stopped[..], &[E::FinalStateSent, E::Shut(0)]].concat()
+        }
         S::Cancelling => then(S::Preparing, &[E::Cancel]),
         S::Failing => then(S::Preparing, &[E::ConnectionLost]),
         S::Cancelled => then(S::Preparing, &[&[E::Cancel], &undone[..]].concat()),
@@ -101,6 +114,7 @@ fn source_in(state: src::State) -> Source {
         return_path: true,
         compatibility: true,
         pause_before_switchover: true,
+        protects: state.is_of_protection(),
         ..Default::default()
     };
     let mut machine = Source::new(config, START);

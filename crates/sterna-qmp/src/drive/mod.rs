@@ -10,7 +10,8 @@
 //! * [`rdma`]: whether two monitors' settings match for a migration over `rdma:`;
 //! * [`save`](mod@save): a guest into an image;
 //! * [`restore`](mod@restore): an image into a VM that waits for a guest;
-//! * [`survey`]: what a forecast must know of a VM.
+//! * [`survey`]: what a forecast must know of a VM;
+//! * [`waiting`]: a VM that waits for the guest of a standby.
 //!
 //! A job that fails leaves the guest and its VM's settings as they were, or says in one sentence what is
 //! different.
@@ -28,6 +29,7 @@ mod settings;
 pub mod survey;
 mod vm;
 mod wait;
+pub mod waiting;
 
 pub use error::DriveError;
 use pipe::pipe;

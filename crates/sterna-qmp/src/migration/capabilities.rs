@@ -28,7 +28,7 @@ pub const CAPABILITIES: &[(&str, Support)] = &[
     ("auto-converge", Works),
     ("events", Works),
     ("postcopy-ram", Missing),
-    ("x-colo", Missing),
+    ("x-colo", Works),
     ("release-ram", Harmless),
     ("return-path", Works),
     ("pause-before-switchover", Works),
@@ -74,6 +74,8 @@ const EXCLUDE: &[(&str, &str)] = &[
     ("background-snapshot", "release-ram"),
     ("background-snapshot", "xbzrle"),
     ("background-snapshot", "x-colo"),
+    ("mapped-ram", "x-colo"),
+    ("pause-before-switchover", "x-colo"),
     ("background-snapshot", "validate-uuid"),
     ("background-snapshot", "zero-copy-send"),
 ];

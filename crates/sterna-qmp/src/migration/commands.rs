@@ -7,7 +7,8 @@ use uuid::Uuid;
 use super::engine::GuestAt;
 use super::relay::EVENTS;
 use super::{
-    MigrationControl, address, capabilities, devices, dirty_limit, dirty_rate, hmp, objects, parameters, qom,
+    MigrationControl, address, capabilities, devices, dirty_limit, dirty_rate, hmp, objects, parameters,
+    protection, qom,
 };
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
@@ -59,6 +60,7 @@ impl Handler for MigrationControl {
         commands.extend(dirty_rate::commands());
         commands.extend(dirty_limit::commands());
         commands.extend(qom::commands());
+        commands.extend(protection::commands());
         commands
     }
 
@@ -133,7 +135,7 @@ impl Handler for MigrationControl {
             "qom-get" => self.property(text("path")?, text("property")?),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),
             "x-sterna-decide" => self.decide(guest_at(text("guest")?)?).map(done),
-            _ => self.describe(command),
+            _ => self.execute_protection(command, arguments).unwrap_or_else(|| self.describe(command)),
         }
     }
 }

@@ -13,9 +13,10 @@ use super::announcing::Announcing;
 use super::capabilities::CapabilitySet;
 use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
-use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
+use super::protection::{self, ProtectionMeans};
 use super::query;
 use super::real::SternaEngine;
 use super::refusal::sentence;
@@ -50,6 +51,8 @@ struct ControlState {
     began_without_guest: bool,
     /// The VM was started with `-S` and nobody has said `cont` yet.
     prelaunch: bool,
+    /// Of the guest's last protection from here; 0 before the first.
+    generation: u64,
 }
 
 impl MigrationControl {
@@ -77,6 +80,7 @@ impl MigrationControl {
             autostart,
             began_without_guest,
             prelaunch: !autostart,
+            generation: 0,
         };
         let relay = Arc::new(Relay { bus, ..Relay::default() });
         Arc::new(Self { vm, engine, relay, state: Mutex::new(state) })
@@ -99,6 +103,9 @@ impl MigrationControl {
     pub fn migrate(&self, to: &Address) -> Result<(), QmpError> {
         let mut state = self.state.lock();
         state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
+        if state.capabilities.get("x-colo") {
+            return self.protect(&mut state, to);
+        }
         let vm: Arc<dyn SourceVm> = self.vm.clone();
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
@@ -116,6 +123,60 @@ impl MigrationControl {
         }
         state.outgoing = Some(started.map_err(refused)?);
         Ok(())
+    }
+
+    /// `migrate` with `x-colo`.
+    fn protect(&self, state: &mut ControlState, to: &Address) -> Result<(), QmpError> {
+        let means = self.protection_means()?;
+        if let Some(reason) = means.unheld.first() {
+            return Err(QmpError::generic(format!(
+                "This guest cannot be protected: {reason}; take it off the guest"
+            )));
+        }
+        let options = state.parameters.primary_options(means.terms);
+        let protecting = Protecting { means, options, generation: state.generation + 1 };
+        let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
+        let capabilities = state.capabilities.to_engine(true);
+        let (vm, observer) = (self.vm.clone(), self.relay.clone());
+        let started = self.engine.start_protected(vm, to, protecting, parameters, capabilities, observer);
+        let outgoing = started.map_err(QmpError::generic)?;
+        state.generation += 1;
+        protection::watch_primary(outgoing.clone(), self.vm.clone(), self.relay.bus.clone());
+        state.outgoing = Some(outgoing);
+        Ok(())
+    }
+
+    /// `migrate-incoming` with `x-colo`.
+    fn stand_by(&self, state: &mut ControlState, at: &Address) -> Result<(), QmpError> {
+        let means = self.protection_means()?;
+        let options = state.parameters.standby_options(means.is_insecure);
+        let parameters = state.engine_parameters(at, TlsEndpoint::Server)?;
+        let capabilities = state.capabilities.to_engine(state.autostart);
+        let vm: Arc<dyn TargetVm> = self.vm.clone();
+        let started =
+            self.engine.start_standby(vm, at, (means, options), parameters, capabilities, self.relay.clone());
+        let standby = started.map_err(QmpError::generic)?;
+        protection::watch_standby(standby.clone(), self.relay.bus.clone());
+        state.incoming = Some(standby);
+        Ok(())
+    }
+
+    fn protection_means(&self) -> Result<ProtectionMeans, QmpError> {
+        self.vm.protection().ok_or_else(|| {
+            QmpError::generic("This VM can neither be protected nor be a standby: leave 'x-colo' off")
+        })
+    }
+
+    /// A command of COLO, if it is one.
+    pub(super) fn execute_protection(
+        &self,
+        command: &str,
+        arguments: &Map<String, Value>,
+    ) -> Option<Result<Value, QmpError>> {
+        let (outgoing, incoming) = self.handles();
+        let last = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
+        let last = last.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
+        protection::execute(command, arguments, last)
     }
 
     /// `calc-dirty-rate`: begins to measure how fast the guest dirties its memory.
@@ -178,6 +239,9 @@ impl MigrationControl {
         state.incoming = None;
         let before = self.relay.incoming.lock().take();
         drop(before);
+        if state.capabilities.get("x-colo") {
+            return self.stand_by(&mut state, at);
+        }
         let incoming = self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone());
         let incoming = incoming.map_err(refused)?;
         // In time: nothing is loaded within the moment since it was bound.
@@ -227,6 +291,12 @@ impl MigrationControl {
 
     /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
+        let (outgoing, incoming) = self.handles();
+        let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
+        let protection = protection.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
+        if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
+            return protection.decide(guest_at).map_err(QmpError::generic);
+        }
         let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
         let outgoing = outgoing.ok_or_else(|| {
             QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")
@@ -242,6 +312,12 @@ impl MigrationControl {
         self.vm.set_announcing(Announcing::of_parameters(&state.parameters));
         if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
             outgoing.set_live(&state.parameters.to_engine());
+            // Given again, even unchanged, it asks for a checkpoint, as in QEMU.
+            if let Some(protection) =
+                outgoing.protection().filter(|_| changes.contains_key("x-checkpoint-delay"))
+            {
+                protection.set_delay(state.parameters.checkpoint_delay());
+            }
         }
         Ok(())
     }

@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
+use sterna::replica::{PrimaryOptions, StandbyOptions};
 use sterna::{
     Address, Capabilities, IncomingStatistics, Observer, Parameters, Recording, SourceVm, StartError,
     Statistics, Status, TargetVm,
 };
+
+use super::protection::{Protection, ProtectionMeans};
 
 /// Which side has the guest, in the operator's judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +48,50 @@ pub trait Engine: Send + Sync {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError>;
+
+    /// Protects a guest by the standby at `to`, and returns when that was greeted. `generation`: that of the protection.
+    ///
+    /// # Errors
+    /// Why it is not protected.
+    fn start_protected(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        protecting: Protecting,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, String> {
+        let (_, _, _, _, _, _) = (vm, to, protecting, parameters, capabilities, observer);
+        Err("this engine protects no guest".to_owned())
+    }
+
+    /// Makes a VM the standby of a guest that comes to `at`; bound when it returns.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn start_standby(
+        &self,
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        standby: (ProtectionMeans, StandbyOptions),
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Receiving>, String> {
+        let (_, _, _, _, _, _) = (vm, at, standby, parameters, capabilities, observer);
+        Err("this engine is no standby".to_owned())
+    }
+}
+
+/// How a guest is protected.
+pub struct Protecting {
+    /// What its VM has for that.
+    pub means: ProtectionMeans,
+    /// When checkpoints come, and what they may take.
+    pub options: PrimaryOptions,
+    /// The protection's generation.
+    pub generation: u64,
 }
 
 /// An outgoing migration.
@@ -69,6 +116,10 @@ pub trait Outgoing: Send + Sync {
     }
     /// Ends an undecided handover.
     fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
+    /// The protection that it is, if it is one.
+    fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
 }
 
 /// A destination's side of a migration.
@@ -86,4 +137,8 @@ pub trait Receiving: Send + Sync {
     fn set_autostart(&self, on: bool) -> bool;
     /// Starts a held guest.
     fn release(&self) -> Result<(), String>;
+    /// The protection that this is the standby of, if it is one.
+    fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
 }

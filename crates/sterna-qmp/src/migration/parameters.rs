@@ -12,6 +12,7 @@ use sterna::{
     ZeroPageDetection,
 };
 
+use super::protection::{BUFFER_SIZE, JOURNAL_SIZE};
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, ArgumentSpec};
 
@@ -197,7 +198,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("max-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 128 << 20),
     row("avail-switchover-bandwidth", number(0, u64::MAX), BytesPerSecond, Live, 0),
     row("downtime-limit", number(0, 2_000_000), Milliseconds, Live, 300),
-    row("x-checkpoint-delay", number(0, u32::MAX as u64), Milliseconds, Harmless, 20_000),
+    row("x-checkpoint-delay", number(1, u32::MAX as u64), Milliseconds, Live, 20_000),
     row("multifd-channels", number(1, 255), Unit::None, Frozen, 2),
     word("multifd-compression", &["none", "zlib", "zstd"], Frozen, "none"),
     row("multifd-zlib-level", number(0, 9), Unit::None, Frozen, 1),
@@ -229,6 +230,8 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     frozen_flag("x-sterna-replace-file"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
+    row(BUFFER_SIZE, number(4096, 1 << 40), Bytes, Frozen, 256 << 20),
+    row(JOURNAL_SIZE, number(4096, 1 << 40), Bytes, Frozen, 1 << 30),
     rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
@@ -352,7 +355,7 @@ impl ParameterSet {
         }
     }
 
-    fn number(&self, name: &str) -> u64 {
+    pub(super) fn number(&self, name: &str) -> u64 {
         self.get(name).and_then(Value::as_u64).unwrap_or(0)
     }
 

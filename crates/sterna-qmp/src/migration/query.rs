@@ -20,6 +20,7 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Active => "active",
         Status::PreSwitchover => "pre-switchover",
         Status::Device | Status::Undecided => "device",
+        Status::Colo => "colo",
         Status::Completed | Status::Held => "completed",
         Status::Failing => "failing",
         Status::Failed => "failed",

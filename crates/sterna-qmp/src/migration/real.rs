@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use sterna::replica::{
+    Guardians, Primary, ProtectError, Standby, StandbyOptions, VmSurvivor, new_protection,
+};
 use sterna::{
     Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters,
     Recording, SourceVm, StartError, Statistics, Status, TargetVm,
 };
 
-use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
+use super::protected::{self, ProtectedGuest, StandbyVm};
+use super::protection::{ProtectionMeans, Side};
 
 /// The engine that moves guests.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,6 +39,50 @@ impl Engine for SternaEngine {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError> {
         Ok(Arc::new(Incoming::listen(vm, at, parameters, capabilities, observer)?))
+    }
+
+    fn start_protected(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        protecting: Protecting,
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, String> {
+        let Protecting { means, options, generation } = protecting;
+        let decide = means.decide.clone();
+        let protection = new_protection(generation).map_err(|error| error.to_string())?;
+        let guardians = Guardians {
+            protection,
+            secret: means.secret.clone(),
+            claims: (means.claims)(Side::Primary, protection),
+            gate: Arc::clone(&means.gate),
+        };
+        let primary = Primary::protect(vm, to, &options, guardians, parameters, capabilities, observer);
+        let primary = primary.map_err(|error| match error {
+            ProtectError::Start(error) => super::refusal::sentence(&error),
+            error => error.to_string(),
+        });
+        Ok(Arc::new(ProtectedGuest(primary?, decide)))
+    }
+
+    fn start_standby(
+        &self,
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        (means, options): (ProtectionMeans, StandbyOptions),
+        parameters: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Receiving>, String> {
+        let refused = |error: StartError| super::refusal::sentence(&error);
+        let say_again = Arc::clone(&means.say_again);
+        let survivor = VmSurvivor::new(vm).map_err(refused)?;
+        let survivor = Arc::new(survivor.saying_again(move |position, bytes| say_again(position, bytes)));
+        let rules = Some(protected::rules(&means));
+        let standby = Standby::protect(at, &options, parameters, capabilities, observer, survivor, rules);
+        Ok(Arc::new(StandbyVm(standby.map_err(refused)?, means.decide.clone())))
     }
 }
 

@@ -13,8 +13,16 @@ use super::query::{UNDECIDED, status_word};
 use crate::server::EventBus;
 
 /// Every event that the control emits.
-pub(crate) const EVENTS: &[&str] =
-    &["STOP", "RESUME", "MIGRATION", "MIGRATION_PASS", "SHUTDOWN", "X_STERNA_UNDECIDED", "X_STERNA_WARNING"];
+pub(crate) const EVENTS: &[&str] = &[
+    "STOP",
+    "RESUME",
+    "MIGRATION",
+    "MIGRATION_PASS",
+    "COLO_EXIT",
+    "SHUTDOWN",
+    "X_STERNA_UNDECIDED",
+    "X_STERNA_WARNING",
+];
 
 /// Observes one VM's migrations.
 #[derive(Default)]

@@ -3,6 +3,7 @@
 use sterna::{SourceVm, TargetVm, VmError};
 
 use super::announcing::Announcing;
+use super::protection::ProtectionMeans;
 
 /// A disk that the VMM has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +50,14 @@ pub trait MonitoredVm: SourceVm + TargetVm {
     fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
         let _ = (index, len_bytes);
         Err(VmError::new("block_resize", "this VM cannot do that"))
+    }
+    /// What this VM has for being a side of a protection (`x-colo`); `None`: it cannot be one.
+    fn protection(&self) -> Option<ProtectionMeans> {
+        None
+    }
+    /// The protection of the guest that was here has ended, and the standby has it: this VM has no further use.
+    fn guest_is_lost(&self) {
+        self.quit();
     }
     /// How a guest is announced that arrives from now on.
     fn set_announcing(&self, announcing: Announcing) {

@@ -167,6 +167,16 @@ impl Mapping {
         })
     }
 
+    /// Maps the first `len` bytes (a multiple of the page size, above 0) of `file`, which has them, shared. On failure says which
+    /// call failed.
+    pub(crate) fn of_file(len: usize, file: File, kind: Kind) -> Result<Self, (&'static str, io::Error)> {
+        let address = own::map(len, Backing::Memfd, Some(&file)).map_err(|error| ("mmap", error))?;
+        let mut mapping = Mapping::none();
+        (mapping.address, mapping.len, mapping.kind, mapping.owner) = (address, len, kind, Owner::Mapping);
+        mapping.file = Some(FileRange { file: Arc::new(file), offset: 0 });
+        Ok(mapping)
+    }
+
     /// No memory at all.
     pub(crate) fn none() -> Self {
         Mapping {

@@ -270,3 +270,24 @@ fn block_whose_memory_cannot_be_given_back_is_made_zero_all_the_same() {
     });
     checked.join().unwrap();
 }
+
+#[test]
+fn block_of_a_file_is_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ram");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+
+    let block = RamBlock::of_file("m0", 1 << 20, file.try_clone().unwrap()).unwrap();
+    block.write(5 * PAGE_SIZE as u64, &[7; 100]).unwrap();
+
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(bytes.iter().position(|byte| *byte == 7), Some(5 * PAGE_SIZE));
+    assert!(block.is_shared());
+    block.zero_present_pages(0, 256).unwrap();
+    assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    let short = RamBlock::of_file("m0", 2 << 20, file).expect_err("too short");
+    assert!(short.to_string().contains("shorter"), "{short}");
+    let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(std::io::pipe().unwrap().0));
+    assert!(RamBlock::of_file("m0", 1 << 20, pipe).is_err());
+}

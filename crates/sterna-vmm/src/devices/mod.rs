@@ -123,4 +123,9 @@ impl Hook for Complete {
             Some(section) => Err(VmError::new("machine state", format!("section {section} did not come"))),
         }
     }
+
+    /// It belongs to no host.
+    fn seize(&self) -> Result<(), VmError> {
+        self.acquire()
+    }
 }

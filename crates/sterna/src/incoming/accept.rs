@@ -19,6 +19,7 @@ use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
 use sterna_wire::extension::StatusQuestion;
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
+use sterna_wire::replica::Hello;
 
 use super::greeting::Greeting;
 use super::places::{Fate, Offer};
@@ -151,6 +152,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     if magic == StatusQuestion::MAGIC {
         return Ok(questions::answer(shared, &greeting)?);
     }
+    if magic == Hello::MAGIC {
+        return contact(shared, &greeting);
+    }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);
     }
@@ -168,8 +172,17 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     Err(MigrationError::PeerMisbehaved { what }.into())
 }
 
+/// Primary and standby of a protected guest speak over it from now on (specs/replica.md).
+fn contact(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
+    // All of it within the greeting's limit, which ends here: the contact has times of its own.
+    greeting.peek(4, Hello::BYTES)?;
+    greeting.channel.set_stall_limit(None);
+    Ok(shared.target.contact(greeting.channel)?)
+}
+
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
+    shared.target.admits_stream()?;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
     let others = || shared.greetings.has_others_than(channel);

@@ -29,7 +29,7 @@ mod tail;
 pub(crate) mod target;
 pub(crate) mod vm_target;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, current};
 
 use sterna_proto::destination::Event as Fed;
@@ -183,6 +183,11 @@ impl Incoming {
         Ok(incoming)
     }
 
+    /// A handle for what the migration itself keeps alive.
+    pub(crate) fn downgrade(&self) -> WeakIncoming {
+        WeakIncoming(Arc::downgrade(&self.guard))
+    }
+
     /// Where it listens, with the port that the kernel chose.
     pub fn address(&self) -> Address {
         self.guard.shared.address.clone()
@@ -268,6 +273,17 @@ fn claim(target: &dyn Target) -> Result<Option<CustodyClaim>, StartError> {
     let arriving = Custody::Arriving { is_free: false };
     let claim = target.guest().map(|ram| ram.claim_custody(arriving, Custody::may_arrive));
     claim.transpose().map_err(StartError::Guest)
+}
+
+/// A handle that does not keep the migration alive.
+#[derive(Clone)]
+pub(crate) struct WeakIncoming(Weak<Guard>);
+
+impl WeakIncoming {
+    /// The migration, if anybody else still has it.
+    pub(crate) fn upgrade(&self) -> Option<Incoming> {
+        self.0.upgrade().map(|guard| Incoming { guard })
+    }
 }
 
 /// Ends the threads with the last handle.

@@ -6,6 +6,7 @@ use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
 use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::DeviceChunk;
+use sterna_wire::replica::Output;
 
 use crate::error::MigrationError;
 use crate::streams::{self, MOST_CHUNK_BYTES};
@@ -39,7 +40,7 @@ impl Sections {
     pub(super) fn most_bytes(&self) -> u64 {
         let bodies: usize =
             self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
-        (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES) as u64
+        (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES + Output::MOST_BYTES) as u64
     }
 }
 
@@ -60,6 +61,9 @@ impl SectionKnowledge for Sections {
         }
         if name == Handover::SECTION_NAME {
             return BodyKind::LengthPrefixed { most: Handover::BODY_BYTES };
+        }
+        if name == Output::SECTION_NAME {
+            return BodyKind::LengthPrefixed { most: Output::MOST_BYTES };
         }
         match self.find(name, instance) {
             None => BodyKind::Refuse(format!(

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna_ram::GuestRam;
+use sterna_transport::Channel;
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::ram::BlockList;
@@ -37,6 +38,19 @@ pub(crate) trait Target: Send + Sync {
     /// What follows the guest behind the acknowledgement; `None` where the source lets go of it.
     fn follower(&self) -> Option<&dyn Follower> {
         None
+    }
+    /// A primary's hello has come on `channel`, and nothing of it was read. An error closes the connection and changes nothing
+    /// else.
+    fn contact(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+        let what = format!(
+            "{}: a primary wants to be in contact with its standby, and none is here: use `sterna standby`",
+            channel.peer()
+        );
+        Err(MigrationError::PeerIncompatible { what })
+    }
+    /// Whether a guest may come now. An error refuses the connection that would bring it, and nothing else.
+    fn admits_stream(&self) -> Result<(), MigrationError> {
+        Ok(())
     }
     /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.
     fn uuid(&self) -> Option<[u8; 16]>;

@@ -8,6 +8,7 @@ use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
+use sterna_wire::replica::Output;
 
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
@@ -148,6 +149,10 @@ impl Target for VmTarget {
         if name == global_state::SECTION_NAME {
             let state = GlobalState::decode(body).map_err(MigrationError::wire(CHANNEL))?;
             self.loaded.lock().run = Some(state.wants_to_run());
+            return Ok(());
+        }
+        if name == Output::SECTION_NAME {
+            // In an image of a checkpoint: what was said then is of the past.
             return Ok(());
         }
         let Some(device) = self.sections.find(name, instance) else {

@@ -152,6 +152,11 @@ impl RoundPages {
         self.pages
     }
 
+    /// The pages that no lane has taken yet; all of them before the round is published.
+    pub(crate) fn unsent(&self) -> &DirtyBitmaps {
+        &self.bits
+    }
+
     /// Pages that no lane has taken yet.
     pub(crate) fn remaining_pages(&self) -> u64 {
         self.remaining.load(Ordering::Relaxed)

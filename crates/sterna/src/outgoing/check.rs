@@ -49,6 +49,25 @@ pub(super) fn check(
     Ok(())
 }
 
+/// What does not go with a destination that is a standby.
+pub(super) fn check_protected(
+    to: &Address,
+    capabilities: &Capabilities,
+    vm: &dyn SourceVm,
+) -> Result<(), SettingsError> {
+    if matches!(to, Address::Rdma { .. } | Address::File { .. }) {
+        return Err(SettingsError::NoStandbyThere);
+    }
+    if !capabilities.return_path {
+        return Err(SettingsError::StandbyNeedsReturnPath);
+    }
+    let with_stream = vm.devices().into_iter().find(|device| device.stream().is_some());
+    match with_stream {
+        Some(device) => Err(SettingsError::DeviceCannotBeProtected { device: device.name() }),
+        None => Ok(()),
+    }
+}
+
 fn check_rdma(params: &Parameters, capabilities: &Capabilities) -> Result<(), SettingsError> {
     if params.tls.is_some() {
         return Err(SettingsError::RdmaHasNoTls);

@@ -40,6 +40,8 @@ pub(super) fn status_of(state: State) -> Status {
         State::Releasing | State::Switchover | State::Preparing | State::Committing | State::AwaitingAck => {
             Status::Device
         }
+        State::Seeding => Status::Device,
+        State::Protected => Status::Colo,
         State::Undecided => Status::Undecided,
         State::Cancelling => Status::Cancelling,
         State::Failing => Status::Failing,

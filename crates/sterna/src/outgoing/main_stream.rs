@@ -5,10 +5,11 @@ use std::sync::Arc;
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::extension::Handover;
 use sterna_wire::main::{
-    Command, Configuration, FileHeader, SectionHeader, encode_footer, encode_length_prefixed,
+    Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
     encode_section_part,
 };
 use sterna_wire::ram::RamRecordWriter;
+use sterna_wire::replica::Output;
 use sterna_wire::vmdesc;
 
 use super::measure::Counters;
@@ -29,6 +30,25 @@ impl Sink for Channel {
     }
 }
 
+/// Keeps what is written.
+#[derive(Default)]
+struct Collected(parking_lot::Mutex<Vec<u8>>);
+
+impl Sink for Collected {
+    fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
+        let mut collected = self.0.lock();
+        for part in parts {
+            match part {
+                IoPart::Bytes(bytes) => collected.extend_from_slice(bytes),
+                IoPart::Ram(_) => {
+                    return Err(MigrationError::Internal("a device's section with pages".to_owned()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Whoever holds it writes whole elements.
 pub(crate) struct MainStream {
     channel: Arc<dyn Sink>,
@@ -43,6 +63,10 @@ pub(crate) struct MainStream {
     described: Vec<vmdesc::Device>,
     /// A phase of RDMA is open: nothing may be written.
     is_in_phase: bool,
+    /// The number of the first section of the devices, once they are sent: checkpoints use the same again.
+    first_device: Option<u32>,
+    /// RAM's records stand in one END section (specs/colo.md §4).
+    is_in_checkpoint: bool,
 }
 
 impl MainStream {
@@ -57,7 +81,60 @@ impl MainStream {
             configuration: Configuration::default(),
             described: Vec::new(),
             is_in_phase: false,
+            first_device: None,
+            is_in_checkpoint: false,
         }
+    }
+
+    /// The devices follow, as they will in every checkpoint.
+    pub(super) fn mark_devices(&mut self) {
+        self.first_device = Some(self.next_section);
+    }
+
+    /// Writes the section of what the guest has said and nobody heard yet, the last one of a checkpoint.
+    pub(super) fn output(&mut self, output: &Output) -> Result<(), MigrationError> {
+        let header = (Output::SECTION_NAME, Output::SECTION_INSTANCE, Output::SECTION_VERSION);
+        self.full_section(header, &output.encode(), true)
+    }
+
+    /// What `write` writes of the devices, under the numbers that they had in the seeding, and EOF. Nothing goes out.
+    pub(super) fn collect_devices(
+        &mut self,
+        write: impl FnOnce(&mut Self) -> Result<(), MigrationError>,
+    ) -> Result<Vec<u8>, MigrationError> {
+        let collected = Arc::new(Collected::default());
+        let first = self.first_device.unwrap_or(self.next_section);
+        let next = std::mem::replace(&mut self.next_section, first);
+        let channel = std::mem::replace(&mut self.channel, collected.clone());
+        let described = self.described.len();
+        let written = write(self);
+        self.described.truncate(described);
+        (self.channel, self.next_section) = (channel, next);
+        written?;
+        let mut bytes = std::mem::take(&mut *collected.0.lock());
+        encode_end(&mut bytes);
+        Ok(bytes)
+    }
+
+    /// RAM of a checkpoint begins.
+    pub(super) fn begin_checkpoint(&mut self) -> Result<(), MigrationError> {
+        self.is_in_checkpoint = true;
+        let id = self.ram_section;
+        self.send(|out| {
+            encode_section_part(id, true, out);
+            Ok(())
+        })
+    }
+
+    /// RAM of a checkpoint is over.
+    pub(super) fn end_checkpoint(&mut self, flush: bool) -> Result<(), MigrationError> {
+        self.is_in_checkpoint = false;
+        let id = self.ram_section;
+        self.send(|out| {
+            end_of_ram(id, flush, out);
+            encode_end(out);
+            Ok(())
+        })
     }
 
     /// Whether a phase of RDMA is open.
@@ -192,12 +269,16 @@ impl MainStream {
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
     ) -> Result<(), MigrationError> {
-        let id = self.ram_section;
+        let (id, has_frame) = (self.ram_section, !self.is_in_checkpoint);
         let mut records = std::mem::take(&mut self.records);
         let result = self.send(|out| {
-            encode_section_part(id, false, out);
+            if has_frame {
+                encode_section_part(id, false, out);
+            }
             fill(&mut records, out)?;
-            end_of_ram(id, false, out);
+            if has_frame {
+                end_of_ram(id, false, out);
+            }
             Ok(())
         });
         self.records = records;
@@ -210,9 +291,13 @@ impl MainStream {
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
     ) -> Result<(), MigrationError> {
         let mut part = PagesPart { bytes: Vec::new(), cuts: Vec::new() };
-        encode_section_part(self.ram_section, false, &mut part.bytes);
+        if !self.is_in_checkpoint {
+            encode_section_part(self.ram_section, false, &mut part.bytes);
+        }
         fill(&mut self.records, &mut part)?;
-        end_of_ram(self.ram_section, false, &mut part.bytes);
+        if !self.is_in_checkpoint {
+            end_of_ram(self.ram_section, false, &mut part.bytes);
+        }
         let mut parts = Vec::with_capacity(part.cuts.len() * 2 + 1);
         let mut start = 0;
         let mut length = part.bytes.len();

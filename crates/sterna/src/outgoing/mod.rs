@@ -16,6 +16,7 @@ mod main_channel;
 pub(crate) mod main_stream;
 mod measure;
 mod outcome;
+pub(crate) mod protection;
 mod rdma;
 mod return_path;
 mod running_streams;
@@ -26,7 +27,7 @@ mod workers;
 
 use std::sync::Arc;
 
-use sterna_proto::source::{Config, Event as Fed, Source};
+use sterna_proto::source::{Config, Event as Fed, Source, State};
 use sterna_ram::Custody;
 use sterna_transport::Address;
 
@@ -43,9 +44,10 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
-use check::{check, check_throttle};
+use check::{check, check_protected, check_throttle};
 use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
+use protection::{Protecting, Withholder};
 use shared::Shared;
 
 /// An outgoing migration. Cloning gives another handle to the same one; dropping all handles does not end it.
@@ -196,6 +198,44 @@ impl Migration {
         self.shared.outcome()
     }
 
+    /// The protection that this migration seeds and feeds is over.
+    pub(crate) fn end_protection(&self, guest_is_here: bool) {
+        let is_protected = self.shared.driver.inspect(|machine| machine.state() == State::Protected);
+        if is_protected {
+            self.shared.report(Fed::ProtectionEnded { guest_is_here });
+        } else if let Err(refusal) = self.cancel() {
+            // It has ended by itself.
+            tracing::debug!(%refusal, "a seeding");
+        }
+    }
+
+    /// Stops the guest for whoever decides who runs it.
+    pub(crate) fn withhold_guest(&self) -> Result<(), VmError> {
+        self.protecting(|shared, protecting| shared.withhold_guest(protecting, Withholder::Overseer))
+    }
+
+    /// Undoes [`Migration::withhold_guest`].
+    pub(crate) fn give_guest_back(&self) -> Result<(), VmError> {
+        self.protecting(|shared, protecting| shared.give_guest_back(protecting, Withholder::Overseer))
+    }
+
+    fn protecting(
+        &self,
+        act: impl FnOnce(&Shared, &Protecting) -> Result<(), VmError>,
+    ) -> Result<(), VmError> {
+        self.shared.protecting.as_ref().map_or(Ok(()), |protecting| act(&self.shared, protecting))
+    }
+
+    /// Shuts the channels of a protection down.
+    pub(crate) fn close_channels(&self) {
+        self.shared.interrupt();
+    }
+
+    /// Wakes the control thread, which looks at what has changed.
+    pub(crate) fn nudge(&self) {
+        self.shared.driver.nudge();
+    }
+
     /// Waits for the end. An undecided migration ends only when the destination answers or an operator decides.
     pub fn wait(&self) -> Outcome {
         self.shared.wait()
@@ -208,6 +248,31 @@ impl Migration {
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
+    ) -> Result<Self, StartError> {
+        Self::begin_as(guest_source, to, params, capabilities, observer, None)
+    }
+
+    /// Starts to seed a standby at `to` with `vm`'s guest, which stays here. Checkpoints follow.
+    pub(crate) fn begin_protected(
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        protecting: Arc<Protecting>,
+    ) -> Result<Self, StartError> {
+        check_protected(to, &capabilities, vm.as_ref())?;
+        let source = Arc::new(LiveVm::new(vm));
+        Self::begin_as(source, to, params, capabilities, observer, Some(protecting))
+    }
+
+    fn begin_as(
+        guest_source: Arc<dyn GuestSource>,
+        to: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        protecting: Option<Arc<Protecting>>,
     ) -> Result<Self, StartError> {
         check(to, &params, &capabilities)?;
         let mut capabilities = capabilities;
@@ -234,6 +299,7 @@ impl Migration {
             return_path: capabilities.return_path,
             compatibility: vm.compatibility().is_some(),
             pause_before_switchover: capabilities.pause_before_switchover,
+            protects: protecting.is_some(),
             switchover_ack: ack_form(&capabilities, &vm.machine_type()),
             limits: sterna_proto::Limits {
                 switchover: params.limits.switchover.max(params.downtime_limit.saturating_mul(4)),
@@ -242,7 +308,8 @@ impl Migration {
         };
         let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
-        let shared = Shared::new(guest_source, to.clone(), params, capabilities, observer, source);
+        let mut shared = Shared::new(guest_source, to.clone(), params, capabilities, observer, source);
+        shared.protecting = protecting;
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { shared })

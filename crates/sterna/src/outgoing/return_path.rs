@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna_proto::source::{Event as Fed, Peer, State};
 use sterna_transport::{Channel, TransportError};
+use sterna_wire::colo::Message;
 use sterna_wire::extension::{self, Features};
 use sterna_wire::return_path::ReturnMessage;
 
@@ -16,7 +17,7 @@ const CHANNEL: &str = "return path";
 
 /// Works until the destination closes, misbehaves, or the channel is shut down.
 pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
-    let mut reader = Reader { shared, channel, features: None };
+    let mut reader = Reader { shared, channel, features: None, is_colo: false };
     if let Err(error) = reader.run() {
         shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
     }
@@ -26,6 +27,8 @@ struct Reader<'a> {
     shared: &'a Shared,
     channel: &'a Channel,
     features: Option<Features>,
+    /// The seeding is acknowledged.
+    is_colo: bool,
 }
 
 impl Reader<'_> {
@@ -51,14 +54,36 @@ impl Reader<'_> {
                 return Err(MigrationError::Transport(what, None));
             }
             buffer.extend_from_slice(&chunk[..count]);
-            while let Some((message, used)) = ReturnMessage::decode(&buffer)
-                .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position)))?
+            while !self.is_colo
+                && let Some((message, used)) = ReturnMessage::decode(&buffer)
+                    .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position)))?
             {
                 buffer.drain(..used);
                 position += used as u64;
                 self.take(message)?;
             }
+            if self.is_colo {
+                position += self.take_colo(&mut buffer, position)?;
+            }
         }
+    }
+
+    /// After the acknowledgement of a seeding the standby says nothing but COLO's messages. Gives the bytes that were taken.
+    fn take_colo(&self, buffer: &mut Vec<u8>, position: u64) -> Result<u64, MigrationError> {
+        let mut taken = 0;
+        while let Some((message, used)) = Message::decode(buffer)
+            .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position + taken)))?
+        {
+            buffer.drain(..used);
+            taken += used as u64;
+            if let Some(protecting) = &self.shared.protecting {
+                protecting.inbox.push(&message)?;
+            }
+        }
+        if taken > 0 {
+            self.shared.driver.nudge();
+        }
+        Ok(taken)
     }
 
     fn take(&mut self, message: ReturnMessage) -> Result<(), MigrationError> {
@@ -73,6 +98,7 @@ impl Reader<'_> {
                     self.shared.note_error(MigrationError::DestinationFailed(code));
                 }
                 self.shared.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
+                self.is_colo = code == 0 && self.shared.protecting.is_some();
                 self.shared.report(Fed::Shut(code));
                 Ok(())
             }

@@ -10,12 +10,13 @@ use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::asking::Asking;
-use super::guest_source::GuestSource;
+use super::guest_source::{GuestSource, PageReader};
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
+use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
 use super::running_streams::RunningStreams;
 use crate::driver::Driver;
@@ -63,6 +64,8 @@ pub(super) struct Shared {
     pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
     /// What a source over RDMA counts.
     pub rdma: Arc<RdmaCounts>,
+    /// The destination is a standby: checkpoints follow.
+    pub protecting: Option<Arc<Protecting>>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
@@ -117,6 +120,7 @@ impl Shared {
             probes: Mutex::default(),
             streams: Mutex::default(),
             rdma,
+            protecting: None,
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),
@@ -127,6 +131,14 @@ impl Shared {
             to,
             capabilities,
             observer,
+        }
+    }
+
+    /// A reader of pages, for one lane.
+    pub(super) fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError> {
+        match &self.protecting {
+            Some(protecting) => Ok(protecting.staging.clone()),
+            None => self.guest_source.reader(),
         }
     }
 
@@ -158,6 +170,11 @@ impl Shared {
         let state = self.driver.inspect(Source::state);
         if state.is_final() || matches!(state, State::Cancelling | State::Failing | State::Held) {
             return;
+        }
+        if let (Some(protecting), State::Protected) = (&self.protecting, state) {
+            // Who runs the guest now is not this machine's to decide.
+            protecting.inbox.fail(error);
+            return self.driver.nudge();
         }
         let event = match error.fault() {
             Some(Fault::Local) => Fed::LocalFailure,

@@ -8,8 +8,12 @@ use parking_lot::Mutex;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::Address;
 
+use super::contact::StandbyContact;
+use super::held::{HeldCheckpoint, held};
+use super::protected::{ContactRules, Contacts, LastHandle};
 use super::store::{Stage, Store};
-use super::takeover::{self, HeldCheckpoint, TakenOver, TakeoverError, TakeoverPermission};
+use super::survivor::Survivor;
+use super::takeover::{self, TakenOver, TakeoverError, TakeoverPermission};
 use super::target::StandbyTarget;
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
@@ -41,8 +45,10 @@ pub struct Standby {
     incoming: Incoming,
     target: Arc<StandbyTarget>,
     store: Arc<Store>,
+    contacts: Arc<Contacts>,
     /// One takeover at a time.
     taking_over: Arc<Mutex<()>>,
+    _last: Arc<LastHandle>,
 }
 
 /// Where a standby stands.
@@ -61,6 +67,8 @@ pub enum StandbyState {
     Failed(MigrationError),
     /// The last checkpoint was taken over.
     TakenOver,
+    /// The guest never runs here, by the protection's outcome ([`Standby::contact`] says which): nothing is held any more.
+    Discarded,
 }
 
 /// What a standby counts. Later versions add fields.
@@ -105,13 +113,47 @@ impl Standby {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
+        Self::begin(at, options, params, capabilities, observer, Contacts::none())
+    }
+
+    /// As [`listen`](Self::listen), for a guest that goes on as `survivor`, and that `rules` allow to be protected in contact with its
+    /// primary. The contact's connection comes to the same address, before those of the guest (`specs/replica.md §3`). Without
+    /// rules a primary that wants to be in contact is refused.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn protect(
+        at: &Address,
+        options: &StandbyOptions,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        survivor: Arc<dyn Survivor>,
+        rules: Option<ContactRules>,
+    ) -> Result<Self, StartError> {
+        Self::begin(at, options, params, capabilities, observer, Contacts::new(survivor, rules))
+    }
+
+    fn begin(
+        at: &Address,
+        options: &StandbyOptions,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        contacts: Contacts,
+    ) -> Result<Self, StartError> {
         check(at, options, &params, &capabilities)?;
         // No guest is held here that would run.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
         let store = Arc::new(Store::new());
-        let target = Arc::new(StandbyTarget::new(Arc::clone(&store), options.journal_limit_bytes));
+        let contacts = Arc::new(contacts);
+        let _ = store.witness.set(contacts.clone());
+        let target = StandbyTarget::new(Arc::clone(&store), options.journal_limit_bytes, contacts.clone());
+        let target = Arc::new(target);
         let incoming = Incoming::listen_for(target.clone(), at, params, capabilities, observer)?;
-        Ok(Self { incoming, target, store, taking_over: Arc::default() })
+        contacts.listens(incoming.downgrade());
+        let last = Arc::new(LastHandle(contacts.clone()));
+        Ok(Self { incoming, target, store, contacts, taking_over: Arc::default(), _last: last })
     }
 
     /// Where it listens, with the port that the kernel chose.
@@ -121,13 +163,17 @@ impl Standby {
 
     /// Where it stands.
     pub fn state(&self) -> StandbyState {
+        let arrival = self.incoming.arrival();
         match &self.store.state().stage {
+            // Nothing was ever held: why the guest did not come says more.
+            Stage::Discarded if matches!(arrival, Some(Arrival::Failed(_))) => {}
             Stage::Following => return StandbyState::Following,
             Stage::Lost(why) => return StandbyState::Lost(why.clone()),
             Stage::TakenOver => return StandbyState::TakenOver,
+            Stage::Discarded => return StandbyState::Discarded,
             Stage::Seeding => {}
         }
-        match (self.incoming.arrival(), self.incoming.status()) {
+        match (arrival, self.incoming.status()) {
             (Some(Arrival::Failed(why)), _) => StandbyState::Failed(why),
             (_, Status::Setup) => StandbyState::Waiting,
             _ => StandbyState::Seeding,
@@ -157,7 +203,7 @@ impl Standby {
 
     /// The checkpoint that would be taken over; none before the seeding is held.
     pub fn held(&self) -> Option<HeldCheckpoint> {
-        takeover::held(&self.store)
+        held(&self.store)
     }
 
     /// Makes an image of the last held checkpoint and puts it in the place that `plan` names. From the question to
@@ -174,7 +220,27 @@ impl Standby {
         permission: &dyn TakeoverPermission,
     ) -> Result<TakenOver, TakeoverError> {
         let _one = self.taking_over.lock();
-        takeover::take_over(&self.store, &self.incoming, plan, permission)
+        self.contacts.check_alone()?;
+        takeover::into_image(&self.store, &self.incoming, plan, permission)
+    }
+
+    /// As [`takeover`](Self::takeover), for a guest that goes on as `survivor`.
+    ///
+    /// # Errors
+    /// [`TakeoverError`]. What is held stays held.
+    pub fn takeover_by(
+        &self,
+        survivor: &dyn Survivor,
+        permission: &dyn TakeoverPermission,
+    ) -> Result<HeldCheckpoint, TakeoverError> {
+        let _one = self.taking_over.lock();
+        self.contacts.check_alone()?;
+        takeover::into_survivor(&self.store, &self.incoming, survivor, permission)
+    }
+
+    /// The contact with the primary, if there is or was one: it decides who runs the guest, and takes the operator's word.
+    pub fn contact(&self) -> Option<StandbyContact> {
+        self.contacts.current()
     }
 
     /// Gives the seeding up; the primary's guest runs on.

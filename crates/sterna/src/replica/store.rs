@@ -1,6 +1,6 @@
 //! What a standby holds, and the moment from which it holds a checkpoint.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -10,6 +10,7 @@ use sterna_wire::colo::{CheckpointDevices, DeviceList};
 
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
+use super::witness::Witness;
 use crate::error::MigrationError;
 use crate::incoming::follower::Follower;
 use crate::pages::RamSink;
@@ -56,10 +57,14 @@ pub(super) enum Stage {
     /// No more checkpoints come.
     Lost(MigrationError),
     TakenOver,
+    /// The guest never runs here: nothing is held any more.
+    Discarded,
 }
 
 pub(super) struct Store {
     pub(super) gate: Arc<Gate>,
+    /// The contact with the primary, where there may be one.
+    pub(super) witness: OnceLock<Arc<dyn Witness>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -91,7 +96,12 @@ impl Store {
             counts: Counts::default(),
             opened_at: None,
         };
-        Self { gate: Arc::new(Gate::new()), state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            gate: Arc::new(Gate::new()),
+            witness: OnceLock::new(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -131,6 +141,10 @@ impl Store {
             }
             self.changed.wait(&mut state);
         }
+        // From here on nothing fails.
+        if self.witness.get().is_some_and(|witness| !witness.may_hold(state.number + 1)) {
+            return Err(MigrationError::Cancelled);
+        }
         let now = Instant::now();
         state.counts = Counts {
             last: brought,
@@ -161,6 +175,16 @@ impl Store {
         pages.journal.clear();
         self.state.lock().is_in_journal = false;
         Ok(())
+    }
+
+    /// The guest never runs here.
+    pub(super) fn discard(&self) {
+        let mut state = self.state.lock();
+        state.stage = Stage::Discarded;
+        (state.seeded, state.devices, state.is_in_journal) = (None, None, false);
+        drop(state);
+        self.gate.set(Phase::Ended);
+        self.changed.notify_all();
     }
 
     /// Nothing more comes; the first reason counts.
@@ -225,7 +249,12 @@ impl Follower for Store {
     }
 
     fn lost(&self, why: MigrationError) {
-        self.ended(why);
+        let was_following = matches!(self.state.lock().stage, Stage::Following);
+        self.ended(why.clone());
+        // What this side has ended is no news.
+        if let Some(witness) = self.witness.get().filter(|_| was_following) {
+            witness.lost(&why);
+        }
     }
 
     fn wait_until_over(&self) {

@@ -1,33 +1,16 @@
-//! Taking over: may it, and the image of what is held.
+//! Taking over by one's own word: may it, and the image of what is held.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use sterna_image::{MappedWriter, Shape};
-use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
-use sterna_transport::{PageQueue, QueueOptions};
-use sterna_wire::colo::DeviceList;
-use sterna_wire::global_state::{self, GlobalState};
+use sterna_image::Shape;
 
-use super::store::{Devices, Stage, Store};
-use crate::error::MigrationError;
+use super::held::{HeldCheckpoint, HeldGuest, held};
+use super::store::{Stage, Store};
+use super::survivor::{ImageSurvivor, Survivor};
+use crate::error::{MigrationError, VmError};
 use crate::incoming::Incoming;
 use crate::incoming::follower::Follower;
 use crate::opaque::ImagePlan;
-
-/// Pages that are looked at, and written, at once.
-const PIECE_PAGES: u64 = 512;
-
-/// A checkpoint that is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HeldCheckpoint {
-    /// Its number, counted from the seeding, which is 0.
-    pub number: u64,
-    /// Since it became held.
-    pub age: Duration,
-}
 
 /// Decides whether a standby may take over: whether nobody else runs the guest, now or later.
 ///
@@ -85,14 +68,12 @@ pub enum TakeoverError {
     /// The image could not be made; the checkpoint is still held.
     #[error("the checkpoint is held, and its image could not be made: {0}; try again, elsewhere if need be")]
     Image(MigrationError),
-}
-
-/// What is held.
-pub(super) fn held(store: &Store) -> Option<HeldCheckpoint> {
-    let state = store.state();
-    let is_held = !matches!(state.stage, Stage::Seeding) && state.devices.is_some();
-    let age = state.counts.held_at.filter(|_| is_held)?.elapsed();
-    Some(HeldCheckpoint { number: state.number, age })
+    /// The guest could not be started elsewhere; the checkpoint is still held.
+    #[error("the checkpoint is held, and the guest was not started: {0}; try again, or make an image")]
+    Survivor(VmError),
+    /// The primary is or was in contact: the arbiter decides ([`StandbyContact::take_over`](super::StandbyContact::take_over)).
+    #[error("this guest is protected in contact with its primary, so nobody takes it over without a claim")]
+    Protected,
 }
 
 /// While it lives, no checkpoint becomes held.
@@ -104,12 +85,45 @@ impl Drop for Frozen<'_> {
     }
 }
 
-pub(super) fn take_over(
+/// Makes an image.
+pub(super) fn into_image(
     store: &Store,
     incoming: &Incoming,
     plan: &ImagePlan,
     permission: &dyn TakeoverPermission,
 ) -> Result<TakenOver, TakeoverError> {
+    let checkpoint = ended(store, incoming, permission)?;
+    let image = ImageSurvivor::new(plan.clone());
+    let made = HeldGuest::of(store).and_then(|guest| {
+        image.make(&guest)?;
+        image.publish()?;
+        Ok(guest.shape().clone())
+    });
+    let shape = made.map_err(TakeoverError::Image)?;
+    store.state().stage = Stage::TakenOver;
+    Ok(TakenOver { checkpoint, path: plan.path.clone(), shape })
+}
+
+/// Starts the guest where `survivor` has it.
+pub(super) fn into_survivor(
+    store: &Store,
+    incoming: &Incoming,
+    survivor: &dyn Survivor,
+    permission: &dyn TakeoverPermission,
+) -> Result<HeldCheckpoint, TakeoverError> {
+    let checkpoint = ended(store, incoming, permission)?;
+    let guest = HeldGuest::of(store).map_err(TakeoverError::Image)?;
+    survivor.prepare(&guest).and_then(|()| survivor.start()).map_err(TakeoverError::Survivor)?;
+    store.state().stage = Stage::TakenOver;
+    Ok(checkpoint)
+}
+
+/// Asks for the permission; with it the following ends for ever.
+fn ended(
+    store: &Store,
+    incoming: &Incoming,
+    permission: &dyn TakeoverPermission,
+) -> Result<HeldCheckpoint, TakeoverError> {
     store.freeze();
     let frozen = Frozen(store);
     if matches!(store.state().stage, Stage::TakenOver) {
@@ -121,100 +135,5 @@ pub(super) fn take_over(
     store.end();
     drop(frozen);
     incoming.wait();
-    let shape = make_image(store, plan).map_err(TakeoverError::Image)?;
-    store.state().stage = Stage::TakenOver;
-    Ok(TakenOver { checkpoint, path: plan.path.clone(), shape })
-}
-
-fn make_image(store: &Store, plan: &ImagePlan) -> Result<Shape, MigrationError> {
-    store.apply_held()?;
-    let (pages, shape) = {
-        let state = store.state();
-        let (Some(seeded), Some(devices)) = (&state.seeded, &state.devices) else {
-            return Err(MigrationError::Internal("a checkpoint is held without its machine".to_owned()));
-        };
-        (Arc::clone(&seeded.pages), shape_of(&seeded.shape, &seeded.list, devices)?)
-    };
-    MigrationError::check_memory(&pages.ram)?;
-    let writer = plan.begin(&shape)?;
-    write_pages(&writer, &pages.ram)?;
-    plan.keep(&writer, &shape)?;
-    plan.complete(&writer, &shape, false)?;
-    Ok(shape)
-}
-
-/// The machine at a checkpoint (`specs/colo.md §6`).
-fn shape_of(seeding: &Shape, list: &DeviceList, devices: &Devices) -> Result<Shape, MigrationError> {
-    let mut shape = seeding.clone();
-    let mut bytes = devices.bytes.clone();
-    if let Some(index) = list.find(global_state::SECTION_NAME, global_state::SECTION_INSTANCE) {
-        let body = &mut bytes[devices.found.sections[index].1.clone()];
-        // The seeding's value for ever: the guest ran.
-        let suspended = GlobalState::decode(body).map_or(Some(false), |state| state.suspended);
-        let running = GlobalState { run_state: "running".to_owned(), suspended }.encode();
-        let running = running.map_err(MigrationError::wire("globalstate"))?;
-        if body.len() != running.len() {
-            let what = format!("globalstate has {} bytes, not {}", body.len(), running.len());
-            return Err(MigrationError::PeerIncompatible { what });
-        }
-        body.copy_from_slice(&running);
-    }
-    (shape.early, shape.setup, shape.devices) = (Vec::new(), Vec::new(), Vec::new());
-    for (device, (section, _)) in list.devices().iter().zip(&devices.found.sections) {
-        let place = if device.is_early { &mut shape.early } else { &mut shape.devices };
-        place.extend_from_slice(&bytes[section.clone()]);
-    }
-    shape.has_eof = true;
-    Ok(shape)
-}
-
-/// Writes every page that is not zero.
-fn write_pages(writer: &MappedWriter, ram: &GuestRam) -> Result<(), MigrationError> {
-    let mut queue = PageQueue::with_ram(writer.file(), ram, QueueOptions::default());
-    for (index, block) in ram.blocks().iter().enumerate() {
-        let absent = PageBitmap::new(block.pages());
-        if let Err(error) = block.mark_absent(0, block.pages(), &absent) {
-            tracing::warn!("cannot find out which pages are populated, so all are read: {error}");
-        }
-        let mut write = |first: u64, count: u64| {
-            let (offset, length) = (first * PAGE_SIZE as u64, count as usize * PAGE_SIZE);
-            let place = writer.pages_offset(index) + offset;
-            queue.write_ram(place, index, offset, length).map_err(MigrationError::storage)?;
-            writer.mark(index, first, count);
-            Ok(())
-        };
-        for first in (0..block.pages()).step_by(PIECE_PAGES as usize) {
-            let count = PIECE_PAGES.min(block.pages() - first);
-            if absent.count_range(first, count) < count {
-                write_piece(block, (first, count), &mut write)?;
-            }
-        }
-    }
-    queue.drain().map_err(MigrationError::storage)
-}
-
-/// Writes the pages of a piece that are not zero, as few runs.
-fn write_piece(
-    block: &RamBlock,
-    (first, count): (u64, u64),
-    write: &mut impl FnMut(u64, u64) -> Result<(), MigrationError>,
-) -> Result<(), MigrationError> {
-    let mut zero = [0u64; (PIECE_PAGES / 64) as usize];
-    let piece = block.slice(first * PAGE_SIZE as u64, count as usize * PAGE_SIZE)?;
-    piece.zero_page_bits(&mut zero)?;
-    let is_zero = |page: u64| zero[(page / 64) as usize] >> (page % 64) & 1 == 1;
-    let mut page = 0;
-    while page < count {
-        let from = page;
-        while page < count && !is_zero(page) {
-            page += 1;
-        }
-        if page > from {
-            write(first + from, page - from)?;
-        }
-        while page < count && is_zero(page) {
-            page += 1;
-        }
-    }
-    Ok(())
+    Ok(checkpoint)
 }

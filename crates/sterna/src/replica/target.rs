@@ -5,11 +5,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sterna_image::{OPAQUE_BYTES, Shape};
 use sterna_ram::{Backing, GuestRam, RamBlock};
+use sterna_transport::Channel;
 use sterna_wire::colo::{DeviceList, KnownDevice};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
 
+use super::held::devices_of;
 use super::journal::Journal;
 use super::lane::StandbyLane;
+use super::protected::Contacts;
 use super::store::{Devices, Pages, Seeded, Store};
 use crate::error::MigrationError;
 use crate::hooks::Hook;
@@ -19,6 +22,7 @@ use crate::opaque::RAM_BYTES;
 use crate::opaque::gathered::{Gathered, knowledge};
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
+use crate::threads::call;
 use crate::vm::Device;
 
 const CHANNEL: &str = "main channel";
@@ -28,6 +32,7 @@ pub(super) struct StandbyTarget {
     store: Arc<Store>,
     /// The most that the journal takes.
     journal_limit: u64,
+    contacts: Arc<Contacts>,
     seeding: Mutex<Seeding>,
 }
 
@@ -45,8 +50,8 @@ impl Seeding {
 }
 
 impl StandbyTarget {
-    pub(super) fn new(store: Arc<Store>, journal_limit: u64) -> Self {
-        Self { store, journal_limit, seeding: Mutex::new(Seeding::new()) }
+    pub(super) fn new(store: Arc<Store>, journal_limit: u64, contacts: Arc<Contacts>) -> Self {
+        Self { store, journal_limit, contacts, seeding: Mutex::new(Seeding::new()) }
     }
 
     /// Bytes of the machine's RAM; 0 until its block list has come.
@@ -55,8 +60,14 @@ impl StandbyTarget {
     }
 
     fn pages(&self, start: &RamStart<'_>) -> Result<Pages, MigrationError> {
-        let block = |(name, length): (&str, u64)| RamBlock::new(name, length, Backing::Memfd);
-        let ram = GuestRam::new(start.table.iter().map(block).collect::<Result<_, _>>()?)?;
+        let blocks: Vec<_> = start.table.iter().collect();
+        let files = self.contacts.survivor.memory(&blocks)?;
+        let mut files = files.into_iter();
+        let block = |(name, length): (&str, u64)| match files.next().flatten() {
+            Some(file) => RamBlock::of_file(name, length, file),
+            None => RamBlock::new(name, length, Backing::Memfd),
+        };
+        let ram = GuestRam::new(blocks.into_iter().map(block).collect::<Result<_, _>>()?)?;
         ram.blocks().iter().for_each(RamBlock::declare_fresh);
         let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
         let journal = Journal::new(self.journal_limit, start.lanes + 1)?;
@@ -67,6 +78,14 @@ impl StandbyTarget {
 impl Target for StandbyTarget {
     fn follower(&self) -> Option<&dyn Follower> {
         Some(self.store.as_ref())
+    }
+
+    fn contact(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+        self.contacts.begin(channel, &self.store)
+    }
+
+    fn admits_stream(&self) -> Result<(), MigrationError> {
+        self.contacts.check_stream()
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
@@ -106,6 +125,8 @@ impl Target for StandbyTarget {
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
+        // It may have been lost since the first connection came.
+        self.contacts.check_stream()?;
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
             let what =
@@ -170,6 +191,8 @@ impl Target for StandbyTarget {
         pages.seed.finish()?;
         let list = seeding.list.clone();
         let devices = as_checkpoint(&shape, &list)?;
+        let survivor = &self.contacts.survivor;
+        call("Survivor::check", || survivor.check(&shape, &devices_of(&list, &devices)))?;
         self.store.seeded(Seeded { pages, shape, list }, devices);
         Ok(true)
     }
@@ -192,6 +215,7 @@ impl Target for StandbyTarget {
 
     fn reset(&self) -> Vec<String> {
         *self.seeding.lock() = Seeding::new();
+        self.contacts.seeding_failed();
         Vec::new()
     }
 

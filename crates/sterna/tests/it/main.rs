@@ -21,6 +21,7 @@ mod migrate;
 mod opaque;
 mod page_order;
 mod poisoned;
+mod protected;
 mod rdma_destination;
 mod rdma_lanes;
 mod rdma_migrate;

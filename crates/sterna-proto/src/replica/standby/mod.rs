@@ -40,8 +40,8 @@ pub struct Standby {
     held: u64,
     /// The last heartbeat that was read.
     heard: u64,
-    /// When the last answer was given, or the first checkpoint was held.
-    last_answer: Option<Duration>,
+    /// When the last heartbeat was read and echoed, or the first checkpoint was held.
+    last_echo: Option<Duration>,
     is_in_contact: bool,
     /// The primary has stopped the guest for this side.
     is_given: bool,
@@ -57,7 +57,7 @@ impl Standby {
             claim: Claim::Idle,
             held: 0,
             heard: 0,
-            last_answer: None,
+            last_echo: None,
             is_in_contact: true,
             is_given: false,
         }
@@ -84,9 +84,7 @@ impl Standby {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {
-            State::Following => {
-                self.last_answer.map(|last| last.saturating_add(self.config.terms.patience()))
-            }
+            State::Following => self.last_echo.map(|last| last.saturating_add(self.config.terms.patience())),
             State::Claiming => self.claim.deadline(),
             _ => None,
         }
@@ -96,6 +94,12 @@ impl Standby {
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
+    }
+
+    /// Whether the primary has stopped the guest for this side.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.is_given
     }
 
     /// Whether the primary is in contact, as far as this side knows.

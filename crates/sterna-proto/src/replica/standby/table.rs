@@ -41,7 +41,8 @@ impl Standby {
             (S::Seeding | S::Following, E::CheckpointHeld(number)) => self.checkpoint_held(now, number),
             (S::Seeding | S::Following, E::Heartbeat(_, number)) if self.is_in_contact => {
                 self.heard = self.heard.max(number);
-                Ok(self.answer(now))
+                self.last_echo = Some(now);
+                Ok(vec![self.answer()])
             }
 
             // The end that the primary wants.
@@ -143,21 +144,21 @@ impl Standby {
         }
         self.held = number;
         self.state = S::Following;
+        // No heartbeat is echoed that was not echoed before: the primary's lease grows no longer by it.
+        self.last_echo.get_or_insert(now);
         // Without contact it is kept all the same: it is the newest state.
         if self.is_in_contact {
-            return Ok(self.answer(now));
+            return Ok(vec![self.answer()]);
         }
-        self.last_answer.get_or_insert(now);
         IGNORE
     }
 
-    fn answer(&mut self, now: Duration) -> Vec<A> {
-        self.last_answer = Some(now);
+    fn answer(&self) -> A {
         let Self { held, heard: heartbeat, .. } = *self;
-        vec![A::SendAnswer(Answer { protection: self.config.protection, held, heartbeat })]
+        A::SendAnswer(Answer { protection: self.config.protection, held, heartbeat })
     }
 
-    /// No more answers; the patience runs from the last one.
+    /// No more answers; the patience runs from the last echo.
     fn lose_contact(&mut self) -> Vec<A> {
         self.is_in_contact = false;
         vec![A::CloseChannels]

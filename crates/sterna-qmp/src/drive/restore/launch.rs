@@ -96,6 +96,11 @@ impl Launched {
         }
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Its process.
     pub fn id(&self) -> u32 {
         self.child.id()

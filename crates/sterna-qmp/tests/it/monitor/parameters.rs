@@ -41,7 +41,8 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         range("max-bandwidth", 0, u64::MAX),
         range("avail-switchover-bandwidth", 0, u64::MAX),
         range("downtime-limit", 0, 2_000_000),
-        range("x-checkpoint-delay", 0, u64::from(u32::MAX)),
+        // 0 livelocks a QEMU.
+        range("x-checkpoint-delay", 1, u64::from(u32::MAX)),
         range("multifd-channels", 1, 255),
         words("multifd-compression", &["none", "zlib", "zstd"]),
         range("multifd-zlib-level", 0, 9),
@@ -70,6 +71,8 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
         words("x-sterna-status-question", &["auto", "operator"]),
         range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
+        range("x-sterna-checkpoint-buffer-size", 4096, 1 << 40),
+        range("x-sterna-checkpoint-journal-size", 4096, 1 << 40),
         (
             "x-sterna-rdma-pinned-limit",
             vec![json!(0), json!(1 << 20), json!(64 << 20), json!(u64::MAX)],
@@ -123,7 +126,8 @@ fn defaults_are_those_of_qemu_11() {
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
         "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
         "x-sterna-status-question": "auto",
-        "x-sterna-device-queue-size": 64 << 20, "x-sterna-rdma-pinned-limit": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
+        "x-sterna-device-queue-size": 64 << 20, "x-sterna-checkpoint-buffer-size": 256 << 20,
+        "x-sterna-checkpoint-journal-size": 1 << 30, "x-sterna-rdma-pinned-limit": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });
     assert_eq!(shown, expected);

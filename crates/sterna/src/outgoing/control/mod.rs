@@ -1,5 +1,6 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
+mod checkpoints;
 mod first_round;
 mod hints;
 mod precopy;
@@ -208,6 +209,7 @@ impl Control {
             Action::SendFinalState => self.send_final_state()?,
             Action::SendPrepare => self.send_prepare()?,
             Action::SendEof => self.send_eof(),
+            Action::TakeCheckpoints => self.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
             Action::CloseChannels => self.close_channels(),
@@ -238,12 +240,13 @@ impl Control {
                 .spawn("return path", move || return_path::read(&shared, &channel, rdma.as_deref()))?;
         }
         self.identify_sent = Some(Instant::now());
-        main.commands(&[
-            Command::OpenReturnPath,
-            Command::Ping(1),
-            Command::Ping(extension::EXTENSION_PING),
-            Command::Ping(extension::FENCE_PING),
-        ])
+        let mut commands = vec![Command::OpenReturnPath, Command::Ping(1)];
+        // To a standby it is as any primary: the extension would announce a handover (specs/replica.md §4).
+        if self.shared.protecting.is_none() {
+            commands.push(Command::Ping(extension::EXTENSION_PING));
+        }
+        commands.push(Command::Ping(extension::FENCE_PING));
+        main.commands(&commands)
     }
 
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {

@@ -143,6 +143,27 @@ impl Rounds {
         self.enter_round();
     }
 
+    /// The pages of a checkpoint: all that syncs have found. Every slice is re-armed, while the guest stands (clause 7). Lanes get
+    /// it with [`Rounds::enter_checkpoint`].
+    pub(super) fn make_checkpoint(&mut self) -> Result<Arc<RoundPages>, MigrationError> {
+        let shared = &self.shared;
+        let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.ram));
+        let slices = self.round.next_slices().at_most(shared.ram.total_bytes() / PAGE_SIZE as u64);
+        let round = RoundPages::new(self.round.number() + 1, &shared.ram, slices, bits, false);
+        let mut slice = 0;
+        while round.prepare(slice, &shared.ram, shared.vm.dirty_source())? {
+            slice += 1;
+        }
+        self.round = Arc::new(round);
+        self.before = None;
+        Ok(Arc::clone(&self.round))
+    }
+
+    /// Lets lanes send the checkpoint that was made last.
+    pub(super) fn enter_checkpoint(&self) {
+        self.shared.lanes.queue.publish(Arc::clone(&self.round));
+    }
+
     /// Whether the guest is stopped.
     pub(super) fn is_last(&self) -> bool {
         self.open.stopped

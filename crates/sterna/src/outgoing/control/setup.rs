@@ -197,16 +197,16 @@ fn rdma_lanes(
     if !shared.capabilities.multifd {
         let measures = (Arc::clone(&shared.counters), Arc::clone(&shared.limiter));
         let lane = RdmaLane::new(Arc::clone(work), Arc::clone(main), measures);
-        return Ok(vec![LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? }]);
+        return Ok(vec![LaneEnds { writer: Box::new(lane), reader: shared.reader()? }]);
     }
     let lanes = PacketLane::all(work, &shared.ram, multifd);
-    let ends = |lane| Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? });
+    let ends = |lane| Ok(LaneEnds { writer: Box::new(lane), reader: shared.reader()? });
     lanes.into_iter().map(ends).collect()
 }
 
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {
     let channel = main.channel.clone();
-    let reader = shared.guest_source.reader()?;
+    let reader = shared.reader()?;
     let lane = MainLane {
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
@@ -229,7 +229,7 @@ fn multifd_lanes(
 ) -> Result<Vec<LaneEnds>, MigrationError> {
     let params = shared.params();
     let lane = |(id, channel): (usize, &Arc<Channel>)| -> Result<LaneEnds, MigrationError> {
-        let reader = shared.guest_source.reader()?;
+        let reader = shared.reader()?;
         let lane = MultifdLane {
             reader: Arc::clone(&reader),
             channel: Arc::clone(channel),

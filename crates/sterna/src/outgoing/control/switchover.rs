@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_proto::source::Event as Fed;
+use sterna_wire::replica::Output;
 
 use super::Control;
 use crate::error::MigrationError;
@@ -32,7 +33,9 @@ impl Control {
         if is_on_lanes {
             self.send_rest_of_streams()?;
         }
-        shared.lanes.queue.end();
+        if shared.protecting.is_none() {
+            shared.lanes.queue.end();
+        }
         // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
         match &self.rdma {
             _ if !has_end => {}
@@ -44,7 +47,15 @@ impl Control {
             self.step(SwitchoverStep::Streams);
         }
         let run_state = self.run_state_before();
-        main.with(|stream| shared.guest_source.send_devices(stream, run_state))?;
+        main.with(|stream| {
+            stream.mark_devices();
+            shared.guest_source.send_devices(stream, run_state)?;
+            // Checkpoints have the sections of the seeding.
+            if shared.protecting.is_some() {
+                stream.output(&Output::default())?;
+            }
+            Ok(())
+        })?;
         self.step(SwitchoverStep::Devices);
         if let Some(file) = &self.file {
             file.finish(&shared, &main)?;
@@ -74,7 +85,7 @@ impl Control {
         self.send_last_round()
     }
 
-    /// Performs `SendEof`. The machine has committed: whatever happens here, the guest stays stopped.
+    /// Performs `SendEof`. The machine has committed: whatever happens here, the guest stays stopped. A seeding commits nothing.
     pub(super) fn send_eof(&mut self) {
         if let Some(file) = &self.file {
             file.publish(&self.shared);
@@ -90,7 +101,8 @@ impl Control {
         };
         // A QEMU demands it after the last packet (specs/stream.md §3.7). A lane whose end is lost has lost
         // nothing else: its last SYNC is out.
-        for channel in &self.multifd {
+        let over = if self.shared.protecting.is_some() { &[][..] } else { &self.multifd };
+        for channel in over {
             if let Err(error) = channel.say_goodbye() {
                 tracing::debug!(%error, "end of a multifd channel");
             }

@@ -179,6 +179,11 @@ impl PacketLane {
             if has_posted {
                 continue;
             }
+            // With nothing in flight the connection itself says nothing of its end. The memory that this lane waits for may be
+            // that of WRITEs of another lane, which has ended already.
+            if self.channel.is_shut_down() {
+                return Err(self.work.rdma.cancelled());
+            }
             let in_flight = self.writes_in_flight();
             if in_flight > 0 {
                 let waited = self

@@ -18,6 +18,14 @@ pub type Terms = proto::Terms;
 /// What both sides know and nobody else does. Without one, TLS has to authenticate the peer.
 pub type Secret = MigrationSecret;
 
+/// A protection that no other one is mistaken for, of that generation.
+///
+/// # Errors
+/// The operating system gives no random numbers.
+pub fn new_protection(generation: u64) -> Result<Protection, ContactError> {
+    Ok(Protection { id: nonce()?, generation })
+}
+
 /// The primary greets.
 pub(super) fn greet(
     channel: &Arc<Channel>,

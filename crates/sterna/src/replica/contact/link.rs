@@ -1,6 +1,7 @@
 //! The connection after the greeting.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna_transport::Channel;
@@ -14,12 +15,15 @@ pub(super) struct Link {
     channel: Arc<Channel>,
     sends: Mutex<Session>,
     reads: Mutex<Session>,
+    /// This side has ended it.
+    is_closed: AtomicBool,
 }
 
 impl Link {
     pub(super) fn new(channel: Arc<Channel>, session: Session) -> Self {
         // Each half counts its own direction.
-        Self { channel, sends: Mutex::new(session.clone()), reads: Mutex::new(session) }
+        let (sends, reads) = (Mutex::new(session.clone()), Mutex::new(session));
+        Self { channel, sends, reads, is_closed: AtomicBool::new(false) }
     }
 
     /// Messages are small, and their number is limited by the lease: the connection takes them without waiting.
@@ -41,7 +45,13 @@ impl Link {
         Ok(read.ok_or_else(short)?.0)
     }
 
+    /// Whether this side has ended it.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         self.channel.shutdown();
     }
 }

@@ -13,7 +13,7 @@ mod runner;
 mod standby;
 
 pub use error::ContactError;
-pub use greeting::{Protection, Secret, Terms};
+pub use greeting::{Protection, Secret, Terms, new_protection};
 pub use primary::{PrimaryContact, PrimaryGuest};
 pub use runner::{Claims, ContactState};
 pub use standby::{StandbyContact, StandbyGuest};

@@ -149,6 +149,14 @@ impl PrimaryContact {
         driver.inspect(|machine| machine.may_say(driver.now(), epoch))
     }
 
+    /// Whether another checkpoint may be taken now; `is_last`: the one of a planned takeover.
+    pub(crate) fn may_take_checkpoint(&self, is_last: bool) -> bool {
+        self.runner.driver.inspect(|machine| match is_last {
+            true => machine.state() == State::HandingOver,
+            false => machine.may_take_checkpoint(),
+        })
+    }
+
     /// Whether the guest may run.
     pub fn may_guest_run(&self) -> bool {
         self.runner.driver.inspect(Primary::may_guest_run)

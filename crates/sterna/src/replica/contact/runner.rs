@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sterna_proto::replica::Ruling;
@@ -46,6 +47,8 @@ pub(super) struct Runner<M: Machine> {
     pub(super) link: Link,
     pub(super) claims: Arc<dyn Claims>,
     pub(super) trouble: parking_lot::Mutex<Option<String>>,
+    /// Nobody performs actions any more: as if this side had died.
+    is_abandoned: AtomicBool,
 }
 
 impl<M> Runner<M>
@@ -57,7 +60,14 @@ where
 {
     pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>) -> Arc<Self> {
         let driver = Driver::new(machine, |_: &M| {});
-        Arc::new(Self { driver, link, claims, trouble: parking_lot::Mutex::default() })
+        let (trouble, is_abandoned) = Default::default();
+        Arc::new(Self { driver, link, claims, trouble, is_abandoned })
+    }
+
+    /// From now on this side is silent and does nothing, as if it had died.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        self.link.close();
     }
 
     /// An event that cannot be refused: what happened has happened.
@@ -80,6 +90,9 @@ where
             let action = self.driver.next_action(PATIENCE);
             for state in self.driver.take_passed() {
                 tracing::debug!(?state, "a protection");
+            }
+            if self.is_abandoned.load(Ordering::Acquire) {
+                return;
             }
             let Some(action) = action else { continue };
             tracing::debug!(?action, "a protection");
@@ -126,7 +139,10 @@ where
                 Ok(message) => self.tell(event(message)),
                 Err(why) => {
                     let is_peers = matches!(why, ContactError::Wire(_));
-                    self.note(why);
+                    // What this side has ended would hide why.
+                    if !self.link.is_closed() {
+                        self.note(why);
+                    }
                     return self.tell(if is_peers { misbehaved } else { lost });
                 }
             }

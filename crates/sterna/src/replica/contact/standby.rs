@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, welcome};
+use super::greeting::{Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -44,6 +44,8 @@ pub trait StandbyGuest: Send + Sync {
 pub struct StandbyContact {
     runner: Arc<Runner<Standby>>,
     protection: Protection,
+    terms: Terms,
+    needs_fence: bool,
     ended: Arc<Ended>,
 }
 
@@ -68,7 +70,7 @@ impl StandbyContact {
         let (link, protection, terms, needs_fence) = welcome(channel, secret)?;
         let machine = Standby::new(standby::Config { protection, terms, needs_fence });
         let runner = Runner::new(machine, link, claims(protection));
-        let contact = Self { runner, protection, ended: Arc::default() };
+        let contact = Self { runner, protection, terms, needs_fence, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();
             move || contact.control(&guest)
@@ -103,6 +105,37 @@ impl StandbyContact {
     /// Which protection it is.
     pub fn protection(&self) -> Protection {
         self.protection
+    }
+
+    /// The times that the primary has set.
+    pub fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    /// Whether the guest is started here only after a fence has worked.
+    pub fn needs_fence(&self) -> bool {
+        self.needs_fence
+    }
+
+    /// Whether the primary is in contact, as far as this side knows.
+    pub fn is_in_contact(&self) -> bool {
+        self.runner.driver.inspect(Standby::is_in_contact)
+    }
+
+    /// Whether the primary has stopped the guest for this side.
+    pub fn is_given(&self) -> bool {
+        self.runner.driver.inspect(Standby::is_given)
+    }
+
+    /// Whether checkpoint `number`, which has come whole and was checked, is held from now on. No, if a takeover is under way.
+    pub(in crate::replica) fn holds(&self, number: u64) -> bool {
+        let fed = self.runner.driver.feed(Event::CheckpointHeld(number));
+        fed.is_ok_and(|state| state == State::Following)
+    }
+
+    /// As if this side had died.
+    pub(in crate::replica) fn abandon(&self) {
+        self.runner.abandon();
     }
 
     /// A checkpoint has come whole and was checked (the first is 1).

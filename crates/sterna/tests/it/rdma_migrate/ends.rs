@@ -28,6 +28,36 @@ fn cancel_while_pages_move_leaves_nothing() {
     }
 }
 
+/// Where one lane's WRITEs occupy all memory that may be registered, the others wait for it. They have nothing in flight, so
+/// no failure of their own ends the wait.
+#[test]
+fn cancel_ends_lanes_that_wait_for_memory_of_other_lanes() {
+    let lab = Lab::new(Settings::new());
+    // With pin-all the destination is asked for nothing later.
+    let capabilities = Capabilities { multifd: true, rdma_pin_all: true, ..Capabilities::default() };
+    let run = lab.start(&pinned::guest(24, 29), capabilities, |params| {
+        let fabric = params.rdma.fabric.as_ref();
+        let is_source = fabric.is_some_and(|fabric| Arc::ptr_eq(fabric, &lab.source));
+        params.multifd_channels = 4;
+        params.rdma.pinned_limit_bytes = is_source.then_some(2 * MIB);
+        // The first round takes seconds.
+        params.max_bandwidth_bytes = 6 * MIB;
+    });
+    let written = || run.migration.statistics().rdma.is_some_and(|rdma| rdma.writes > 0);
+    eventually("a WRITE", written);
+    // From here on no WRITE becomes complete, so no memory becomes free.
+    lab.network.hold();
+
+    run.migration.cancel().unwrap();
+
+    eventually("the source has ended", || run.migration.outcome().is_some());
+    lab.network.resume();
+    let outcome = run.migration.wait();
+    assert!(matches!(outcome, Outcome::Cancelled), "{outcome:?}");
+    assert_stayed(run, &outcome);
+    lab.assert_empty();
+}
+
 #[test]
 fn request_that_fails_while_pages_move_ends_the_migration_and_leaves_nothing() {
     use sterna_transport::rdma::CompletionStatus::{RemoteOperation, RetryExceeded};

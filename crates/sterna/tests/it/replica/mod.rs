@@ -1,8 +1,11 @@
 //! A standby and a COLO primary made by hand: what it holds, what it promises, and what it takes over.
 
+mod heart;
 mod primary;
+mod protected;
 
 use std::net::Shutdown;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,7 +65,14 @@ fn assert_takes_over(standby: &Standby, number: u64, ram: &[Vec<u8>], state: u8)
     let directory = tempfile::tempdir().unwrap();
     let taken = standby.takeover(&plan(&directory), &OperatorsWord).expect("taken over");
     assert_eq!(taken.checkpoint.number, number);
-    let image = Image::open(&taken.path).expect("an image");
+    assert_image(&taken.path, ram, state);
+    assert!(matches!(standby.state(), StandbyState::TakenOver));
+    assert!(matches!(standby.takeover(&plan(&directory), &OperatorsWord), Err(TakeoverError::Done)));
+}
+
+/// Holds an image against what the primary had.
+fn assert_image(path: &Path, ram: &[Vec<u8>], state: u8) {
+    let image = Image::open(path).expect("an image");
     for (index, (_, pages)) in BLOCKS.iter().enumerate() {
         let mut bytes = vec![0; pages * PAGE_SIZE];
         image.mapped().unwrap().read(index, 0, &mut bytes).unwrap();
@@ -75,8 +85,6 @@ fn assert_takes_over(standby: &Standby, number: u64, ram: &[Vec<u8>], state: u8)
     let holds = |bytes: &[u8], body: &[u8]| bytes.windows(body.len()).any(|window| window == body);
     assert!(holds(&shape.early, &bodies[0].2) && holds(&shape.devices, &bodies[1].2));
     assert!(shape.description.is_some() && shape.has_end && shape.has_eof);
-    assert!(matches!(standby.state(), StandbyState::TakenOver));
-    assert!(matches!(standby.takeover(&plan(&directory), &OperatorsWord), Err(TakeoverError::Done)));
 }
 
 /// Pages of checkpoint `number`: some anew, some zero, some twice in a row of checkpoints.

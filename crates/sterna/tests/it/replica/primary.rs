@@ -96,6 +96,18 @@ impl Primary {
         Self { main, lanes, packets: 0, records: RamRecordWriter::new(), ram, state: 1 }
     }
 
+    /// Header and configuration, with which the stream begins.
+    pub fn send_start(&mut self) {
+        let mut out = Vec::new();
+        FileHeader.encode(&mut out);
+        Configuration { machine_type: "pc-i440fx-11.1".into(), ..Configuration::default() }
+            .encode(&mut out)
+            .unwrap();
+        // The byte that ends the configuration begins an element.
+        out.push(8);
+        self.write(&out);
+    }
+
     pub fn send_seeding(&mut self, return_path: bool) {
         let mut out = Vec::new();
         FileHeader.encode(&mut out);

@@ -1,0 +1,101 @@
+//! Where the guest goes on: an image, or a VM that waits for it.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use sterna::error::VmError;
+use sterna::replica::{HeldCheckpoint, HeldGuest, ImageSurvivor, Survivor};
+use sterna_qmp::drive::waiting::WaitingVm;
+
+/// What was made ready.
+#[derive(Debug, Clone)]
+pub struct Ready {
+    pub checkpoint: HeldCheckpoint,
+    pub machine: String,
+    pub ram_bytes: u64,
+}
+
+/// The guest's place.
+pub struct Place {
+    image: ImageSurvivor,
+    vm: Option<WaitingVm>,
+    /// The operator wants an image although a VM waits.
+    wants_image: AtomicBool,
+    /// Made ready last; for the image if that is wanted afterwards.
+    guest: Mutex<Option<HeldGuest>>,
+    has_image: AtomicBool,
+}
+
+impl Place {
+    pub fn new(image: ImageSurvivor, vm: Option<WaitingVm>) -> Self {
+        let (wants_image, guest, has_image) = Default::default();
+        Self { image, vm, wants_image, guest, has_image }
+    }
+
+    /// The VM, where it is to run the guest.
+    pub fn vm(&self) -> Option<&WaitingVm> {
+        self.vm.as_ref().filter(|_| !self.wants_image.load(Ordering::Acquire))
+    }
+
+    /// From now on the guest becomes an image.
+    pub fn want_image(&self) {
+        self.wants_image.store(true, Ordering::Release);
+    }
+
+    /// What was made ready last.
+    pub fn ready(&self) -> Option<Ready> {
+        self.guest.lock().as_ref().map(|guest| Ready {
+            checkpoint: guest.checkpoint(),
+            machine: guest.shape().configuration.machine_type.clone(),
+            ram_bytes: guest.shape().ram_bytes(),
+        })
+    }
+
+    fn make_image(&self, guest: &HeldGuest) -> Result<(), VmError> {
+        if let Some(vm) = &self.vm {
+            vm.give_up()?;
+        }
+        self.image.prepare(guest)?;
+        self.has_image.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Survivor for Place {
+    fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
+        match &self.vm {
+            Some(vm) => vm.memory(blocks),
+            None => self.image.memory(blocks),
+        }
+    }
+
+    fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
+        *self.guest.lock() = Some(guest.clone());
+        match self.vm() {
+            Some(vm) => vm.prepare(guest),
+            None => self.make_image(guest),
+        }
+    }
+
+    fn start(&self) -> Result<(), VmError> {
+        if let Some(vm) = self.vm() {
+            return vm.start();
+        }
+        // The VM could not start it, and an image is wanted since.
+        if !self.has_image.load(Ordering::Acquire) {
+            let guest = self.guest.lock().clone();
+            let guest = guest.ok_or_else(|| VmError::new("the image", "nothing was made ready"))?;
+            self.make_image(&guest)?;
+        }
+        self.image.start()
+    }
+
+    fn discard(&self) {
+        *self.guest.lock() = None;
+        self.image.discard();
+        if let Some(vm) = &self.vm {
+            vm.discard();
+        }
+    }
+}

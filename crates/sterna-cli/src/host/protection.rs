@@ -1,0 +1,126 @@
+//! What a hosted VM has for being protected, or for being a standby.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::replica::{ByteGate, Secret, Terms};
+use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
+use sterna_qmp::migration::{ProtectionMeans, Side};
+
+use super::Config;
+use crate::claims::claims;
+use crate::exit::Stop;
+
+/// Most bytes of the console that wait; whoever writes more is slowed down.
+const CONSOLE_LIMIT: u64 = 1 << 20;
+/// How long the end of the VM waits for what the console may still say.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Who decides, by which times, and how the console is held.
+pub struct Protection {
+    opened: Opened,
+    secret: Secret,
+    terms: Terms,
+    is_insecure: bool,
+    unheld: Vec<String>,
+    console: Console,
+}
+
+/// The guest's console, which waits for its checkpoints while the guest is protected. Cloning gives another end of it.
+#[derive(Clone)]
+pub struct Console(Arc<ByteGate>);
+
+impl Console {
+    /// What leaves goes to `writer`.
+    pub fn new(mut writer: Box<dyn Write + Send>) -> Result<Self, Stop> {
+        let write = move |bytes: &[u8]| {
+            // As with any console that nobody reads any more: the guest runs on.
+            let _ = writer.write_all(bytes).and_then(|()| writer.flush());
+        };
+        let gate = ByteGate::new(CONSOLE_LIMIT, write).map_err(|error| Stop::failed(error.to_string()))?;
+        Ok(Self(Arc::new(gate)))
+    }
+
+    /// Waits for what may still leave.
+    pub fn finish(&self) {
+        self.0.wait_until_empty(LAST_WORDS);
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.put(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Protection {
+    /// With the arbiter of `spec`; the guest's machine is that of `config`.
+    pub fn new(
+        spec: &Spec,
+        secret: Option<Secret>,
+        lease: Duration,
+        is_insecure: bool,
+        config: &Config,
+        console: Console,
+    ) -> Result<Self, Stop> {
+        let opened = spec.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(format!("--arbiter: {error}")))?;
+        let terms = Terms { lease, ..Terms::default() };
+        terms.check().map_err(|error| Stop::usage(format!("--lease: {error}")))?;
+        Ok(Self {
+            opened,
+            // Without one the peer is on this host, or TLS authenticates it.
+            secret: secret.unwrap_or_else(|| Secret::from_bytes([0; 32])),
+            terms,
+            is_insecure,
+            unheld: unheld(config),
+            console,
+        })
+    }
+
+    pub(super) fn means(&self) -> Option<ProtectionMeans> {
+        let arbiter = Arc::clone(&self.opened.arbiter);
+        let console = Arc::clone(&self.console.0);
+        let decide = self.opened.operator.clone().map(|operator| {
+            let decide = move |has_won| operator.decide(has_won).map(drop).map_err(|error| error.to_string());
+            Arc::new(decide) as sterna_qmp::migration::Decide
+        });
+        Some(ProtectionMeans {
+            secret: self.secret.clone(),
+            is_insecure: self.is_insecure,
+            terms: self.terms,
+            claims: Arc::new(move |side, protection| {
+                let role = match side {
+                    Side::Primary => Role::Primary,
+                    Side::Standby => Role::Standby,
+                };
+                claims(&arbiter, role, protection)
+            }),
+            gate: self.console.0.clone(),
+            say_again: Arc::new(move |position, bytes| console.say_again(position, bytes)),
+            unheld: self.unheld.clone(),
+            decide,
+        })
+    }
+}
+
+/// Why a guest of such a machine cannot be protected.
+fn unheld(config: &Config) -> Vec<String> {
+    let disks = config.disks.iter().map(|disk| {
+        format!("the content of the disk {} does not travel with checkpoints", disk.path.display())
+    });
+    let cards = (0..config.nets.len()).map(|index| {
+        format!("what network card {index} sends cannot be held back until its checkpoint is held")
+    });
+    let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
+    let others =
+        others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
+    let others = others
+        .map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
+    disks.chain(cards).chain(others).collect()
+}

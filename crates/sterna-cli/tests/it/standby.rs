@@ -1,0 +1,43 @@
+//! What `sterna standby` tells a script before a primary comes.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+/// Ends the command whatever happens.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn first_line_of_json_says_where_it_listens_and_it_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("standby");
+    for at in [format!("listen:unix:{}", socket.display()), "listen:tcp:127.0.0.1:0".to_owned()] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(["standby", &at, "--insecure", "--json", "--image"]).arg(directory.path().join("image"));
+        let mut standby = Ended(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+        let mut first = String::new();
+        BufReader::new(standby.0.stdout.take().unwrap()).read_line(&mut first).unwrap();
+
+        let first: serde_json::Value = serde_json::from_str(&first).unwrap();
+
+        assert_eq!(
+            (&first["schema"], &first["state"]),
+            (&"sterna-standby".into(), &"waiting".into()),
+            "{first}"
+        );
+        let (kind, address) = first["address"].as_str().unwrap().split_once(':').unwrap();
+        match kind {
+            "unix" => drop(UnixStream::connect(address).unwrap()),
+            _ => drop(TcpStream::connect(address).unwrap()),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The engine's two sides of a protection, behind the seam.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna::replica::machines::{primary, standby};
+use sterna::replica::{ContactRules, Primary, Standby, StandbyState};
+use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
+
+use super::engine::{GuestAt, Outgoing, Receiving};
+use super::protection::{self, Decide, Protection, ProtectionEnd, ProtectionMeans, Side};
+use crate::standby::StandbyReport;
+
+/// A standby looks so often whether its primary is in contact.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A guest that a standby protects.
+pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>);
+
+/// A VM that is the standby of another's guest.
+pub(super) struct StandbyVm(pub(super) Standby, pub(super) Option<Decide>);
+
+/// What a standby in contact goes by.
+pub(super) fn rules(means: &ProtectionMeans) -> ContactRules {
+    let claims = Arc::clone(&means.claims);
+    ContactRules {
+        secret: means.secret.clone(),
+        is_required: true,
+        claims: Arc::new(move |protection| claims(Side::Standby, protection)),
+        fence: Arc::new(|_| {
+            Err("this standby has no fence, and its primary cannot stop its guest by itself: use `sterna standby --fence`".to_owned())
+        }),
+    }
+}
+
+impl Outgoing for ProtectedGuest {
+    fn status(&self) -> Status {
+        let ended = self.0.state().outcome.map(|outcome| match outcome {
+            primary::Outcome::Failed(_) => Status::Failed,
+            _ => Status::Completed,
+        });
+        // Until the migration has ended, too, the guest is not free.
+        match (self.0.migration().status(), ended) {
+            (status, Some(ended)) if status.is_terminal() => ended,
+            (status, None) if status.is_terminal() => Status::Failing,
+            (status, _) => status,
+        }
+    }
+
+    fn statistics(&self) -> Statistics {
+        let trouble = self.0.state().trouble;
+        let statistics = self.0.migration().statistics();
+        let status = self.status();
+        let error = statistics.error.or(trouble).filter(|_| status == Status::Failed);
+        Statistics { status, error, ..statistics }
+    }
+
+    fn recording(&self) -> Option<Recording> {
+        self.0.migration().recording()
+    }
+
+    fn cancel(&self) -> Result<(), String> {
+        Migration::cancel(self.0.migration()).map_err(|refusal| refusal.to_string())
+    }
+
+    fn continue_switchover(&self) -> Result<(), String> {
+        Err("a protection has no switchover".to_owned())
+    }
+
+    fn set_live(&self, parameters: &Parameters) {
+        // Only live settings are taken over, which are never refused.
+        let _ = self.0.migration().set_live(|running| running.take_live(parameters));
+    }
+
+    fn retry(&self) -> Result<(), String> {
+        Migration::retry(self.0.migration()).map_err(|refusal| refusal.to_string())
+    }
+
+    fn decide(&self, _: GuestAt) -> Result<(), String> {
+        Err("the arbiter decides who runs a protected guest".to_owned())
+    }
+
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
+}
+
+impl Protection for ProtectedGuest {
+    fn mode(&self) -> Option<&'static str> {
+        let is_seeded = self.0.migration().status() == Status::Colo;
+        (is_seeded && self.0.state().outcome.is_none()).then_some("primary")
+    }
+
+    fn report(&self) -> Value {
+        let (state, counts) = (self.0.state(), self.0.statistics());
+        let seconds = |time: Duration| time.as_secs_f64();
+        json!({
+            "side": "primary",
+            "state": primary_word(state.state),
+            "checkpoints": counts.taken,
+            "held": counts.held,
+            "pages": counts.pages,
+            "last-pages": counts.last_pages,
+            "device-bytes": counts.device_bytes,
+            "unbuffered": counts.unbuffered,
+            "pause-p50": seconds(counts.pause_p50),
+            "pause-p99": seconds(counts.pause_p99),
+            "pause-most": seconds(counts.pause_most),
+            "last-transfer": seconds(counts.last_transfer),
+            "output-waiting-bytes": counts.output.waiting_bytes,
+            "output-delay": seconds(counts.output.last_delay),
+            "transferred-bytes": self.0.migration().statistics().transferred_bytes,
+            "outcome": state.outcome.map(|outcome| outcome_word(&outcome)),
+            "trouble": state.trouble,
+        })
+    }
+
+    fn unprotect(&self) -> Result<(), String> {
+        self.0.unprotect().map_err(|refusal| refusal.to_string())
+    }
+
+    fn take_over(&self, is_planned: bool) -> Result<(), String> {
+        if !is_planned {
+            return Err(
+                "the guest runs here: give an unplanned takeover to the standby, or \"planned\": true"
+                    .to_owned(),
+            );
+        }
+        self.0.hand_over().map_err(|refusal| refusal.to_string())
+    }
+
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+        protection::decide(self.1.as_ref(), guest_at == GuestAt::Source)
+    }
+
+    fn set_delay(&self, delay: Duration) {
+        // The table takes none that is too short.
+        let _ = self.0.set_checkpoint_delay(delay);
+    }
+
+    fn wait(&self) -> ProtectionEnd {
+        match self.0.wait() {
+            primary::Outcome::Alone(because) => {
+                ProtectionEnd::Here { is_wanted: because == primary::Because::Never }
+            }
+            primary::Outcome::HandedOver => ProtectionEnd::There { is_planned: true },
+            primary::Outcome::Lost => ProtectionEnd::There { is_planned: false },
+            primary::Outcome::Failed(_) => ProtectionEnd::Failed,
+        }
+    }
+}
+
+impl Receiving for StandbyVm {
+    fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    fn status(&self) -> Status {
+        match self.0.state() {
+            StandbyState::Waiting => Status::Setup,
+            StandbyState::Seeding => Status::Active,
+            StandbyState::TakenOver => Status::Completed,
+            StandbyState::Failed(_) | StandbyState::Discarded => Status::Failed,
+            _ => Status::Colo,
+        }
+    }
+
+    fn statistics(&self) -> IncomingStatistics {
+        let counts = self.0.statistics();
+        IncomingStatistics {
+            status: self.status(),
+            error: match self.0.state() {
+                StandbyState::Failed(why) => Some(why.to_string()),
+                StandbyState::Discarded => {
+                    Some("the protection ended, and the guest is at its primary".to_owned())
+                }
+                _ => None,
+            },
+            received_bytes: counts.received_bytes,
+            normal_pages: counts.normal_pages,
+            zero_pages: counts.zero_pages,
+            cleared_pages: 0,
+            streams: Vec::new(),
+            rdma: None,
+        }
+    }
+
+    fn cancel(&self, _: bool) -> Result<(), String> {
+        self.0.cancel().map_err(|refusal| refusal.to_string())
+    }
+
+    fn set_autostart(&self, _: bool) -> bool {
+        // The guest goes on as it stood at its primary.
+        true
+    }
+
+    fn release(&self) -> Result<(), String> {
+        Err("the guest runs at its primary: use 'x-sterna-takeover'".to_owned())
+    }
+
+    fn protection(&self) -> Option<&dyn Protection> {
+        Some(self)
+    }
+}
+
+impl Protection for StandbyVm {
+    fn mode(&self) -> Option<&'static str> {
+        matches!(self.0.state(), StandbyState::Following | StandbyState::Lost(_)).then_some("secondary")
+    }
+
+    fn report(&self) -> Value {
+        let mut report = StandbyReport::of(&self.0).to_json();
+        report["side"] = "secondary".into();
+        report
+    }
+
+    fn unprotect(&self) -> Result<(), String> {
+        Err("a protection is ended at its primary: use 'x-sterna-unprotect' there".to_owned())
+    }
+
+    fn take_over(&self, is_planned: bool) -> Result<(), String> {
+        let contact = self.0.contact().ok_or("no primary is or was in contact")?;
+        let state = contact.state().state;
+        let is_failed =
+            matches!(state, standby::State::Unready | standby::State::Unfenced | standby::State::Held);
+        // The operator's word is for the step that failed, if one has.
+        let told = if is_failed { contact.retry() } else { contact.take_over(is_planned) };
+        told.map_err(|refusal| refusal.to_string())
+    }
+
+    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+        protection::decide(self.1.as_ref(), guest_at == GuestAt::Destination)
+    }
+
+    fn set_delay(&self, _: Duration) {}
+
+    fn wait(&self) -> ProtectionEnd {
+        loop {
+            match self.0.state() {
+                StandbyState::Failed(_) => return ProtectionEnd::Failed,
+                StandbyState::TakenOver | StandbyState::Discarded => break,
+                _ => {}
+            }
+            match self.0.contact() {
+                Some(contact) if contact.wait(LOOK).is_some() => break,
+                Some(_) => {}
+                None => std::thread::sleep(LOOK),
+            }
+        }
+        match self.0.contact().and_then(|contact| contact.state().outcome) {
+            Some(standby::Outcome::Running(_)) => ProtectionEnd::Here { is_wanted: true },
+            _ => ProtectionEnd::There { is_planned: false },
+        }
+    }
+}
+
+fn primary_word(state: primary::State) -> &'static str {
+    match state {
+        primary::State::Seeding => "seeding",
+        primary::State::Protected => "protected",
+        primary::State::Ending => "ending",
+        primary::State::HandingOver | primary::State::Given => "handing over",
+        primary::State::Asking => "asking the arbiter",
+        primary::State::Alone => "alone",
+        primary::State::HandedOver => "handed over",
+        primary::State::Lost => "lost",
+        primary::State::Failed => "failed",
+    }
+}
+
+fn outcome_word(outcome: &primary::Outcome) -> &'static str {
+    match outcome {
+        primary::Outcome::Alone(_) => "alone",
+        primary::Outcome::HandedOver => "handed over",
+        primary::Outcome::Lost => "lost",
+        primary::Outcome::Failed(_) => "failed",
+    }
+}

@@ -1,0 +1,151 @@
+//! What is to be said of a standby.
+
+use serde_json::{Value, json};
+use sterna::Address;
+use sterna::replica::machines::standby::{Because, Outcome, State};
+use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
+
+/// A standby at a moment.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct StandbyReport {
+    /// Where it listens.
+    pub address: Address,
+    /// Where it stands.
+    pub state: StandbyState,
+    /// What it counts.
+    pub statistics: StandbyStatistics,
+    /// The contact with its primary.
+    pub contact: Option<ContactReport>,
+    /// The arbiter, and which one it is, as far as that is known.
+    pub arbiter: Option<(String, Option<String>)>,
+    /// The VM that waits for the guest, in words.
+    pub waiting_vm: Option<String>,
+}
+
+/// A contact at a moment.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ContactReport {
+    /// Whether the primary is in contact.
+    pub is_connected: bool,
+    /// The protection's id, in hexadecimal digits.
+    pub id: String,
+    /// Its generation.
+    pub generation: u64,
+    /// Whether the guest is started only after a fence.
+    pub needs_fence: bool,
+    /// How long the primary may run its guest without an answer.
+    pub lease: std::time::Duration,
+    /// How long this side waits after the last heartbeat that it echoed.
+    pub patience: std::time::Duration,
+    /// Where the machine stands.
+    pub state: State,
+    /// How the protection ended.
+    pub outcome: Option<Outcome>,
+    /// What failed last.
+    pub trouble: Option<String>,
+}
+
+impl StandbyReport {
+    /// As it is now; nothing of the arbiter and the VM.
+    pub fn of(standby: &Standby) -> Self {
+        Self {
+            address: standby.address(),
+            state: standby.state(),
+            statistics: standby.statistics(),
+            contact: standby.contact().as_ref().map(ContactReport::of),
+            arbiter: None,
+            waiting_vm: None,
+        }
+    }
+
+    /// The state in a word or two.
+    pub fn word(&self) -> &'static str {
+        let state = self.contact.as_ref().map(|contact| contact.state);
+        match (&self.state, state) {
+            (_, Some(State::Preparing)) => "preparing",
+            (_, Some(State::Unready)) => "unready",
+            (_, Some(State::Claiming)) => "claiming",
+            (_, Some(State::Fencing)) => "fencing",
+            (_, Some(State::Unfenced)) => "unfenced",
+            (_, Some(State::Starting)) => "starting",
+            (_, Some(State::Held)) => "not started",
+            (StandbyState::TakenOver, _) | (_, Some(State::Running)) => "taken over",
+            (StandbyState::Discarded, _) | (_, Some(State::Discarded)) => "discarded",
+            (StandbyState::Waiting, _) => "waiting",
+            (StandbyState::Seeding, _) => "seeding",
+            (StandbyState::Following, _) => "following",
+            (StandbyState::Lost(_), _) => "holding",
+            _ => "failed",
+        }
+    }
+
+    /// Why it is in trouble, if it is.
+    pub fn trouble(&self) -> Option<String> {
+        match &self.state {
+            StandbyState::Failed(why) => Some(why.to_string()),
+            StandbyState::Lost(why) if self.contact.is_none() => Some(why.to_string()),
+            _ => self.contact.as_ref().and_then(|contact| contact.trouble.clone()),
+        }
+    }
+
+    /// All of it.
+    pub fn to_json(&self) -> Value {
+        let StandbyStatistics { checkpoints, age, ram_bytes, received_bytes, .. } = self.statistics;
+        json!({
+            "state": self.word(),
+            "checkpoints": checkpoints,
+            "age": age.map(|age| age.as_secs_f64()),
+            "ram-bytes": ram_bytes,
+            "received-bytes": received_bytes,
+            "trouble": self.trouble(),
+            "contact": self.contact.as_ref().map(ContactReport::to_json),
+            "arbiter": self.arbiter.as_ref().map(|(spec, identity)| json!({
+                "spec": spec, "identity": identity,
+            })),
+            "waiting-vm": self.waiting_vm,
+        })
+    }
+}
+
+impl ContactReport {
+    fn of(contact: &StandbyContact) -> Self {
+        let (protection, terms, now) = (contact.protection(), contact.terms(), contact.state());
+        Self {
+            is_connected: contact.is_in_contact(),
+            id: protection.id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            generation: protection.generation,
+            needs_fence: contact.needs_fence(),
+            lease: terms.lease,
+            patience: terms.patience(),
+            state: now.state,
+            outcome: now.outcome,
+            trouble: now.trouble,
+        }
+    }
+
+    /// The outcome in a word.
+    pub fn outcome_word(&self) -> Option<&'static str> {
+        self.outcome.map(|outcome| match outcome {
+            Outcome::Running(_) => "running",
+            Outcome::Discarded(Because::NothingHeld) => "nothing-held",
+            Outcome::Discarded(Because::Unprotected) => "unprotected",
+            Outcome::Discarded(Because::LocalFailure) => "local-failure",
+            Outcome::Discarded(Because::ClaimLost) => "claim-lost",
+        })
+    }
+
+    /// All of it.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "connected": self.is_connected,
+            "protection": self.id,
+            "generation": self.generation,
+            "needs-fence": self.needs_fence,
+            "lease": self.lease.as_secs_f64(),
+            "patience": self.patience.as_secs_f64(),
+            "outcome": self.outcome_word(),
+        })
+    }
+}

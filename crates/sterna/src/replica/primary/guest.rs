@@ -1,0 +1,119 @@
+//! What the contact does to a guest of this process.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::gate::EpochGate;
+use crate::error::VmError;
+use crate::outgoing::Migration;
+use crate::outgoing::protection::Protecting;
+use crate::replica::contact::PrimaryGuest;
+
+/// Between two looks whether a last checkpoint can still come.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A guest that runs here.
+pub(super) struct ProtectedGuest {
+    gate: Arc<dyn EpochGate>,
+    /// From the beginning of the seeding on.
+    seeding: Mutex<Option<(Migration, Arc<Protecting>)>>,
+    last: Mutex<Last>,
+}
+
+/// Hands the number of the last checkpoint over, and waits until it was told.
+type Told = (u64, SyncSender<()>);
+
+#[derive(Default)]
+struct Last {
+    awaited: Option<SyncSender<Told>>,
+}
+
+impl ProtectedGuest {
+    pub(super) fn new(gate: Arc<dyn EpochGate>) -> Self {
+        Self { gate, seeding: Mutex::default(), last: Mutex::default() }
+    }
+
+    pub(super) fn is_of(&self, migration: Migration, protecting: Arc<Protecting>) {
+        *self.seeding.lock() = Some((migration, protecting));
+    }
+
+    /// The last checkpoint was taken. Returns when the contact knows it.
+    pub(super) fn last_taken(&self, number: u64) {
+        let Some(awaited) = self.last.lock().awaited.take() else { return };
+        let (told, is_told) = sync_channel(1);
+        if awaited.send((number, told)).is_ok() {
+            // An error means that nobody waits any more.
+            let _ = is_told.recv();
+        }
+    }
+
+    fn with_migration(&self, act: impl FnOnce(&Migration) -> Result<(), VmError>) -> Result<(), VmError> {
+        let migration = self.seeding.lock().as_ref().map(|(migration, _)| migration.clone());
+        migration.map_or(Ok(()), |migration| act(&migration))
+    }
+
+    fn await_last(&self, coming: &Receiver<Told>, taken: &dyn Fn(u64)) -> Result<(), VmError> {
+        loop {
+            if let Ok((number, told)) = coming.recv_timeout(LOOK) {
+                taken(number);
+                let _ = told.send(());
+                return Ok(());
+            }
+            let seeding = self.seeding.lock();
+            let error = match &*seeding {
+                Some((migration, protecting)) if migration.outcome().is_none() => protecting.inbox.error(),
+                _ => return Err(VmError::new("the last checkpoint", "the protection has ended")),
+            };
+            if let Some(error) = error {
+                return Err(VmError::new("the last checkpoint", error));
+            }
+        }
+    }
+}
+
+impl PrimaryGuest for ProtectedGuest {
+    fn stop(&self) -> Result<(), VmError> {
+        self.with_migration(Migration::withhold_guest)
+    }
+
+    fn resume(&self) -> Result<(), VmError> {
+        self.with_migration(Migration::give_guest_back)
+    }
+
+    /// It stands, and its custody says that another VM has it.
+    fn destroy(&self) {}
+
+    fn close_channels(&self) {
+        // Nothing to undo in a seeding that has not begun.
+        let _ = self.with_migration(|migration| {
+            migration.close_channels();
+            Ok(())
+        });
+    }
+
+    fn take_last_checkpoint(&self, taken: &dyn Fn(u64)) -> Result<(), VmError> {
+        let (sender, coming) = sync_channel(1);
+        self.last.lock().awaited = Some(sender);
+        let seeding = self.seeding.lock().clone();
+        if let Some((migration, protecting)) = seeding {
+            protecting.want(true);
+            migration.nudge();
+        }
+        self.await_last(&coming, taken)
+    }
+
+    fn release(&self, epoch: u64) {
+        self.gate.release(epoch);
+    }
+
+    fn open_gate(&self) {
+        self.gate.open();
+    }
+
+    fn drop_output(&self) {
+        self.gate.drop_output();
+    }
+}

@@ -1,0 +1,57 @@
+//! What a primary counts.
+
+use std::time::Duration;
+
+use super::gate::GateStatistics;
+use crate::outgoing::protection::Counts;
+
+/// What a primary counts. Later versions add fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PrimaryStatistics {
+    /// Checkpoints that were taken.
+    pub taken: u64,
+    /// The last one that the standby holds.
+    pub held: u64,
+    /// Pages that checkpoints brought, zero pages among them.
+    pub pages: u64,
+    /// Pages of the last one.
+    pub last_pages: u64,
+    /// Bytes of devices that checkpoints brought.
+    pub device_bytes: u64,
+    /// Checkpoints that did not fit the buffer, so that the guest stood until they were sent.
+    pub unbuffered: u64,
+    /// Downtime by a checkpoint: the median of the last 1024, and what 99 of 100 do not exceed; the longest.
+    pub pause_p50: Duration,
+    /// See [`PrimaryStatistics::pause_p50`].
+    pub pause_p99: Duration,
+    /// See [`PrimaryStatistics::pause_p50`].
+    pub pause_most: Duration,
+    /// From the end of the last pause until the standby held the checkpoint.
+    pub last_transfer: Duration,
+    /// What waits for its checkpoint.
+    pub output: GateStatistics,
+}
+
+impl PrimaryStatistics {
+    pub(super) fn of(counts: &Counts, held: u64, output: GateStatistics) -> Self {
+        let mut pauses: Vec<Duration> = counts.pauses.iter().copied().collect();
+        pauses.sort_unstable();
+        let at = |percent: usize| {
+            let index = (pauses.len() * percent).div_ceil(100).saturating_sub(1);
+            pauses.get(index).copied().unwrap_or_default()
+        };
+        Self {
+            taken: counts.taken,
+            held,
+            pages: counts.pages,
+            last_pages: counts.last_pages,
+            device_bytes: counts.device_bytes,
+            unbuffered: counts.unstaged,
+            pause_p50: at(50),
+            pause_p99: at(99),
+            pause_most: at(100),
+            last_transfer: counts.last_transfer,
+            output,
+        }
+    }
+}

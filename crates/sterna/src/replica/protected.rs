@@ -1,0 +1,268 @@
+//! The contact at the standby's address, joined with what is held (`specs/replica.md §3`).
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use sterna_proto::replica::standby::{Event, State};
+use sterna_transport::Channel;
+
+use super::contact::{Claims, Protection, Secret, StandbyContact, StandbyGuest};
+use super::held::HeldGuest;
+use super::store::{Stage, Store};
+use super::survivor::Survivor;
+use super::takeover::TakeoverError;
+use super::witness::Witness;
+use crate::error::{Fault, MigrationError, VmError};
+use crate::events::Status;
+use crate::incoming::WeakIncoming;
+use crate::incoming::follower::Follower;
+
+type ClaimsOf = dyn Fn(Protection) -> Arc<dyn Claims> + Send + Sync;
+type FenceOf = dyn Fn(Protection) -> Result<(), String> + Send + Sync;
+
+/// Who may be in contact as a primary, and what decides when contact is lost.
+#[derive(Clone)]
+pub struct ContactRules {
+    /// What the primary has to know.
+    pub secret: Secret,
+    /// Whether a guest is refused that comes without a contact.
+    pub is_required: bool,
+    /// The arbiter's claim of a protection, for this side.
+    pub claims: Arc<ClaimsOf>,
+    /// Sees to it that the primary's guest of that protection does not run.
+    pub fence: Arc<FenceOf>,
+}
+
+/// The contacts of one standby.
+pub(super) struct Contacts {
+    pub(super) survivor: Arc<dyn Survivor>,
+    rules: Option<ContactRules>,
+    incoming: Mutex<Option<WeakIncoming>>,
+    /// Never locked by who wants the store's lock afterwards.
+    current: Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    contact: Option<StandbyContact>,
+    /// How many there were.
+    count: u64,
+}
+
+/// Everything that is held is gone with it, and the contact with that.
+pub(super) struct LastHandle(pub(super) Arc<Contacts>);
+
+impl Drop for LastHandle {
+    fn drop(&mut self) {
+        if let Some(contact) = self.0.current.lock().contact.take() {
+            contact.abandon();
+        }
+    }
+}
+
+/// The guest goes on as nothing: whoever takes over says as what.
+struct Nowhere;
+
+impl Survivor for Nowhere {
+    fn prepare(&self, _: &HeldGuest) -> Result<(), VmError> {
+        Err(VmError::new("the takeover", "nothing was said about where the guest goes on"))
+    }
+    fn start(&self) -> Result<(), VmError> {
+        self.never()
+    }
+    fn discard(&self) {}
+}
+
+impl Nowhere {
+    fn never(&self) -> Result<(), VmError> {
+        Err(VmError::new("the takeover", "nothing was made ready"))
+    }
+}
+
+impl Contacts {
+    pub(super) fn new(survivor: Arc<dyn Survivor>, rules: Option<ContactRules>) -> Self {
+        Self { survivor, rules, incoming: Mutex::default(), current: Mutex::default() }
+    }
+
+    /// For a standby that is in contact with nobody.
+    pub(super) fn none() -> Self {
+        Self::new(Arc::new(Nowhere), None)
+    }
+
+    /// The standby listens.
+    pub(super) fn listens(&self, incoming: WeakIncoming) {
+        *self.incoming.lock() = Some(incoming);
+    }
+
+    pub(super) fn current(&self) -> Option<StandbyContact> {
+        self.current.lock().contact.clone()
+    }
+
+    /// Answers a primary that greets over `channel`.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        channel: &Arc<Channel>,
+        store: &Arc<Store>,
+    ) -> Result<(), MigrationError> {
+        let refused = |what: &str| {
+            let what = format!("{}: {what}", channel.peer());
+            Err(MigrationError::PeerIncompatible { what })
+        };
+        let Some(rules) = &self.rules else {
+            return refused("a primary wants to be in contact, and this standby takes checkpoints alone");
+        };
+        if self.has_stream() || !matches!(store.state().stage, Stage::Seeding) {
+            return refused(
+                "a primary wants to be in contact after the guest began to come: its contact comes first, so protect the \
+                 guest anew",
+            );
+        }
+        let mut current = self.current.lock();
+        let guest = Arc::new(Guest {
+            store: Arc::clone(store),
+            contacts: Arc::clone(self),
+            fence: Arc::clone(&rules.fence),
+            number: current.count + 1,
+            protection: OnceLock::new(),
+        });
+        let claims = |protection| {
+            let _ = guest.protection.set(protection);
+            (rules.claims)(protection)
+        };
+        let begun = StandbyContact::begin(channel, &rules.secret, guest.clone(), claims);
+        let begun = begun.map_err(|error| {
+            let what = format!("{}: {error}", channel.peer());
+            MigrationError::PeerMisbehaved { what }
+        })?;
+        current.count += 1;
+        // One that has not sent its guest yet may have died without a word: the newest is taken.
+        let before = current.contact.replace(begun);
+        drop(current);
+        if let Some(before) = before {
+            tracing::warn!("a primary that had not sent its guest is displaced by another one");
+            before.abandon();
+        }
+        Ok(())
+    }
+
+    /// Whether a guest comes, came, or cannot come any more.
+    fn has_stream(&self) -> bool {
+        let incoming = self.incoming.lock().as_ref().and_then(WeakIncoming::upgrade);
+        incoming.is_some_and(|incoming| incoming.status() != Status::Setup)
+    }
+
+    /// Whether a guest may come now.
+    pub(super) fn check_stream(&self) -> Result<(), MigrationError> {
+        let is_required = self.rules.as_ref().is_some_and(|rules| rules.is_required);
+        let is_there = self.current().is_some_and(|contact| !contact.state().state.is_final());
+        if is_required && !is_there {
+            let what = "a guest came without its primary's contact, which comes first: protect it with `sterna protect`, or let \
+                        this standby do without an arbiter, a fence and a secret";
+            return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Nobody is or was in contact who may have the guest.
+    pub(super) fn check_alone(&self) -> Result<(), TakeoverError> {
+        if self.current.lock().contact.is_some() { Err(TakeoverError::Protected) } else { Ok(()) }
+    }
+
+    /// The guest has not come whole.
+    pub(super) fn seeding_failed(&self) {
+        if let Some(contact) = self.current() {
+            contact.failed("the guest has not come whole", Event::ConnectionLost);
+        }
+    }
+}
+
+impl Witness for Contacts {
+    fn may_hold(&self, number: u64) -> bool {
+        self.current.lock().contact.as_ref().is_none_or(|contact| contact.holds(number))
+    }
+
+    fn lost(&self, why: &MigrationError) {
+        let Some(contact) = self.current().filter(|contact| contact.state().state <= State::Following) else {
+            return;
+        };
+        let event = match why.fault() {
+            Some(Fault::Local) => Event::LocalFailure,
+            Some(_) => Event::PeerMisbehaved,
+            None => Event::ConnectionLost,
+        };
+        contact.failed(why, event);
+    }
+}
+
+/// What the contact does with the checkpoints that are held.
+struct Guest {
+    store: Arc<Store>,
+    contacts: Arc<Contacts>,
+    fence: Arc<FenceOf>,
+    /// Which contact it is of.
+    number: u64,
+    protection: OnceLock<Protection>,
+}
+
+impl Guest {
+    fn incoming(&self) -> Option<crate::incoming::Incoming> {
+        self.contacts.incoming.lock().as_ref().and_then(WeakIncoming::upgrade)
+    }
+}
+
+impl StandbyGuest for Guest {
+    fn close_channels(&self) {
+        let Some(incoming) = self.incoming() else { return };
+        // One whose guest never began to come leaves the standby as it was.
+        if incoming.status() == Status::Setup {
+            return;
+        }
+        // Refused once it is all here: then checkpoints come.
+        if incoming.cancel().is_err() {
+            self.store.end();
+        }
+    }
+
+    fn prepare(&self, checkpoint: u64) -> Result<(), VmError> {
+        let what = format!("checkpoint {checkpoint}");
+        let closed = || VmError::new(&what, "the standby was given up");
+        // For ever: whatever comes of it, nothing more is promised.
+        self.store.freeze();
+        self.store.end();
+        self.incoming().ok_or_else(closed)?.wait();
+        let guest = HeldGuest::of(&self.store).map_err(|error| VmError::new(&what, error))?;
+        if guest.checkpoint().number != checkpoint {
+            let other = format!("checkpoint {} is held in its place: report this", guest.checkpoint().number);
+            return Err(VmError::new(&what, other));
+        }
+        self.contacts.survivor.prepare(&guest)
+    }
+
+    fn fence(&self) -> Result<(), VmError> {
+        let protection = self.protection.get();
+        let protection = protection.ok_or_else(|| VmError::new("the fence", "the contact has not begun"))?;
+        (self.fence)(*protection).map_err(|why| VmError::new("the fence", why))
+    }
+
+    fn start(&self) -> Result<(), VmError> {
+        self.contacts.survivor.start()?;
+        self.store.state().stage = Stage::TakenOver;
+        Ok(())
+    }
+
+    fn discard(&self) {
+        let is_over = match self.incoming() {
+            Some(incoming) => incoming.status() != Status::Setup,
+            None => true,
+        };
+        self.contacts.survivor.discard();
+        if is_over {
+            return self.store.discard();
+        }
+        // No guest began to come: another primary may be in contact.
+        let mut current = self.contacts.current.lock();
+        if current.count == self.number {
+            current.contact = None;
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sterna::ram::Custody;
+use sterna::replica::machines::{Ruling, primary, standby};
+use sterna::replica::{
+    ByteGate, Claims, ContactRules, EpochGate, Guardians, NoOutput, Primary, PrimaryOptions, ProtectError,
+    Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+};
+use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
+use sterna_guests::model::Fill;
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
+
+use crate::common::*;
+use crate::support::proxy::{Proxy, Verdict};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A lease that no busy host lets run out.
+const TERMS: Terms = Terms {
+    heartbeat: Duration::from_millis(20),
+    lease: Duration::from_secs(60),
+    drift_per_mille: 10,
+    margin: Duration::from_millis(100),
+    claim_interval: Duration::from_millis(50),
+};
+
+/// Gives the claim to who asks first.
+#[derive(Default)]
+struct Arbiter(Mutex<Option<&'static str>>);
+
+impl Arbiter {
+    fn of(self: &Arc<Self>, side: &'static str) -> Arc<dyn Claims> {
+        let this = Arc::clone(self);
+        Arc::new(move || {
+            let owner = *this.0.lock().get_or_insert(side);
+            Ok(if owner == side { Ruling::Won } else { Ruling::Lost })
+        })
+    }
+}
+
+struct Pair {
+    guest: Arc<ProcessGuest>,
+    /// Where it goes on.
+    there: Arc<ProcessGuest>,
+    primary: Primary,
+    standby: Standby,
+    arbiter: Arc<Arbiter>,
+    proxy: Proxy,
+    /// By the survivor: from which byte on, and what.
+    said_again: Arc<Mutex<(u64, Vec<u8>)>>,
+    /// After so many pieces every connection ends.
+    cut: Arc<AtomicI64>,
+}
+
+fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn EpochGate>) -> Pair {
+    try_protect((config.clone(), config), way, terms, gate).expect("protected")
+}
+
+/// With what each side has.
+fn try_protect(
+    (ours, theirs): (ProcessConfig, ProcessConfig),
+    way: &Way,
+    terms: Terms,
+    gate: Arc<dyn EpochGate>,
+) -> Result<Pair, ProtectError> {
+    let (guest, _) = pair(&ours);
+    let there = ProcessGuest::waiting(theirs).expect("destination");
+    let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+    let (params, capabilities) = way.settings();
+    let (arbiter, secret) = (Arc::<Arbiter>::default(), || Secret::from_bytes([3; 32]));
+    let vm: Arc<dyn TargetVm> = Arc::clone(&there) as _;
+    let said_again = Arc::new(Mutex::new((0, Vec::new())));
+    let survivor = VmSurvivor::new(vm).expect("the place is free");
+    let survivor = Arc::new(survivor.saying_again({
+        let said_again = Arc::clone(&said_again);
+        move |position, bytes| *said_again.lock() = (position, bytes.to_vec())
+    }));
+    let rules = ContactRules {
+        secret: secret(),
+        is_required: true,
+        claims: {
+            let arbiter = Arc::clone(&arbiter);
+            Arc::new(move |_| arbiter.of("standby"))
+        },
+        fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
+    };
+    let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
+    let standby =
+        Standby::protect(&at, &options, params.clone(), capabilities, Arc::new(()), survivor, Some(rules));
+    let standby = standby.expect("listening");
+    let vm: Arc<dyn SourceVm> = Arc::clone(&guest) as _;
+    let options = PrimaryOptions { checkpoint_delay: way.delay, terms, buffer_bytes: way.buffer_bytes };
+    let guardians = Guardians {
+        protection: Protection { id: [7; 16], generation: 1 },
+        secret: secret(),
+        claims: arbiter.of("primary"),
+        gate,
+    };
+    let cut = Arc::<AtomicI64>::new(AtomicI64::new(i64::MAX));
+    let pieces = Arc::clone(&cut);
+    let filter = move |_, _, _, _: &mut Vec<u8>| match pieces.fetch_sub(1, Ordering::SeqCst) {
+        ..=0 => Verdict::Cut,
+        _ => Verdict::Pass,
+    };
+    let proxy = Proxy::new(&standby.address(), Box::new(filter));
+    if let Some(pieces) = way.cut_after {
+        cut.store(pieces, Ordering::SeqCst);
+    }
+    let at = proxy.address();
+    let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
+    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut })
+}
+
+/// How checkpoints travel.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    lanes: u8,
+    compression: Compression,
+    zero_pages: sterna::ZeroPageDetection,
+    delay: Duration,
+    buffer_bytes: u64,
+    /// Every connection ends after so many pieces.
+    cut_after: Option<i64>,
+}
+
+const PLAIN: Way = Way {
+    lanes: 0,
+    compression: Compression::None,
+    zero_pages: sterna::ZeroPageDetection::Multifd,
+    delay: Duration::from_millis(5),
+    buffer_bytes: 64 << 20,
+    cut_after: None,
+};
+
+impl Way {
+    fn settings(&self) -> (Parameters, Capabilities) {
+        let (params, capabilities) =
+            if self.lanes == 0 { (parameters(), Capabilities::default()) } else { multifd(self.lanes) };
+        let params = Parameters {
+            multifd_compression: self.compression,
+            zero_page_detection: self.zero_pages,
+            ..params
+        };
+        (params, capabilities)
+    }
+}
+
+/// A guest that writes all the time, with pages of every kind.
+fn writer() -> ProcessConfig {
+    let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
+    ProcessConfig { blocks, fill: Fill::Half(7), workers: 2, ..config() }
+}
+
+impl Pair {
+    fn wait_for_held(&self, number: u64) {
+        wait_for(&format!("checkpoint {number}"), || {
+            assert_eq!(self.primary.state().outcome, None, "{:?}", self.primary.state());
+            self.primary.statistics().held >= number
+        });
+    }
+
+    /// How it ended at the standby.
+    fn ended_there(&self) -> standby::Outcome {
+        self.standby.contact().expect("a contact").wait(PATIENCE).expect("an end")
+    }
+}
+
+#[test]
+fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
+    let ways = [
+        PLAIN,
+        Way { lanes: 1, ..PLAIN },
+        Way { lanes: 4, zero_pages: sterna::ZeroPageDetection::Legacy, ..PLAIN },
+        Way { lanes: 2, compression: Compression::Zstd, ..PLAIN },
+        Way { lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        // Nothing is staged: the guest stands until all is sent.
+        Way { buffer_bytes: 4096, ..PLAIN },
+        Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
+    ];
+    for way in ways {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let writes = Arc::clone(&said);
+        let gate =
+            Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap());
+        let pair = protect(writer(), &way, TERMS, gate.clone());
+        pair.wait_for_held(20);
+        assert!(pair.guest.wait_progress(10, PATIENCE), "{way:?}: the guest goes on");
+        let statistics = pair.primary.statistics();
+        assert_eq!(statistics.unbuffered > 0, way.buffer_bytes == 4096, "{way:?}: {statistics:?}");
+        gate.put(b"last words");
+
+        pair.primary.hand_over().expect("protected");
+
+        assert_eq!(pair.primary.wait(), primary::Outcome::HandedOver, "{way:?}: {:?}", pair.primary.state());
+        let last = pair.ended_there();
+        assert!(matches!(last, standby::Outcome::Running(_)), "{way:?}: {last:?}");
+        assert!(gate.wait_until_empty(PATIENCE));
+        assert_eq!(*said.lock(), b"last words");
+        // Whoever counts bytes misses none, whether they left before the last checkpoint or not.
+        let (position, again) = pair.said_again.lock().clone();
+        assert!(
+            position as usize + again.len() == 10 && b"last words".ends_with(&again),
+            "{position}, {again:?}"
+        );
+        let (ours, theirs) = (pair.guest.progress(), pair.there.progress());
+        assert!(theirs.total_steps() >= ours.total_steps(), "no step is lost: {theirs:?} after {ours:?}");
+        assert_lives_on(&pair.there);
+        assert_eq!(pair.guest.ram().custody(), Custody::Gone);
+        assert!(!pair.primary.migration().may_guest_run());
+    }
+}
+
+#[test]
+fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
+    for lanes in [0, 2] {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let writes = Arc::clone(&said);
+        let gate =
+            Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap());
+        let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
+        // The interval after these is long: what is said in it is never held.
+        let pair = protect(writer(), &Way { lanes, ..PLAIN }, terms, gate.clone());
+        pair.wait_for_held(20);
+        pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
+        wait_for("the end of checkpoints", || {
+            let before = pair.primary.statistics().taken;
+            std::thread::sleep(Duration::from_millis(100));
+            pair.primary.statistics().taken == before && pair.primary.statistics().held == before
+        });
+        gate.put(b"never held");
+        *pair.arbiter.0.lock() = Some("standby");
+
+        pair.cut.store(0, Ordering::SeqCst);
+
+        assert_eq!(pair.primary.wait(), primary::Outcome::Lost);
+        assert_eq!(pair.guest.run_state(), RunState::Paused);
+        assert_eq!(pair.guest.ram().custody(), Custody::Gone);
+        assert!(said.lock().is_empty(), "nothing leaves that the survivor does not know");
+        let ended = pair.ended_there();
+        assert!(matches!(ended, standby::Outcome::Running(number) if number >= 20), "{ended:?}");
+        assert_eq!(pair.there.ram().custody(), Custody::Arrived);
+        assert_lives_on(&pair.there);
+    }
+}
+
+#[test]
+fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
+    let pair = protect(writer(), &PLAIN, TERMS, Arc::new(NoOutput));
+    pair.wait_for_held(3);
+    assert!(pair.primary.migration().cancel().is_err(), "the standby has to be asked");
+    // Operators stop it and let it run between checkpoints.
+    for _ in 0..20 {
+        pair.guest.pause().expect("it is free");
+        assert_eq!(pair.guest.run_state(), RunState::Paused);
+        pair.guest.cont().expect("it is free");
+    }
+
+    pair.primary.unprotect().expect("protected");
+
+    assert_eq!(pair.primary.wait(), primary::Outcome::Alone(primary::Because::Never));
+    assert_lives_on(&pair.guest);
+    assert_eq!(pair.there.ram().custody(), Custody::NoGuest);
+    drop(pair.standby);
+    let config = writer();
+    let (target, params) = (ProcessGuest::waiting(config).expect("destination"), parameters());
+    let (_, outcome, arrival) = migrate(&pair.guest, &target, &params, Capabilities::default());
+    assert_arrived(&outcome, &arrival, &target);
+    drop(pair.proxy);
+}
+
+#[test]
+fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
+    let mut random =
+        sterna_testing::random("connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side");
+    let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+    let mut ends = [0; 3];
+    for turn in 0..24 {
+        let way = Way {
+            lanes: [0, 2][turn % 2],
+            cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
+            ..PLAIN
+        };
+        let Ok(pair) = try_protect((writer(), writer()), &way, terms, Arc::new(NoOutput)) else {
+            // Nobody was greeted.
+            continue;
+        };
+        // The arbiter gives the claim to whoever asks first, or the standby was first.
+        if turn % 3 == 0 {
+            *pair.arbiter.0.lock() = Some("standby");
+        }
+        let here = pair.primary.wait();
+        match here {
+            primary::Outcome::Alone(_) => {
+                assert!(matches!(pair.ended_there(), standby::Outcome::Discarded(_)), "{way:?}");
+                assert_lives_on(&pair.guest);
+                ends[0] += 1;
+            }
+            primary::Outcome::Lost => {
+                assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)), "{way:?}");
+                assert_eq!(pair.guest.run_state(), RunState::Paused);
+                assert_lives_on(&pair.there);
+                ends[1] += 1;
+            }
+            // In the seeding.
+            primary::Outcome::Failed(_) => {
+                assert_lives_on(&pair.guest);
+                assert_ne!(pair.there.run_state(), RunState::Running);
+                ends[2] += 1;
+            }
+            other => panic!("{way:?}: {other:?}"),
+        }
+    }
+    // Which ends come, and how often, hangs on the host's speed.
+    println!("alone, lost, failed: {ends:?}");
+}
+
+#[test]
+fn standby_of_another_shape_is_refused_and_the_guest_runs_on() {
+    let other = |change: fn(&mut ProcessConfig)| {
+        let mut config = writer();
+        change(&mut config);
+        config
+    };
+    let memory = other(|config| config.blocks[1].1 += 1 << 20);
+    let names = other(|config| config.blocks[0].0 = "ram.other".into());
+    for (theirs, says) in [(memory, "ram.high"), (names, "ram.low")] {
+        let pair = try_protect((writer(), theirs), &PLAIN, TERMS, Arc::new(NoOutput)).expect("greeted");
+
+        assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
+
+        let why = format!("{:?}", pair.standby.state());
+        assert!(why.contains(says), "{why}");
+        assert_lives_on(&pair.guest);
+    }
+}
