@@ -16,8 +16,8 @@ const LAYERS: &[&[&str]] = &[
     &["sterna"],
     &["sterna-qmp"],
     &["sterna-devices", "sterna-disk"],
-    &["sterna-vmm", "sterna-guests", "sterna-fuzz"],
-    &["sterna-cli", "minimal-vmm", "vm-memory-vmm"],
+    &["sterna-vmm", "sterna-guests"],
+    &["sterna-cli", "sterna-fuzz", "minimal-vmm", "vm-memory-vmm"],
     &["sterna-interop", "sterna-soak"],
     &["sterna-benches"],
 ];

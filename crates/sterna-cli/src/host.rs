@@ -9,18 +9,22 @@ mod kvm;
 mod meter;
 mod monitor;
 mod process;
+mod protection;
 mod tide;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
 use sterna::{Device, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
+use sterna_qmp::migration::ProtectionMeans;
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
 pub use monitor::GuestMonitor;
 pub use process::process_machine;
+pub use protection::{Console, Protection};
 
 use meter::Meter;
 
@@ -176,19 +180,34 @@ pub struct Hosted {
     arrival_rate: Option<u64>,
     meter: Meter,
     quit: Interrupts,
+    protection: Protection,
+    /// The guest that was here was protected, and its standby has it.
+    is_lost: AtomicBool,
 }
 
 impl Hosted {
     /// Hosts `parts`; `quit` is where its end will be asked for. A guest that arrives is given
     /// `arrival_rate`, if there is one, before it runs.
-    pub fn new(parts: Parts, arrival_rate: Option<u64>, quit: Interrupts) -> Arc<Self> {
+    pub fn new(
+        parts: Parts,
+        arrival_rate: Option<u64>,
+        quit: Interrupts,
+        protection: Protection,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            protection,
+            is_lost: AtomicBool::new(false),
             machine: parts.machine,
             guest: parts.guest,
             arrival_rate,
             meter: Meter::default(),
             quit,
         })
+    }
+
+    /// Whether the guest that was here was protected, and its standby has it.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
     }
 
     /// The machine.
@@ -308,6 +327,13 @@ impl MonitoredVm for Hosted {
     }
     fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
         self.machine.resize_disk(index, len_bytes)
+    }
+    fn protection(&self) -> Option<ProtectionMeans> {
+        self.protection.means()
+    }
+    fn guest_is_lost(&self) {
+        self.is_lost.store(true, Ordering::Release);
+        self.quit();
     }
     fn set_announcing(&self, announcing: Announcing) {
         self.machine.set_announcing(announcing);

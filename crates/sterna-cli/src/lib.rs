@@ -10,6 +10,7 @@ use clap::Parser;
 
 pub mod bench;
 pub mod children;
+mod claims;
 pub mod cli;
 pub mod commands;
 pub mod cpio;

@@ -21,6 +21,9 @@ mod config;
 mod devices;
 mod end_reason;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hardware;
 mod inherited;
 mod kvm;

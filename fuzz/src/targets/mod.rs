@@ -16,6 +16,7 @@ pub mod return_path;
 mod stream;
 pub mod unpack;
 pub mod vfio_user;
+pub mod virtio_queues;
 pub mod vmdesc;
 pub mod xbzrle;
 
@@ -38,7 +39,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
@@ -54,6 +55,7 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "virtio_queues", run: virtio_queues::target, longest: 4 << 10, inputs: 500 },
     Target { name: "vmdesc", run: vmdesc::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "xbzrle", run: xbzrle::target, longest: MESSAGE, inputs: 300_000 },
 ];

@@ -5,7 +5,7 @@ mod command;
 mod lab;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -14,7 +14,10 @@ use sterna::replica::machines::Ruling;
 use sterna::replica::machines::primary::{Because, Cause, Outcome};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
 use sterna_interop::{Failure, Guest, Qemu, Root};
+use sterna_qmp::drive::protect::ProtectRequest;
+use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
+use crate::certificates::good_directory;
 use lab::{Lab, wait, wait_until_held, wins};
 
 /// What an operator sees of a QEMU's settings.
@@ -179,6 +182,65 @@ fn guest_whose_claim_is_lost_is_stopped_and_says_nothing_more() -> Result<(), Fa
 }
 
 #[test]
+fn stream_and_contact_go_through_tls_that_qemu_does_not_know_of() -> Result<(), Failure> {
+    let test = "stream_and_contact_go_through_tls_that_qemu_does_not_know_of";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = good_directory();
+    let tls = |endpoint| {
+        let credentials = TlsCredentials::from_directory(directory.path(), endpoint, true);
+        let credentials = credentials.map_err(|error| error.to_string())?;
+        Ok::<_, Failure>(Tls { hostname: Some("localhost".to_owned()), ..Tls::new(Arc::new(credentials)) })
+    };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby_with(2, Some((tls(TlsEndpoint::Server)?, tls(TlsEndpoint::Client)?)))?;
+    let protection = lab.protect(&side, None, wins())?;
+    wait_until_held(&protection, 3)?;
+    lab.network.hear_more(20)?;
+
+    protection.unprotect().map_err(|error| error.to_string())?;
+    let end = protection.finish().map_err(|error| error.to_string())?;
+
+    assert_eq!(end.outcome, Outcome::Alone(Because::Never));
+    lab.network.hear_more(20)?;
+    drop(protection);
+    // A stranger is not let in.
+    let side = lab.standby_with(2, Some((tls(TlsEndpoint::Server)?, tls(TlsEndpoint::Client)?)))?;
+    let mut request = side.request(None);
+    request.tls = None;
+    let refused = lab.begin(request, wins()).map(drop).unwrap_err();
+    assert!(refused.contains("QEMU is as it was"), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn nobody_claims_a_guest_that_is_gone() -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("nobody_claims_a_guest_that_is_gone") else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(0)?;
+    let asked = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&asked);
+    let claims = move || {
+        counts.fetch_add(1, Ordering::SeqCst);
+        Ok(Ruling::Won)
+    };
+    let protection = lab.protect(&side, None, Arc::new(claims))?;
+    wait_until_held(&protection, 3)?;
+
+    lab.primary.kill();
+
+    let trouble = wait("the refusal to claim", || {
+        let refused =
+            protection.statistics().contact.trouble.filter(|trouble| trouble.starts_with("the claim"));
+        let claimed = protection.outcome().map(|outcome| format!("{outcome:?}"));
+        refused.or(claimed)
+    })?;
+    assert!(trouble.contains("nothing is claimed here"), "{trouble}");
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    assert!(protection.is_qemu_gone() && protection.outcome().is_none());
+    Ok(())
+}
+
+#[test]
 fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("guest_is_handed_over_as_planned") else { return Ok(()) };
     for channels in [0, 2] {
@@ -211,10 +273,7 @@ fn seeding_that_fails_leaves_qemu_as_it_was() -> Result<(), Failure> {
     let side = lab.standby(2)?;
     let mut request = side.request(None);
     request.channels = 0;
-    let monitor = sterna_qmp::Endpoint::Unix(lab.primary.operator_socket());
-    let vm = sterna_qmp::drive::Vm::connect(&monitor).map_err(|error| error.to_string())?;
-    let protection = sterna_qmp::drive::protect::QemuProtection::begin(vm, request, wins())
-        .map_err(|error| error.to_string())?;
+    let protection = lab.begin(request, wins())?;
 
     let end = protection.finish().map_err(|error| error.to_string())?;
 
@@ -234,14 +293,12 @@ fn what_cannot_be_protected_is_refused_and_nothing_is_changed() -> Result<(), Fa
     let mut lab = Lab::talking(&root)?;
     let before = settings(&mut lab.primary)?;
     let side = lab.standby(0)?;
-    let refused = |lab: &Lab, change: &dyn Fn(&mut sterna_qmp::drive::protect::ProtectRequest)| {
-        let monitor = sterna_qmp::Endpoint::Unix(lab.primary.operator_socket());
-        let vm = sterna_qmp::drive::Vm::connect(&monitor).map_err(|error| error.to_string())?;
+    let refused = |lab: &Lab, change: &dyn Fn(&mut ProtectRequest)| {
         let mut request = side.request(None);
         change(&mut request);
-        match sterna_qmp::drive::protect::QemuProtection::begin(vm, request, wins()) {
+        match lab.begin(request, wins()) {
             Ok(_) => Err("it was not refused".to_owned()),
-            Err(error) => Ok(error.to_string()),
+            Err(why) => Ok(why),
         }
     };
     let why = refused(&lab, &|request| request.checkpoint_delay = Duration::ZERO)?;

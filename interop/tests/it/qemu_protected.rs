@@ -234,8 +234,8 @@ fn killed_qemu_goes_on_after_claim_and_a_fence_that_failed_once() -> Result<(), 
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut protected = Protected::begin(&root, 1, &[])?;
     let info = protected.info()?;
-    assert_eq!(info["state"], "following", "{info}");
-    assert!(info["arbiter"]["identity"].is_string(), "{info}");
+    assert_eq!(info["protection"]["state"], "following", "{info}");
+    assert!(info["protection"]["arbiter"]["identity"].is_string(), "{info}");
 
     protected.primary.kill();
     protected.heart.freeze();
@@ -299,8 +299,10 @@ fn planned_takeover_by_the_operators_word_needs_no_fence() -> Result<(), Failure
     let mut protected = Protected::begin_with(&root, usize::MAX >> 33, Some("ask"), &[])?;
     protected.takeover(&["--planned"])?;
     wait("the standby's wish", || protected.heart.has_heard(Message::HandOver))?;
-    let held = protected.info()?["checkpoints"].as_u64();
-    wait("a last checkpoint", || protected.info().is_ok_and(|info| info["checkpoints"].as_u64() > held))?;
+    let held = protected.info()?["protection"]["checkpoints"].as_u64();
+    wait("a last checkpoint", || {
+        protected.info().is_ok_and(|info| info["protection"]["checkpoints"].as_u64() > held)
+    })?;
 
     protected.heart.give();
 

@@ -23,6 +23,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
     if monitor.is_sterna()
         && let Ok(protection) = monitor.try_execute("x-sterna-query-protection", Value::Null)
+        // A VM that is a side of a protection has more to say.
+        && protection["schema"].is_string()
     {
         terminal::print(&protection_of(&protection, arguments.json));
         return Ok(Status::Done);
@@ -32,13 +34,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(Status::Done)
 }
 
-/// What `sterna protect --qmp` or `sterna standby --qmp` says of its protection.
+/// What `sterna protect --qmp` says of its protection.
 fn protection_of(protection: &Value, is_json: bool) -> String {
     if is_json {
         return format!("{protection:#}\n");
-    }
-    if protection["role"] == "standby" {
-        return standby(protection);
     }
     let members = protection.as_object().into_iter().flatten();
     let rows =
@@ -58,6 +57,8 @@ struct Info {
     ram_bytes: Option<u64>,
     pages_per_second: Option<f64>,
     migration: Value,
+    /// Of a standby.
+    protection: Value,
     record: Option<Record>,
 }
 
@@ -70,6 +71,7 @@ impl Info {
         let uuid = text(&maybe("query-uuid")["UUID"]);
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
+        let protection = maybe("x-sterna-query-protection");
         let record =
             monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
@@ -80,6 +82,7 @@ impl Info {
             ram_bytes,
             pages_per_second,
             migration: monitor.execute("query-migrate", Value::Null)?,
+            protection,
             record,
         })
     }
@@ -96,6 +99,7 @@ impl Info {
             "ram_bytes": self.ram_bytes,
             "guest_pages_per_second": self.pages_per_second,
             "query_migrate": self.migration,
+            "protection": self.protection,
             "record": self.record,
         });
         serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
@@ -109,6 +113,12 @@ impl Info {
             }
         };
         row("monitor", &monitor.version());
+        let is_primary = self.protection["side"] == "primary";
+        // Of a standby, or of a VM that is one; what was taken over is a guest like any other.
+        if self.protection["state"].is_string() && !is_primary && self.protection["state"] != "taken over" {
+            text += &standby(&self.protection);
+            return text;
+        }
         row("guest", &self.status);
         row("name", &self.name);
         row("uuid", &self.uuid);
@@ -121,6 +131,10 @@ impl Info {
         row("writes", &self.pages_per_second.map_or(String::new(), writes));
         let progress = Progress::from_query(&self.migration);
         row("migration", &progress.status);
+        if is_primary {
+            row("protection", &primary(&self.protection));
+            row("trouble", self.protection["trouble"].as_str().unwrap_or_default());
+        }
         let port = |address: &Value| address["port"].as_str().map(str::to_owned);
         if let Some(port) = port(&self.migration["socket-address"][0]) {
             row("listens at", &format!("port {port}"));
@@ -149,6 +163,20 @@ impl Info {
         text += &how_to_go_on(&self.status, &progress.status);
         text
     }
+}
+
+/// How a VM's guest is protected.
+fn primary(now: &Value) -> String {
+    let time =
+        |name: &str| units::time(std::time::Duration::from_secs_f64(now[name].as_f64().unwrap_or(0.0)));
+    format!(
+        "{}; the standby holds checkpoint {}; pause {}, 99 % below {}; output waits {}",
+        now["state"].as_str().unwrap_or_default(),
+        units::count(now["held"].as_u64().unwrap_or(0)),
+        time("pause-p50"),
+        time("pause-p99"),
+        time("output-delay")
+    )
 }
 
 /// A standby's rows.

@@ -1,18 +1,18 @@
-//! `sterna protect`: an unmodified QEMU's guest has a standby from now on, until the operator, or a failure, ends that.
+//! `sterna protect`: the guest of an unmodified QEMU, or of a Sterna VM, has a standby from now on, until the operator, or a failure, ends that.
 
 mod control;
+pub(in crate::commands) mod own;
 mod show;
 
-use std::io::Read;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna::Address;
 use sterna::replica::machines::primary::{Because, Cause, Outcome};
-use sterna::replica::{Claims, Protection, Secret, Terms, machines};
-use sterna_arbiter::{Claim, Claimant, DEFAULT_LIMIT, Generation, GuestName, Operator, Role, Ruling, Spec};
+use sterna::replica::{Claims, Protection, Secret, Terms, new_protection};
+use sterna_arbiter::{DEFAULT_LIMIT, Operator, Role, Spec};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::protect::{ProtectRequest, ProtectionEnd, QemuProtection};
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
@@ -21,7 +21,7 @@ use super::{pair, peer};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
-use crate::{terminal, units};
+use crate::{claims, secret, terminal, units};
 use control::Control;
 
 /// Between two lines.
@@ -32,6 +32,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Whose guest, by whom, how.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+A Sterna VM protects its guest itself, with the arbiter, the secret and the lease of its `sterna run`; this command tells both sides \
+and shows how it goes.
+
 This command stands beside a QEMU 11 for as long as its guest is protected: the stream and everything that the guest's \
 network cards say pass through it. What the guest says leaves when the standby holds the checkpoint behind it. \
 Ctrl-C ends the protection: the standby gives up what it holds, and the guest runs on here as before.
@@ -39,10 +42,13 @@ Ctrl-C ends the protection: the standby gives up what it holds, and the guest ru
 When the standby is lost, the arbiter decides who runs the guest. It is the same one on both sides: \
 etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask, by which an operator decides (`sterna decide`).")]
 pub struct Arguments {
-    /// QMP socket of the QEMU: unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the QEMU or Sterna VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Where the standby listens: tcp:HOST:PORT or unix:PATH
     pub standby: String,
+    /// Of a Sterna VM: the QMP socket of the Sterna VM that is its standby (`sterna run --incoming defer`), which is told, too
+    #[arg(long, value_name = "SOCKET")]
+    pub standby_qmp: Option<Endpoint>,
     /// Who decides when the two sides lose each other
     #[arg(long, value_name = "SPEC", default_value = "ask")]
     pub arbiter: Spec,
@@ -90,16 +96,19 @@ pub struct Arguments {
 /// Protects.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
-    let protection = Protection { id: random()?, generation: arguments.generation };
-    let (claims, operator) = claims(arguments, protection)?;
-    if operator.is_some() && arguments.qmp.is_none() {
-        return Err(Stop::usage(
-            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
-             another arbiter with --arbiter",
-        ));
+    let protection = new_protection(arguments.generation).map_err(|error| Stop::failed(error.to_string()))?;
+    // What is wrong with the line is said rather than that nobody answers.
+    let checked = check(arguments).and_then(|()| request(arguments, protection));
+    let mut monitor = match Monitor::connect(&arguments.socket) {
+        Ok(monitor) => monitor,
+        Err(stop) => return Err(checked.err().unwrap_or(stop)),
+    };
+    if monitor.is_sterna() {
+        return own::execute(arguments, monitor, &interrupts);
     }
-    let mut monitor = Monitor::connect(&arguments.socket)?;
-    let request = request(arguments, protection, &mut monitor)?;
+    let mut request = checked?;
+    request.parameters = monitor.parameters(&arguments.set)?;
+    let (claims, operator) = claims(arguments, protection)?;
     let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
     for remark in session.remarks() {
         terminal::note(&format!("sterna: {remark}"));
@@ -125,6 +134,22 @@ pub fn execute(arguments: &Arguments) -> Done {
     end(arguments, &session, &done?)
 }
 
+/// What does not do for a QEMU.
+fn check(arguments: &Arguments) -> Result<(), Stop> {
+    if arguments.standby_qmp.is_some() {
+        return Err(Stop::usage(
+            "--standby-qmp is for a Sterna VM: the standby of a QEMU is `sterna standby`",
+        ));
+    }
+    if arguments.arbiter.to_string() == "ask" && arguments.qmp.is_none() {
+        return Err(Stop::usage(
+            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
+             another arbiter with --arbiter",
+        ));
+    }
+    Ok(())
+}
+
 /// Until there is an outcome.
 fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupts) -> Result<(), Stop> {
     let first = interrupts.count();
@@ -132,6 +157,12 @@ fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupt
     let mut due = Instant::now();
     let mut shown = show::Shown::default();
     while session.outcome().is_none() {
+        if session.is_qemu_gone() && session.outcome().is_none() {
+            return Err(Stop::failed(format!(
+                "{} has ended, and its guest with it: this side claims nothing, and the standby may take the guest over",
+                arguments.socket
+            )));
+        }
         if Instant::now() >= due {
             due = Instant::now() + LINE;
             let now = session.statistics();
@@ -199,11 +230,7 @@ fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> 
     }
 }
 
-fn request(
-    arguments: &Arguments,
-    protection: Protection,
-    monitor: &mut Monitor,
-) -> Result<ProtectRequest, Stop> {
+fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectRequest, Stop> {
     let standby = peer::address(&arguments.standby)?;
     let contact = arguments.contact.as_deref().map(peer::address).transpose()?;
     let tls = match &arguments.tls_dir {
@@ -215,7 +242,7 @@ fn request(
         None => None,
     };
     let secret = match &arguments.secret {
-        Some(path) => secret(path)?,
+        Some(path) => secret::read(path)?,
         None if tls.is_none() && !is_here(&standby) => {
             return Err(Stop::usage(
                 "a standby on another host must be known: give both sides certificates (--tls-dir), or one secret (--secret)",
@@ -231,7 +258,6 @@ fn request(
         channels: arguments.channels.unwrap_or(0),
         most_waiting_bytes: arguments.output_limit,
         socket_directory: arguments.socket_dir.clone(),
-        parameters: monitor.parameters(&arguments.set)?,
         ..ProtectRequest::new(standby, protection, secret)
     })
 }
@@ -242,22 +268,12 @@ fn claims(
     protection: Protection,
 ) -> Result<(Arc<dyn Claims>, Option<Operator>), Stop> {
     let opened = arguments.arbiter.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(error.to_string()))?;
-    let claim = Claim {
-        guest: GuestName::of_id(protection.id),
-        generation: Generation::new(protection.generation),
-        claimant: Claimant::of_this_process(Role::Primary),
-    };
+    let claim = claims::claim(Role::Primary, protection);
     opened
         .arbiter
         .identity(&claim.guest, claim.generation)
         .map_err(|error| Stop::failed(format!("{error}; nothing has begun")))?;
-    let arbiter = opened.arbiter;
-    let asks = move || match arbiter.claim(&claim) {
-        Ok(Ruling::Won) => Ok(machines::Ruling::Won),
-        Ok(Ruling::Lost { .. }) => Ok(machines::Ruling::Lost),
-        Err(error) => Err(error.to_string()),
-    };
-    Ok((Arc::new(asks), opened.operator))
+    Ok((claims::claims(&opened.arbiter, Role::Primary, protection), opened.operator))
 }
 
 fn is_here(address: &Address) -> bool {
@@ -266,53 +282,5 @@ fn is_here(address: &Address) -> bool {
             host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
         }
         _ => true,
-    }
-}
-
-fn secret(path: &Path) -> Result<Secret, Stop> {
-    let bytes = std::fs::read(path).map_err(|error| Stop::cannot_read(path, &error))?;
-    read_secret(&bytes).map(Secret::from_bytes).ok_or_else(|| {
-        Stop::unreadable(format!(
-            "{} is no secret: it must have 32 bytes, or 64 hexadecimal digits",
-            path.display()
-        ))
-    })
-}
-
-fn read_secret(bytes: &[u8]) -> Option<[u8; 32]> {
-    if let Ok(bytes) = bytes.try_into() {
-        return Some(bytes);
-    }
-    let digits = bytes.trim_ascii();
-    let mut secret = [0; 32];
-    if digits.len() != 64 || !digits.is_ascii() {
-        return None;
-    }
-    for (byte, digits) in secret.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(secret)
-}
-
-/// Names a protection as no other is named.
-fn random() -> Result<[u8; 16], Stop> {
-    let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| Stop::failed(format!("the host gives no random numbers: {error}")))?;
-    Ok(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secret_is_bytes_or_digits() {
-        assert_eq!(read_secret(&[7; 32]), Some([7; 32]));
-        assert_eq!(read_secret(format!("{}\n", "0a".repeat(32)).as_bytes()), Some([10; 32]));
-        for wrong in [&[7; 31][..], &[7; 33], b"", "0g".repeat(32).as_bytes(), "+1".repeat(32).as_bytes()] {
-            assert_eq!(read_secret(wrong), None, "{wrong:?}");
-        }
     }
 }

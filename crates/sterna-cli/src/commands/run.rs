@@ -9,17 +9,18 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde_json::json;
 use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm, TlsEndpoint};
+use sterna_arbiter::Spec;
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
 use sterna_vmm::{DiskOptions, LinuxImage, NetOptions};
 use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
-use crate::host::{self, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load};
+use crate::host::{self, Console, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load, Protection};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
 use crate::vhost_user::{self, VhostUser};
-use crate::{disk, net, terminal, tls, units};
+use crate::{disk, net, secret, terminal, tls, units};
 
 /// How a VM is made.
 #[derive(Debug, Clone, clap::Args)]
@@ -77,6 +78,19 @@ pub struct Arguments {
     /// as soon as its driver is there. Only for the KVM machine
     #[arg(long)]
     pub virtio_console: bool,
+    /// Who decides which side runs the guest when it is protected (capability x-colo) and the two sides lose each other:
+    /// etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask, by which an operator decides. The same on both sides
+    #[arg(long, value_name = "SPEC", default_value = "ask")]
+    pub arbiter: Spec,
+    /// A file with the secret of a protection, which the other side has, too: 32 bytes, or 64 hexadecimal digits
+    #[arg(long, value_name = "FILE")]
+    pub secret: Option<std::path::PathBuf>,
+    /// How long a protected guest may run after its standby was last heard
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_time)]
+    pub lease: Duration,
+    /// As a standby: on loopback, take a primary that shows no certificate
+    #[arg(long)]
+    pub insecure: bool,
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
@@ -264,11 +278,22 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(remark) = remark {
         terminal::note(&remark);
     }
-    let parts = build(arguments, kind)?;
+    let config = config(arguments);
+    let console = Console::new(arguments.serial.open()?)?;
+    let secret = arguments.secret.as_deref().map(secret::read).transpose()?;
+    let protection = Protection::new(
+        &arguments.arbiter,
+        secret,
+        arguments.lease,
+        arguments.insecure,
+        &config,
+        console.clone(),
+    )?;
+    let parts = build(arguments, kind, &config, console.clone())?;
     if arguments.prealloc {
         allocate(&parts.machine.ram())?;
     }
-    let vm = Hosted::new(parts, arguments.arrival_rate, interrupts.clone());
+    let vm = Hosted::new(parts, arguments.arrival_rate, interrupts.clone(), protection);
     let bus = EventBus::new();
     let control = MigrationControl::new(vm.clone(), bus.clone(), !arguments.stopped);
     let server = match &arguments.qmp {
@@ -296,6 +321,13 @@ pub fn execute(arguments: &Arguments) -> Done {
         server.close();
     }
     vm.machine().end();
+    console.finish();
+    if vm.is_lost() {
+        return Err(Stop::with(
+            Status::Lost,
+            "the standby has the guest; it was ended here, and what it had not said yet is dropped",
+        ));
+    }
     match ended {
         Some(GuestEnd { why, cause }) if cause != GuestEnd::POWERED_OFF => {
             Err(Stop::failed(format!("the guest ended: {why}")))
@@ -304,8 +336,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
 }
 
-fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> {
-    let config = host::Config {
+fn config(arguments: &Arguments) -> host::Config {
+    host::Config {
         name: arguments.name.clone(),
         uuid: arguments.uuid.map(Uuid::into_bytes),
         ram_bytes: arguments.ram,
@@ -328,13 +360,21 @@ fn build(arguments: &Arguments, kind: MachineKind) -> Result<host::Parts, Stop> 
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,
-    };
+    }
+}
+
+fn build(
+    arguments: &Arguments,
+    kind: MachineKind,
+    config: &host::Config,
+    console: Console,
+) -> Result<host::Parts, Stop> {
     match kind {
         MachineKind::Process if arguments.kernel.is_some() => Err(Stop::usage(
             "`--kernel` needs the KVM machine, and `--machine process` runs no code.".to_owned(),
         )),
-        MachineKind::Process => host::process_machine(&config),
-        _ => host::kvm_machine(&config, &arguments.guest(), arguments.serial.open()?),
+        MachineKind::Process => host::process_machine(config),
+        _ => host::kvm_machine(config, &arguments.guest(), Box::new(console)),
     }
 }
 

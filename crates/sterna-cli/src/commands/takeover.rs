@@ -1,6 +1,6 @@
 //! `sterna takeover`: a standby's guest goes on there, by an operator's word.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use sterna_qmp::Endpoint;
 
 use crate::exit::{Done, Status, Stop};
@@ -14,7 +14,7 @@ The word forces nothing. Where primary and standby are in contact, the standby g
 lease is over, asks the arbiter, fences the primary, and starts the guest; with the arbiter `ask` this word is the claim. After a \
 step that failed it is tried once more. Without a contact the word says that the primary's guest does not run any more.")]
 pub struct Arguments {
-    /// QMP socket of the standby (`sterna standby --qmp`): unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the standby (`sterna standby --qmp`, or a Sterna VM): unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// The primary makes a last checkpoint and stops its guest first; nothing is lost
     #[arg(long)]
@@ -30,14 +30,20 @@ pub struct Arguments {
 /// Says so.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
-    let wish = json!({"planned": arguments.planned, "vouch": arguments.vouch, "image": arguments.image});
+    // A VM that is a standby has neither fence nor image.
+    let wishes = [("planned", arguments.planned), ("vouch", arguments.vouch), ("image", arguments.image)];
+    let wish: Map<String, Value> = wishes
+        .into_iter()
+        .filter(|(_, is_wanted)| *is_wanted)
+        .map(|(name, _)| (name.to_owned(), true.into()))
+        .collect();
     if monitor.try_execute("x-sterna-query-protection", Value::Null).is_err() {
         return Err(Stop::usage(format!(
             "{} is no standby: name the socket of `sterna standby --qmp`",
             monitor.endpoint()
         )));
     }
-    monitor.execute("x-sterna-takeover", wish)?;
+    monitor.execute("x-sterna-takeover", wish.into())?;
     terminal::note(if arguments.planned {
         "the primary is asked for its guest; see `sterna info`"
     } else {

@@ -114,11 +114,13 @@ fn unheld(config: &Config) -> Vec<String> {
     let disks = config.disks.iter().map(|disk| {
         format!("the content of the disk {} does not travel with checkpoints", disk.path.display())
     });
-    let cards = (0..config.nets.len())
-        .map(|index| format!("what network card {index} sends cannot be held back until its checkpoint is held"));
+    let cards = (0..config.nets.len()).map(|index| {
+        format!("what network card {index} sends cannot be held back until its checkpoint is held")
+    });
     let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
-    let others = others.chain(config.vhost_user.iter().map(|device| device.socket.display().to_string()));
     let others =
-        others.map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
+        others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
+    let others = others
+        .map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
     disks.chain(cards).chain(others).collect()
 }

@@ -93,9 +93,26 @@ impl World {
     }
 }
 
-const COMMANDS: [&str; 17] = [
-    "demo", "run", "migrate", "plan", "info", "cancel", "decide", "verify", "inspect", "convert", "save",
-    "restore", "extract", "diff", "repair", "bench", "report",
+const COMMANDS: [&str; 19] = [
+    "demo",
+    "run",
+    "migrate",
+    "plan",
+    "info",
+    "cancel",
+    "decide",
+    "verify",
+    "inspect",
+    "convert",
+    "save",
+    "restore",
+    "extract",
+    "diff",
+    "repair",
+    "bench",
+    "report",
+    "protect",
+    "unprotect",
 ];
 
 #[test]
@@ -190,6 +207,8 @@ fn sockets_without_a_monitor_are_failures() {
         "info @KIND",
         "cancel @KIND",
         "decide @KIND source",
+        "unprotect @KIND",
+        "protect @KIND tcp:127.0.0.1:1 --arbiter=file:@directory",
         "plan @KIND",
         "migrate @KIND tcp:127.0.0.1:1",
         "save @KIND @made",
@@ -230,6 +249,16 @@ fn settings_that_a_vm_does_not_know_are_usage_errors() {
         ("cancel @vm", Failed),
         ("decide @vm source", Failed),
         ("decide @vm nobody", Parser),
+        ("protect @vm tcp:127.0.0.1:1", Usage),
+        ("protect @vm nonsense --arbiter=file:@directory", Usage),
+        ("protect @vm tcp:192.0.2.1:1 --arbiter=file:@directory", Usage),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=nonsense", Parser),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --checkpoint-delay=0", Parser),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --secret=@garbage", File),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --tls-dir=@missing", File),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --set=bogus=1", Usage),
+        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory", Failed),
+        ("unprotect @vm", Failed),
     ] {
         world.check(line, comes);
         assert_eq!(vm.vm().run_state().unwrap(), "running", "{line}");

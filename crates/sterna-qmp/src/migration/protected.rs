@@ -8,17 +8,19 @@ use sterna::replica::machines::{primary, standby};
 use sterna::replica::{ContactRules, Primary, Standby, StandbyState};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
+use super::colo;
 use super::engine::{GuestAt, Outgoing, Receiving};
-use super::protection::{Protection, ProtectionEnd, ProtectionMeans, Side};
+use super::protection::{Decide, Protection, ProtectionEnd, ProtectionMeans, Side};
+use crate::standby::StandbyReport;
 
 /// A standby looks so often whether its primary is in contact.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A guest that a standby protects.
-pub(super) struct ProtectedGuest(pub(super) Primary);
+pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>);
 
 /// A VM that is the standby of another's guest.
-pub(super) struct StandbyVm(pub(super) Standby);
+pub(super) struct StandbyVm(pub(super) Standby, pub(super) Option<Decide>);
 
 /// What a standby in contact goes by.
 pub(super) fn rules(means: &ProtectionMeans) -> ContactRules {
@@ -129,6 +131,10 @@ impl Protection for ProtectedGuest {
         self.0.hand_over().map_err(|refusal| refusal.to_string())
     }
 
+    fn decide(&self, is_at_primary: bool) -> Result<(), String> {
+        colo::decide(self.1.as_ref(), is_at_primary)
+    }
+
     fn set_delay(&self, delay: Duration) {
         // The table takes none that is too short.
         let _ = self.0.set_checkpoint_delay(delay);
@@ -205,20 +211,9 @@ impl Protection for StandbyVm {
     }
 
     fn report(&self) -> Value {
-        let counts = self.0.statistics();
-        let contact = self.0.contact();
-        let state = contact.as_ref().map(|contact| contact.state());
-        json!({
-            "side": "secondary",
-            "state": state.as_ref().map_or("waiting", |state| standby_word(state.state)),
-            "connected": contact.as_ref().is_some_and(|contact| contact.is_in_contact()),
-            "generation": contact.as_ref().map(|contact| contact.protection().generation),
-            "checkpoints": counts.checkpoints,
-            "age": counts.age.map(|age| age.as_secs_f64()),
-            "received-bytes": counts.received_bytes,
-            "journal-most-bytes": counts.most_journal_bytes,
-            "trouble": state.and_then(|state| state.trouble),
-        })
+        let mut report = StandbyReport::of(&self.0).to_json();
+        report["side"] = "secondary".into();
+        report
     }
 
     fn unprotect(&self) -> Result<(), String> {
@@ -233,6 +228,10 @@ impl Protection for StandbyVm {
         // The operator's word is for the step that failed, if one has.
         let told = if is_failed { contact.retry() } else { contact.take_over(is_planned) };
         told.map_err(|refusal| refusal.to_string())
+    }
+
+    fn decide(&self, is_at_primary: bool) -> Result<(), String> {
+        colo::decide(self.1.as_ref(), !is_at_primary)
     }
 
     fn set_delay(&self, _: Duration) {}
@@ -277,21 +276,5 @@ fn outcome_word(outcome: &primary::Outcome) -> &'static str {
         primary::Outcome::HandedOver => "handed over",
         primary::Outcome::Lost => "lost",
         primary::Outcome::Failed(_) => "failed",
-    }
-}
-
-fn standby_word(state: standby::State) -> &'static str {
-    match state {
-        standby::State::Seeding => "seeding",
-        standby::State::Following => "following",
-        standby::State::Preparing => "preparing",
-        standby::State::Unready => "unready",
-        standby::State::Claiming => "claiming",
-        standby::State::Fencing => "fencing",
-        standby::State::Unfenced => "unfenced",
-        standby::State::Starting => "starting",
-        standby::State::Held => "not started",
-        standby::State::Running => "running",
-        standby::State::Discarded => "discarded",
     }
 }

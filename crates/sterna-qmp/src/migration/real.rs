@@ -51,6 +51,7 @@ impl Engine for SternaEngine {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, String> {
         let Protecting { means, options, generation } = protecting;
+        let decide = means.decide.clone();
         let protection = new_protection(generation).map_err(|error| error.to_string())?;
         let guardians = Guardians {
             protection,
@@ -59,10 +60,11 @@ impl Engine for SternaEngine {
             gate: Arc::clone(&means.gate),
         };
         let primary = Primary::protect(vm, to, &options, guardians, parameters, capabilities, observer);
-        Ok(Arc::new(ProtectedGuest(primary.map_err(|error| match error {
+        let primary = primary.map_err(|error| match error {
             ProtectError::Start(error) => super::refusal::sentence(&error),
             error => error.to_string(),
-        })?)))
+        });
+        Ok(Arc::new(ProtectedGuest(primary?, decide)))
     }
 
     fn start_standby(
@@ -80,7 +82,7 @@ impl Engine for SternaEngine {
         let survivor = Arc::new(survivor.saying_again(move |position, bytes| say_again(position, bytes)));
         let rules = Some(protected::rules(&means));
         let standby = Standby::protect(at, &options, parameters, capabilities, observer, survivor, rules);
-        Ok(Arc::new(StandbyVm(standby.map_err(refused)?)))
+        Ok(Arc::new(StandbyVm(standby.map_err(refused)?, means.decide.clone())))
     }
 }
 

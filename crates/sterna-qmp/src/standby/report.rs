@@ -94,7 +94,6 @@ impl StandbyReport {
     pub fn to_json(&self) -> Value {
         let StandbyStatistics { checkpoints, age, ram_bytes, received_bytes, .. } = self.statistics;
         json!({
-            "role": "standby",
             "state": self.word(),
             "checkpoints": checkpoints,
             "age": age.map(|age| age.as_secs_f64()),

@@ -31,7 +31,7 @@ mod pit;
 mod realtime;
 mod serial;
 mod tsc;
-mod virtio;
+pub(crate) mod virtio;
 
 use std::sync::Arc;
 
@@ -122,5 +122,10 @@ impl Hook for Complete {
             None => Ok(()),
             Some(section) => Err(VmError::new("machine state", format!("section {section} did not come"))),
         }
+    }
+
+    /// It belongs to no host.
+    fn seize(&self) -> Result<(), VmError> {
+        self.acquire()
     }
 }

@@ -22,6 +22,7 @@ pub(super) mod record;
 use std::sync::Arc;
 
 use sterna::{Device, DeviceStream, VmError};
+use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_FEATURES_OK;
 use virtio_queue::QueueState;
 
 use super::codec::{Body, Fields, StateError, length};
@@ -79,7 +80,7 @@ impl Device for Virtio {
     }
 }
 
-fn save(transport: &Transport) -> Vec<u8> {
+pub(crate) fn save(transport: &Transport) -> Vec<u8> {
     let TransportState { status, causes, driver_features, selected, queues, more } = transport.state();
     let words = [[status, causes].as_slice(), &selected].concat();
     let mut body = Body::default();
@@ -94,7 +95,7 @@ fn save(transport: &Transport) -> Vec<u8> {
     body.finish()
 }
 
-fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError> {
+pub(crate) fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError> {
     let identity = &transport.identity;
     let (kind, configuration) = (fields.bytes(*b"kind")?, fields.bytes(*b"conf")?);
     if kind != identity.kind.to_le_bytes() {
@@ -116,7 +117,8 @@ fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(), StateError
         return Err(mismatch("configuration space", configuration, &ours));
     }
     let driver_features = fields.u64(*b"feat")?;
-    if driver_features & !identity.features != 0 {
+    // Until they are agreed on a driver may have chosen anything, and nothing works by it.
+    if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 && driver_features & !identity.features != 0 {
         let lacking = format!("{:#x}", driver_features & !identity.features);
         let ours = format!("{:#x}", identity.features);
         let what = "features that the driver chose and this device lacks".to_owned();
@@ -169,3 +171,6 @@ fn queue_of(bytes: &[u8; QUEUE_BYTES]) -> Option<QueueState> {
         used_ring: long(26)?,
     })
 }
+
+#[cfg(test)]
+mod tests;

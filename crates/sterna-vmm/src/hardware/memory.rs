@@ -15,6 +15,38 @@ pub(crate) type DeviceMemory = GuestMemoryMmap<AtomicBitmap>;
 /// A piece of it.
 pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, AtomicBitmap>>;
 
+/// RAM and the view of it, which a VM shares with its devices.
+pub(crate) struct VmRam {
+    ranges: Vec<Range>,
+    /// Over `ram`.
+    memory: DeviceMemory,
+    /// After it: fields are dropped in this order.
+    ram: GuestRam,
+}
+
+impl VmRam {
+    /// RAM that lies at `ranges`.
+    pub(crate) fn new(ram: GuestRam, ranges: Vec<Range>) -> Result<Self, VmmError> {
+        // SAFETY: both are parts of one value, which drops RAM last and gives the view out by reference only.
+        let memory = unsafe { view(&ram, &ranges) }?;
+        Ok(Self { ranges, memory, ram })
+    }
+
+    pub(crate) fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// RAM for whoever writes it in the guest's stead: what it writes is noted.
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// How RAM lies in guest-physical memory.
+    pub(crate) fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+}
+
 /// A view of `ram`, which lies at `ranges`.
 ///
 /// # Safety

@@ -1,11 +1,13 @@
 //! The VM as KVM knows it: its descriptor, the guest's RAM in its slots, and the chips that the kernel keeps.
 
+use std::sync::Arc;
+
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use sterna_ram::dirty::{KvmSlot, LoggedRange};
 use sterna_ram::{Backing, GuestRam, RamBlock, RamError};
 
-use super::memory::{self, DeviceMemory};
+use super::memory::{DeviceMemory, VmRam};
 use crate::error::VmmError;
 use crate::layout::{self, Range};
 
@@ -13,11 +15,8 @@ use crate::layout::{self, Range};
 /// this, so that the RAM stays mapped until the kernel has closed the VM.
 pub(crate) struct KvmVm {
     fd: VmFd,
-    ranges: Vec<Range>,
-    /// Over `ram`.
-    memory: DeviceMemory,
-    /// After these: fields are dropped in this order.
-    ram: GuestRam,
+    /// After it: fields are dropped in this order.
+    ram: Arc<VmRam>,
 }
 
 impl KvmVm {
@@ -25,10 +24,8 @@ impl KvmVm {
     pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, backing: Backing) -> Result<Self, VmmError> {
         let fd = kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?;
         let ranges = layout::ranges(ram_bytes);
-        let ram = make_ram(&ranges, backing)?;
-        // SAFETY: both are parts of one value, which drops RAM last and gives the view out by reference only.
-        let memory = unsafe { memory::view(&ram, &ranges) }?;
-        let vm = Self { fd, ranges, memory, ram };
+        let ram = Arc::new(VmRam::new(make_ram(&ranges, backing)?, ranges)?);
+        let vm = Self { fd, ram };
         vm.map_ram()?;
         vm.make_chips(kvm)?;
         Ok(vm)
@@ -40,17 +37,22 @@ impl KvmVm {
 
     /// The guest's RAM.
     pub(crate) fn ram(&self) -> &GuestRam {
+        self.ram.ram()
+    }
+
+    /// The same, for devices that use it as long as they are.
+    pub(crate) fn shared_ram(&self) -> &Arc<VmRam> {
         &self.ram
     }
 
     /// RAM for whoever writes it in the guest's stead: what it writes is noted.
     pub(crate) fn memory(&self) -> &DeviceMemory {
-        &self.memory
+        self.ram.memory()
     }
 
     /// How RAM lies in guest-physical memory.
     pub(crate) fn ranges(&self) -> &[Range] {
-        &self.ranges
+        self.ram.ranges()
     }
 
     /// The slots that RAM is in: range N in slot N.
@@ -61,9 +63,9 @@ impl KvmVm {
             guest_address: range.start,
             block: range.block,
             first_page: 0,
-            pages: self.ram.block(range.block).pages(),
+            pages: self.ram().block(range.block).pages(),
         };
-        (0..).zip(&self.ranges).map(slot).collect()
+        (0..).zip(self.ranges()).map(slot).collect()
     }
 
     /// RAM as dirty logs by guest-physical addresses need it.
@@ -72,14 +74,14 @@ impl KvmVm {
             guest_address: range.start,
             block: range.block,
             first_page: 0,
-            pages: self.ram.block(range.block).pages(),
+            pages: self.ram().block(range.block).pages(),
         };
-        self.ranges.iter().map(range).collect()
+        self.ranges().iter().map(range).collect()
     }
 
     fn map_ram(&self) -> Result<(), VmmError> {
-        for (slot, range) in (0u32..).zip(&self.ranges) {
-            let block = self.ram.block(range.block);
+        for (slot, range) in (0u32..).zip(self.ranges()) {
+            let block = self.ram().block(range.block);
             let region = kvm_userspace_memory_region {
                 slot,
                 flags: 0,

@@ -40,7 +40,9 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;
     let console = Console::new(std::mem::replace(&mut config.serial, Box::new(io::sink())));
-    let virtio = Arc::new(VirtioDevices::new(config, &vm, &external.vhost_user, &console)?);
+    let virtio = VirtioDevices::new(config, vm.shared_ram(), &external.vhost_user, &console)?;
+    virtio.connect(&vm)?;
+    let virtio = Arc::new(virtio);
     let mut device_sources = external.dirty_sources(&vm)?;
     device_sources.extend(virtio.dirty_source(&vm)?);
     let tracking = Tracking::new(vcpu_tracking, device_sources);

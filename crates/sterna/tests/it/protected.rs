@@ -282,6 +282,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
 }
 
 #[test]
+#[allow(clippy::print_stderr, reason = "says what has happened")]
 fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     let mut random =
         sterna_testing::random("connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side");
@@ -324,7 +325,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
         }
     }
     // Which ends come, and how often, hangs on the host's speed.
-    println!("alone, lost, failed: {ends:?}");
+    eprintln!("alone, lost, failed: {ends:?}");
 }
 
 #[test]

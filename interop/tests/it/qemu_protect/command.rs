@@ -2,12 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Failure, Root, sterna, sterna_does};
 
-use super::lab::{Lab, Side, wait};
+use super::lab::{Lab, Side, number_in, wait};
 use super::settings;
 
 /// The command, and what it says.
@@ -134,6 +135,97 @@ fn operator_decides_and_the_exit_status_says_who_has_the_guest() -> Result<(), F
 }
 
 #[test]
+fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), Failure> {
+    let test = "command_ends_when_qemu_is_killed_and_the_standby_takes_over";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(2)?;
+    let arbiter = format!("--arbiter=file:{}", lab.directory.path().display());
+    let mut protect = Protect::start(&lab, &side, &["--channels=2", &arbiter])?;
+    protect.until_protected()?;
+
+    lab.primary.kill();
+
+    assert_eq!(protect.end()?.code(), Some(1));
+    wait("the standby's start", || side.asked.started.load(Ordering::SeqCst).then_some(()))?;
+    lab.network.hear_out()?;
+    let held = side.take_over(&lab.directory.path().join("image"))?;
+    assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    Ok(())
+}
+
+/// Both commands as they are, at one address: the end that the operator wants, and QEMU's death.
+#[test]
+fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Result<(), Failure> {
+    let test = "both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let at = |name: &str| lab.directory.path().join(name).display().to_string();
+    let (claims, qemu) = (at("claims"), lab.primary.operator_socket().display().to_string());
+    std::fs::create_dir(&claims).map_err(|error| error.to_string())?;
+    let arbiter = format!("--arbiter=file:{claims}");
+    for is_killed in [false, true] {
+        let (socket, control) = (at(&format!("both{is_killed}")), at(&format!("control{is_killed}")));
+        let (image, listens, shown) =
+            (at("held"), format!("listen:unix:{socket}"), format!("--qmp=unix:{control}"));
+        let mut standby = sterna();
+        standby.args([
+            "standby",
+            &listens,
+            "--image",
+            &image,
+            &arbiter,
+            "--fence=/bin/true",
+            "--channels=2",
+            "--json",
+        ]);
+        let mut standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
+        wait("the standby's socket", || std::path::Path::new(&socket).exists().then_some(()))?;
+        let mut protect = sterna();
+        protect.args([
+            "protect",
+            &qemu,
+            &format!("unix:{socket}"),
+            &arbiter,
+            "--channels=2",
+            "--lease=3s",
+            "--json",
+            &shown,
+        ]);
+        let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+        let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+        let mut protect = Protect { process, lines, socket: control };
+        protect.until_protected()?;
+        lab.network.hear_more(20)?;
+        if !is_killed {
+            sterna_does(&["unprotect", &protect.socket])?;
+            assert_eq!(protect.end()?.code(), Some(0));
+            lab.network.hear_more(20)?;
+            continue;
+        }
+        lab.primary.kill();
+        assert_eq!(protect.end()?.code(), Some(1));
+        let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+        assert!(status.success(), "{status}");
+        lab.network.hear_out()?;
+        let held = number_in(std::path::Path::new(&image))?;
+        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    }
+    Ok(())
+}
+
+/// Ends with the test.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
 fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("command_that_was_killed_can_be_given_again") else { return Ok(()) };
     let mut lab = Lab::talking(&root)?;
@@ -150,6 +242,7 @@ fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
     let refused = sterna_does(&["protect", &at, &side.stream(), "--arbiter=file:/tmp"]).unwrap_err();
     assert!(refused.contains("x-colo-lost-heartbeat"), "{refused}");
     lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
+    lab.primary.wait_for_status("running")?;
     let mut protect = Protect::start(&lab, &side, &["--lease=600s"])?;
     protect.until_protected()?;
     lab.network.forget();

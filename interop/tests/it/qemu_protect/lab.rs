@@ -19,7 +19,7 @@ use sterna_interop::{Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
-use sterna_transport::Channel;
+use sterna_transport::{CancelFlag, Channel, Tls, TlsEndpoint};
 
 /// Longer than any machine makes a test wait: such a lease never ends.
 pub(super) const LONG: Duration = Duration::from_secs(600);
@@ -245,6 +245,8 @@ pub(super) struct Side {
     contact_at: PathBuf,
     generation: u64,
     channels: u8,
+    /// Of the primary.
+    tls: Option<Tls>,
 }
 
 impl Drop for Side {
@@ -282,10 +284,17 @@ impl Lab {
 
     /// A standby that waits.
     pub(super) fn standby(&mut self, channels: u8) -> Result<Side, Failure> {
+        self.standby_with(channels, None)
+    }
+
+    /// The same with TLS: what the standby has, and the primary.
+    pub(super) fn standby_with(&mut self, channels: u8, tls: Option<(Tls, Tls)>) -> Result<Side, Failure> {
+        let (tls, client) = tls.unzip();
         self.count += 1;
         let count = self.count;
         let path = |what: &str| self.directory.path().join(format!("{what}{count}"));
-        let parameters = Parameters { multifd_channels: channels.max(1), ..Parameters::default() };
+        let parameters =
+            Parameters { multifd_channels: channels.max(1), tls: tls.clone(), ..Parameters::default() };
         let capabilities = Capabilities { multifd: channels > 0, ..Capabilities::default() };
         let standby = Standby::listen(
             &Address::Unix(path("standby")),
@@ -309,8 +318,9 @@ impl Lab {
             contact_at,
             generation: count,
             channels,
+            tls: client,
         };
-        side.greet(&path("greets"))?;
+        side.greet(&path("greets"), tls)?;
         Ok(side)
     }
 
@@ -321,14 +331,22 @@ impl Lab {
         lease: Option<Duration>,
         claims: Arc<dyn Claims>,
     ) -> Result<QemuProtection, Failure> {
+        self.begin(side.request(lease), claims)
+    }
+
+    pub(super) fn begin(
+        &self,
+        request: ProtectRequest,
+        claims: Arc<dyn Claims>,
+    ) -> Result<QemuProtection, Failure> {
         let monitor = Endpoint::Unix(self.primary.operator_socket());
         let vm = Vm::connect(&monitor).map_err(|error| error.to_string())?;
-        QemuProtection::begin(vm, side.request(lease), claims).map_err(|error| error.to_string())
+        QemuProtection::begin(vm, request, claims).map_err(|error| error.to_string())
     }
 }
 
 impl Side {
-    fn greet(&self, at: &Path) -> Result<(), Failure> {
+    fn greet(&self, at: &Path, tls: Option<Tls>) -> Result<(), Failure> {
         let listener = UnixListener::bind(at).map_err(|error| error.to_string())?;
         let (asked, contact, tells) =
             (Arc::clone(&self.asked), Arc::clone(&self.contact), Arc::clone(&self.tells));
@@ -336,6 +354,12 @@ impl Side {
         std::thread::spawn(move || {
             let Ok((socket, _)) = listener.accept() else { return };
             let Ok(channel) = Channel::from_fd(socket.into()) else { return };
+            if let Some(tls) = tls {
+                let cancel = CancelFlag::new();
+                if channel.start_tls(&tls, TlsEndpoint::Server, None, PATIENCE, &cancel).is_err() {
+                    return;
+                }
+            }
             let claims = |_: Protection| Arc::new(|| Ok(Ruling::Won)) as Arc<dyn Claims>;
             let Ok(greeted) = StandbyContact::begin(&Arc::new(channel), &secret(), asked, claims) else {
                 return;
@@ -363,6 +387,7 @@ impl Side {
             contact: Some(Address::Unix(self.contact_at.clone())),
             terms,
             channels: self.channels,
+            tls: self.tls.clone(),
             ..ProtectRequest::new(Address::Unix(self.stream.clone()), protection, secret())
         }
     }
@@ -379,15 +404,20 @@ impl Side {
     pub(super) fn take_over(&self, image: &Path) -> Result<u32, Failure> {
         let plan = ImagePlan { path: image.to_owned(), options: MappedOptions::default(), convert: None };
         self.standby.takeover(&plan, &OperatorsWord).map_err(|error| error.to_string())?;
-        let image = Image::open(image).map_err(|error| error.to_string())?;
-        let block =
-            image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
-        let mut page = [0; 4096];
-        let mapped = image.mapped().ok_or("no mapped-ram")?;
-        mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
-        let at = (NUMBER_ADDRESS & 0xfff) as usize;
-        Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
+        number_in(image)
     }
+}
+
+/// The number of the last frame that the guest in an image said.
+pub(super) fn number_in(image: &Path) -> Result<u32, Failure> {
+    let image = Image::open(image).map_err(|error| error.to_string())?;
+    let block =
+        image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
+    let mut page = [0; 4096];
+    let mapped = image.mapped().ok_or("no mapped-ram")?;
+    mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
+    let at = (NUMBER_ADDRESS & 0xfff) as usize;
+    Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
 }
 
 fn secret() -> Secret {

@@ -4,15 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use sterna::replica::machines::Ruling;
 use sterna::replica::{Claims, ContactRules, Protection, Secret};
-use sterna_arbiter::{
-    Claim, Claimant, CommandLine, DEFAULT_LIMIT, Fence, Generation, GuestName, Identity, Opened, Role, Spec,
-};
+use sterna_arbiter::{Claim, CommandLine, DEFAULT_LIMIT, Fence, Identity, Opened, Role, Spec};
 
 use super::Arguments;
 use crate::exit::Stop;
-use crate::secret;
+use crate::{claims, secret};
 
 /// Decides whether the guest may run here.
 pub struct Judge {
@@ -55,7 +52,6 @@ impl Judge {
     }
 
     fn claims(self: &Arc<Self>, protection: Protection) -> Arc<dyn Claims> {
-        let judge = Arc::clone(self);
         // Not before it is needed: it may take as long as a claim.
         let looking = Arc::clone(self);
         let look = move || {
@@ -69,11 +65,7 @@ impl Judge {
         };
         // Only a line of the output depends on it.
         let _ = std::thread::Builder::new().name("arbiter's identity".to_owned()).spawn(look);
-        Arc::new(move || match judge.opened.arbiter.claim(&claim(protection)) {
-            Ok(sterna_arbiter::Ruling::Won) => Ok(Ruling::Won),
-            Ok(sterna_arbiter::Ruling::Lost { .. }) => Ok(Ruling::Lost),
-            Err(error) => Err(error.to_string()),
-        })
+        claims::claims(&self.opened.arbiter, Role::Standby, protection)
     }
 
     fn run_fence(&self, protection: Protection) -> Result<(), String> {
@@ -112,11 +104,7 @@ impl Judge {
     }
 }
 
-/// This side's claim. The primary's has the same name and generation.
+/// This side's claim.
 fn claim(protection: Protection) -> Claim {
-    Claim {
-        guest: GuestName::of_id(protection.id),
-        generation: Generation::new(protection.generation),
-        claimant: Claimant::of_this_process(Role::Standby),
-    }
+    claims::claim(Role::Standby, protection)
 }

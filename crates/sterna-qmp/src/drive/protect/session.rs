@@ -1,13 +1,14 @@
 //! The handle of a protection.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::json;
+use sterna::replica::machines::Ruling;
 use sterna::replica::machines::primary::{Because, Event, Outcome, Refusal, State};
 use sterna::replica::{Claims, ContactError, ContactState, PrimaryContact};
 use sterna_transport::{CancelFlag, Channel};
@@ -110,7 +111,7 @@ impl QemuProtection {
             true,
             &request.secret,
             Arc::clone(&guard) as Arc<dyn sterna::replica::PrimaryGuest>,
-            claims,
+            Arc::new(ClaimsOfALivingGuest { guard: Arc::downgrade(&guard), claims }),
         )
         .map_err(|error| not_greeted(&request, error))?;
         channel.set_stall_limit(None);
@@ -200,6 +201,12 @@ impl QemuProtection {
         self.contact.state().outcome
     }
 
+    /// Whether QEMU's process has ended, or its monitor is out of reach for good. Then this side claims nothing, and there may be no
+    /// outcome: end this process, so that the standby takes the guest over.
+    pub fn is_qemu_gone(&self) -> bool {
+        self.guard.monitor.seen().gone.is_some()
+    }
+
     /// What it measures, now.
     pub fn statistics(&self) -> ProtectionStatistics {
         let seen = self.guard.monitor.seen();
@@ -270,6 +277,25 @@ impl QemuProtection {
             );
         }
         ProtectionEnd { outcome, runs_here: false, left }
+    }
+}
+
+/// Whoever has no guest does not claim one: the standby would have nothing to take over.
+struct ClaimsOfALivingGuest {
+    /// It has the contact, which has this.
+    guard: Weak<Guard>,
+    claims: Arc<dyn Claims>,
+}
+
+impl Claims for ClaimsOfALivingGuest {
+    fn claim(&self) -> Result<Ruling, String> {
+        let guard = self.guard.upgrade().ok_or("the protection was given up")?;
+        match guard.monitor.run_state(ANSWER_LIMIT) {
+            Err(error) if error.is_disconnect() => Err(format!(
+                "{error}: QEMU has ended, so nothing is claimed here, and the standby may take its guest over"
+            )),
+            _ => self.claims.claim(),
+        }
     }
 }
 

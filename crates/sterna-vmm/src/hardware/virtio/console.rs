@@ -135,7 +135,8 @@ impl<'a> Session<'a> for ConsoleSession<'a> {
     }
 
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
-        let ring = &mut rings[TYPED];
+        // A driver may be ready without queues.
+        let Some(ring) = rings.get_mut(TYPED) else { return Ok(()) };
         // Nothing there: a look before was faster.
         let _ = self.keyboard.event.read();
         let mut typed = self.keyboard.typed.lock();
@@ -154,5 +155,27 @@ impl<'a> Session<'a> for ConsoleSession<'a> {
         }
         drop(typed);
         ring.notify()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{BUFFERS, Driver};
+    use super::*;
+
+    #[test]
+    fn bytes_wait_for_a_driver_that_has_no_queue() {
+        let mut driver = Driver::new();
+        driver.add(&[(BUFFERS, 16, true)]);
+        let mut device = VirtioConsole::new(Console::new(Box::new(io::sink()))).unwrap();
+        let (keyboard, space) = (device.keyboard(), ConfigurationSpace::new(Vec::new()));
+        let mut session = device.begin(0, &space).unwrap();
+        assert_eq!(keyboard.type_in(b"typed"), Some(5));
+
+        session.woken(&mut []).unwrap();
+
+        session.woken(&mut driver.rings()).unwrap();
+        drop(session);
+        assert_eq!(driver.used(), [(0, 5)]);
     }
 }

@@ -18,6 +18,11 @@ impl Interrupt {
         Self { causes: AtomicU32::new(0), line }
     }
 
+    /// For KVM.
+    pub(super) fn line(&self) -> &EventFd {
+        &self.line
+    }
+
     pub(crate) fn raise(&self, cause: u32) {
         self.causes.fetch_or(cause, Ordering::SeqCst);
         self.pulse();

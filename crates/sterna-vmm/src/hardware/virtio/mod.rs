@@ -44,6 +44,7 @@ use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
 
 use super::console::Console;
+use super::memory::VmRam;
 use super::vm::KvmVm;
 use crate::config::MachineConfig;
 use crate::error::VmmError;
@@ -63,10 +64,11 @@ pub(crate) struct VirtioDevices {
 }
 
 impl VirtioDevices {
-    /// Makes the devices; those of other processes come last. Their drivers find them reset.
+    /// Makes the devices; those of other processes come last. Their drivers find them reset. They have to be
+    /// [connected](Self::connect).
     pub(crate) fn new(
         config: &MachineConfig,
-        vm: &Arc<KvmVm>,
+        ram: &Arc<VmRam>,
         processes: &[Arc<VhostUserDevice>],
         to: &Console,
     ) -> Result<Self, VmmError> {
@@ -86,8 +88,8 @@ impl VirtioDevices {
         let mut hinting = None;
         if config.free_page_reporting || config.free_page_hinting {
             let hints = config.free_page_hinting.then(Arc::<Hinting>::default);
-            let (ram, reports) = (vm.ram().clone(), config.free_page_reporting);
-            let device = free_pages::FreePages::new(ram, reports, hints.clone());
+            let reports = config.free_page_reporting;
+            let device = free_pages::FreePages::new(ram.ram().clone(), reports, hints.clone());
             hinting = hints.map(|hints| (backends.len(), hints));
             backends.push(("free pages".to_owned(), Box::new(device)));
         }
@@ -107,15 +109,31 @@ impl VirtioDevices {
             let why = format!("{} virtio devices, at most {VIRTIO_MAX} have a place", backends.len());
             return Err(VmmError::Config { what: "virtio", why });
         }
-        let placed = backends.into_iter().enumerate();
-        let transport = |(slot, (name, backend))| Transport::new(vm, slot, name, backend).map(Arc::new);
-        let all: Vec<_> = placed.map(transport).collect::<Result<_, _>>()?;
+        let transport = |(name, backend)| Transport::new(ram, name, backend).map(Arc::new);
+        let all: Vec<_> = backends.into_iter().map(transport).collect::<Result<_, _>>()?;
         let placed = announcers.into_iter().enumerate();
         let announcers: Vec<_> =
             placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
         hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
         let asker = hinting.map(|(slot, hinting)| Asker::new(&all[slot], hinting));
         Ok(Self { all, hooks, announcers, keyboard, asker })
+    }
+
+    /// A network card alone, joined to sockets of packets.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of_card(
+        ram: &Arc<VmRam>,
+        sockets: Vec<std::os::unix::net::UnixDatagram>,
+    ) -> Result<Self, VmmError> {
+        let refuse = |error: std::io::Error| VmmError::Config { what: "net", why: error.to_string() };
+        let card = Box::new(net::Card::of_sockets(sockets).map_err(refuse)?);
+        let all = vec![Arc::new(Transport::new(ram, "network card 0".to_owned(), card)?)];
+        Ok(Self { all, hooks: Vec::new(), announcers: Vec::new(), keyboard: None, asker: None })
+    }
+
+    /// Puts them into their places.
+    pub(crate) fn connect(&self, vm: &KvmVm) -> Result<(), VmmError> {
+        self.all.iter().enumerate().try_for_each(|(slot, device)| device.connect(vm, slot))
     }
 
     /// In the order of their places.

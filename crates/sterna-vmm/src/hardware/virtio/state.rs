@@ -56,6 +56,13 @@ impl Transport {
             if queue.max_size != *size {
                 return Err(format!("queue {index}: {} entries at most, here {size}", queue.max_size));
             }
+            // A device returns what it took. If it had returned more and its rings lay in one place, each return would look like
+            // another request, without end. A driver that breaks rules can make it take thousands that it never returns. The
+            // counters begin again after 65535.
+            if queue.next_avail.wrapping_sub(queue.next_used).cast_signed() < 0 {
+                let (taken, returned) = (queue.next_avail, queue.next_used);
+                return Err(format!("queue {index}: it has returned {returned} chains and taken {taken}"));
+            }
             let queue = Queue::try_from(*queue).map_err(|error| format!("queue {index}: {error}"))?;
             queues.push(queue);
         }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sterna::DeviceStream;
 use sterna_devices::vhost_user::VhostUserDevice;
 use virtio_bindings::virtio_config::{
-    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
+    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
 };
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_QUEUE_NOTIFY};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -23,6 +23,7 @@ use super::interrupt::Interrupt;
 use super::space::ConfigurationSpace;
 use super::worker::{Parts, Signals, Worker};
 use crate::error::VmmError;
+use crate::hardware::memory::VmRam;
 use crate::hardware::vm::KvmVm;
 use crate::layout::{virtio_address, virtio_interrupt};
 
@@ -49,7 +50,7 @@ pub(crate) struct Identity {
 
 /// One device in its place.
 pub(crate) struct Transport {
-    vm: Arc<KvmVm>,
+    ram: Arc<VmRam>,
     pub(crate) identity: Identity,
     pub(super) signals: Arc<Signals>,
     pub(super) parts: Arc<Mutex<Parts>>,
@@ -67,18 +68,10 @@ pub(super) struct Registers {
 }
 
 impl Transport {
-    /// Puts a device into place `slot` of the machine.
-    pub(super) fn new(
-        vm: &Arc<KvmVm>,
-        slot: usize,
-        name: String,
-        backend: Box<dyn Backend>,
-    ) -> Result<Self, VmmError> {
+    /// A device over this RAM. Nothing hears its interrupts, and it hears no kick but through its registers, before it is
+    /// [connected](Self::connect).
+    pub(super) fn new(ram: &Arc<VmRam>, name: String, backend: Box<dyn Backend>) -> Result<Self, VmmError> {
         let failed = |source| VmmError::Kvm { call: "eventfd", on: name.clone(), source };
-        let refused = |call| {
-            let on = name.clone();
-            move |error| VmmError::kvm(call, on, error)
-        };
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(failed);
         let process = backend.process();
         let common = if process.is_none() { COMMON_FEATURES } else { 0 };
@@ -92,16 +85,11 @@ impl Transport {
             process,
             name: name.clone(),
         };
-        let line = event()?;
-        vm.fd().register_irqfd(&line, virtio_interrupt(slot)).map_err(refused("KVM_IRQFD"))?;
-        let notify = IoEventAddress::Mmio(virtio_address(slot) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY));
-        let mut kicks = Vec::new();
-        for queue in 0..identity.queue_sizes.len() {
+        let kick = |queue| {
             let theirs = identity.process.as_ref().and_then(|process| process.kick(queue));
-            let kick = theirs.map_or_else(event, |kick| kick.try_clone().map_err(failed))?;
-            vm.fd().register_ioevent(&kick, &notify, queue as u32).map_err(refused("KVM_IOEVENTFD"))?;
-            kicks.push(kick);
-        }
+            theirs.map_or_else(event, |kick| kick.try_clone().map_err(failed))
+        };
+        let kicks = (0..identity.queue_sizes.len()).map(kick).collect::<Result<_, _>>()?;
         let queues = identity.queue_sizes.iter().map(|size| Queue::new(*size)).collect::<Result<_, _>>();
         let queues = queues.map_err(|error| VmmError::Config {
             what: "virtio",
@@ -109,13 +97,13 @@ impl Transport {
         })?;
         let signals = Signals {
             status: AtomicU32::new(0),
-            interrupt: Interrupt::new(line),
+            interrupt: Interrupt::new(event()?),
             space: ConfigurationSpace::new(identity.configuration.clone()),
             failures: AtomicU32::new(0),
             kicks,
         };
         Ok(Self {
-            vm: Arc::clone(vm),
+            ram: Arc::clone(ram),
             identity,
             signals: Arc::new(signals),
             parts: Arc::new(Mutex::new(Parts { backend, queues })),
@@ -123,11 +111,26 @@ impl Transport {
         })
     }
 
+    /// Puts it into place `slot` of the machine: KVM passes interrupts and kicks on.
+    pub(super) fn connect(&self, vm: &KvmVm, slot: usize) -> Result<(), VmmError> {
+        let refused = |call| {
+            let on = self.identity.name.clone();
+            move |error| VmmError::kvm(call, on, error)
+        };
+        let line = self.signals.interrupt.line();
+        vm.fd().register_irqfd(line, virtio_interrupt(slot)).map_err(refused("KVM_IRQFD"))?;
+        let notify = IoEventAddress::Mmio(virtio_address(slot) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY));
+        for (queue, kick) in (0u32..).zip(&self.signals.kicks) {
+            vm.fd().register_ioevent(kick, &notify, queue).map_err(refused("KVM_IOEVENTFD"))?;
+        }
+        Ok(())
+    }
+
     /// The guest is about to run: the device does, if its driver wants it to.
     pub(super) fn run(&self) {
         let mut registers = self.registers.lock();
         let status = self.signals.status.load(Ordering::SeqCst);
-        if status & VIRTIO_CONFIG_S_DRIVER_OK == 0 || registers.worker.is_some() {
+        if !is_at_work(status) || registers.worker.is_some() {
             return;
         }
         self.signals.interrupt.raise_again();
@@ -156,7 +159,7 @@ impl Transport {
         let (name, features) = (&self.identity.name, registers.driver_features);
         let uses_event_index = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
         self.parts.lock().queues.iter_mut().for_each(|queue| queue.set_event_idx(uses_event_index));
-        match Worker::spawn(name, &self.vm, &self.signals, &self.parts, features) {
+        match Worker::spawn(name, &self.ram, &self.signals, &self.parts, features) {
             Ok(worker) => registers.worker = Some(worker),
             Err(error) => {
                 tracing::error!(device = name, %error, "the device has no thread");
@@ -189,8 +192,17 @@ impl Transport {
     }
 }
 
+/// Whether a device of this status works, unless it needs a reset: features are agreed on, and the driver is ready.
+fn is_at_work(status: u32) -> bool {
+    let both = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
+    status & both == both
+}
+
 impl Drop for Transport {
     fn drop(&mut self) {
         self.pause();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use super::backend::Backend;
 use super::interrupt::Interrupt;
 use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
-use crate::hardware::vm::KvmVm;
+use crate::hardware::memory::VmRam;
 
 /// What the driver's thread and the device's share.
 pub(crate) struct Signals {
@@ -59,17 +59,17 @@ impl Worker {
     /// Starts a device, named for messages.
     pub(crate) fn spawn(
         name: &str,
-        vm: &Arc<KvmVm>,
+        ram: &Arc<VmRam>,
         signals: &Arc<Signals>,
         parts: &Arc<Mutex<Parts>>,
         features: u64,
     ) -> io::Result<Self> {
         let stop = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         let (stopped, theirs) = (stop.try_clone()?, name.to_owned());
-        let (vm, signals, parts) = (Arc::clone(vm), Arc::clone(signals), Arc::clone(parts));
+        let (ram, signals, parts) = (Arc::clone(ram), Arc::clone(signals), Arc::clone(parts));
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let mut parts = parts.lock();
-            if let Err(error) = work(&vm, &signals, &mut parts, features, &stopped) {
+            if let Err(error) = work(&ram, &signals, &mut parts, features, &stopped) {
                 // A guest can do it as often as it likes.
                 let before = signals.failures.fetch_add(1, Ordering::Relaxed);
                 if (before + 1).is_power_of_two() {
@@ -95,7 +95,7 @@ impl Worker {
 }
 
 fn work(
-    vm: &KvmVm,
+    ram: &VmRam,
     signals: &Signals,
     parts: &mut Parts,
     features: u64,
@@ -105,7 +105,7 @@ fn work(
     let mut rings = Vec::new();
     // A driver need not use all queues; those that it uses are the first ones.
     for (index, queue) in queues.iter_mut().enumerate().take_while(|(_, queue)| queue.ready()) {
-        rings.push(Ring::new(index, vm.memory(), queue, &signals.interrupt)?);
+        rings.push(Ring::new(index, ram.memory(), queue, &signals.interrupt)?);
     }
     let mut session = backend.begin(features, &signals.space)?;
     let epoll = Epoll::new()?;

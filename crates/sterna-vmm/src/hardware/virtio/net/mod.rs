@@ -50,6 +50,14 @@ pub(super) fn open(index: usize, options: &NetOptions, machine: &str) -> Result<
 }
 
 impl Card {
+    /// A card with so many pairs of queues that is joined to sockets of packets.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn of_sockets(sockets: Vec<std::os::unix::net::UnixDatagram>) -> io::Result<Self> {
+        let taps = sockets.into_iter().map(|socket| Tap::of(socket).map(Arc::new));
+        let mac = MacAddress::of_machine("fuzzing", 0);
+        Ok(Self { taps: taps.collect::<Result<_, _>>()?, active: AtomicU16::new(1), mac })
+    }
+
     /// What tells the network where the guest is, once the card has its place.
     pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<Announcer> + use<> {
         let (tap, mac) = (Arc::clone(&self.taps[0]), self.mac);

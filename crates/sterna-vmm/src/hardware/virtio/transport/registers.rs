@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use virtio_bindings::virtio_config::{
-    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
+    VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
 };
 use virtio_bindings::virtio_mmio::*;
 use virtio_queue::QueueT;
 
-use super::{Registers, Transport};
+use super::{Registers, Transport, is_at_work};
 
 /// `virt`
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
@@ -101,8 +101,7 @@ impl Transport {
             wanted &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
         let before = self.signals.status.fetch_or(wanted, Ordering::SeqCst);
-        let is_agreed = (before | wanted) & VIRTIO_CONFIG_S_FEATURES_OK != 0;
-        if wanted & !before & VIRTIO_CONFIG_S_DRIVER_OK != 0 && is_agreed {
+        if is_at_work(before | wanted) && !is_at_work(before) {
             self.start(registers);
         }
     }

@@ -11,7 +11,7 @@ const MERGES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 static ONE: AtomicU16 = AtomicU16::new(1);
 
 fn taps<const N: usize>(sockets: [UnixDatagram; N]) -> Vec<Arc<Tap>> {
-    sockets.map(|socket| Arc::new(Tap::of(socket))).into()
+    sockets.map(|socket| Arc::new(Tap::of(socket).unwrap())).into()
 }
 
 fn driver() -> Driver {

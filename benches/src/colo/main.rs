@@ -1,0 +1,164 @@
+//! What protecting a QEMU's guest costs it: the pause for each checkpoint, with QEMU's own secondary (COLO) and with a standby that holds
+//! checkpoints and runs nothing, beside each other.
+//!
+//! - The primary is the same QEMU in all rows: `pc`, one vCPU, no network card and no replicated disk. The clock is its own: from its
+//!   event STOP to its event RESUME, in microseconds. The seeding's pause is left out.
+//! - `qemu`: QEMU with `-incoming` and `x-colo`, whose guest runs, too. `standby`: `sterna::replica::Standby` in this process. `protect`:
+//!   the same behind `QemuProtection`, which relays the stream and waits for the contact's answers.
+//! - All are connected by Unix sockets on this host, so the cores are shared by everybody.
+//! - The ways take turns with each setting, so that a machine that is slower for a while is slower for all.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+
+mod pair;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use serde_json::{Value, json};
+use sterna_interop::Root;
+
+use pair::{Measured, Setting};
+
+/// What went wrong, in words.
+type Failure = String;
+
+/// Measures the pauses of checkpoints.
+#[derive(Parser)]
+struct Args {
+    /// RAM of the guest, MiB.
+    #[arg(long, default_value_t = 256)]
+    ram: u64,
+    /// Who is at the other end.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "qemu,standby,protect")]
+    ways: Vec<Way>,
+    /// What the guest does.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "idle,writer")]
+    loads: Vec<Load>,
+    /// Milliseconds from checkpoint to checkpoint.
+    #[arg(long, value_delimiter = ',', default_value = "600,100,10")]
+    delays: Vec<u64>,
+    /// Multifd channels; 0: the main channel alone.
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2,4")]
+    channels: Vec<u8>,
+    /// Pages that the writer writes in a second.
+    #[arg(long, default_value_t = 25_000)]
+    pages_per_second: u64,
+    /// Seconds for each row.
+    #[arg(long, default_value_t = 6.0)]
+    seconds: f64,
+    /// Taken for all benches with QEMU, and not needed here.
+    #[arg(long)]
+    sterna: Option<PathBuf>,
+    /// Write the rows as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
+enum Way {
+    /// QEMU's own secondary.
+    Qemu,
+    /// A standby.
+    Standby,
+    /// A standby with all that protects a guest beside QEMU.
+    Protect,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
+enum Load {
+    /// The firmware waits for a disk.
+    Idle,
+    /// The boot sector writes half of RAM at a pace.
+    Writer,
+}
+
+impl Way {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::Standby => "standby",
+            Self::Protect => "protect",
+        }
+    }
+}
+
+impl Load {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Writer => "writer",
+        }
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    if let Err(why) = run(&args) {
+        eprintln!("{why}");
+        std::process::exit(1);
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    let Some(root) = Root::qemu_for("bench colo") else { return Ok(()) };
+    println!(
+        "| load | delay, ms | channels | other end | checkpoints/s | pause, ms: mean | p50 | p99 | of |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut rows = Vec::new();
+    for &load in &args.loads {
+        for &delay in &args.delays {
+            for &channels in &args.channels {
+                for &way in &args.ways {
+                    let setting = Setting {
+                        way,
+                        ram_mib: args.ram,
+                        pages_per_second: if load == Load::Writer { args.pages_per_second } else { 0 },
+                        delay: Duration::from_millis(delay),
+                        channels,
+                        time: Duration::from_secs_f64(args.seconds),
+                    };
+                    let measured = pair::measure(&root, &setting).map_err(|why| {
+                        format!("{} {} {delay} ms, {channels}: {why}", way.word(), load.word())
+                    })?;
+                    println!("{}", row(load, &setting, &measured));
+                    rows.push(value(load, &setting, &measured));
+                }
+            }
+        }
+    }
+    if let Some(file) = &args.json {
+        let all = json!({"schema": "sterna-bench-colo", "version": 1, "ram_mib": args.ram, "rows": rows});
+        std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
+    let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
+    format!(
+        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} |",
+        load.word(),
+        setting.delay.as_millis(),
+        setting.channels,
+        setting.way.word(),
+        measured.per_second(),
+        ms(measured.mean()),
+        ms(measured.at_most(500)),
+        ms(measured.at_most(990)),
+        measured.pauses.len()
+    )
+}
+
+fn value(load: Load, setting: &Setting, measured: &Measured) -> Value {
+    json!({
+        "load": load.word(),
+        "pages_per_second": setting.pages_per_second,
+        "delay_ms": setting.delay.as_millis() as u64,
+        "channels": setting.channels,
+        "way": setting.way.word(),
+        "checkpoints_per_second": measured.per_second(),
+        "pauses_us": measured.pauses.iter().map(|pause| pause.as_micros() as u64).collect::<Vec<_>>(),
+    })
+}

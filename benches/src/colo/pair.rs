@@ -1,0 +1,219 @@
+//! One primary, and one other end.
+
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sterna::replica::machines::Ruling;
+use sterna::replica::{Claims, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions};
+use sterna::{Address, Capabilities, Parameters, VmError};
+use sterna_benches::clock::ticks_per_second;
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{Builder, Guest, PACE_ADDRESS, Qemu, Ram, Root};
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::Vm;
+use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
+use sterna_transport::Channel;
+
+use crate::{Failure, Way};
+
+/// Checkpoints before any is counted.
+const WARM_UP: usize = 3;
+
+/// What is measured.
+pub(crate) struct Setting {
+    pub(crate) way: Way,
+    pub(crate) ram_mib: u64,
+    /// 0: the guest is idle.
+    pub(crate) pages_per_second: u64,
+    pub(crate) delay: Duration,
+    /// 0: the main channel alone.
+    pub(crate) channels: u8,
+    pub(crate) time: Duration,
+}
+
+/// What came of it.
+pub(crate) struct Measured {
+    /// Sorted.
+    pub(crate) pauses: Vec<Duration>,
+    /// From the first of them to the last, by QEMU's clock.
+    span: Duration,
+}
+
+impl Measured {
+    pub(crate) fn mean(&self) -> Duration {
+        self.pauses.iter().sum::<Duration>() / self.pauses.len().max(1) as u32
+    }
+
+    /// The pause that so many of a thousand do not exceed.
+    pub(crate) fn at_most(&self, per_mille: usize) -> Duration {
+        let index = (self.pauses.len().saturating_sub(1) * per_mille).div_ceil(1000);
+        self.pauses.get(index).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        self.pauses.len().saturating_sub(1) as f64 / self.span.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Follows a primary for that time.
+pub(crate) fn measure(root: &Root, setting: &Setting) -> Result<Measured, Failure> {
+    let guest = if setting.pages_per_second > 0 { Guest::Boot } else { Guest::None };
+    let builder = Qemu::builder(root).memory_mib(setting.ram_mib).ram(Ram::File).guest(guest);
+    let mut primary = builder.clone().spawn()?;
+    if setting.pages_per_second > 0 {
+        primary.wait_for_ticks(1)?;
+        set_pace(&primary, setting.pages_per_second)?;
+    }
+    // What it needs lives as long as this.
+    let _other = other_end(&builder, &mut primary, setting)?;
+    let began = Instant::now();
+    let (mut stopped, mut pauses, mut first, mut last) = (None, Vec::new(), None, Duration::ZERO);
+    let mut count = 0;
+    loop {
+        if began.elapsed() > PATIENCE {
+            return Err("there are no checkpoints".to_owned());
+        }
+        let event = primary.qmp().next_event(Duration::from_secs(1)).map_err(|error| error.to_string())?;
+        let Some(event) = event else { continue };
+        match event.name.as_str() {
+            "STOP" => stopped = Some(event.timestamp),
+            "COLO_EXIT" => return Err(format!("COLO ended: {}; {}", event.data, primary.log().trim())),
+            "RESUME" => {
+                let Some(stopped) = stopped.take() else { continue };
+                count += 1;
+                // The first is the seeding's.
+                if count > WARM_UP + 1 {
+                    pauses.push(event.timestamp.saturating_sub(stopped));
+                    last = event.timestamp;
+                    let first = *first.get_or_insert(last);
+                    if last.saturating_sub(first) >= setting.time {
+                        pauses.sort_unstable();
+                        return Ok(Measured { pauses, span: last.saturating_sub(first) });
+                    }
+                }
+            }
+            _ => {}
+        }
+        let _ = last;
+    }
+}
+
+fn set_pace(primary: &Qemu, pages_per_second: u64) -> Result<(), Failure> {
+    let ticks = u32::try_from(ticks_per_second() / pages_per_second).unwrap_or(u32::MAX);
+    let ram = std::fs::OpenOptions::new().write(true).open(primary.directory().join("ram"));
+    ram.and_then(|ram| ram.write_all_at(&ticks.to_le_bytes(), PACE_ADDRESS))
+        .map_err(|error| error.to_string())
+}
+
+/// What keeps the other end alive.
+enum Other {
+    Qemu { _secondary: Qemu },
+    Standby { _standby: Standby },
+    Protect { _standby: Standby, _protection: Box<QemuProtection>, ends: Arc<AtomicBool> },
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        if let Self::Protect { ends, .. } = self {
+            ends.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+fn other_end(builder: &Builder, primary: &mut Qemu, setting: &Setting) -> Result<Other, Failure> {
+    let socket = primary.directory().join("stream");
+    let uri = format!("unix:{}", socket.display());
+    let mut capabilities = vec!["x-colo", "return-path"];
+    capabilities.extend((setting.channels > 0).then_some("multifd"));
+    let channels = setting.channels.max(1);
+    if setting.way != Way::Protect {
+        primary.capabilities(&capabilities)?;
+        primary.parameters(json!({
+            "max-bandwidth": 0, "x-checkpoint-delay": setting.delay.as_millis() as u64, "multifd-channels": channels,
+        }))?;
+    }
+    if setting.way == Way::Qemu {
+        let mut secondary = builder.clone().incoming_defer().spawn()?;
+        secondary.capabilities(&capabilities)?;
+        secondary.parameters(json!({ "multifd-channels": channels }))?;
+        secondary.start_incoming(&uri)?;
+        primary.start_migration(&uri)?;
+        return Ok(Other::Qemu { _secondary: secondary });
+    }
+    let standby = Standby::listen(
+        &Address::Unix(socket.clone()),
+        &StandbyOptions::default(),
+        Parameters { multifd_channels: channels, ..Parameters::default() },
+        Capabilities { multifd: setting.channels > 0, ..Capabilities::default() },
+        Arc::new(()),
+    )
+    .map_err(|error| error.to_string())?;
+    if setting.way == Way::Standby {
+        primary.start_migration(&uri)?;
+        return Ok(Other::Standby { _standby: standby });
+    }
+    let contact = primary.directory().join("contact");
+    let ends = Arc::new(AtomicBool::new(false));
+    greet(&contact, standby.clone(), Arc::clone(&ends))?;
+    let vm = Vm::connect(&Endpoint::Unix(primary.operator_socket())).map_err(|error| error.to_string())?;
+    let protection = Protection { id: [1; 16], generation: 1 };
+    let request = ProtectRequest {
+        contact: Some(Address::Unix(contact)),
+        checkpoint_delay: setting.delay,
+        channels: setting.channels,
+        parameters: [("max-bandwidth".to_owned(), json!(0))].into_iter().collect(),
+        ..ProtectRequest::new(Address::Unix(socket), protection, Secret::from_bytes([0; 32]))
+    };
+    let protection = QemuProtection::begin(vm, request, wins()).map_err(|error| error.to_string())?;
+    Ok(Other::Protect { _standby: standby, _protection: Box::new(protection), ends })
+}
+
+fn wins() -> Arc<dyn Claims> {
+    Arc::new(|| Ok(Ruling::Won))
+}
+
+/// Nothing is taken over here.
+struct Nothing;
+
+impl StandbyGuest for Nothing {
+    fn close_channels(&self) {}
+    fn prepare(&self, _: u64) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn fence(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn start(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn discard(&self) {}
+}
+
+/// The standby's side of the contact: says what is held.
+fn greet(at: &Path, standby: Standby, ends: Arc<AtomicBool>) -> Result<(), Failure> {
+    let listener = UnixListener::bind(at).map_err(|error| error.to_string())?;
+    std::thread::spawn(move || {
+        let greeted = listener.accept().ok().and_then(|(socket, _)| {
+            let channel = Channel::from_fd(socket.into()).ok()?;
+            let secret = Secret::from_bytes([0; 32]);
+            StandbyContact::begin(&Arc::new(channel), &secret, Arc::new(Nothing), |_| wins()).ok()
+        });
+        let Some(contact) = greeted else { return };
+        let mut told = 0;
+        while !ends.load(Ordering::SeqCst) {
+            while told < standby.statistics().checkpoints {
+                told += 1;
+                if contact.checkpoint_held(told).is_err() {
+                    return;
+                }
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    });
+    Ok(())
+}

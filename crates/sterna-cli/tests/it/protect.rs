@@ -1,0 +1,194 @@
+//! `sterna protect` with two of Sterna's own VMs, as users run them. With QEMU: interop's `qemu_protect`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_qmp::Endpoint;
+use sterna_qmp::drive::Vm;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A primary, its standby, and the command that tells both; an arbiter in a directory.
+struct Pair {
+    directory: tempfile::TempDir,
+    primary: Child,
+    standby: Child,
+    protects: Child,
+}
+
+impl Pair {
+    fn new(more: &[&str]) -> Self {
+        Self::with(&["--lease=2s"], more)
+    }
+
+    fn with(vm: &[&str], more: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        std::fs::create_dir(at.join("arbiter")).unwrap();
+        let primary = run(at, "a.qmp", vm);
+        let standby = run(at, "b.qmp", &[vm, &["--incoming=defer"]].concat());
+        wait("the monitors", || connect(&at.join("a.qmp")).is_some() && connect(&at.join("b.qmp")).is_some());
+        let protects = sterna()
+            .arg("protect")
+            .arg(at.join("a.qmp"))
+            .arg(format!("unix:{}", at.join("standby").display()))
+            .arg("--standby-qmp")
+            .arg(at.join("b.qmp"))
+            .args(["--json", "--checkpoint-delay=20"])
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pair = Self { directory, primary, standby, protects };
+        wait("ten checkpoints", || pair.report("b.qmp")["checkpoints"].as_u64() >= Some(10));
+        pair
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn ask(&self, name: &str, command: &str) -> Value {
+        connect(&self.path(name)).unwrap().execute(command, Value::Null).unwrap()
+    }
+
+    fn report(&self, name: &str) -> Value {
+        self.ask(name, "x-sterna-query-protection")
+    }
+
+    fn is_running(&self, name: &str) -> bool {
+        self.ask(name, "query-status")["running"] == true
+    }
+
+    /// The guest's memory is one consistent cut, here.
+    fn assert_consistent(&self, name: &str) {
+        let mut vm = connect(&self.path(name)).unwrap();
+        let verdict = vm.execute("x-sterna-check-guest", Value::Null).unwrap();
+        assert_eq!(verdict["consistent"], true, "{verdict}");
+    }
+
+    /// How `sterna protect` ends.
+    fn protect_ends(&mut self) -> (Option<i32>, String) {
+        let status = self.protects.wait().unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(self.protects.stderr.as_mut().unwrap(), &mut said).unwrap();
+        (status.code(), said)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for child in [&mut self.protects, &mut self.primary, &mut self.standby] {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn sterna() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_sterna"))
+}
+
+fn run(at: &Path, socket: &str, more: &[&str]) -> Child {
+    sterna()
+        .args(["run", "--machine=process", "--ram=32M", "--rate=2000", "--vcpus=2"])
+        .arg(format!("--qmp=unix:{}", at.join(socket).display()))
+        .arg(format!("--arbiter=file:{}", at.join("arbiter").display()))
+        .arg(format!("--exit-with-parent={}", std::process::id()))
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn connect(socket: &Path) -> Option<Vm> {
+    Vm::connect(&Endpoint::Unix(socket.to_owned())).ok()
+}
+
+fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn command(name: &str, socket: &Path, more: &[&str]) -> Output {
+    sterna().arg(name).arg(socket).args(more).output().unwrap()
+}
+
+#[test]
+fn guest_of_a_killed_primary_goes_on_at_its_standby() {
+    for channels in [&[][..], &["--channels=2"]] {
+        let mut pair = Pair::new(channels);
+        assert_eq!(pair.ask("a.qmp", "query-migrate")["status"], "colo");
+        assert_eq!(pair.ask("a.qmp", "query-colo-status")["mode"], "primary");
+        assert_eq!(pair.ask("b.qmp", "query-colo-status")["mode"], "secondary");
+        assert!(!pair.is_running("b.qmp"));
+
+        pair.primary.kill().unwrap();
+
+        wait("the survivor", || pair.is_running("b.qmp"));
+        assert_eq!(pair.ask("b.qmp", "query-migrate")["status"], "completed");
+        assert_eq!(std::fs::read_dir(pair.path("arbiter")).unwrap().count(), 1, "one claim");
+        let (status, said) = pair.protect_ends();
+        assert_eq!(status, Some(3), "{said}");
+        pair.assert_consistent("b.qmp");
+    }
+}
+
+#[test]
+fn primary_of_a_killed_standby_goes_on_alone() {
+    let mut pair = Pair::new(&[]);
+
+    pair.standby.kill().unwrap();
+
+    let (status, said) = pair.protect_ends();
+    assert_eq!(status, Some(0), "{said}");
+    assert!(pair.is_running("a.qmp"));
+    assert_eq!(pair.ask("a.qmp", "query-colo-status")["last-mode"], "primary");
+    pair.assert_consistent("a.qmp");
+}
+
+#[test]
+fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
+    let mut pair = Pair::new(&["--channels=2"]);
+    let taken = command("takeover", &pair.path("b.qmp"), &["--planned"]);
+    assert!(taken.status.success(), "{taken:?}");
+    wait("the guest", || pair.is_running("b.qmp"));
+    let (status, said) = pair.protect_ends();
+    assert_eq!(status, Some(0), "{said}");
+    pair.assert_consistent("b.qmp");
+    assert_eq!(pair.ask("a.qmp", "query-status"), json!({"status": "postmigrate", "running": false}));
+
+    let mut pair = Pair::new(&[]);
+    let ended = command("unprotect", &pair.path("a.qmp"), &[]);
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(pair.is_running("a.qmp"));
+    assert_eq!(pair.ask("b.qmp", "query-migrate")["status"], "failed");
+    assert_eq!(pair.protect_ends().0, Some(0));
+}
+
+#[test]
+fn guest_without_a_standby_is_refused_protection_and_runs_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut vm = run(directory.path(), "a.qmp", &[]);
+    let socket = directory.path().join("a.qmp");
+    wait("the monitor", || connect(&socket).is_some());
+    // Nobody listens there.
+    let nobody = format!("unix:{}", directory.path().join("nobody").display());
+    let refused = sterna().arg("protect").arg(&socket).arg(&nobody).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let wrong = sterna().arg("protect").arg(&socket).arg(&nobody).arg("--qmp=unix:x").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    let mut monitor = connect(&socket).unwrap();
+    assert_eq!(monitor.run_state().unwrap(), "running");
+    let _ = vm.kill();
+    let _ = vm.wait();
+}
