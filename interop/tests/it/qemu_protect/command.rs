@@ -154,61 +154,54 @@ fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), F
     Ok(())
 }
 
-/// Both commands as they are, at one address: the end that the operator wants, and QEMU's death.
+/// Both commands as they are, at one address, with checkpoints held.
+fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
+    let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
+    let claims = lab.directory.path().join("claims");
+    std::fs::create_dir_all(&claims).map_err(|error| error.to_string())?;
+    let (arbiter, socket) = (format!("--arbiter=file:{}", claims.display()), at("both"));
+    let mut standby = sterna();
+    standby.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
+    standby.args(["--fence=/bin/true", "--channels=2", "--json", &format!("--qmp=unix:{}", at("standby"))]);
+    let standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
+    wait("the standby's socket", || std::path::Path::new(&socket).exists().then_some(()))?;
+    let (qemu, socket) = (lab.primary.operator_socket().display().to_string(), format!("unix:{socket}"));
+    let mut protect = sterna();
+    protect.args(["protect", &qemu, &socket, &arbiter, "--channels=2", "--lease=3s", "--json"]);
+    protect.arg(format!("--qmp=unix:{}", at("control")));
+    let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+    let mut protect = Protect { process, lines, socket: at("control") };
+    protect.until_protected()?;
+    lab.network.hear_more(20)?;
+    Ok((standby, protect))
+}
+
 #[test]
 fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Result<(), Failure> {
     let test = "both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
-    let mut lab = Lab::talking(&root)?;
-    let at = |name: &str| lab.directory.path().join(name).display().to_string();
-    let (claims, qemu) = (at("claims"), lab.primary.operator_socket().display().to_string());
-    std::fs::create_dir(&claims).map_err(|error| error.to_string())?;
-    let arbiter = format!("--arbiter=file:{claims}");
-    for is_killed in [false, true] {
-        let (socket, control) = (at(&format!("both{is_killed}")), at(&format!("control{is_killed}")));
-        let (image, listens, shown) =
-            (at("held"), format!("listen:unix:{socket}"), format!("--qmp=unix:{control}"));
-        let mut standby = sterna();
-        standby.args([
-            "standby",
-            &listens,
-            "--image",
-            &image,
-            &arbiter,
-            "--fence=/bin/true",
-            "--channels=2",
-            "--json",
-        ]);
-        let mut standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
-        wait("the standby's socket", || std::path::Path::new(&socket).exists().then_some(()))?;
-        let mut protect = sterna();
-        protect.args([
-            "protect",
-            &qemu,
-            &format!("unix:{socket}"),
-            &arbiter,
-            "--channels=2",
-            "--lease=3s",
-            "--json",
-            &shown,
-        ]);
-        let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
-        let mut protect = Protect { process, lines, socket: control };
-        protect.until_protected()?;
+    for is_planned in [false, true] {
+        let mut lab = Lab::talking(&root)?;
+        let (_standby, mut protect) = both(&mut lab, "first")?;
+        sterna_does(&["unprotect", &protect.socket])?;
+        assert_eq!(protect.end()?.code(), Some(0));
         lab.network.hear_more(20)?;
-        if !is_killed {
-            sterna_does(&["unprotect", &protect.socket])?;
-            assert_eq!(protect.end()?.code(), Some(0));
-            lab.network.hear_more(20)?;
-            continue;
+
+        let (mut standby, mut protect) = both(&mut lab, "second")?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}second"));
+        if is_planned {
+            sterna_does(&["takeover", &at("standby").display().to_string(), "--planned"])?;
+        } else {
+            lab.primary.kill();
         }
-        lab.primary.kill();
-        assert_eq!(protect.end()?.code(), Some(1));
+
+        assert_eq!(protect.end()?.code(), Some(if is_planned { 0 } else { 1 }));
         let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
         assert!(status.success(), "{status}");
+        wait("QEMU's end", || lab.primary.ended())?;
         lab.network.hear_out()?;
-        let held = number_in(std::path::Path::new(&image))?;
+        let held = number_in(&at("image"))?;
         assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
     }
     Ok(())
