@@ -12,12 +12,18 @@ use crate::workspace::Metadata;
 const FULL: u64 = 1000;
 /// Migrations over RDMA.
 const OVER_RDMA: &str = "500";
+/// Protections, where the soak plays all kinds.
+const PROTECTIONS: u64 = 300;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// `cargo xtask soak [--count N] [--seed S]`.
+/// `cargo xtask soak [--colo] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (mut count, mut seed) = (FULL, None);
+    let (arguments, colo_alone) = match arguments.split_first() {
+        Some((first, rest)) if first == "--colo" => (rest, true),
+        _ => (arguments, false),
+    };
     for pair in arguments.chunks(2) {
         let [option, number] = pair else {
             return Err(Failure::Usage(format!("`{}` needs a number", pair[0])));
@@ -26,10 +32,15 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         match option.as_str() {
             "--count" => count = number,
             "--seed" => seed = Some(number),
-            _ => return Err(Failure::Usage("soak takes `--count N` and `--seed S`".into())),
+            _ => return Err(Failure::Usage("soak takes `--colo` first, `--count N` and `--seed S`".into())),
         }
     }
     let mut parts = Parts::default();
+    let protections = if colo_alone { count } else { PROTECTIONS };
+    parts.part("protections", || play(&["--colo".to_owned(), protections.to_string()], seed));
+    if colo_alone {
+        return parts.finish();
+    }
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
     parts.part("silence", || play(&["--silence".to_owned()], seed));
     parts.part("rdma", || play(&["--rdma".to_owned(), OVER_RDMA.to_owned()], seed));

@@ -26,8 +26,10 @@
 mod address;
 mod announcing;
 mod capabilities;
+mod colo;
 mod commands;
 mod control;
+mod custody;
 mod devices;
 mod dirty_limit;
 mod dirty_rate;

@@ -16,7 +16,7 @@ use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Ruling, Spec}
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does, unbroken};
 
-use heart::Heart;
+use heart::{Heart, LEASE};
 use sterna_wire::replica::Message;
 
 const PROTECTION: Protection = Protection { id: [0xab; 16], generation: 4 };
@@ -170,7 +170,10 @@ impl Protected {
         let said = command
             .wait_for("checkpoints", |said| said["checkpoints"].as_u64().is_some_and(|count| count > 5))?;
         let contact = &said["contact"];
-        if contact["connected"] != true || contact["generation"] != 4 || contact["lease"] != 2.0 {
+        if contact["connected"] != true
+            || contact["generation"] != 4
+            || contact["lease"] != LEASE.as_secs_f64()
+        {
             return Err(format!("{said}"));
         }
         primary.wait_for_ticks(2)?;

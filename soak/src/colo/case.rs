@@ -92,6 +92,8 @@ impl Case {
     pub(super) fn settings(&self) -> (Parameters, Capabilities) {
         let params = Parameters {
             max_bandwidth_bytes: 0,
+            // On a busy host the seeding would not converge within the default.
+            downtime_limit: super::LONGEST,
             multifd_channels: self.lanes.max(1),
             multifd_compression: self.compression,
             ..Parameters::default()

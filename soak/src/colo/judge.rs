@@ -76,7 +76,7 @@ impl Play {
     /// Never ran both; unless the host stood still for longer than the terms cover.
     fn never_both(&self, case: &Case) -> Result<(), String> {
         let seen = self.sampler.seen();
-        let Some((since, lasting)) = seen.both else { return Ok(()) };
+        let Some((_, lasting)) = seen.both else { return Ok(()) };
         if seen.longest_gap > case.terms.margin / 4 {
             tracing::warn!(?seen, "both sides ran on a host that stood still");
             return Ok(());

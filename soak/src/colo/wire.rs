@@ -45,9 +45,15 @@ pub(super) struct Wire {
     acceptor: Option<JoinHandle<()>>,
 }
 
+struct Connection {
+    /// Known from its first bytes on.
+    line: Arc<Mutex<Option<Line>>>,
+    both_ends: [TcpStream; 2],
+}
+
 #[derive(Default)]
 struct State {
-    connections: Vec<(Arc<Mutex<Option<Line>>>, [TcpStream; 2])>,
+    connections: Vec<Connection>,
     held: Option<(Which, Option<Way>)>,
     awaited: Option<Awaited>,
     is_closing: bool,
@@ -140,8 +146,8 @@ impl Shared {
         from.set_nodelay(true)?;
         to.set_nodelay(true)?;
         let line = Arc::<Mutex<Option<Line>>>::default();
-        let both = [from.try_clone()?, to.try_clone()?];
-        self.state.lock().connections.push((Arc::clone(&line), both));
+        let both_ends = [from.try_clone()?, to.try_clone()?];
+        self.state.lock().connections.push(Connection { line: Arc::clone(&line), both_ends });
         let back = (to.try_clone()?, from.try_clone()?);
         for (way, (from, to)) in [(Way::ToStandby, (from, to)), (Way::ToPrimary, back)] {
             let (this, line) = (Arc::clone(self), Arc::clone(&line));
@@ -196,9 +202,9 @@ impl Shared {
     }
 
     fn cut(&self, which: Which) {
-        for (line, sockets) in &self.state.lock().connections {
-            if which.is(*line.lock()) {
-                for socket in sockets {
+        for connection in &self.state.lock().connections {
+            if which.is(*connection.line.lock()) {
+                for socket in &connection.both_ends {
                     let _ = socket.shutdown(Shutdown::Both);
                 }
             }

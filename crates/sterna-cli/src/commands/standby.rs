@@ -45,7 +45,7 @@ With `sterna protect` at the primary the two are in contact: each sends a sign o
 its lease, the last checkpoint is made ready, the arbiter is asked for the claim of this generation, the fence makes sure that \
 the primary's guest does not run, and the guest goes on here. If the arbiter has given the claim to the primary, everything that \
 was held is discarded, and the exit status is 6. An arbiter that is out of reach is asked again; nobody starts meanwhile. \
-Without --arbiter an operator decides, by `sterna takeover` or Ctrl-C.
+Without --arbiter an operator decides, by `sterna takeover` (or by Ctrl-C, where there is no --qmp).
 
 Without `sterna protect` the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Give \
 --on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \

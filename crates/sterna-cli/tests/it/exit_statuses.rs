@@ -249,15 +249,8 @@ fn settings_that_a_vm_does_not_know_are_usage_errors() {
         ("cancel @vm", Failed),
         ("decide @vm source", Failed),
         ("decide @vm nobody", Parser),
-        ("protect @vm tcp:127.0.0.1:1", Usage),
-        ("protect @vm nonsense --arbiter=file:@directory", Usage),
-        ("protect @vm tcp:192.0.2.1:1 --arbiter=file:@directory", Usage),
         ("protect @vm tcp:127.0.0.1:1 --arbiter=nonsense", Parser),
         ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --checkpoint-delay=0", Parser),
-        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --secret=@garbage", File),
-        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --tls-dir=@missing", File),
-        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --set=bogus=1", Usage),
-        ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory", Failed),
         ("unprotect @vm", Failed),
     ] {
         world.check(line, comes);

@@ -7,8 +7,8 @@ use uuid::Uuid;
 use super::engine::GuestAt;
 use super::relay::EVENTS;
 use super::{
-    MigrationControl, address, capabilities, devices, dirty_limit, dirty_rate, hmp, objects, parameters,
-    protection, qom,
+    MigrationControl, address, capabilities, colo, devices, dirty_limit, dirty_rate, hmp, objects,
+    parameters, qom,
 };
 use crate::error::QmpError;
 use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
@@ -60,7 +60,7 @@ impl Handler for MigrationControl {
         commands.extend(dirty_rate::commands());
         commands.extend(dirty_limit::commands());
         commands.extend(qom::commands());
-        commands.extend(protection::commands());
+        commands.extend(colo::commands());
         commands
     }
 

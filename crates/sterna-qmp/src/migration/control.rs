@@ -11,15 +11,17 @@ use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, Target
 
 use super::announcing::Announcing;
 use super::capabilities::CapabilitySet;
+use super::colo;
+use super::custody::{NO_GUEST, NOT_STARTED, ONE_CHANNEL, cannot_leave, not_free};
 use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
-use super::protection::{self, ProtectionMeans};
+use super::protection::ProtectionMeans;
 use super::query;
 use super::real::SternaEngine;
-use super::refusal::sentence;
+use super::refusal::refused;
 use super::relay::Relay;
 use super::vm::MonitoredVm;
 use crate::error::QmpError;
@@ -141,7 +143,7 @@ impl MigrationControl {
         let started = self.engine.start_protected(vm, to, protecting, parameters, capabilities, observer);
         let outgoing = started.map_err(QmpError::generic)?;
         state.generation += 1;
-        protection::watch_primary(outgoing.clone(), self.vm.clone(), self.relay.bus.clone());
+        colo::watch_primary(outgoing.clone(), self.vm.clone(), self.relay.bus.clone());
         state.outgoing = Some(outgoing);
         Ok(())
     }
@@ -156,7 +158,7 @@ impl MigrationControl {
         let started =
             self.engine.start_standby(vm, at, (means, options), parameters, capabilities, self.relay.clone());
         let standby = started.map_err(QmpError::generic)?;
-        protection::watch_standby(standby.clone(), self.relay.bus.clone());
+        colo::watch_standby(standby.clone(), self.relay.bus.clone());
         state.incoming = Some(standby);
         Ok(())
     }
@@ -176,7 +178,7 @@ impl MigrationControl {
         let (outgoing, incoming) = self.handles();
         let last = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
         let last = last.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
-        protection::execute(command, arguments, last)
+        colo::execute(command, arguments, last)
     }
 
     /// `calc-dirty-rate`: begins to measure how fast the guest dirties its memory.
@@ -267,7 +269,7 @@ impl MigrationControl {
             }
         }
         match incoming {
-            Some(incoming) if is_waiting(&*incoming) => incoming.cancel(force).map_err(QmpError::generic),
+            Some(incoming) if incoming.is_waiting() => incoming.cancel(force).map_err(QmpError::generic),
             _ => Ok(()),
         }
     }
@@ -295,7 +297,7 @@ impl MigrationControl {
         let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
         let protection = protection.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
         if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
-            return protection.decide(guest_at).map_err(QmpError::generic);
+            return protection.decide(guest_at == GuestAt::Source).map_err(QmpError::generic);
         }
         let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
         let outgoing = outgoing.ok_or_else(|| {
@@ -492,7 +494,7 @@ impl MigrationControl {
     fn start_on_arrival(&self, on: bool) -> Result<(), QmpError> {
         let mut state = self.state.lock();
         state.autostart = on;
-        let coming = state.incoming.as_ref().filter(|incoming| is_waiting(&***incoming));
+        let coming = state.incoming.as_ref().filter(|incoming| incoming.is_waiting());
         // A held guest starts by `cont` alone.
         if coming.is_none_or(|it| it.status() == Status::Held || it.set_autostart(on)) {
             return Ok(());
@@ -553,7 +555,7 @@ impl ControlState {
     }
 
     fn is_listening(&self) -> bool {
-        self.incoming.as_deref().is_some_and(is_waiting)
+        self.incoming.as_deref().is_some_and(Receiving::is_waiting)
     }
 
     fn is_busy(&self) -> bool {
@@ -592,71 +594,4 @@ impl ControlState {
         };
         Err(QmpError::generic(refusal))
     }
-}
-
-fn refused(why: StartError) -> QmpError {
-    QmpError::generic(sentence(&why))
-}
-
-const NOT_STARTED: &str = "The guest that arrived is not started yet; start it with 'cont' first";
-
-const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it when it runs here";
-
-/// Why a guest that somebody has cannot be migrated.
-fn cannot_leave(custody: Custody) -> Option<&'static str> {
-    Some(match custody {
-        Custody::Free | Custody::Arrived => return None,
-        Custody::Leaving { .. } => {
-            "There's a migration process in progress; wait for its end or cancel it with 'migrate_cancel'"
-        }
-        Custody::Undecided => {
-            "There's a migration process in progress: the guest may run at its destination; find out and decide with \
-             'x-sterna-decide'"
-        }
-        Custody::Held => {
-            "Can't migrate the vm that was paused due to previous migration: the guest could not be brought back, as \
-             'query-migrate' says; 'cont' tries again"
-        }
-        Custody::Saved => {
-            "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
-             lets it run on here"
-        }
-        Custody::Gone => {
-            "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
-             migrate it from there"
-        }
-        Custody::Arriving { is_free: true } => {
-            "The migration that brought the guest here is about to end; wait until 'query-migrate' shows 'completed'"
-        }
-        Custody::Arriving { is_free: false } => NOT_STARTED,
-        Custody::NoGuest => NO_GUEST,
-        Custody::Replaced => "The guest's memory is being changed; try again",
-    })
-}
-
-/// The guest belongs to a migration from the stop for its switchover on.
-fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
-    let what_to_do = match custody {
-        Custody::Undecided => "it may run at the destination; find out and decide with 'x-sterna-decide'",
-        Custody::Gone => {
-            "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
-             guest back from there"
-        }
-        Custody::Held => "it could not be resumed ('query-migrate' has the reason); 'cont' tries again",
-        Custody::NoGuest => "the migration that was to bring it has failed; wait for another one",
-        Custody::Replaced => "the guest's memory is being changed; try again",
-        _ if outgoing.is_some_and(|outgoing| outgoing.status() == Status::PreSwitchover) => {
-            "'migrate-continue' continues, 'migrate_cancel' resumes the guest here"
-        }
-        _ => "wait until 'query-migrate' shows its end",
-    };
-    QmpError::generic(format!("A migration's switchover has the guest: {what_to_do}"))
-}
-
-const ONE_CHANNEL: &str = "Migration requires multi-channel URIs (e.g. tcp) while the capability 'multifd' is on; one \
-     descriptor is one channel";
-
-/// Whether a destination still listens, loads, or holds its guest.
-fn is_waiting(incoming: &dyn Receiving) -> bool {
-    !matches!(incoming.status(), Status::Cancelled | Status::Failed | Status::Completed)
 }

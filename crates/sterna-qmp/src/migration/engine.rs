@@ -128,6 +128,10 @@ pub trait Receiving: Send + Sync {
     fn address(&self) -> Address;
     /// Where it stands.
     fn status(&self) -> Status;
+    /// Whether it still listens, loads, or holds its guest.
+    fn is_waiting(&self) -> bool {
+        !matches!(self.status(), Status::Cancelled | Status::Failed | Status::Completed)
+    }
     /// Its figures.
     fn statistics(&self) -> IncomingStatistics;
     /// Ends it; refused after the commit, and without `force` while a guest is held.

@@ -12,7 +12,6 @@ use sterna::{
     ZeroPageDetection,
 };
 
-use super::protection::{BUFFER_SIZE, JOURNAL_SIZE};
 use crate::error::QmpError;
 use crate::server::{ArgumentKind, ArgumentSpec};
 
@@ -179,6 +178,10 @@ const STATUS_QUESTION: &str = "x-sterna-status-question";
 const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
+/// The most bytes of a checkpoint's pages that are copied while the guest stands.
+pub(super) const BUFFER_SIZE: &str = "x-sterna-checkpoint-buffer-size";
+/// The most bytes that a checkpoint may bring to a standby.
+pub(super) const JOURNAL_SIZE: &str = "x-sterna-checkpoint-journal-size";
 const HOUR_MS: u64 = 3_600_000;
 
 /// Every parameter, in the order in which they are shown. Those named `x-sterna-` QEMU does not know.

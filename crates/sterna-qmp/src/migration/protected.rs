@@ -8,8 +8,9 @@ use sterna::replica::machines::{primary, standby};
 use sterna::replica::{ContactRules, Primary, Standby, StandbyState};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
+use super::colo;
 use super::engine::{GuestAt, Outgoing, Receiving};
-use super::protection::{self, Decide, Protection, ProtectionEnd, ProtectionMeans, Side};
+use super::protection::{Decide, Protection, ProtectionEnd, ProtectionMeans, Side};
 use crate::standby::StandbyReport;
 
 /// A standby looks so often whether its primary is in contact.
@@ -130,8 +131,8 @@ impl Protection for ProtectedGuest {
         self.0.hand_over().map_err(|refusal| refusal.to_string())
     }
 
-    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
-        protection::decide(self.1.as_ref(), guest_at == GuestAt::Source)
+    fn decide(&self, is_at_primary: bool) -> Result<(), String> {
+        colo::decide(self.1.as_ref(), is_at_primary)
     }
 
     fn set_delay(&self, delay: Duration) {
@@ -229,8 +230,8 @@ impl Protection for StandbyVm {
         told.map_err(|refusal| refusal.to_string())
     }
 
-    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
-        protection::decide(self.1.as_ref(), guest_at == GuestAt::Destination)
+    fn decide(&self, is_at_primary: bool) -> Result<(), String> {
+        colo::decide(self.1.as_ref(), !is_at_primary)
     }
 
     fn set_delay(&self, _: Duration) {}

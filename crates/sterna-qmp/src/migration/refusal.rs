@@ -3,12 +3,19 @@
 use sterna::forecast::Advice;
 use sterna::{SettingsError, StartError, TlsEndpoint};
 
+use crate::error::QmpError;
+
 /// The sentence for an operator, who knows settings by QEMU's names.
 pub fn sentence(why: &StartError) -> String {
     match why {
         StartError::Settings(error) => of_settings(error),
         other => other.to_string(),
     }
+}
+
+/// The same as a command's refusal.
+pub(super) fn refused(why: StartError) -> QmpError {
+    QmpError::generic(sentence(&why))
 }
 
 /// A forecast's advice for an operator.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Failure, Root, sterna, sterna_does};
 
-use super::lab::{Lab, Side, wait};
+use super::lab::{Lab, Side, number_in, wait};
 use super::settings;
 
 /// The command, and what it says.
@@ -154,6 +154,70 @@ fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), F
     Ok(())
 }
 
+/// Both commands as they are, at one address, with checkpoints held.
+fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
+    let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
+    let claims = lab.directory.path().join("claims");
+    std::fs::create_dir_all(&claims).map_err(|error| error.to_string())?;
+    let (arbiter, socket) = (format!("--arbiter=file:{}", claims.display()), at("both"));
+    let mut standby = sterna();
+    standby.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
+    standby.args(["--fence=/bin/true", "--channels=2", "--json", &format!("--qmp=unix:{}", at("standby"))]);
+    let standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
+    wait("the standby's socket", || std::path::Path::new(&socket).exists().then_some(()))?;
+    let (qemu, socket) = (lab.primary.operator_socket().display().to_string(), format!("unix:{socket}"));
+    let mut protect = sterna();
+    protect.args(["protect", &qemu, &socket, &arbiter, "--channels=2", "--lease=3s", "--json"]);
+    protect.arg(format!("--qmp=unix:{}", at("control")));
+    let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+    let mut protect = Protect { process, lines, socket: at("control") };
+    protect.until_protected()?;
+    lab.network.hear_more(20)?;
+    Ok((standby, protect))
+}
+
+#[test]
+fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Result<(), Failure> {
+    let test = "both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for is_planned in [false, true] {
+        let mut lab = Lab::talking(&root)?;
+        let (_standby, mut protect) = both(&mut lab, "first")?;
+        sterna_does(&["unprotect", &protect.socket])?;
+        assert_eq!(protect.end()?.code(), Some(0));
+        lab.network.hear_more(20)?;
+
+        let (mut standby, mut protect) = both(&mut lab, "second")?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}second"));
+        if is_planned {
+            sterna_does(&["takeover", &at("standby").display().to_string(), "--planned"])?;
+        } else {
+            lab.primary.kill();
+        }
+
+        assert_eq!(protect.end()?.code(), Some(if is_planned { 0 } else { 1 }));
+        let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+        assert!(status.success(), "{status}");
+        wait("QEMU's end", || lab.primary.ended())?;
+        lab.network.hear_out()?;
+        let held = number_in(&at("image"))?;
+        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    }
+    Ok(())
+}
+
+/// Ends with the test.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("command_that_was_killed_can_be_given_again") else { return Ok(()) };
@@ -171,6 +235,7 @@ fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
     let refused = sterna_does(&["protect", &at, &side.stream(), "--arbiter=file:/tmp"]).unwrap_err();
     assert!(refused.contains("x-colo-lost-heartbeat"), "{refused}");
     lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
+    lab.primary.wait_for_status("running")?;
     let mut protect = Protect::start(&lab, &side, &["--lease=600s"])?;
     protect.until_protected()?;
     lab.network.forget();

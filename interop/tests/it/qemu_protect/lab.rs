@@ -404,15 +404,20 @@ impl Side {
     pub(super) fn take_over(&self, image: &Path) -> Result<u32, Failure> {
         let plan = ImagePlan { path: image.to_owned(), options: MappedOptions::default(), convert: None };
         self.standby.takeover(&plan, &OperatorsWord).map_err(|error| error.to_string())?;
-        let image = Image::open(image).map_err(|error| error.to_string())?;
-        let block =
-            image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
-        let mut page = [0; 4096];
-        let mapped = image.mapped().ok_or("no mapped-ram")?;
-        mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
-        let at = (NUMBER_ADDRESS & 0xfff) as usize;
-        Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
+        number_in(image)
     }
+}
+
+/// The number of the last frame that the guest in an image said.
+pub(super) fn number_in(image: &Path) -> Result<u32, Failure> {
+    let image = Image::open(image).map_err(|error| error.to_string())?;
+    let block =
+        image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
+    let mut page = [0; 4096];
+    let mapped = image.mapped().ok_or("no mapped-ram")?;
+    mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
+    let at = (NUMBER_ADDRESS & 0xfff) as usize;
+    Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
 }
 
 fn secret() -> Secret {

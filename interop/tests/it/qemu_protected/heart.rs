@@ -16,7 +16,7 @@ use sterna_wire::extension::ChannelBinding;
 use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
 
 /// The lease that a host has which is busy with other tests.
-const LEASE: Duration = Duration::from_secs(2);
+pub const LEASE: Duration = Duration::from_secs(4);
 
 pub struct Heart {
     socket: UnixStream,

@@ -190,8 +190,8 @@ impl<'a> Following<'a> {
                 format!("ended; what was held is dropped, and {what}"),
             )));
         }
-        if state == State::Claiming && self.desk.judge.is_operator() {
-            // The operator's word, as it is without a contact.
+        if state == State::Claiming && self.desk.judge.is_operator() && self.arguments.qmp.is_none() {
+            // The operator's word, which cannot be given otherwise.
             if let Err(why) = self.desk.take_over(Takeover::default()) {
                 terminal::note(&format!("sterna: {why}"));
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 use sterna::VmError;
-use sterna::replica::machines::primary::{Event, Refusal};
+use sterna::replica::machines::primary::{Event, Refusal, State};
 use sterna::replica::{PrimaryContact, PrimaryGuest};
 
 use super::gates::Gates;
@@ -20,6 +20,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last checkpoint of a planned takeover may take to begin, and then to be held.
 const LAST_LIMIT: Duration = Duration::from_secs(30);
+/// How long the standby's last word may take behind the end of the stream.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(2);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two requests for a checkpoint: one that comes while another is taken is forgotten by QEMU.
@@ -312,7 +314,17 @@ impl Steps for Guard {
 
     fn ended(&self, why: String, is_standbys_fault: bool) {
         let event = if is_standbys_fault { Event::PeerMisbehaved } else { Event::ConnectionLost };
-        if let Some(contact) = self.contact.get() {
+        let Some(contact) = self.contact.get() else { return };
+        // Behind the last checkpoint of all it means nothing what the standby does with its connections.
+        if *self.last.lock() == Last::Stands {
+            return;
+        }
+        // A standby that says its last word closes them, too, and the word comes by another connection.
+        let until = Instant::now() + LAST_WORD_LIMIT;
+        while contact.state().state == State::Ending && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if contact.state().outcome.is_none() {
             contact.failed(why, event);
         }
     }

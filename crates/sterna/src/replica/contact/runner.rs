@@ -79,9 +79,13 @@ where
 
     /// Notes what an operator should know.
     pub(super) fn note(&self, trouble: impl ToString) {
-        let trouble = trouble.to_string();
-        tracing::warn!(%trouble, "a protection");
-        *self.trouble.lock() = Some(trouble);
+        let trouble = Some(trouble.to_string());
+        let mut last = self.trouble.lock();
+        // An arbiter that is out of reach is asked again and again.
+        if *last != trouble {
+            tracing::warn!(trouble, "a protection");
+            *last = trouble;
+        }
     }
 
     /// Performs actions until the last one. `perform` says whether it was that.

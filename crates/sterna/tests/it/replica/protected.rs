@@ -477,7 +477,10 @@ fn contact_that_is_lost_while_the_guest_comes_ends_both() {
         heart.close();
 
         assert_eq!(bench.outcome(), Outcome::Discarded(Because::NothingHeld));
-        wait_for("the end", || matches!(bench.standby.state(), StandbyState::Discarded));
+        wait_for("the end", || {
+            // A seeding that was not whole has failed, which says more.
+            matches!(bench.standby.state(), StandbyState::Discarded | StandbyState::Failed(_))
+        });
         assert!(bench.standby.held().is_none() && bench.world.count("ruling") == 0);
         // SHUT 1 may come first.
         primary.main.set_read_timeout(Some(PATIENCE)).unwrap();
