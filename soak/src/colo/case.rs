@@ -17,8 +17,8 @@ const MARGIN: Duration = Duration::from_millis(400);
 /// How the arbiter behaves.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rulings {
-    /// Who has asked before.
-    pub(super) given: Option<Side>,
+    /// Whose question comes first.
+    pub(super) favoured: Option<Side>,
     /// For how long, from the disturbance on, each side does not reach it.
     pub(super) hidden: [Option<Duration>; 2],
     /// Only its answers are lost.
@@ -117,7 +117,7 @@ impl Case {
 
 impl Rulings {
     fn draw(random: &mut fastrand::Rng) -> Self {
-        let given = [None, None, None, Some(Side::Primary), Some(Side::Standby)][random.usize(..5)];
+        let favoured = [None, None, None, Some(Side::Primary), Some(Side::Standby)][random.usize(..5)];
         let long = Duration::from_millis(random.u64(200..1500));
         let hidden = match random.u8(..6) {
             0 => [Some(long), Some(long)],
@@ -125,6 +125,6 @@ impl Rulings {
             2 => [None, Some(long)],
             _ => [None, None],
         };
-        Self { given, hidden, hears: random.bool() }
+        Self { favoured, hidden, hears: random.bool() }
     }
 }

@@ -87,8 +87,8 @@ impl Case {
         if let Trouble::Fails(callback, calls, panics) = self.trouble {
             plans.add(callback, calls, if panics { Deed::Panic } else { Deed::Fail });
         }
-        if let Some(side) = self.rulings.given {
-            arbiter.give(side);
+        if let Some(side) = self.rulings.favoured {
+            arbiter.favour(side);
         }
         let (here_says, there_says) = (Voice::new(here, self.slow)?, Voice::new(there, self.slow)?);
         let again = Arc::<Mutex<Vec<Again>>>::default();

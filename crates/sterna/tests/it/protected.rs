@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::ram::Custody;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    ByteGate, Claims, ContactRules, EpochGate, Guardians, NoOutput, Primary, PrimaryOptions, ProtectError,
-    Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+    ByteGate, Claims, ContactRules, EpochGate, GateStatistics, Guardians, MaySay, NoOutput, Primary,
+    PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
 };
 use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
 use sterna_guests::model::Fill;
@@ -288,6 +289,64 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
     let (_, outcome, arrival) = migrate(&pair.guest, &target, &params, Capabilities::default());
     assert_arrived(&outcome, &arrival, &target);
     drop(pair.proxy);
+}
+
+/// Says that it is about to be closed, and waits until that is heard.
+struct AskingGate {
+    gate: ByteGate,
+    closes: Mutex<(Sender<()>, Receiver<()>)>,
+}
+
+impl EpochGate for AskingGate {
+    fn close(&self, may_say: MaySay) {
+        let closes = self.closes.lock();
+        closes.0.send(()).expect("it is awaited");
+        closes.1.recv_timeout(PATIENCE).expect("an answer");
+        self.gate.close(may_say);
+    }
+
+    fn end_epoch(&self, epoch: u64) {
+        self.gate.end_epoch(epoch);
+    }
+
+    fn release(&self, epoch: u64) {
+        self.gate.release(epoch);
+    }
+
+    fn open(&self) {
+        self.gate.open();
+    }
+
+    fn drop_output(&self) {
+        self.gate.drop_output();
+    }
+
+    fn unsaid(&self) -> (u64, Vec<u8>) {
+        self.gate.unsaid()
+    }
+
+    fn statistics(&self) -> GateStatistics {
+        self.gate.statistics()
+    }
+}
+
+#[test]
+fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
+    let (closes, is_closing) = channel();
+    let (go_on, answer) = channel();
+    let gate = ByteGate::new(1 << 20, |_| {}).unwrap();
+    let gate = Arc::new(AskingGate { gate, closes: Mutex::new((closes, answer)) });
+    let pair = protect(writer(), &PLAIN, TERMS, gate.clone());
+    is_closing.recv_timeout(PATIENCE).expect("a first checkpoint");
+
+    pair.primary.unprotect().expect("nothing is held");
+
+    wait_for("the end", || pair.primary.state().outcome.is_some());
+    go_on.send(()).expect("it waits");
+    gate.gate.put(b"words of a guest that nobody protects");
+    assert!(gate.gate.wait_until_empty(PATIENCE));
+    assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
+    assert_lives_on(&pair.guest);
 }
 
 #[test]

@@ -163,6 +163,11 @@ impl PrimaryContact {
         self.runner.driver.inspect(Primary::may_guest_run)
     }
 
+    /// Whether the protection has ended before its first checkpoint was held.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.runner.driver.inspect(Primary::state) == State::Failed
+    }
+
     /// The last checkpoint that the standby holds; 0 before the first.
     pub fn held(&self) -> u64 {
         self.runner.driver.inspect(Primary::held)

@@ -38,6 +38,10 @@ impl Overseer for PrimaryOverseer {
             // Before the first checkpoint nothing is held: the standby cannot take over.
             let contact = self.contact.clone();
             self.gate.close(Box::new(move |epoch| contact.may_say(epoch)));
+            // One that has ended meanwhile has opened the gate before.
+            if self.contact.has_failed() {
+                self.gate.open();
+            }
         }
         self.gate.end_epoch(number);
         let (position, bytes) = self.gate.unsaid();
