@@ -62,6 +62,20 @@ impl Lab {
         std::fs::write(file, sector).map_err(|error| format!("{}: {error}", file.display()))
     }
 
+    /// A stopped VM of Sterna's with the boot sector that writes its memory, on KVM, with more arguments of `sterna run`.
+    pub fn start_protected(
+        &self,
+        role: Role,
+        bytes: u64,
+        sector: &Path,
+        more: &[String],
+    ) -> Result<Peer, Failure> {
+        let place = directory()?;
+        let mut command = self.sterna_vm(role, bytes, Some(sector), place.path());
+        command.args(more).arg(format!("--qmp=unix:{}", place.path().join("operator").display()));
+        Peer::start("Sterna", self.in_namespace(command), place)
+    }
+
     fn start_with(&self, side: Side, role: Role, bytes: u64, sector: Option<&Path>) -> Result<Peer, Failure> {
         let place = directory()?;
         let (name, command) = match side {

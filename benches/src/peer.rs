@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterna_interop::ticks::ticks;
-use sterna_qmp::{Client, Endpoint};
+use sterna_qmp::{Client, Endpoint, QmpEvent};
 use tempfile::TempDir;
 
 use crate::Failure;
@@ -116,6 +116,12 @@ impl Peer {
         while self.monitor.next_event(Duration::ZERO).map_err(|error| format!("{name}: {error}"))?.is_some() {
         }
         Ok(())
+    }
+
+    /// The next event, if there is one within that time.
+    pub fn next_event(&mut self, wait: Duration) -> Result<Option<QmpEvent>, Failure> {
+        let name = self.name;
+        self.monitor.next_event(wait).map_err(|error| format!("{name}: {error}"))
     }
 
     /// Waits for a guest on a free port of loopback; gives back the address.

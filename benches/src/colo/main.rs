@@ -1,15 +1,18 @@
 //! What protecting a QEMU's guest costs it: the pause for each checkpoint, with QEMU's own secondary (COLO) and with a standby that holds
 //! checkpoints and runs nothing, beside each other.
 //!
-//! - The primary is the same QEMU in all rows: `pc`, one vCPU, no network card and no replicated disk. The clock is its own: from its
-//!   event STOP to its event RESUME, in microseconds. The seeding's pause is left out.
+//! - The primary is the same QEMU in all rows but `sterna`: `pc`, one vCPU, no network card and no replicated disk. The clock is its own:
+//!   from its event STOP to its event RESUME, in microseconds. The seeding's pause is left out. All machines run on KVM, if there is one.
 //! - `qemu`: QEMU with `-incoming` and `x-colo`, whose guest runs, too. `standby`: `sterna::replica::Standby` in this process. `protect`:
-//!   the same behind `QemuProtection`, which relays the stream and waits for the contact's answers.
+//!   the same behind `QemuProtection`, which relays the stream and waits for the contact's answers. `sterna`: two VMs of `sterna run` with
+//!   the same boot sector and the command `sterna protect`; needs KVM. While idle it writes a page each second.
 //! - All are connected by Unix sockets on this host, so the cores are shared by everybody.
 //! - The ways take turns with each setting, so that a machine that is slower for a while is slower for all.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 mod pair;
+mod pauses;
+mod sterna;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +21,7 @@ use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 use sterna_interop::Root;
 
-use pair::{Measured, Setting};
+use pauses::{Measured, Setting};
 
 /// What went wrong, in words.
 type Failure = String;
@@ -30,7 +33,7 @@ struct Args {
     #[arg(long, default_value_t = 256)]
     ram: u64,
     /// Who is at the other end.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "qemu,standby,protect")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "qemu,standby,protect,sterna")]
     ways: Vec<Way>,
     /// What the guest does.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "idle,writer")]
@@ -47,9 +50,9 @@ struct Args {
     /// Seconds for each row.
     #[arg(long, default_value_t = 6.0)]
     seconds: f64,
-    /// Taken for all benches with QEMU, and not needed here.
-    #[arg(long)]
-    sterna: Option<PathBuf>,
+    /// The `sterna` command, for the way `sterna`.
+    #[arg(long, default_value = "sterna")]
+    sterna: PathBuf,
     /// Write the rows as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -63,6 +66,8 @@ enum Way {
     Standby,
     /// A standby with all that protects a guest beside QEMU.
     Protect,
+    /// A VM of `sterna run`, and its standby another one.
+    Sterna,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -79,6 +84,7 @@ impl Way {
             Self::Qemu => "qemu",
             Self::Standby => "standby",
             Self::Protect => "protect",
+            Self::Sterna => "sterna",
         }
     }
 }
@@ -119,7 +125,11 @@ fn run(args: &Args) -> Result<(), Failure> {
                         channels,
                         time: Duration::from_secs_f64(args.seconds),
                     };
-                    let measured = pair::measure(&root, &setting).map_err(|why| {
+                    let measured = match way {
+                        Way::Sterna => sterna::measure(&root, args.sterna.clone(), &setting),
+                        _ => pair::measure(&root, &setting),
+                    };
+                    let measured = measured.map_err(|why| {
                         format!("{} {} {delay} ms, {channels}: {why}", way.word(), load.word())
                     })?;
                     println!("{}", row(load, &setting, &measured));

@@ -1,69 +1,30 @@
-//! One primary, and one other end.
+//! A QEMU as primary, and one other end.
 
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use sterna::replica::machines::Ruling;
 use sterna::replica::{Claims, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions};
 use sterna::{Address, Capabilities, Parameters, VmError};
 use sterna_benches::clock::ticks_per_second;
-use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Guest, PACE_ADDRESS, Qemu, Ram, Root};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
 use sterna_transport::Channel;
 
+use crate::pauses::{Measured, Pauses, Setting};
 use crate::{Failure, Way};
-
-/// Checkpoints before any is counted.
-const WARM_UP: usize = 3;
-
-/// What is measured.
-pub(crate) struct Setting {
-    pub(crate) way: Way,
-    pub(crate) ram_mib: u64,
-    /// 0: the guest is idle.
-    pub(crate) pages_per_second: u64,
-    pub(crate) delay: Duration,
-    /// 0: the main channel alone.
-    pub(crate) channels: u8,
-    pub(crate) time: Duration,
-}
-
-/// What came of it.
-pub(crate) struct Measured {
-    /// Sorted.
-    pub(crate) pauses: Vec<Duration>,
-    /// From the first of them to the last, by QEMU's clock.
-    span: Duration,
-}
-
-impl Measured {
-    pub(crate) fn mean(&self) -> Duration {
-        self.pauses.iter().sum::<Duration>() / self.pauses.len().max(1) as u32
-    }
-
-    /// The pause that so many of a thousand do not exceed.
-    pub(crate) fn at_most(&self, per_mille: usize) -> Duration {
-        let index = (self.pauses.len().saturating_sub(1) * per_mille).div_ceil(1000);
-        self.pauses.get(index).copied().unwrap_or_default()
-    }
-
-    pub(crate) fn per_second(&self) -> f64 {
-        self.pauses.len().saturating_sub(1) as f64 / self.span.as_secs_f64().max(1e-9)
-    }
-}
 
 /// Follows a primary for that time.
 pub(crate) fn measure(root: &Root, setting: &Setting) -> Result<Measured, Failure> {
     let guest = if setting.pages_per_second > 0 { Guest::Boot } else { Guest::None };
-    let builder = Qemu::builder(root).memory_mib(setting.ram_mib).ram(Ram::File).guest(guest);
+    let builder = Qemu::builder(root).kvm_if_any().memory_mib(setting.ram_mib).ram(Ram::File).guest(guest);
     let mut primary = builder.clone().spawn()?;
     if setting.pages_per_second > 0 {
         primary.wait_for_ticks(1)?;
@@ -71,35 +32,14 @@ pub(crate) fn measure(root: &Root, setting: &Setting) -> Result<Measured, Failur
     }
     // What it needs lives as long as this.
     let _other = other_end(&builder, &mut primary, setting)?;
-    let began = Instant::now();
-    let (mut stopped, mut pauses, mut first, mut last) = (None, Vec::new(), None, Duration::ZERO);
-    let mut count = 0;
+    let log = |primary: &Qemu, why: Failure| format!("{why}; {}", primary.log().trim());
+    let mut pauses = Pauses::new(setting.time);
     loop {
-        if began.elapsed() > PATIENCE {
-            return Err("there are no checkpoints".to_owned());
-        }
         let event = primary.qmp().next_event(Duration::from_secs(1)).map_err(|error| error.to_string())?;
-        let Some(event) = event else { continue };
-        match event.name.as_str() {
-            "STOP" => stopped = Some(event.timestamp),
-            "COLO_EXIT" => return Err(format!("COLO ended: {}; {}", event.data, primary.log().trim())),
-            "RESUME" => {
-                let Some(stopped) = stopped.take() else { continue };
-                count += 1;
-                // The first is the seeding's.
-                if count > WARM_UP + 1 {
-                    pauses.push(event.timestamp.saturating_sub(stopped));
-                    last = event.timestamp;
-                    let first = *first.get_or_insert(last);
-                    if last.saturating_sub(first) >= setting.time {
-                        pauses.sort_unstable();
-                        return Ok(Measured { pauses, span: last.saturating_sub(first) });
-                    }
-                }
-            }
-            _ => {}
+        let heard = pauses.hear(event.as_ref()).map_err(|why| log(&primary, why))?;
+        if let Some(measured) = heard {
+            return Ok(measured);
         }
-        let _ = last;
     }
 }
 

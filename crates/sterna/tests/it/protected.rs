@@ -1,7 +1,7 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
 use crate::common::*;
-use crate::support::proxy::{Proxy, Verdict};
+use crate::support::proxy::{Line, Proxy, Verdict, Way as Direction};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -64,6 +64,8 @@ struct Pair {
     said_again: Arc<Mutex<(u64, Vec<u8>)>>,
     /// After so many pieces every connection ends.
     cut: Arc<AtomicI64>,
+    /// What the standby says by the contact's connection comes later than all else.
+    words_are_late: Arc<AtomicBool>,
 }
 
 fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn EpochGate>) -> Pair {
@@ -112,9 +114,16 @@ fn try_protect(
     };
     let cut = Arc::<AtomicI64>::new(AtomicI64::new(i64::MAX));
     let pieces = Arc::clone(&cut);
-    let filter = move |_, _, _, _: &mut Vec<u8>| match pieces.fetch_sub(1, Ordering::SeqCst) {
-        ..=0 => Verdict::Cut,
-        _ => Verdict::Pass,
+    let words_are_late = Arc::<AtomicBool>::default();
+    let are_late = Arc::clone(&words_are_late);
+    let filter = move |line, direction, _, _: &mut Vec<u8>| {
+        if (line, direction) == (Line::Other, Direction::Back) && are_late.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        match pieces.fetch_sub(1, Ordering::SeqCst) {
+            ..=0 => Verdict::Cut,
+            _ => Verdict::Pass,
+        }
     };
     let proxy = Proxy::new(&standby.address(), Box::new(filter));
     if let Some(pieces) = way.cut_after {
@@ -122,7 +131,7 @@ fn try_protect(
     }
     let at = proxy.address();
     let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
-    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut })
+    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late })
 }
 
 /// How checkpoints travel.
@@ -276,6 +285,8 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
         assert_eq!(pair.guest.run_state(), RunState::Paused);
         pair.guest.cont().expect("it is free");
     }
+    // The standby closes all connections when it says its last word.
+    pair.words_are_late.store(true, Ordering::SeqCst);
 
     pair.primary.unprotect().expect("protected");
 

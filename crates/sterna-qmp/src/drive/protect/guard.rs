@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 use sterna::VmError;
-use sterna::replica::machines::primary::{Event, Refusal, State};
+use sterna::replica::machines::primary::{Event, Refusal};
 use sterna::replica::{PrimaryContact, PrimaryGuest};
 
 use super::gates::Gates;
@@ -20,8 +20,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last checkpoint of a planned takeover may take to begin, and then to be held.
 const LAST_LIMIT: Duration = Duration::from_secs(30);
-/// How long the standby's last word may take behind the end of the stream.
-const LAST_WORD_LIMIT: Duration = Duration::from_secs(2);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two requests for a checkpoint: one that comes while another is taken is forgotten by QEMU.
@@ -319,13 +317,6 @@ impl Steps for Guard {
         if *self.last.lock() == Last::Stands {
             return;
         }
-        // A standby that says its last word closes them, too, and the word comes by another connection.
-        let until = Instant::now() + LAST_WORD_LIMIT;
-        while contact.state().state == State::Ending && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if contact.state().outcome.is_none() {
-            contact.failed(why, event);
-        }
+        contact.failed(why, event);
     }
 }

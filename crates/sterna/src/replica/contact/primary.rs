@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::replica::Answer;
@@ -16,6 +16,11 @@ use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
 use crate::threads;
+
+/// How long the standby's last word may take after the end of the other connections.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(2);
+/// Between two looks whether it has come.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What the contact does to a guest that runs here, and to its gate. Called by one thread.
 pub trait PrimaryGuest: Send + Sync {
@@ -123,7 +128,18 @@ impl PrimaryContact {
     }
 
     /// What carries the checkpoints failed, or the taking of one did.
+    ///
+    /// A standby that says its last word closes all connections, and the word comes by the contact's own. So this waits for it, for two
+    /// seconds at most, where the standby was asked for it.
     pub fn failed(&self, why: impl ToString, event: Event) {
+        let until = Instant::now() + LAST_WORD_LIMIT;
+        let state = || self.runner.driver.inspect(Primary::state);
+        while state() == State::Ending && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        if state().is_final() {
+            return;
+        }
         self.runner.note(why);
         self.runner.tell(event);
     }
