@@ -72,7 +72,7 @@ impl Lab {
     ) -> Result<Peer, Failure> {
         let place = directory()?;
         let mut command = self.sterna_vm(role, bytes, Some(sector), place.path());
-        command.args(more).arg(format!("--qmp=unix:{}", place.path().join("operator").display()));
+        command.args(more);
         Peer::start("Sterna", self.in_namespace(command), place)
     }
 

@@ -75,6 +75,11 @@ impl Peer {
         self.directory.path().join("operator")
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// CPU time of the process so far.
     pub fn cpu(&self) -> Duration {
         self.clock.read()

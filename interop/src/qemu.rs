@@ -51,6 +51,11 @@ impl Qemu {
         }
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// The harness's own monitor.
     pub fn qmp(&mut self) -> &mut Client {
         &mut self.monitor

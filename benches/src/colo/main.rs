@@ -109,9 +109,10 @@ fn main() {
 fn run(args: &Args) -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("bench colo") else { return Ok(()) };
     println!(
-        "| load | delay, ms | channels | other end | checkpoints/s | pause, ms: mean | p50 | p99 | of |"
+        "| load | delay, ms | channels | other end | checkpoints/s | pause, ms: mean | p50 | p99 | of | pages each | bytes / dirty | \
+         CPU ms each: primary | standby | standby resident, MiB |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("|{}", " --- |".repeat(14));
     let mut rows = Vec::new();
     for &load in &args.loads {
         for &delay in &args.delays {
@@ -147,8 +148,9 @@ fn run(args: &Args) -> Result<(), Failure> {
 
 fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
     let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
+    let (costs, each) = (&measured.costs, measured.pauses.len().max(1) as u32);
     format!(
-        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} |",
+        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
         load.word(),
         setting.delay.as_millis(),
         setting.channels,
@@ -157,7 +159,16 @@ fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
         ms(measured.mean()),
         ms(measured.at_most(500)),
         ms(measured.at_most(990)),
-        measured.pauses.len()
+        measured.pauses.len(),
+        if costs.pages > 0 { format!("{:.0}", costs.pages as f64 / each as f64) } else { "–".to_owned() },
+        if costs.pages > 0 {
+            format!("{:.2}", costs.bytes as f64 / (costs.pages << 12) as f64)
+        } else {
+            "–".to_owned()
+        },
+        ms(costs.primary_cpu / each),
+        ms(costs.standby_cpu / each),
+        measured.standby_resident_bytes >> 20,
     )
 }
 
@@ -169,6 +180,11 @@ fn value(load: Load, setting: &Setting, measured: &Measured) -> Value {
         "channels": setting.channels,
         "way": setting.way.word(),
         "checkpoints_per_second": measured.per_second(),
+        "pages": measured.costs.pages,
+        "bytes": measured.costs.bytes,
+        "primary_cpu_s": measured.costs.primary_cpu.as_secs_f64(),
+        "standby_cpu_s": measured.costs.standby_cpu.as_secs_f64(),
+        "standby_resident_bytes": measured.standby_resident_bytes,
         "pauses_us": measured.pauses.iter().map(|pause| pause.as_micros() as u64).collect::<Vec<_>>(),
     })
 }

@@ -1,5 +1,6 @@
 //! A QEMU as primary, and one other end.
 
+use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,14 +12,14 @@ use serde_json::json;
 use sterna::replica::machines::Ruling;
 use sterna::replica::{Claims, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions};
 use sterna::{Address, Capabilities, Parameters, VmError};
-use sterna_benches::clock::ticks_per_second;
+use sterna_benches::clock::{CpuClock, ticks_per_second};
 use sterna_interop::{Builder, Guest, PACE_ADDRESS, Qemu, Ram, Root};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
 use sterna_transport::Channel;
 
-use crate::pauses::{Measured, Pauses, Setting};
+use crate::pauses::{Costs, Measured, Setting, follow};
 use crate::{Failure, Way};
 
 /// Follows a primary for that time.
@@ -31,16 +32,27 @@ pub(crate) fn measure(root: &Root, setting: &Setting) -> Result<Measured, Failur
         set_pace(&primary, setting.pages_per_second)?;
     }
     // What it needs lives as long as this.
-    let _other = other_end(&builder, &mut primary, setting)?;
-    let log = |primary: &Qemu, why: Failure| format!("{why}; {}", primary.log().trim());
-    let mut pauses = Pauses::new(setting.time);
-    loop {
-        let event = primary.qmp().next_event(Duration::from_secs(1)).map_err(|error| error.to_string())?;
-        let heard = pauses.hear(event.as_ref()).map_err(|why| log(&primary, why))?;
-        if let Some(measured) = heard {
-            return Ok(measured);
-        }
-    }
+    let other = other_end(&builder, &mut primary, setting)?;
+    let clock = CpuClock::of(primary.id())?;
+    let log = |primary: &Qemu, why: String| format!("{why}; {}", primary.log().trim());
+    let primary = RefCell::new(primary);
+    let next = || {
+        let event = primary.borrow_mut().qmp().next_event(Duration::from_secs(1));
+        event.map_err(|error| error.to_string())
+    };
+    let costs = || {
+        let (pages, bytes) = match other.standby() {
+            Some(standby) => {
+                let counts = standby.statistics();
+                (counts.normal_pages + counts.zero_pages, counts.received_bytes)
+            }
+            // It counts neither after the seeding.
+            None => (0, 0),
+        };
+        Ok(Costs { pages, bytes, primary_cpu: clock.read(), standby_cpu: other.cpu()? })
+    };
+    let measured = follow(setting.time, next, costs, other.process());
+    measured.map_err(|why| log(&primary.borrow(), why))
 }
 
 fn set_pace(primary: &Qemu, pages_per_second: u64) -> Result<(), Failure> {
@@ -52,9 +64,29 @@ fn set_pace(primary: &Qemu, pages_per_second: u64) -> Result<(), Failure> {
 
 /// What keeps the other end alive.
 enum Other {
-    Qemu { _secondary: Qemu },
-    Standby { _standby: Standby },
-    Protect { _standby: Standby, _protection: Box<QemuProtection>, ends: Arc<AtomicBool> },
+    Qemu { secondary: Qemu },
+    Standby { standby: Standby },
+    Protect { standby: Standby, _protection: Box<QemuProtection>, ends: Arc<AtomicBool> },
+}
+
+impl Other {
+    fn standby(&self) -> Option<&Standby> {
+        match self {
+            Self::Qemu { .. } => None,
+            Self::Standby { standby } | Self::Protect { standby, .. } => Some(standby),
+        }
+    }
+
+    fn process(&self) -> u32 {
+        match self {
+            Self::Qemu { secondary } => secondary.id(),
+            _ => std::process::id(),
+        }
+    }
+
+    fn cpu(&self) -> Result<Duration, Failure> {
+        Ok(CpuClock::of(self.process())?.read())
+    }
 }
 
 impl Drop for Other {
@@ -83,7 +115,7 @@ fn other_end(builder: &Builder, primary: &mut Qemu, setting: &Setting) -> Result
         secondary.parameters(json!({ "multifd-channels": channels }))?;
         secondary.start_incoming(&uri)?;
         primary.start_migration(&uri)?;
-        return Ok(Other::Qemu { _secondary: secondary });
+        return Ok(Other::Qemu { secondary });
     }
     let standby = Standby::listen(
         &Address::Unix(socket.clone()),
@@ -95,7 +127,7 @@ fn other_end(builder: &Builder, primary: &mut Qemu, setting: &Setting) -> Result
     .map_err(|error| error.to_string())?;
     if setting.way == Way::Standby {
         primary.start_migration(&uri)?;
-        return Ok(Other::Standby { _standby: standby });
+        return Ok(Other::Standby { standby });
     }
     let contact = primary.directory().join("contact");
     let ends = Arc::new(AtomicBool::new(false));
@@ -110,7 +142,7 @@ fn other_end(builder: &Builder, primary: &mut Qemu, setting: &Setting) -> Result
         ..ProtectRequest::new(Address::Unix(socket), protection, Secret::from_bytes([0; 32]))
     };
     let protection = QemuProtection::begin(vm, request, wins()).map_err(|error| error.to_string())?;
-    Ok(Other::Protect { _standby: standby, _protection: Box::new(protection), ends })
+    Ok(Other::Protect { standby, _protection: Box::new(protection), ends })
 }
 
 fn wins() -> Arc<dyn Claims> {

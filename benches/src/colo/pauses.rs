@@ -27,8 +27,44 @@ pub(crate) struct Setting {
 pub(crate) struct Measured {
     /// Sorted.
     pub(crate) pauses: Vec<Duration>,
-    /// From the first of them to the last, by QEMU's clock.
+    /// From the first of them to the last, by the machine's clock.
     span: Duration,
+    /// In that time.
+    pub(crate) costs: Costs,
+    /// Of the standby's process, the guest's memory included.
+    pub(crate) standby_resident_bytes: u64,
+}
+
+/// What checkpoints have cost so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Costs {
+    /// Pages that were sent.
+    pub(crate) pages: u64,
+    /// All bytes that were sent.
+    pub(crate) bytes: u64,
+    /// CPU time of the primary's process, the guest included.
+    pub(crate) primary_cpu: Duration,
+    /// CPU time of the standby's process.
+    pub(crate) standby_cpu: Duration,
+}
+
+impl Costs {
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            pages: self.pages.saturating_sub(before.pages),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            primary_cpu: self.primary_cpu.saturating_sub(before.primary_cpu),
+            standby_cpu: self.standby_cpu.saturating_sub(before.standby_cpu),
+        }
+    }
+}
+
+/// Memory of the process, shared memory included.
+pub(crate) fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or_default() << 10
 }
 
 impl Measured {
@@ -47,47 +83,48 @@ impl Measured {
     }
 }
 
-/// Counts pauses, from STOP to RESUME.
-pub(crate) struct Pauses {
+/// Follows a machine's events until that time is over, pauses from STOP to RESUME, and asks for the costs when it begins and ends.
+pub(crate) fn follow(
     time: Duration,
-    began: Instant,
-    stopped: Option<Duration>,
-    count: usize,
-    first: Option<Duration>,
-    pauses: Vec<Duration>,
-}
-
-impl Pauses {
-    pub(crate) fn new(time: Duration) -> Self {
-        let (stopped, count, first, pauses) = Default::default();
-        Self { time, began: Instant::now(), stopped, count, first, pauses }
-    }
-
-    /// Gives them when the time is over.
-    pub(crate) fn hear(&mut self, event: Option<&QmpEvent>) -> Result<Option<Measured>, Failure> {
-        if self.began.elapsed() > PATIENCE {
+    mut next_event: impl FnMut() -> Result<Option<QmpEvent>, Failure>,
+    mut costs: impl FnMut() -> Result<Costs, Failure>,
+    standby: u32,
+) -> Result<Measured, Failure> {
+    let began = Instant::now();
+    let (mut stopped, mut pauses, mut first, mut count) = (None, Vec::new(), None, 0);
+    let mut before = Costs::default();
+    loop {
+        if began.elapsed() > PATIENCE {
             return Err("there are no checkpoints".to_owned());
         }
-        let Some(event) = event else { return Ok(None) };
+        let Some(event) = next_event()? else { continue };
         match event.name.as_str() {
-            "STOP" => self.stopped = Some(event.timestamp),
+            "STOP" => stopped = Some(event.timestamp),
             "COLO_EXIT" => return Err(format!("the protection ended: {}", event.data)),
             "RESUME" => {
-                let Some(stopped) = self.stopped.take() else { return Ok(None) };
-                self.count += 1;
+                let Some(stopped) = stopped.take() else { continue };
+                count += 1;
                 // The first is the seeding's.
-                if self.count > WARM_UP + 1 {
-                    self.pauses.push(event.timestamp.saturating_sub(stopped));
-                    let span = event.timestamp.saturating_sub(*self.first.get_or_insert(event.timestamp));
-                    if span >= self.time {
-                        let mut pauses = std::mem::take(&mut self.pauses);
-                        pauses.sort_unstable();
-                        return Ok(Some(Measured { pauses, span }));
-                    }
+                if count <= WARM_UP + 1 {
+                    continue;
+                }
+                if first.is_none() {
+                    before = costs()?;
+                }
+                let span = event.timestamp.saturating_sub(*first.get_or_insert(event.timestamp));
+                pauses.push(event.timestamp.saturating_sub(stopped));
+                if span >= time {
+                    pauses.sort_unstable();
+                    let costs = costs()?.since(before);
+                    return Ok(Measured {
+                        pauses,
+                        span,
+                        costs,
+                        standby_resident_bytes: resident_bytes(standby),
+                    });
                 }
             }
             _ => {}
         }
-        Ok(None)
     }
 }

@@ -1,5 +1,6 @@
 //! `sterna run` as primary and as standby, protected as an operator does it.
 
+use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ use sterna_benches::peer::Peer;
 use sterna_interop::{PACE_ADDRESS, Root};
 
 use crate::Failure;
-use crate::pauses::{Measured, Pauses, Setting};
+use crate::pauses::{Costs, Measured, Setting, follow};
 
 /// The command that protects; it ends with this.
 struct Protects(Child);
@@ -40,22 +41,29 @@ pub(crate) fn measure(root: &Root, sterna: PathBuf, setting: &Setting) -> Result
     primary.wait_for_ticks(1)?;
     set_pace(&primary, setting.pages_per_second.max(1))?;
     let mut protects = Command::new(&lab.sterna);
-    protects.arg("protect").arg(primary.directory().join("operator"));
+    protects.arg("protect").arg(primary.directory().join("qmp"));
     protects.arg(format!("unix:{}", place.path().join("contact").display()));
-    protects.arg("--standby-qmp").arg(standby.directory().join("operator"));
+    protects.arg("--standby-qmp").arg(standby.directory().join("qmp"));
     protects.arg(format!("--checkpoint-delay={}", setting.delay.as_millis()));
     if setting.channels > 0 {
         protects.arg(format!("--channels={}", setting.channels));
     }
     let protects = protects.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let _protects = Protects(protects.map_err(|error| format!("sterna protect: {error}"))?);
-    let mut pauses = Pauses::new(setting.time);
-    loop {
-        let event = primary.next_event(Duration::from_secs(1))?;
-        if let Some(measured) = pauses.hear(event.as_ref())? {
-            return Ok(measured);
-        }
-    }
+    let primary = RefCell::new(primary);
+    let costs = || {
+        let mut primary = primary.borrow_mut();
+        let report = primary.execute("x-sterna-query-protection", Value::Null)?;
+        let number = |name: &str| report[name].as_u64().ok_or(format!("{name} is missing: {report}"));
+        Ok(Costs {
+            pages: number("pages")?,
+            bytes: number("transferred-bytes")?,
+            primary_cpu: primary.cpu(),
+            standby_cpu: standby.cpu(),
+        })
+    };
+    let next = || primary.borrow_mut().next_event(Duration::from_secs(1));
+    follow(setting.time, next, costs, standby.id())
 }
 
 fn set_pace(primary: &Peer, pages_per_second: u64) -> Result<(), Failure> {
