@@ -7,9 +7,11 @@
 //!   the same behind `QemuProtection`, which relays the stream and waits for the contact's answers. `sterna`: two VMs of `sterna run` with
 //!   the same boot sector and the command `sterna protect`; needs KVM. While idle it writes a page each second.
 //! - All are connected by Unix sockets on this host, so the cores are shared by everybody.
+//! - Beside the pauses of Sterna's VM stands what a plain copy of as many pages takes, with as many threads.
 //! - The ways take turns with each setting, so that a machine that is slower for a while is slower for all.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
+mod copy;
 mod pair;
 mod pauses;
 mod sterna;
@@ -110,9 +112,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("bench colo") else { return Ok(()) };
     println!(
         "| load | delay, ms | channels | other end | checkpoints/s | pause, ms: mean | p50 | p99 | of | pages each | bytes / dirty | \
-         CPU ms each: primary | standby | standby resident, MiB |"
+         CPU ms each: primary | standby | standby resident, MiB | plain copy of the pages, ms |"
     );
-    println!("|{}", " --- |".repeat(14));
+    println!("|{}", " --- |".repeat(15));
     let mut rows = Vec::new();
     for &load in &args.loads {
         for &delay in &args.delays {
@@ -148,9 +150,10 @@ fn run(args: &Args) -> Result<(), Failure> {
 
 fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
     let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
+    let ms2 = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
     let (costs, each) = (&measured.costs, measured.pauses.len().max(1) as u32);
     format!(
-        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
         load.word(),
         setting.delay.as_millis(),
         setting.channels,
@@ -169,6 +172,11 @@ fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
         ms(costs.primary_cpu / each),
         ms(costs.standby_cpu / each),
         measured.standby_resident_bytes >> 20,
+        if setting.way == Way::Sterna {
+            ms2(copy::median(costs.pages / u64::from(each)))
+        } else {
+            "–".to_owned()
+        },
     )
 }
 
