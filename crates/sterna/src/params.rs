@@ -49,6 +49,9 @@ pub enum NonConvergence {
     KeepGoing,
     /// It fails when several syncs in a row brought no progress and no enabled throttling remains.
     Fail,
+    /// The guest is stopped all the same, for longer than the downtime limit; Sterna warns of how long. What a protection does by
+    /// default: its guest stands once, however much it writes.
+    Switchover,
 }
 
 /// Who finds out which side has the guest after a lost acknowledgement (`x-sterna-status-question`;

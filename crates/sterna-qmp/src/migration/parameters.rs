@@ -224,7 +224,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     rdma_row(CHUNK_SIZE, Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, 1 << 20),
     ParameterSpec {
         name: NON_CONVERGENCE,
-        range: Range::Word(&["keep-going", "fail"]),
+        range: Range::Word(&["keep-going", "fail", "switchover"]),
         unit: Unit::None,
         change: Live,
         only_for: None,
@@ -266,7 +266,7 @@ impl ParameterSet {
             if name == NON_CONVERGENCE && value == "postcopy" {
                 return Err(QmpError::generic(format!(
                     "Parameter '{name}' cannot be 'postcopy': Sterna does not support it; 'fail' ends a migration that does not \
-                     converge, and 'keep-going' leaves the end to you"
+                     converge, 'switchover' stops the guest for longer than the downtime limit, and 'keep-going' leaves the end to you"
                 )));
             }
             let value = spec.check(value)?;
@@ -334,6 +334,7 @@ impl ParameterSet {
             vcpu_dirty_limit_bytes: self.number("vcpu-dirty-limit").saturating_mul(1 << 20),
             non_convergence: match self.word(NON_CONVERGENCE) {
                 "fail" => NonConvergence::Fail,
+                "switchover" => NonConvergence::Switchover,
                 _ => NonConvergence::KeepGoing,
             },
             status_questions: match self.word(STATUS_QUESTION) {

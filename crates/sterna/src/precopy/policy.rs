@@ -55,6 +55,8 @@ pub(crate) struct Policy {
     /// The dirty limit in force, bytes per second.
     dirty_limit: Option<u64>,
     is_warned: bool,
+    /// It did not converge, and the downtime limit no longer counts.
+    is_limit_lifted: bool,
 }
 
 /// What it waits for.
@@ -120,6 +122,7 @@ impl Policy {
             dirtied_pages: 0,
             dirty_limit: None,
             is_warned: false,
+            is_limit_lifted: false,
         }
     }
 
@@ -331,7 +334,7 @@ impl Policy {
         let limit = self.settings.downtime_limit.as_secs_f64();
         tracing::debug!(pages, ?estimate, limit, "the remaining pages");
         self.is_slowing_useless = false;
-        if estimate.fits(limit) {
+        if estimate.fits(limit) || self.is_limit_lifted {
             Verdict::Fits
         } else if (DowntimeEstimate { remaining: sending.as_secs_f64(), ..estimate }).fits(limit) {
             self.is_slowing_useless = moves_in_downtime;
@@ -388,6 +391,7 @@ impl Policy {
                 self.outputs.push(Output::GiveUp(self.standstill()));
             }
             Step::NotConverging => {
+                self.is_limit_lifted = self.settings.exceeds_limit;
                 if !std::mem::replace(&mut self.is_warned, true) {
                     self.outputs.push(Output::Warn(self.standstill()));
                 }

@@ -30,6 +30,9 @@ pub(crate) struct Settings {
     pub vcpu_dirty_limit_bytes: u64,
     /// Whether a migration fails that does not converge.
     pub fails: bool,
+    /// Whether the limit no longer counts when a migration does not converge.
+    #[serde(default)]
+    pub exceeds_limit: bool,
     /// Whether vCPUs may be throttled.
     pub auto_converge: bool,
     /// Whether dirty rates may be limited.
@@ -50,6 +53,7 @@ impl Settings {
             throttle_trigger_threshold: params.throttle_trigger_threshold,
             vcpu_dirty_limit_bytes: params.vcpu_dirty_limit_bytes,
             fails: params.non_convergence == NonConvergence::Fail,
+            exceeds_limit: params.non_convergence == NonConvergence::Switchover,
             auto_converge: capabilities.auto_converge,
             dirty_limit: capabilities.dirty_limit,
         }

@@ -82,6 +82,23 @@ fn guest_that_does_not_converge_goes_on_with_one_warning_by_default() {
 }
 
 #[test]
+fn guest_that_does_not_converge_is_stopped_for_longer_than_the_limit_when_that_is_wanted() {
+    case("guest that does not converge is stopped for longer than the limit when that is wanted", || {
+        let (source, target, mut params, capabilities) = hopeless();
+        params.non_convergence = NonConvergence::Switchover;
+        let incoming = listen(&target, &params, capabilities);
+        let log = Arc::new(Log::default());
+
+        let migration = start(&source, &incoming.address(), &params, capabilities, Arc::clone(&log) as _);
+
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+        let is_warning = |event: &Event| matches!(event, Event::Warning(text) if text.starts_with("the migration does not converge"));
+        assert_eq!(log.events().iter().filter(|event| is_warning(event)).count(), 1);
+        assert_lives_on(&target.guest);
+    });
+}
+
+#[test]
 fn auto_converge_slows_the_guest_down_until_it_converges_and_lets_go_of_it() {
     case("auto converge slows the guest down until it converges and lets go of it", || {
         let (source, target, params, mut capabilities) = hopeless();

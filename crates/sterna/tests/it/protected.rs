@@ -142,6 +142,8 @@ struct Way {
     zero_pages: sterna::ZeroPageDetection,
     delay: Duration,
     buffer_bytes: u64,
+    bandwidth_bytes: u64,
+    downtime_limit: Duration,
     /// Every connection ends after so many pieces.
     cut_after: Option<i64>,
 }
@@ -152,6 +154,9 @@ const PLAIN: Way = Way {
     zero_pages: sterna::ZeroPageDetection::Multifd,
     delay: Duration::from_millis(5),
     buffer_bytes: 64 << 20,
+    bandwidth_bytes: 0,
+    // On a busy host the seeding would not converge within the default.
+    downtime_limit: PATIENCE,
     cut_after: None,
 };
 
@@ -162,8 +167,8 @@ impl Way {
         let params = Parameters {
             multifd_compression: self.compression,
             zero_page_detection: self.zero_pages,
-            // On a busy host the seeding would not converge within the default.
-            downtime_limit: PATIENCE,
+            max_bandwidth_bytes: self.bandwidth_bytes,
+            downtime_limit: self.downtime_limit,
             ..params
         };
         (params, capabilities)
@@ -300,6 +305,20 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
     let (_, outcome, arrival) = migrate(&pair.guest, &target, &params, Capabilities::default());
     assert_arrived(&outcome, &arrival, &target);
     drop(pair.proxy);
+}
+
+#[test]
+fn guest_that_writes_faster_than_the_link_carries_is_protected_all_the_same() {
+    // 16 MiB that change within 0.4 s, and 32 MiB/s.
+    let (guest, way) =
+        (writer(), Way { bandwidth_bytes: 32 << 20, downtime_limit: Duration::from_millis(20), ..PLAIN });
+    let pair = protect(guest, &way, TERMS, Arc::new(NoOutput));
+
+    pair.wait_for_held(1);
+
+    pair.primary.unprotect().expect("protected");
+    assert_eq!(pair.primary.wait(), primary::Outcome::Alone(primary::Because::Never));
+    assert_lives_on(&pair.guest);
 }
 
 /// Says that it is about to be closed, and waits until that is heard.

@@ -67,7 +67,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
                 json!(-1),
             ],
         ),
-        words("x-sterna-non-convergence", &["keep-going", "fail"]),
+        words("x-sterna-non-convergence", &["keep-going", "fail", "switchover"]),
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
         words("x-sterna-status-question", &["auto", "operator"]),
         range("x-sterna-device-queue-size", 1 << 16, 1 << 40),

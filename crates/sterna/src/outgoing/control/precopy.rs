@@ -20,7 +20,7 @@ use crate::order::RoundPages;
 use crate::outgoing::limits::ack_form;
 use crate::outgoing::rdma::Work;
 use crate::outgoing::streams::DeviceStreams;
-use crate::params::ZeroPageDetection;
+use crate::params::{NonConvergence, ZeroPageDetection};
 use crate::precopy::{Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW};
 use crate::threads::call;
 use crate::vm::RunState;
@@ -237,7 +237,12 @@ impl Control {
     }
 
     fn settings(&self) -> Settings {
-        Settings::new(&self.shared.params(), &self.shared.capabilities)
+        let mut params = self.shared.params();
+        // Its guest stands once for that, and checkpoints do not depend on the limit.
+        if self.shared.protecting.is_some() && params.non_convergence == NonConvergence::KeepGoing {
+            params.non_convergence = NonConvergence::Switchover;
+        }
+        Settings::new(&params, &self.shared.capabilities)
     }
 
     /// Asks a Sterna destination for an answer, which it gives when it has all pages of the round that was just flushed.
