@@ -161,7 +161,7 @@ impl Protected {
         ];
         arguments.extend_from_slice(more);
         let mut command = Command::start(&arguments)?;
-        wait("the standby's socket", || directory.join("standby").exists())?;
+        command.wait_for("its address", |said| said["address"].is_string())?;
         let heart = Heart::begin(&directory.join("standby"), PROTECTION, &secret())?;
         primary.capabilities(&["x-colo", "return-path"])?;
         primary
@@ -369,7 +369,7 @@ fn image_that_cannot_be_made_does_not_cost_the_checkpoint() -> Result<(), Failur
         "--json".to_owned(),
     ];
     let mut command = Command::start(&arguments)?;
-    wait("the standby's socket", || directory.join("standby").exists())?;
+    command.wait_for("its address", |said| said["address"].is_string())?;
     primary.capabilities(&["x-colo", "return-path"])?;
     primary.parameters(json!({"max-bandwidth": 0, "downtime-limit": 10_000, "x-checkpoint-delay": 50}))?;
     primary.start_migration(&format!("unix:{}", at("standby")))?;

@@ -167,6 +167,8 @@ fn qemu_tls_compressed_multifd_of_an_old_machine_is_carried_both_ways() -> Resul
 fn refusal_of_source(name: &str, ours: &Path, theirs: &Path) -> Result<Option<(String, String)>, Failure> {
     let Some(root) = Root::qemu_for(name) else { return Ok(None) };
     let mut source = Qemu::builder(&root).args(&["-object", &credentials(theirs, "client", "")]).spawn()?;
+    // Else all it has may fit the socket, and it has completed before it hears of the refusal.
+    source.capabilities(&["return-path"])?;
     source.parameters(json!({"tls-creds": "tls0", "tls-hostname": "localhost"}))?;
     let listener =
         Listener::bind(&"tcp:127.0.0.1:0".parse().expect("an address")).map_err(|e| e.to_string())?;
