@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::replica::{ByteGate, Secret, Terms};
+use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
 
@@ -83,7 +83,8 @@ impl Protection {
         })
     }
 
-    pub(super) fn means(&self) -> Option<ProtectionMeans> {
+    /// For a machine with these further gates.
+    pub(super) fn means(&self, packets: Option<Arc<dyn EpochGate>>) -> Option<ProtectionMeans> {
         let arbiter = Arc::clone(&self.opened.arbiter);
         let console = Arc::clone(&self.console.0);
         let decide = self.opened.operator.clone().map(|operator| {
@@ -101,7 +102,7 @@ impl Protection {
                 };
                 claims(&arbiter, role, protection)
             }),
-            gate: self.console.0.clone(),
+            gate: Arc::new(JoinedGate::new(self.console.0.clone(), packets.into_iter().collect())),
             say_again: Arc::new(move |position, bytes| console.say_again(position, bytes)),
             unheld: self.unheld.clone(),
             decide,
@@ -114,13 +115,10 @@ fn unheld(config: &Config) -> Vec<String> {
     let disks = config.disks.iter().map(|disk| {
         format!("the content of the disk {} does not travel with checkpoints", disk.path.display())
     });
-    let cards = (0..config.nets.len()).map(|index| {
-        format!("what network card {index} sends cannot be held back until its checkpoint is held")
-    });
     let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
     let others =
         others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
     let others = others
         .map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
-    disks.chain(cards).chain(others).collect()
+    disks.chain(others).collect()
 }
