@@ -63,7 +63,9 @@ pub fn last_on_disk(disk: &[u8]) -> Result<u64, String> {
         digest = digest.wrapping_mul(FACTOR).wrapping_add(number);
         let found = records[(number % SLOTS) as usize];
         if number + SLOTS > last && found != (number, digest) {
-            return Err(format!("the disk's last record is {last}, and where {number} was due it has {found:?}"));
+            return Err(format!(
+                "the disk's last record is {last}, and where {number} was due it has {found:?}"
+            ));
         }
     }
     Ok(last)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
+use sterna_vmm::DiskMigration;
 
 use super::Config;
 use crate::claims::claims;
@@ -112,13 +113,27 @@ impl Protection {
 
 /// Why a guest of such a machine cannot be protected.
 fn unheld(config: &Config) -> Vec<String> {
-    let disks = config.disks.iter().map(|disk| {
-        format!("the content of the disk {} does not travel with checkpoints", disk.path.display())
+    let disks = config.disks.iter().filter_map(|disk| {
+        let path = disk.path.display();
+        match disk.migration {
+            DiskMigration::Copy => None,
+            DiskMigration::None if disk.is_read_only => None,
+            DiskMigration::None => Some(format!(
+                "what it writes to the disk {path} (migrate=none) does not travel with checkpoints: use migrate=copy, or read-only=on"
+            )),
+            _ => Some(format!(
+                "both sides see the disk {path} (migrate=shared), and what it writes there is not held back until its checkpoint is \
+                 held: use migrate=copy"
+            )),
+        }
     });
     let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
     let others =
         others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
-    let others = others
-        .map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
+    let others = others.map(|socket| {
+        format!(
+            "what the device at {socket} does outside of the guest cannot be held back: take it off the guest"
+        )
+    });
     disks.chain(others).collect()
 }

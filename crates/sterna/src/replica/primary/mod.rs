@@ -14,9 +14,7 @@ use std::time::Duration;
 use sterna_proto::replica::primary::{Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
-pub use gate::{
-    AskCheckpoint, ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane,
-};
+pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
 pub use statistics::PrimaryStatistics;
 
 use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};

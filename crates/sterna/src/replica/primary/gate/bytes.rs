@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::epoch_gate::{AskCheckpoint, EpochGate, GateStatistics, MaySay};
+use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use super::waiting::{LOOK, Waiting};
+use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::threads;
 

@@ -1,14 +1,12 @@
 //! What holds output by epochs, whatever it is.
 
-use std::sync::Arc;
 use std::time::Duration;
+
+use crate::device_stream::AskCheckpoint;
 
 /// Whether output of this epoch (the first is 1) may leave, now. Asked for every piece at the moment at which it leaves: this process may
 /// have stood still since it was released.
 pub type MaySay = Box<dyn Fn(u64) -> bool + Send + Sync>;
-
-/// Asks for a checkpoint at once.
-pub type AskCheckpoint = Arc<dyn Fn() + Send + Sync>;
 
 /// Holds what a guest says. No method may wait for the network, or for whoever reads the output: the lease is watched by the same thread.
 pub trait EpochGate: Send + Sync {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::epoch_gate::{AskCheckpoint, EpochGate, GateStatistics, MaySay};
+use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
+use crate::device_stream::AskCheckpoint;
 
 /// The gates of one guest: its console's, and that of its network cards. What it says through any of them belongs to the same epochs.
 pub struct JoinedGate {

@@ -14,6 +14,6 @@ mod packets;
 mod waiting;
 
 pub use bytes::ByteGate;
-pub use epoch_gate::{AskCheckpoint, EpochGate, GateStatistics, MaySay, NoOutput};
+pub use epoch_gate::{EpochGate, GateStatistics, MaySay, NoOutput};
 pub use joined::JoinedGate;
 pub use packets::{PacketGate, PacketLane};

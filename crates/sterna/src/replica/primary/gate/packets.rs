@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::epoch_gate::{AskCheckpoint, EpochGate, GateStatistics, MaySay};
+use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use super::waiting::{LOOK, Piece, Waiting};
+use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::threads;
 

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::epoch_gate::{AskCheckpoint, GateStatistics, MaySay};
+use super::epoch_gate::{GateStatistics, MaySay};
+use crate::device_stream::AskCheckpoint;
 
 /// How often output that may not leave is looked at again, unless somebody says something.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
