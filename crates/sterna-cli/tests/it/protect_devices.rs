@@ -16,6 +16,7 @@ use sterna_qmp::drive::Vm;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says why a test cannot run here.
+#[allow(clippy::print_stderr, reason = "says what was skipped")]
 fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("SKIPPED {test}: {why}");
 }
@@ -116,6 +117,23 @@ fn run(at: &Path, side: &str, more: &[&str]) -> Child {
     child
 }
 
+/// `sterna protect`, from one side to another.
+fn protect(at: &Path, from: &str, to: &str, more: &[&str]) -> Command {
+    let mut command = sterna();
+    command
+        .arg("protect")
+        .arg(at.join(format!("{from}.qmp")))
+        .arg(format!("unix:{}", at.join(format!("to-{to}")).display()))
+        .arg("--standby-qmp")
+        .arg(at.join(format!("{to}.qmp")))
+        .arg("--json")
+        .stdout(Stdio::null())
+        .stderr(File::create(at.join("protect.err")).unwrap());
+    let has_delay = more.iter().any(|option| option.starts_with("--checkpoint-delay"));
+    command.args(more).args((!has_delay).then_some("--checkpoint-delay=20"));
+    command
+}
+
 fn connect(socket: &Path) -> Option<Vm> {
     Vm::connect(&Endpoint::Unix(socket.to_owned())).ok()
 }
@@ -139,18 +157,7 @@ impl Pair {
         let primary = run(at, "a", &["-S"]);
         let standby = run(at, "b", &["--incoming=defer"]);
         let _ = connect(&at.join("a.qmp")).unwrap().execute("cont", Value::Null).unwrap();
-        let protects = sterna()
-            .arg("protect")
-            .arg(at.join("a.qmp"))
-            .arg(format!("unix:{}", at.join("standby").display()))
-            .arg("--standby-qmp")
-            .arg(at.join("b.qmp"))
-            .args(["--json", "--checkpoint-delay=20"])
-            .args(more)
-            .stdout(Stdio::null())
-            .stderr(File::create(at.join("protect.err")).unwrap())
-            .spawn()
-            .unwrap();
+        let protects = protect(at, "a", "b", more).spawn().unwrap();
         let pair = Self { directory, primary, standby, protects, ear };
         pair.await_checkpoints(10);
         pair
@@ -291,5 +298,111 @@ fn guest_whose_standby_is_killed_goes_on_with_everything_it_has_said() {
             .unwrap()
             .execute("block_resize", json!({"device": "virtio0", "size": 2 * ledger::DISK_BYTES}));
         assert!(!format!("{grown:?}").contains("copied"), "{grown:?}");
+    });
+}
+
+#[test]
+fn guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on() {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        return skip("guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on", error);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let disk = at.join("disk");
+    File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let cases = [
+        ("shared", "migrate=shared", Some("both sides see the disk")),
+        ("none", "migrate=none", Some("does not travel with checkpoints: use migrate=copy, or read-only=on")),
+        ("read-only", "migrate=none,read-only=on", None),
+        ("copy", "migrate=copy", None),
+    ];
+    for (name, options, says) in cases {
+        let socket = at.join(name);
+        let mut vm = sterna()
+            .args(["run", "--machine=kvm", "--ram=64M", "--rate=10"])
+            .arg(format!("--disk={},{options}", disk.display()))
+            .arg(format!("--qmp=unix:{}", socket.display()))
+            .arg(format!("--exit-with-parent={}", std::process::id()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait("the monitor", || connect(&socket).is_some());
+        let nobody = format!("unix:{}", at.join("nobody").display());
+        let refused = sterna().arg("protect").arg(&socket).arg(&nobody).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        match says {
+            Some(why) => assert!(said.contains(why) && said.contains(disk.to_str().unwrap()), "{said}"),
+            None => assert!(!said.contains("cannot be protected"), "{said}"),
+        }
+        assert_eq!(connect(&socket).unwrap().run_state().unwrap(), "running");
+        let _ = vm.kill();
+        let _ = vm.wait();
+    }
+}
+
+#[test]
+fn standby_whose_devices_differ_is_refused_while_the_guest_runs_on() {
+    in_own_network("standby_whose_devices_differ_is_refused_while_the_guest_runs_on", || {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        std::fs::create_dir(at.join("arbiter")).unwrap();
+        std::fs::write(at.join("ledger"), ledger::image()).unwrap();
+        let mut primary = run(at, "a", &[]);
+        // Its name gives its card another address.
+        let mut standby = run(at, "b", &["--incoming=defer", "--name=other"]);
+        let refused = protect(at, "a", "b", &[]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let mut here = connect(&at.join("a.qmp")).unwrap();
+        assert_eq!(here.run_state().unwrap(), "running");
+        let mut there = connect(&at.join("b.qmp")).unwrap();
+        let why = there.execute("query-migrate", Value::Null).unwrap();
+        assert!(why.to_string().contains("network card 0"), "{why}");
+        for vm in [&mut primary, &mut standby] {
+            let _ = vm.kill();
+            let _ = vm.wait();
+        }
+    });
+}
+
+#[test]
+fn disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for() {
+    in_own_network("disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for", || {
+        // No checkpoint is due for an hour, and one block is as much as an epoch takes.
+        let mut pair =
+            Pair::new(&["--checkpoint-delay=3600000", "--set=x-sterna-checkpoint-buffer-size=65536"]);
+        let last = *pair.lines("a").last().unwrap_or(&0);
+        wait("the guest", || pair.lines("a").last().is_some_and(|number| *number > last + 50));
+        pair.primary.kill().unwrap();
+        wait("the survivor", || pair.is_running("b"));
+        wait("the guest", || pair.lines("b").len() > 2 * ledger::SLOTS as usize);
+        let _ = pair.ask("b", "stop");
+        ledger::last_on_disk(&pair.disk("b")).unwrap();
+    });
+}
+
+#[test]
+fn survivor_is_protected_again_with_its_disk_and_its_card() {
+    in_own_network("survivor_is_protected_again_with_its_disk_and_its_card", || {
+        let mut pair = Pair::new(&[]);
+        pair.primary.kill().unwrap();
+        pair.primary.wait().unwrap();
+        wait("the survivor", || pair.is_running("b"));
+        pair.protects.wait().unwrap();
+        // The restored host: its disk has what nobody has heard of.
+        pair.primary = run(pair.directory.path(), "a", &["--incoming=defer"]);
+        std::fs::write(pair.path("a.img"), vec![9; ledger::DISK_BYTES as usize]).unwrap();
+        pair.protects = protect(pair.directory.path(), "b", "a", &[]).spawn().unwrap();
+        wait("checkpoints", || {
+            pair.ask("a", "x-sterna-query-protection")["checkpoints"].as_u64() >= Some(20)
+        });
+        pair.standby.kill().unwrap();
+        wait("the second survivor", || pair.is_running("a"));
+        wait("the guest", || pair.lines("a").len() > 2 * ledger::SLOTS as usize);
+        let _ = pair.ask("a", "stop");
+        ledger::last_on_disk(&pair.disk("a")).unwrap();
+        let (heard, _) = pair.ear.heard();
+        assert!(heard.windows(2).all(|pair| pair[0] < pair[1]));
     });
 }

@@ -7,7 +7,7 @@ pub struct EpochSection;
 impl EpochSection {
     /// Version of its body.
     pub const VERSION: u32 = 1;
-    /// The most bytes that a body has.
+    /// The most bytes that all of them have in one checkpoint.
     pub const MOST_BYTES: usize = 160 << 20;
 
     const SUFFIX: &str = "/epoch";

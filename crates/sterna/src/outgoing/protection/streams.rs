@@ -101,24 +101,10 @@ impl EpochStreams {
         stream: &mut MainStream,
         is_seeding: bool,
     ) -> Result<(), MigrationError> {
+        let mut left = EpochSection::MOST_BYTES;
         for device in &self.devices {
-            let mut body = Vec::new();
-            while !is_seeding {
-                let at = body.len();
-                body.resize(at + CHUNK_BYTES, 0);
-                let read = device.call("read", |stream| stream.read(&mut body[at..]))?;
-                body.truncate(at + read);
-                if body.len() > EpochSection::MOST_BYTES {
-                    let most = EpochSection::MOST_BYTES;
-                    let why = format!(
-                        "more than {most} bytes have changed in one epoch, the most that a checkpoint brings"
-                    );
-                    return Err(device.named("read", VmError::new("its changes", why)));
-                }
-                if read == 0 {
-                    break;
-                }
-            }
+            let body = if is_seeding { Vec::new() } else { read_epoch(device, left)? };
+            left -= body.len();
             let name = EpochSection::name_of(&device.name);
             stream.full_section((&name, device.instance, EpochSection::VERSION), &body, true)?;
         }
@@ -156,5 +142,26 @@ impl EpochStreams {
             sent += read as u64;
         }
         Ok(())
+    }
+}
+
+/// What has changed in an epoch, at most so many bytes.
+fn read_epoch(device: &Streamed, most: usize) -> Result<Vec<u8>, MigrationError> {
+    let mut body = Vec::new();
+    loop {
+        let at = body.len();
+        body.resize(at + CHUNK_BYTES, 0);
+        let read = device.call("read", |stream| stream.read(&mut body[at..]))?;
+        body.truncate(at + read);
+        if read == 0 {
+            return Ok(body);
+        }
+        if body.len() > most {
+            let why = format!(
+                "disks have changed by more than {} bytes in one epoch, the most that a checkpoint brings",
+                EpochSection::MOST_BYTES
+            );
+            return Err(device.named("read", VmError::new("its changes", why)));
+        }
     }
 }
