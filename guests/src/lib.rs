@@ -9,10 +9,12 @@
 //! - [`model`]: the rules that both kinds of guest follow: steps, patterns, words, shares, fills.
 //! - [`checker`]: RAM and counters in, a typed verdict out.
 //! - [`process`]: threads over RAM that is tracked with userfaultfd or in software; needs no KVM.
+//! - [`ledger`]: a bare-metal guest that says the same to disk, network and console, for protections.
 //! - [`tide`]: the same model as a bare-metal guest for KVM, and as a 512-byte boot sector.
 #![deny(unsafe_code)]
 
 pub mod checker;
+pub mod ledger;
 pub mod model;
 pub mod process;
 pub mod tide;

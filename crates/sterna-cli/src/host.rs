@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
+use sterna::replica::EpochGate;
 use sterna::{Device, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
 use sterna_qmp::migration::ProtectionMeans;
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
@@ -134,6 +135,10 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     /// Types into its console, if it has one. How many of the bytes it took; the others may be tried again.
     fn type_in(&self, bytes: &[u8]) -> usize {
         bytes.len()
+    }
+    /// Holds what its network cards send while the guest is protected, if it has any.
+    fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
+        None
     }
     /// Whether KVM runs it.
     fn uses_kvm(&self) -> bool;
@@ -329,7 +334,7 @@ impl MonitoredVm for Hosted {
         self.machine.resize_disk(index, len_bytes)
     }
     fn protection(&self) -> Option<ProtectionMeans> {
-        self.protection.means()
+        self.protection.means(self.machine.packet_gate())
     }
     fn guest_is_lost(&self) {
         self.is_lost.store(true, Ordering::Release);

@@ -27,7 +27,12 @@
 //! a call that waits for another process gives up after a time limit and names the device. (Calls of the kernel's own
 //! drivers cannot be given up; they are trusted to return.)
 
+use std::sync::Arc;
+
 use crate::error::VmError;
+
+/// Asks for a checkpoint at once, from any thread.
+pub type AskCheckpoint = Arc<dyn Fn() + Send + Sync>;
 
 /// How much of a device's stream is remaining, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -107,4 +112,20 @@ pub trait DeviceStream: Send + Sync {
     fn expected_bytes_per_second(&self) -> Option<u64> {
         None
     }
+
+    /// How it goes on behind the seeding of a standby; `None` for a device whose guest cannot be protected.
+    fn epochs(&self) -> Option<&dyn EpochStream> {
+        None
+    }
+}
+
+/// A stream that goes on after the seeding of a standby, epoch by epoch, until [`DeviceStream::end_save`].
+///
+/// What belongs to an epoch is read at its end, while the guest stands. The standby [writes](DeviceStream::write) it when the epoch is held,
+/// again from its beginning should that have failed; and [finishes](DeviceStream::finish_load) when it takes over. So the bytes of an
+/// epoch begin and end with a whole record, and may be written twice.
+pub trait EpochStream: Send + Sync {
+    /// Source, seeded: when more than `limit_bytes` have changed since the last epoch's end, calls `ask`, and takes nothing more of the guest
+    /// that would change it until they are read or the stream ends.
+    fn limit(&self, limit_bytes: u64, ask: AskCheckpoint);
 }

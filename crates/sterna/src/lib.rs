@@ -62,7 +62,7 @@ mod throttle_clock;
 mod time_forms;
 pub mod vm;
 
-pub use device_stream::{DeviceStream, RemainingState};
+pub use device_stream::{AskCheckpoint, DeviceStream, EpochStream, RemainingState};
 pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use free_page_hints::{FreePageHints, FreePages};

@@ -18,6 +18,7 @@ const PLACES: &[&str] = &[
     "crates/sterna-disk/src/files.rs",
     "crates/sterna-devices/src/statebank/dma/map.rs",
     "crates/sterna-devices/src/vfio/kernel/system.rs",
+    "guests/src/ledger/blob.rs",
     "guests/src/tide/blob.rs",
     "interop/src/guests.rs",
     "interop/src/linux/network.rs",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna::VmError;
+use sterna::replica::EpochGate;
 use sterna_guests::tide::Tide;
 use sterna_guests::tide::boot::boot_sector;
 use sterna_qmp::{Announcing, BlockDevice};
@@ -141,6 +142,9 @@ impl Machine for KvmMachine {
     }
     fn type_in(&self, bytes: &[u8]) -> usize {
         KvmMachine::type_in(self, bytes)
+    }
+    fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
+        KvmMachine::packet_gate(self)
     }
     fn uses_kvm(&self) -> bool {
         true

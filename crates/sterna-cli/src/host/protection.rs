@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::replica::{ByteGate, Secret, Terms};
+use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
+use sterna_vmm::DiskMigration;
 
 use super::Config;
 use crate::claims::claims;
@@ -83,7 +84,8 @@ impl Protection {
         })
     }
 
-    pub(super) fn means(&self) -> Option<ProtectionMeans> {
+    /// For a machine with these further gates.
+    pub(super) fn means(&self, packets: Option<Arc<dyn EpochGate>>) -> Option<ProtectionMeans> {
         let arbiter = Arc::clone(&self.opened.arbiter);
         let console = Arc::clone(&self.console.0);
         let decide = self.opened.operator.clone().map(|operator| {
@@ -101,7 +103,7 @@ impl Protection {
                 };
                 claims(&arbiter, role, protection)
             }),
-            gate: self.console.0.clone(),
+            gate: Arc::new(JoinedGate::new(self.console.0.clone(), packets.into_iter().collect())),
             say_again: Arc::new(move |position, bytes| console.say_again(position, bytes)),
             unheld: self.unheld.clone(),
             decide,
@@ -111,16 +113,27 @@ impl Protection {
 
 /// Why a guest of such a machine cannot be protected.
 fn unheld(config: &Config) -> Vec<String> {
-    let disks = config.disks.iter().map(|disk| {
-        format!("the content of the disk {} does not travel with checkpoints", disk.path.display())
-    });
-    let cards = (0..config.nets.len()).map(|index| {
-        format!("what network card {index} sends cannot be held back until its checkpoint is held")
+    let disks = config.disks.iter().filter_map(|disk| {
+        let path = disk.path.display();
+        match disk.migration {
+            DiskMigration::Copy => None,
+            DiskMigration::None if disk.is_read_only => None,
+            DiskMigration::None => Some(format!(
+                "what it writes to the disk {path} (migrate=none) does not travel with checkpoints: use migrate=copy, or read-only=on"
+            )),
+            _ => Some(format!(
+                "both sides see the disk {path} (migrate=shared), and what it writes there is not held back until its checkpoint is \
+                 held: use migrate=copy"
+            )),
+        }
     });
     let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
     let others =
         others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
-    let others = others
-        .map(|socket| format!("what the device at {socket} does outside of the guest cannot be held back"));
-    disks.chain(cards).chain(others).collect()
+    let others = others.map(|socket| {
+        format!(
+            "what the device at {socket} does outside of the guest cannot be held back: take it off the guest"
+        )
+    });
+    disks.chain(others).collect()
 }

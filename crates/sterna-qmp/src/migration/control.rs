@@ -131,9 +131,7 @@ impl MigrationControl {
     fn protect(&self, state: &mut ControlState, to: &Address) -> Result<(), QmpError> {
         let means = self.protection_means()?;
         if let Some(reason) = means.unheld.first() {
-            return Err(QmpError::generic(format!(
-                "This guest cannot be protected: {reason}; take it off the guest"
-            )));
+            return Err(QmpError::generic(format!("This guest cannot be protected: {reason}")));
         }
         let options = state.parameters.primary_options(means.terms);
         let protecting = Protecting { means, options, generation: state.generation + 1 };

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use sterna::VmError;
+use sterna::replica::EpochGate;
 use sterna_devices::vfio_user::Client;
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::GuestRam;
@@ -131,6 +132,12 @@ impl KvmMachine {
     /// The record that must be equal on both sides.
     pub fn compatibility(&self) -> Arc<dyn sterna::Device> {
         self.devices.compatibility()
+    }
+
+    /// Holds what the guest's network cards send while it is protected by a standby; none without cards. Join it with the console's
+    /// ([`sterna::replica::JoinedGate`]).
+    pub fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
+        self.hardware.virtio.packet_gate()
     }
 
     /// False while the machine waits for a migration.

@@ -2,7 +2,8 @@
 //!
 //! A checkpoint has the sections of the seeding, each once. So the seeding's ids, names and lengths say where one ends: its
 //! footer is believed where the length says, if what follows is the end, or a section that has not come yet. A length may
-//! change (a device's queue): then the first footer is taken behind which that holds.
+//! change (a device's queue): then the first footer is taken behind which that holds. Sections of a Sterna's in which the guest's own
+//! bytes stand say how long they are.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use crate::error::WireError;
 use crate::limits::SECTIONS;
 use crate::main::{full_section, sections};
+use crate::replica::{EpochSection, Output};
 use crate::vmdesc;
 
 const MESSAGE: &str = "device state of a checkpoint";
@@ -183,6 +185,9 @@ impl DeviceList {
         found: &[Option<T>],
     ) -> Result<usize, WireError> {
         let known = &self.devices[index];
+        if is_framed(&known.name) {
+            return self.framed_foot(bytes, body, index, found);
+        }
         let as_in_seeding = body.saturating_add(known.length_bytes);
         if self.is_foot(bytes, as_in_seeding, known.id, found) {
             return Ok(as_in_seeding);
@@ -198,6 +203,23 @@ impl DeviceList {
         Err(bad(body, rule))
     }
 
+    /// Where the footer stands of a section whose body says how long it is: what the guest wrote may look like anything.
+    fn framed_foot<T>(
+        &self,
+        bytes: &[u8],
+        body: usize,
+        index: usize,
+        found: &[Option<T>],
+    ) -> Result<usize, WireError> {
+        let known = &self.devices[index];
+        let length = bytes.get(body..).and_then(|rest| rest.first_chunk()).map(|b| u32::from_be_bytes(*b));
+        let foot = length.and_then(|length| body.checked_add(4)?.checked_add(length as usize));
+        foot.filter(|foot| self.is_foot(bytes, *foot, known.id, found)).ok_or_else(|| {
+            let (name, instance) = (&known.name, known.instance);
+            bad(body, format!("section {name:?} instance {instance} does not end where its length says"))
+        })
+    }
+
     /// Whether a footer of section `id` stands at `at`, and behind it the end or a section that has not come yet.
     fn is_foot<T>(&self, bytes: &[u8], at: usize, id: u32, found: &[Option<T>]) -> bool {
         let Some(next) = at.checked_add(FOOTER_BYTES) else { return false };
@@ -206,6 +228,11 @@ impl DeviceList {
             && footer[1..] == id.to_be_bytes()
             && (next == bytes.len() || self.header(bytes, next, found).is_ok())
     }
+}
+
+/// Sections of a Sterna primary's that hold what its guest said or wrote.
+fn is_framed(name: &str) -> bool {
+    name == Output::SECTION_NAME || EpochSection::device_of(name).is_some()
 }
 
 fn bad(at: usize, rule: impl Into<String>) -> WireError {

@@ -1,12 +1,15 @@
 //! What primary and standby of a protected guest say to each other beside the guest's state (`specs/replica.md`).
 //!
 //! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, and then
-//! each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`] is a section of a Sterna's checkpoints.
+//! each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`] and [`EpochSection`] are sections of a Sterna's
+//! checkpoints.
 
+mod epoch_section;
 mod hello;
 mod output;
 mod session;
 
+pub use epoch_section::EpochSection;
 pub use hello::{Hello, Terms, Welcome};
 pub use output::Output;
 pub use session::{Message, Role, Session};

@@ -8,6 +8,7 @@ use sterna_wire::main::{
     encode_footer, encode_section_part,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::replica::EpochSection;
 use sterna_wire::{Fault, PAGE_SIZE, vmdesc};
 
 /// A seeding of one block up to its devices, and a writer that goes on behind it.
@@ -223,6 +224,31 @@ fn devices_whose_length_has_changed_are_found_by_their_footers() {
 
     let lengths: Vec<_> = found.sections.iter().map(|(_, body)| body.len()).collect();
     assert_eq!(lengths, [12, tricky.len(), 0, 104]);
+}
+
+#[test]
+fn what_a_guest_writes_to_its_disk_never_passes_for_a_section() {
+    let named = |id, name: &str| KnownDevice { id, name: name.into(), instance: 0, ..device(1, 4) };
+    let (epoch, last) = (named(7, &EpochSection::name_of("virtio/0")), named(8, "cpu"));
+    let mut known = DeviceList::new();
+    known.push(epoch.clone()).unwrap();
+    known.push(last.clone()).unwrap();
+    // In the guest's block: the section's own footer, and a state of the processor that it would like to have.
+    let forged = [&[0x7e, 0, 0, 0, 7][..], &full(&last, b"forged")].concat();
+    let framed = |length: usize, bytes: &[u8]| [&(length as u32).to_be_bytes()[..], bytes].concat();
+    let with = |body: &[u8]| [&full(&epoch, body)[..], &full(&last, b"true"), &[0]].concat();
+    let body = framed(forged.len(), &forged);
+    let bytes = with(&body);
+
+    let found = known.check(&bytes).unwrap();
+
+    let bodies: Vec<_> = found.sections.iter().map(|(_, body)| &bytes[body.clone()]).collect();
+    assert_eq!(bodies, [&body[..], b"true"]);
+    for wrong in [forged.len() - 1, 1 << 30, u32::MAX as usize] {
+        let error = known.check(&with(&framed(wrong, &forged))).unwrap_err();
+        assert!(error.to_string().contains("\"virtio/0/epoch\" instance 0 does not end where"), "{error}");
+    }
+    assert!(known.check(&with(&[0; 3])).is_err());
 }
 
 #[test]

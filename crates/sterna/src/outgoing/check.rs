@@ -61,7 +61,10 @@ pub(super) fn check_protected(
     if !capabilities.return_path {
         return Err(SettingsError::StandbyNeedsReturnPath);
     }
-    let with_stream = vm.devices().into_iter().find(|device| device.stream().is_some());
+    let with_stream = vm
+        .devices()
+        .into_iter()
+        .find(|device| device.stream().is_some_and(|stream| stream.epochs().is_none()));
     match with_stream {
         Some(device) => Err(SettingsError::DeviceCannotBeProtected { device: device.name() }),
         None => Ok(()),

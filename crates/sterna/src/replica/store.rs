@@ -7,13 +7,16 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna_image::Shape;
 use sterna_ram::GuestRam;
 use sterna_wire::colo::{CheckpointDevices, DeviceList};
+use sterna_wire::replica::EpochSection;
 
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
+use super::survivor::Survivor;
 use super::witness::Witness;
 use crate::error::MigrationError;
 use crate::incoming::follower::Follower;
 use crate::pages::RamSink;
+use crate::threads::call;
 
 /// RAM, and the way of pages there.
 pub(super) struct Pages {
@@ -21,6 +24,8 @@ pub(super) struct Pages {
     pub(super) seed: Arc<RamSink>,
     pub(super) journal: Journal,
     pub(super) gate: Arc<Gate>,
+    /// Has the devices' streams.
+    pub(super) survivor: Arc<dyn Survivor>,
 }
 
 /// A machine at a checkpoint: all of it but the pages.
@@ -36,7 +41,7 @@ pub(super) struct Seeded {
     pub(super) pages: Arc<Pages>,
     /// Configuration, blocks, description.
     pub(super) shape: Arc<Shape>,
-    pub(super) list: DeviceList,
+    pub(super) list: Arc<DeviceList>,
 }
 
 /// What is counted of checkpoints.
@@ -73,7 +78,7 @@ pub(super) struct State {
     pub(super) stage: Stage,
     pub(super) seeded: Option<Seeded>,
     /// Of the last held checkpoint.
-    pub(super) devices: Option<Devices>,
+    pub(super) devices: Option<Arc<Devices>>,
     /// Checkpoints that were held since the seeding, which is number 0.
     pub(super) number: u64,
     /// The pages of the last held checkpoint are in the journal, and perhaps not all in RAM.
@@ -115,7 +120,7 @@ impl Store {
         let mut state = self.state.lock();
         state.counts.held_at = Some(Instant::now());
         state.seeded = Some(seeded);
-        state.devices = Some(devices);
+        state.devices = Some(Arc::new(devices));
     }
 
     /// No checkpoint becomes held until [`thaw`](Self::thaw).
@@ -153,7 +158,7 @@ impl Store {
             took: state.opened_at.map_or(Duration::ZERO, |opened| now - opened),
             held_at: Some(now),
         };
-        state.devices = Some(devices);
+        state.devices = Some(Arc::new(devices));
         state.is_in_journal = true;
         state.number += 1;
         Ok(())
@@ -172,8 +177,29 @@ impl Store {
         }
         let pages = self.pages()?;
         pages.journal.apply(&pages.ram)?;
+        self.apply_streams(pages.survivor.as_ref())?;
         pages.journal.clear();
         self.state.lock().is_in_journal = false;
+        Ok(())
+    }
+
+    /// What the last held checkpoint brought of devices' streams goes to where they are.
+    fn apply_streams(&self, survivor: &dyn Survivor) -> Result<(), MigrationError> {
+        let (list, devices) = {
+            let state = self.state.lock();
+            let Some((seeded, devices)) = state.seeded.as_ref().zip(state.devices.clone()) else {
+                return Ok(());
+            };
+            (Arc::clone(&seeded.list), devices)
+        };
+        for (known, (_, body)) in list.devices().iter().zip(&devices.found.sections) {
+            let Some(device) = EpochSection::device_of(&known.name) else { continue };
+            // Behind the length, which says where the section ends: it was checked.
+            let bytes = devices.bytes.get(body.start + 4..body.end).unwrap_or_default();
+            if !bytes.is_empty() {
+                call("Survivor::write_stream", || survivor.write_stream(device, known.instance, bytes))?;
+            }
+        }
         Ok(())
     }
 

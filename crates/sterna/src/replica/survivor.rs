@@ -21,6 +21,23 @@ pub trait Survivor: Send + Sync {
     fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         Ok(blocks.iter().map(|_| None).collect())
     }
+    /// A device's stream begins: the content of a disk. What this side has in its place is lost.
+    ///
+    /// # Errors
+    /// Why it has no place here. The seeding is refused, and the guest runs on at the primary.
+    fn begin_stream(&self, device: &str, instance: u32) -> Result<(), VmError> {
+        let why = "here a guest goes on without the content of its disks: let it go on in a VM that has them (`sterna run --incoming defer \
+                   --disk`)";
+        Err(VmError::new(format!("the stream of device {device:?}, instance {instance}"), why))
+    }
+    /// The next bytes of a stream that began: of the seeding, or of a checkpoint that is held, from its beginning. They may be anything.
+    ///
+    /// # Errors
+    /// Why they cannot be written.
+    fn write_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        let _ = bytes;
+        self.begin_stream(device, instance)
+    }
     /// The seeding has come whole: could such a machine go on here?
     ///
     /// # Errors

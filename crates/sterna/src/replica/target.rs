@@ -7,7 +7,10 @@ use sterna_image::{OPAQUE_BYTES, Shape};
 use sterna_ram::{Backing, GuestRam, RamBlock};
 use sterna_transport::Channel;
 use sterna_wire::colo::{DeviceList, KnownDevice};
-use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
+use sterna_wire::main::{
+    BodyKind, Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd,
+};
+use sterna_wire::replica::EpochSection;
 
 use super::held::devices_of;
 use super::journal::Journal;
@@ -22,6 +25,7 @@ use crate::opaque::RAM_BYTES;
 use crate::opaque::gathered::{Gathered, knowledge};
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
+use crate::streams::{self, MOST_CHUNK_BYTES};
 use crate::threads::call;
 use crate::vm::Device;
 
@@ -41,11 +45,13 @@ struct Seeding {
     list: DeviceList,
     /// From the block list on.
     pages: Option<Arc<Pages>>,
+    /// The streams of devices that began, and whether they have ended.
+    streams: Vec<((String, u32), bool)>,
 }
 
 impl Seeding {
     fn new() -> Self {
-        Self { machine: Gathered::new(), list: DeviceList::new(), pages: None }
+        Self { machine: Gathered::new(), list: DeviceList::new(), pages: None, streams: Vec::new() }
     }
 }
 
@@ -57,6 +63,30 @@ impl StandbyTarget {
     /// Bytes of the machine's RAM; 0 until its block list has come.
     pub(super) fn ram_bytes(&self) -> u64 {
         self.seeding.lock().machine.shape().ram_bytes()
+    }
+
+    /// A part of a device's stream.
+    fn stream(
+        &self,
+        device: &str,
+        instance: u32,
+        kind: SectionKind,
+        body: &[u8],
+    ) -> Result<(), MigrationError> {
+        let survivor = &self.contacts.survivor;
+        if kind == SectionKind::Start {
+            self.seeding.lock().streams.push(((device.to_owned(), instance), false));
+            call("Survivor::begin_stream", || survivor.begin_stream(device, instance))?;
+        }
+        if !body.is_empty() {
+            call("Survivor::write_stream", || survivor.write_stream(device, instance, body))?;
+        }
+        if kind == SectionKind::End {
+            let mut seeding = self.seeding.lock();
+            let ended = seeding.streams.iter_mut().find(|(of, _)| of.0 == device && of.1 == instance);
+            ended.into_iter().for_each(|(_, has_ended)| *has_ended = true);
+        }
+        Ok(())
     }
 
     fn pages(&self, start: &RamStart<'_>) -> Result<Pages, MigrationError> {
@@ -71,7 +101,8 @@ impl StandbyTarget {
         ram.blocks().iter().for_each(RamBlock::declare_fresh);
         let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
         let journal = Journal::new(self.journal_limit, start.lanes + 1)?;
-        Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate) })
+        let (gate, survivor) = (Arc::clone(&self.store.gate), Arc::clone(&self.contacts.survivor));
+        Ok(Pages { ram, seed, journal, gate, survivor })
     }
 }
 
@@ -104,7 +135,14 @@ impl Target for StandbyTarget {
     }
 
     fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
-        knowledge()
+        let machine = knowledge();
+        Box::new(move |name: &str, instance: u32, version: u32, kind: SectionKind| {
+            // A part of a device's stream, which goes where it belongs at once.
+            match streams::device_of_section(name).filter(|_| kind != SectionKind::Full) {
+                Some(_) => BodyKind::Passing { most: MOST_CHUNK_BYTES },
+                None => machine.body(name, instance, version, kind),
+            }
+        })
     }
 
     fn devices(&self) -> Vec<Arc<dyn Device>> {
@@ -153,6 +191,9 @@ impl Target for StandbyTarget {
 
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError> {
         let Section { id, name, instance, version, kind, body } = *section;
+        if let Some(device) = streams::device_of_section(name).filter(|_| kind != SectionKind::Full) {
+            return self.stream(device, instance, kind, body);
+        }
         if kind != SectionKind::Full {
             let what = format!(
                 "{name:?} is sent in parts, of which a checkpoint brings none: take the device (or its migration \
@@ -189,7 +230,8 @@ impl Target for StandbyTarget {
             return Err(MigrationError::PeerMisbehaved { what });
         };
         pages.seed.finish()?;
-        let list = seeding.list.clone();
+        check_streams(&seeding.streams, &seeding.list)?;
+        let list = Arc::new(seeding.list.clone());
         let devices = as_checkpoint(&shape, &list)?;
         let survivor = &self.contacts.survivor;
         call("Survivor::check", || survivor.check(&shape, &devices_of(&list, &devices)))?;
@@ -222,6 +264,28 @@ impl Target for StandbyTarget {
     fn cleared_pages(&self) -> u64 {
         0
     }
+}
+
+/// Every stream has come whole, and checkpoints go on with it.
+fn check_streams(streams: &[((String, u32), bool)], list: &DeviceList) -> Result<(), MigrationError> {
+    for ((device, instance), has_ended) in streams {
+        let goes_on = list.find(&EpochSection::name_of(device), *instance).is_some();
+        if !has_ended || !goes_on {
+            let lacks = if *has_ended { "no section for its epochs" } else { "no end" };
+            let what = format!(
+                "the stream of device {device:?}, instance {instance}, has {lacks} (specs/replica.md §5)"
+            );
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+    }
+    for device in list.devices() {
+        let Some(name) = EpochSection::device_of(&device.name) else { continue };
+        if !streams.iter().any(|((began, instance), _)| began == name && *instance == device.instance) {
+            let what = format!("section {:?} goes on with a stream that never began", device.name);
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+    }
+    Ok(())
 }
 
 /// The seeding's devices as a checkpoint has them.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sterna_image::Shape;
 use sterna_ram::{Custody, CustodyClaim, GuestRam, PAGE_SIZE};
+use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
-use sterna_wire::replica::Output;
+use sterna_wire::replica::{EpochSection, Output};
 
 use super::held::{HeldDevice, HeldGuest};
 use super::survivor::Survivor;
@@ -16,6 +17,7 @@ use crate::hooks::Hook;
 use crate::incoming::vm_target::emptied;
 use crate::pages::RamSink;
 use crate::start_error::StartError;
+use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 use crate::threads::{call, caught, tried};
 use crate::vm::{Device, TargetVm};
 
@@ -43,6 +45,8 @@ struct State {
     /// Until it is said again; a start that failed may have done so.
     unsaid: Option<Output>,
     seized: Vec<Arc<dyn Hook>>,
+    /// Devices whose streams came, with the guest.
+    streams: Vec<Streamed>,
     has_started: bool,
 }
 
@@ -144,11 +148,29 @@ impl VmSurvivor {
                 unsaid = Output::decode(unframed(section)?).map_err(|error| VmError::new(&what, error))?;
                 continue;
             }
+            if !is_device(&section.name) {
+                continue;
+            }
             let device = self.find(section)?;
             let body = unframed(section)?;
             call(format!("Device::load of {:?}", section.name), || device.load(section.version, body))?;
         }
         Ok((wants_to_run, unsaid))
+    }
+
+    /// A device whose stream comes.
+    fn streamed(&self, device: &str, instance: u32) -> Result<Streamed, VmError> {
+        let found =
+            self.state.lock().streams.iter().find(|of| of.name == device && of.instance == instance).cloned();
+        found.ok_or_else(|| {
+            unfit(format!("the stream of device {device:?}, instance {instance}, never began"))
+        })
+    }
+
+    /// Whatever becomes of the guest, no more of its streams comes.
+    fn end_streams(&self) -> Vec<MigrationError> {
+        let streams = std::mem::take(&mut self.state.lock().streams);
+        failed_in_parallel(&streams, "end loading", |stream| stream.end_load())
     }
 
     fn seize(&self, state: &mut State) -> Result<(), VmError> {
@@ -169,6 +191,8 @@ impl Survivor for VmSurvivor {
             )));
         }
         self.empty()?;
+        // Of a guest that did not come whole.
+        self.end_streams();
         let mut state = self.state.lock();
         state.places.clear();
         let mut files = Vec::new();
@@ -181,14 +205,36 @@ impl Survivor for VmSurvivor {
         Ok(files)
     }
 
+    fn begin_stream(&self, device: &str, instance: u32) -> Result<(), VmError> {
+        let streamed = Streamed::of(&self.vm.devices());
+        let found = streamed.into_iter().find(|of| of.name == device && of.instance == instance);
+        let Some(found) = found else {
+            return Err(unfit(format!(
+                "the primary copies device {device:?}, instance {instance}, which this machine has not or does not take \
+                 (migrate=copy)"
+            )));
+        };
+        self.state.lock().streams.push(found.clone());
+        found
+            .call("begin to load", |stream| stream.begin_load())
+            .map_err(|error| VmError::new("a disk", error))
+    }
+
+    fn write_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        let found = self.streamed(device, instance)?;
+        found.call("write", |stream| stream.write(bytes)).map_err(|error| VmError::new("a disk", error))
+    }
+
     fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
         let (theirs, ours) = (&machine.configuration.machine_type, self.vm.machine_type());
         if *theirs != ours {
             return Err(unfit(format!("the primary's machine is {theirs:?}, and this one is {ours:?}")));
         }
-        let not_devices = [global_state::SECTION_NAME, Output::SECTION_NAME];
-        let states = devices.iter().filter(|section| !not_devices.contains(&section.name.as_str()));
-        for section in states {
+        let record = devices.iter().find(|section| section.name == COMPATIBILITY_SECTION);
+        if let Some((record, ours)) = record.zip(self.vm.compatibility()) {
+            call("the compatibility record", || ours.load(record.version, unframed(record)?))?;
+        }
+        for section in devices.iter().filter(|section| is_device(&section.name)) {
             self.find(section)?;
             unframed(section)?;
         }
@@ -196,6 +242,9 @@ impl Survivor for VmSurvivor {
             let (name, instance) = (device.name(), device.instance());
             if !devices.iter().any(|section| section.name == name && section.instance == instance) {
                 return Err(unfit(format!("the primary has no device {name:?}, instance {instance}")));
+            }
+            if device.stream().is_some() {
+                self.streamed(&name, instance)?;
             }
         }
         Ok(())
@@ -211,6 +260,9 @@ impl Survivor for VmSurvivor {
             }
         }
         let (is_running, unsaid) = self.load(guest.devices())?;
+        // What the guest has made durable is durable here.
+        in_parallel(&state.streams, "finish loading", |stream| stream.finish_load(&[]))
+            .map_err(|error| VmError::new("disks of the checkpoint", error))?;
         (state.is_running, state.unsaid) = (is_running, Some(unsaid));
         Ok(())
     }
@@ -243,6 +295,9 @@ impl Survivor for VmSurvivor {
         for why in reset.into_iter().chain(emptied) {
             tracing::warn!("a guest that never runs here was not discarded whole: {why}");
         }
+        for error in self.end_streams() {
+            tracing::warn!(%error, "a device's stream");
+        }
         self.custody.set(Custody::NoGuest);
     }
 }
@@ -254,6 +309,12 @@ fn unframed(section: &HeldDevice) -> Result<&[u8], VmError> {
         Some(length) if length == section.body.len() - 4 => Ok(&section.body[4..]),
         _ => Err(unfit(format!("the state of device {:?} does not have its length before it", section.name))),
     }
+}
+
+/// Whether a section of that name is a device's state.
+fn is_device(name: &str) -> bool {
+    let others = [global_state::SECTION_NAME, Output::SECTION_NAME, COMPATIBILITY_SECTION];
+    !others.contains(&name) && EpochSection::device_of(name).is_none()
 }
 
 fn unfit(what: String) -> VmError {

@@ -22,6 +22,7 @@ mod opaque;
 mod page_order;
 mod poisoned;
 mod protected;
+mod protected_streams;
 mod rdma_destination;
 mod rdma_lanes;
 mod rdma_migrate;

@@ -38,6 +38,7 @@ mod worker;
 
 use std::sync::Arc;
 
+use sterna::replica::{EpochGate, PacketGate};
 use sterna::{FreePageHints, Hook};
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
@@ -61,7 +62,12 @@ pub(crate) struct VirtioDevices {
     announcers: Vec<Arc<net::Announcer>>,
     keyboard: Option<Arc<console::Keyboard>>,
     asker: Option<Asker>,
+    /// What the guest's network cards send, if it has any.
+    packets: Option<Arc<PacketGate>>,
 }
+
+/// Most bytes of packets that wait for a checkpoint; then the guest waits.
+const PACKETS_LIMIT: u64 = 16 << 20;
 
 impl VirtioDevices {
     /// Makes the devices; those of other processes come last. Their drivers find them reset. They have to be
@@ -80,8 +86,9 @@ impl VirtioDevices {
             backends.push((format!("disk {index}"), Box::new(device)));
         }
         let mut announcers = Vec::new();
-        for (index, options) in config.nets.iter().enumerate() {
-            let card = net::open(index, options, &config.name)?;
+        let packets = (!config.nets.is_empty()).then(packet_gate).transpose()?;
+        for ((index, options), gate) in config.nets.iter().enumerate().zip(packets.iter().cycle()) {
+            let card = net::open(index, options, &config.name, gate)?;
             announcers.push((backends.len(), card.announcer()));
             backends.push((format!("network card {index}"), Box::new(card)));
         }
@@ -116,7 +123,7 @@ impl VirtioDevices {
             placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
         hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
         let asker = hinting.map(|(slot, hinting)| Asker::new(&all[slot], hinting));
-        Ok(Self { all, hooks, announcers, keyboard, asker })
+        Ok(Self { all, hooks, announcers, keyboard, asker, packets })
     }
 
     /// A network card alone, joined to sockets of packets.
@@ -126,9 +133,11 @@ impl VirtioDevices {
         sockets: Vec<std::os::unix::net::UnixDatagram>,
     ) -> Result<Self, VmmError> {
         let refuse = |error: std::io::Error| VmmError::Config { what: "net", why: error.to_string() };
-        let card = Box::new(net::Card::of_sockets(sockets).map_err(refuse)?);
+        let gate = packet_gate()?;
+        let card = Box::new(net::Card::of_sockets(sockets, &gate).map_err(refuse)?);
         let all = vec![Arc::new(Transport::new(ram, "network card 0".to_owned(), card)?)];
-        Ok(Self { all, hooks: Vec::new(), announcers: Vec::new(), keyboard: None, asker: None })
+        let packets = Some(gate);
+        Ok(Self { all, hooks: Vec::new(), announcers: Vec::new(), keyboard: None, asker: None, packets })
     }
 
     /// Puts them into their places.
@@ -149,6 +158,11 @@ impl VirtioDevices {
     /// What is handed over with the guest.
     pub(crate) fn hooks(&self) -> &[Arc<dyn Hook>] {
         &self.hooks
+    }
+
+    /// Holds what the guest's network cards send while it is protected.
+    pub(crate) fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
+        self.packets.clone().map(|gate| gate as _)
     }
 
     /// What asks the guest which memory it does not use, if it has a driver for that now.
@@ -200,4 +214,9 @@ impl VirtioDevices {
         let device = self.all.get(usize::try_from(at / VIRTIO_BYTES).ok()?)?;
         Some((device, at % VIRTIO_BYTES))
     }
+}
+
+fn packet_gate() -> Result<Arc<PacketGate>, VmmError> {
+    let gate = PacketGate::new(PACKETS_LIMIT).map(Arc::new);
+    gate.map_err(|error| VmmError::Config { what: "net", why: error.to_string() })
 }

@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 use sterna_proto::source::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_wire::colo::{Message, MessageKind};
+use sterna_wire::extension::COMPATIBILITY_SECTION;
+use sterna_wire::replica::Output;
 
 use super::Control;
+use crate::device_stream::AskCheckpoint;
 use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::interruption::Break;
+use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, Withholder};
 use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
@@ -64,6 +68,9 @@ impl Control {
 
     fn follow_pace(&mut self, protecting: &Protecting) -> Result<(), Break> {
         self.hear(protecting, MessageKind::CheckpointReady)?;
+        if let Some(streams) = &self.epoch_streams {
+            streams.limit(protecting.staging.limit_bytes(), &self.asking_for_checkpoints())?;
+        }
         let mut number = 0;
         let mut began = Instant::now();
         loop {
@@ -77,6 +84,18 @@ impl Control {
                 return self.waits.until(|| None::<()>);
             }
         }
+    }
+
+    /// How a device asks for a checkpoint whose changes have come to their limit.
+    fn asking_for_checkpoints(&self) -> AskCheckpoint {
+        let shared = Arc::downgrade(&self.shared);
+        Arc::new(move || {
+            let Some(shared) = shared.upgrade() else { return };
+            if let Some(protecting) = &shared.protecting {
+                protecting.want(false);
+                shared.driver.nudge();
+            }
+        })
     }
 
     /// Waits until a checkpoint is due and may be taken.
@@ -208,13 +227,30 @@ impl Control {
         let run_state = self.run_state_before();
         let unsaid = protecting.overseer.end_epoch(number);
         let devices = self.main()?.with(|stream| {
-            stream.collect_devices(|stream| {
-                shared.guest_source.send_devices(stream, run_state)?;
-                stream.output(&unsaid)
-            })
+            stream.collect_devices(|stream| self.write_checkpoint(stream, run_state, &unsaid, false))
         })?;
         protecting.overseer.taken(number, is_last)?;
         Ok(Taken { round: round.number(), pages: round.pages(), devices })
+    }
+
+    /// Writes all of a checkpoint's sections: the machine's, what changed in its devices' streams, and what the guest said.
+    pub(super) fn write_checkpoint(
+        &self,
+        stream: &mut MainStream,
+        run_state: &str,
+        unsaid: &Output,
+        is_seeding: bool,
+    ) -> Result<(), MigrationError> {
+        let source = &self.shared.guest_source;
+        source.send_devices(stream, run_state)?;
+        if let Some(record) = call("Vm::compatibility", || source.vm().compatibility()) {
+            let body = call("Device::save of the compatibility record", || record.save())?;
+            stream.full_section((COMPATIBILITY_SECTION, record.instance(), record.version()), &body, true)?;
+        }
+        if let Some(streams) = &self.epoch_streams {
+            streams.write_epoch(stream, is_seeding)?;
+        }
+        stream.output(unsaid)
     }
 
     /// Sends what was taken, and hears that it is held.

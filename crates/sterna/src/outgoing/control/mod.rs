@@ -25,6 +25,7 @@ use super::file::SaveFile;
 use super::limits::limit_of;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
+use super::protection::EpochStreams;
 use super::rdma::{RdmaSource, Work};
 use super::return_path;
 use super::shared::Shared;
@@ -109,6 +110,8 @@ pub(super) struct Control {
     limits_noted: Instant,
     /// Devices' streams, once they are begun.
     streams: Option<DeviceStreams>,
+    /// The same of a guest that a standby protects.
+    epoch_streams: Option<EpochStreams>,
     /// How long the peer took to answer.
     round_trip: Duration,
     identify_sent: Option<Instant>,
@@ -136,6 +139,7 @@ impl Control {
             hints: Hints::new(Arc::clone(&shared)),
             limits_noted: now,
             streams: None,
+            epoch_streams: None,
             round_trip: Duration::ZERO,
             identify_sent: None,
             stopping: None,
@@ -356,6 +360,9 @@ impl Control {
         self.shared.interrupt();
         self.workers.join();
         if let Some(streams) = self.streams.take() {
+            streams.end();
+        }
+        if let Some(streams) = self.epoch_streams.take() {
             streams.end();
         }
         self.waits.keep_alive(None);

@@ -18,10 +18,12 @@ use crate::events::Event;
 use crate::interruption::Break;
 use crate::order::RoundPages;
 use crate::outgoing::limits::ack_form;
+use crate::outgoing::protection::EpochStreams;
 use crate::outgoing::rdma::Work;
 use crate::outgoing::streams::DeviceStreams;
 use crate::params::{NonConvergence, ZeroPageDetection};
 use crate::precopy::{Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW};
+use crate::streams::Streamed;
 use crate::threads::call;
 use crate::vm::RunState;
 
@@ -44,7 +46,9 @@ impl Control {
             self.start_ram()?;
         }
         let main = self.main()?;
-        self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
+        if shared.protecting.is_none() {
+            self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
+        }
         if let Some(streams) = &self.streams {
             streams.start(&main, &mut self.workers)?;
         }
@@ -64,6 +68,10 @@ impl Control {
         call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
         if !needs_places {
             self.start_ram()?;
+        }
+        if shared.protecting.is_some() {
+            self.epoch_streams = EpochStreams::begin(Streamed::of(&shared.vm.devices()), &main)?;
+            self.send_epoch_streams()?;
         }
 
         let all = DirtyBitmaps::new(&shared.ram);
@@ -121,7 +129,9 @@ impl Control {
     /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
     fn count_acknowledgements(&self) {
         let vm = &self.shared.vm;
-        if ack_form(&self.shared.capabilities, &vm.machine_type()) == SwitchoverAck::Modern {
+        // A standby's side of a device's stream is there from the beginning, and sends none.
+        let is_protected = self.shared.protecting.is_some();
+        if ack_form(&self.shared.capabilities, &vm.machine_type()) == SwitchoverAck::Modern && !is_protected {
             for _ in vm.devices().iter().filter(|device| device.asks_switchover_ack()) {
                 self.shared.report(Fed::DeviceAsksAck);
             }
@@ -190,6 +200,8 @@ impl Control {
                 return Err(MigrationError::NotConverging { why }.into());
             }
             Output::RequestSwitchover => {
+                // So that little of them is left for the pause.
+                self.send_epoch_streams()?;
                 let is_taken = self.request_switchover();
                 let snapshot = self.rounds()?.snapshot();
                 return Ok(Some(if is_taken { Input::Ended } else { Input::NotAcknowledged(snapshot) }));
@@ -287,6 +299,18 @@ impl Control {
             Some(rounds) => rounds.sync(self.streams.as_ref()),
             None => Err(no_rounds()),
         }
+    }
+
+    /// Sends what devices of a protected guest have in their streams, while the guest runs.
+    fn send_epoch_streams(&mut self) -> Result<(), Break> {
+        let (Some(streams), Some(main)) = (&self.epoch_streams, self.main.clone()) else { return Ok(()) };
+        let (waits, limiter) = (&mut self.waits, &self.shared.limiter);
+        streams.send_most(&main, |bytes| {
+            waits.was_not_silent();
+            waits.until(|| Some(()))?;
+            limiter.take(bytes);
+            Ok(())
+        })
     }
 
     /// Publishes the next round.

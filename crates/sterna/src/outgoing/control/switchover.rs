@@ -36,6 +36,10 @@ impl Control {
         if shared.protecting.is_none() {
             shared.lanes.queue.end();
         }
+        if let Some(streams) = &self.epoch_streams {
+            streams.send_rest(&main)?;
+            self.step(SwitchoverStep::Streams);
+        }
         // The lanes have written their last SYNC, and `run_dry` its flush: END holds nothing more.
         match &self.rdma {
             _ if !has_end => {}
@@ -49,12 +53,11 @@ impl Control {
         let run_state = self.run_state_before();
         main.with(|stream| {
             stream.mark_devices();
-            shared.guest_source.send_devices(stream, run_state)?;
-            // Checkpoints have the sections of the seeding.
-            if shared.protecting.is_some() {
-                stream.output(&Output::default())?;
+            if shared.protecting.is_none() {
+                return shared.guest_source.send_devices(stream, run_state);
             }
-            Ok(())
+            // Checkpoints have the sections of the seeding.
+            self.write_checkpoint(stream, run_state, &Output::default(), true)
         })?;
         self.step(SwitchoverStep::Devices);
         if let Some(file) = &self.file {

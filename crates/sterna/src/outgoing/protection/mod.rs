@@ -6,6 +6,7 @@
 
 mod inbox;
 mod staging;
+mod streams;
 mod switch;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use sterna_wire::replica::Output;
 
 pub(crate) use inbox::Inbox;
 pub(crate) use staging::Staging;
+pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
 
 use crate::error::MigrationError;

@@ -43,6 +43,11 @@ impl Staging {
         })
     }
 
+    /// At most so many bytes are staged.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_pages * PAGE_SIZE as u64
+    }
+
     /// Whether so many pages may be staged.
     pub(crate) fn has_room(&self, pages: u64) -> bool {
         pages <= self.limit_pages

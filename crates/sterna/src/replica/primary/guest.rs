@@ -50,6 +50,15 @@ impl ProtectedGuest {
         }
     }
 
+    /// Asks for a checkpoint at once; with `is_last` for one after which the guest stays stopped.
+    pub(super) fn want_checkpoint(&self, is_last: bool) {
+        let seeding = self.seeding.lock().clone();
+        if let Some((migration, protecting)) = seeding {
+            protecting.want(is_last);
+            migration.nudge();
+        }
+    }
+
     fn with_migration(&self, act: impl FnOnce(&Migration) -> Result<(), VmError>) -> Result<(), VmError> {
         let migration = self.seeding.lock().as_ref().map(|(migration, _)| migration.clone());
         migration.map_or(Ok(()), |migration| act(&migration))
@@ -97,11 +106,7 @@ impl PrimaryGuest for ProtectedGuest {
     fn take_last_checkpoint(&self, taken: &dyn Fn(u64)) -> Result<(), VmError> {
         let (sender, coming) = sync_channel(1);
         self.last.lock().awaited = Some(sender);
-        let seeding = self.seeding.lock().clone();
-        if let Some((migration, protecting)) = seeding {
-            protecting.want(true);
-            migration.nudge();
-        }
+        self.want_checkpoint(true);
         self.await_last(&coming, taken)
     }
 

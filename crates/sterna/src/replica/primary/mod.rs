@@ -14,7 +14,7 @@ use std::time::Duration;
 use sterna_proto::replica::primary::{Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
-pub use gate::{ByteGate, EpochGate, GateStatistics, MaySay, NoOutput};
+pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
 pub use statistics::PrimaryStatistics;
 
 use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
@@ -134,6 +134,12 @@ impl Primary {
         let staging = Staging::new(&vm.ram(), options.buffer_bytes)
             .map_err(|error| StartError::System(error.to_string()))?;
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
+        let asked = Arc::downgrade(&guest);
+        gate.ask_when_full(Arc::new(move || {
+            if let Some(guest) = asked.upgrade() {
+                guest.want_checkpoint(false);
+            }
+        }));
         let contact =
             PrimaryContact::begin(channel, protection, options.terms, false, &secret, guest.clone(), claims)?;
         let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));

@@ -1,17 +1,29 @@
 //! Which blocks of a disk have to be copied still.
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use sterna::AskCheckpoint;
+use vmm_sys_util::eventfd::EventFd;
 
 /// Bytes of a block.
 pub(super) const BLOCK: u64 = 64 << 10;
 
 /// A bit for each block. While nobody copies, nothing is noted, and there are no bits.
-#[derive(Default)]
 pub(super) struct Changes {
     is_tracking: AtomicBool,
     bits: RwLock<Bits>,
+    /// How many are set.
+    count: AtomicU64,
+    /// Most blocks that may be noted: of a guest that is protected.
+    limit: AtomicU64,
+    /// Asks for the checkpoint that takes them; once, until some are taken.
+    ask: Mutex<Option<AskCheckpoint>>,
+    has_asked: AtomicBool,
+    /// Readable when there may be room again.
+    room: EventFd,
 }
 
 #[derive(Default)]
@@ -22,11 +34,27 @@ struct Bits {
 }
 
 impl Changes {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            is_tracking: AtomicBool::new(false),
+            bits: RwLock::default(),
+            count: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            ask: Mutex::new(None),
+            has_asked: AtomicBool::new(false),
+            room: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        })
+    }
+
     /// From now on what is written to a disk of so many bytes is noted; nothing is so far.
     pub(super) fn track(&self, len_bytes: u64) {
         let words = len_bytes.div_ceil(BLOCK).div_ceil(64);
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
-        *self.bits.write() = Bits { words, len_bytes };
+        self.unlimit();
+        let mut bits = self.bits.write();
+        *bits = Bits { words, len_bytes };
+        self.count.store(0, Ordering::SeqCst);
+        drop(bits);
         self.is_tracking.store(true, Ordering::SeqCst);
     }
 
@@ -36,7 +64,48 @@ impl Changes {
 
     pub(super) fn end(&self) {
         self.is_tracking.store(false, Ordering::SeqCst);
-        *self.bits.write() = Bits::default();
+        let mut bits = self.bits.write();
+        *bits = Bits::default();
+        self.count.store(0, Ordering::SeqCst);
+        drop(bits);
+        self.unlimit();
+    }
+
+    /// From now on no more than so many bytes are to be noted, and a request or two; whoever would note more calls `ask`, and waits.
+    pub(super) fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
+        *self.ask.lock() = Some(ask);
+        self.has_asked.store(false, Ordering::SeqCst);
+        self.limit.store((limit_bytes / BLOCK).max(1), Ordering::SeqCst);
+    }
+
+    fn unlimit(&self) {
+        self.limit.store(u64::MAX, Ordering::SeqCst);
+        *self.ask.lock() = None;
+        self.tell_of_room();
+    }
+
+    /// Whether the guest may write more. If not, a checkpoint is asked for, and [`Changes::room`] becomes readable when it may.
+    pub(super) fn have_room(&self) -> bool {
+        if self.count.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst) {
+            return true;
+        }
+        if !self.has_asked.swap(true, Ordering::SeqCst) {
+            let ask = self.ask.lock().clone();
+            ask.inspect(|ask| ask());
+        }
+        // It may have come since it was looked for.
+        self.count.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst)
+    }
+
+    /// Becomes readable, again if need be, when there may be room after there was none.
+    pub(super) fn room(&self) -> BorrowedFd<'_> {
+        // SAFETY: `self` keeps the event open, and is borrowed for as long as the result.
+        unsafe { BorrowedFd::borrow_raw(self.room.as_raw_fd()) }
+    }
+
+    fn tell_of_room(&self) {
+        // It cannot fail: the counter is far from its end.
+        let _ = self.room.write(1);
     }
 
     /// The guest has written here: call it when it is done, since whoever copies may have read before.
@@ -51,7 +120,8 @@ impl Changes {
         let bits = self.bits.read();
         let end = start.saturating_add(length).min(bits.len_bytes);
         for block in start / BLOCK..end.div_ceil(BLOCK) {
-            bits.words[block as usize / 64].fetch_or(1 << (block % 64), Ordering::SeqCst);
+            let before = bits.words[block as usize / 64].fetch_or(1 << (block % 64), Ordering::SeqCst);
+            self.count.fetch_add(u64::from(before >> (block % 64) & 1 == 0), Ordering::SeqCst);
         }
     }
 
@@ -66,6 +136,11 @@ impl Changes {
                 let bit = found.trailing_zeros();
                 // Before the block is read: what is written after this is noted again.
                 word.fetch_and(!(1 << bit), Ordering::SeqCst);
+                let was_full = self.count.fetch_sub(1, Ordering::SeqCst) >= self.limit.load(Ordering::SeqCst);
+                self.has_asked.store(false, Ordering::SeqCst);
+                if was_full {
+                    self.tell_of_room();
+                }
                 let block = index as u64 * 64 + u64::from(bit);
                 let start = block * BLOCK;
                 return Some((block, start, BLOCK.min(bits.len_bytes - start)));
@@ -77,8 +152,7 @@ impl Changes {
     /// Bytes of the blocks that are noted.
     pub(super) fn bytes(&self) -> u64 {
         let bits = self.bits.read();
-        let blocks: u32 = bits.words.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
-        (u64::from(blocks) * BLOCK).min(bits.len_bytes)
+        (self.count.load(Ordering::SeqCst) * BLOCK).min(bits.len_bytes)
     }
 }
 
@@ -88,7 +162,7 @@ mod tests {
 
     #[test]
     fn blocks_are_taken_in_order_and_once() {
-        let changes = Changes::default();
+        let changes = Changes::new().unwrap();
         changes.written(0, 512);
         assert_eq!(changes.bytes(), 0, "nobody copies");
         changes.track(70 * BLOCK + 512);
@@ -102,5 +176,34 @@ mod tests {
         assert_eq!(changes.take(66), Some((70, 70 * BLOCK, 512)));
         assert_eq!((changes.take(66), changes.take(0)), (None, Some((2, 2 * BLOCK, BLOCK))));
         assert_eq!(changes.take(0), None);
+    }
+    #[test]
+    fn more_than_the_limit_waits_for_the_checkpoint_that_it_asks_for() {
+        use std::sync::Arc;
+        let changes = Changes::new().unwrap();
+        changes.track(100 * BLOCK);
+        let asked = Arc::<AtomicU64>::default();
+        let asks = Arc::clone(&asked);
+        let ask = Arc::new(move || {
+            asks.fetch_add(1, Ordering::SeqCst);
+        });
+        changes.limit(2 * BLOCK, ask);
+        changes.room.read().unwrap();
+        // The same block twice is one.
+        changes.written(0, BLOCK);
+        changes.written(0, BLOCK);
+        assert!(changes.have_room());
+        changes.written(50 * BLOCK, BLOCK);
+        assert!(!changes.have_room() && !changes.have_room());
+        assert_eq!((asked.load(Ordering::SeqCst), changes.bytes()), (1, 2 * BLOCK));
+        assert!(changes.room.read().is_err(), "there is none yet");
+
+        changes.take(0);
+        assert!(changes.have_room() && changes.room.read().is_ok());
+        changes.written(0, 1);
+        assert!(!changes.have_room());
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        changes.end();
+        assert!(changes.have_room() && changes.room.read().is_ok(), "nobody is protected any more");
     }
 }

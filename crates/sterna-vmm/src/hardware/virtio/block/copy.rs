@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::{DeviceStream, RemainingState, VmError};
+use sterna::{AskCheckpoint, DeviceStream, EpochStream, RemainingState, VmError};
 use sterna_disk::Image;
 
 use super::changes::{BLOCK, Changes};
@@ -183,7 +183,8 @@ impl DeviceStream for DiskCopy {
     fn write(&self, mut bytes: &[u8]) -> Result<(), VmError> {
         let mut state = self.state.lock();
         let State { record, durable, .. } = &mut *state;
-        while let Some((header, rest)) = self.carry_out(record, bytes)? {
+        // After an error whoever tries again begins with a whole record.
+        while let Some((header, rest)) = self.carry_out(record, bytes).inspect_err(|_| record.at = 0)? {
             bytes = rest;
             if let Some(durable) = durable {
                 self.did("writing it", durable.wrote(header.length.into()))?;
@@ -215,6 +216,17 @@ impl DeviceStream for DiskCopy {
 
     fn run(&self) -> Result<(), VmError> {
         Ok(())
+    }
+
+    fn epochs(&self) -> Option<&dyn EpochStream> {
+        Some(self)
+    }
+}
+
+/// What a guest writes in an epoch goes to this disk at once, and what it has written is read at the epoch's end, block by block.
+impl EpochStream for DiskCopy {
+    fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
+        self.changes.limit(limit_bytes, ask);
     }
 }
 

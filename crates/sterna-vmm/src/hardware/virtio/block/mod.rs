@@ -76,7 +76,7 @@ pub(super) fn open(
     if !(is_shared && is_incoming) {
         image.lock().map_err(|error| refuse(error.to_string()))?;
     }
-    let changes = Arc::<Changes>::default();
+    let changes = Arc::new(Changes::new().map_err(|error| refuse(error.to_string()))?);
     let copied = (options.migration == DiskMigration::Copy)
         .then(|| Arc::new(DiskCopy::new(index, Arc::clone(&image), Arc::clone(&changes))));
     let control =

@@ -46,7 +46,8 @@ impl<'a> DiskSession<'a> {
         let mut room = if image.is_raw() && self.engine.event().is_some() { usize::MAX } else { 1 };
         loop {
             rings[queue].ignore_kicks()?;
-            while let Some(number) = self.engine.free().filter(|_| room > 0) {
+            while let Some(number) = self.engine.free().filter(|_| room > 0 && self.disk.changes.have_room())
+            {
                 let Some(chain) = rings[queue].pop()? else { break };
                 room -= 1;
                 let request = Request::of(chain, image.len_bytes(), image.is_read_only());
@@ -54,7 +55,7 @@ impl<'a> DiskSession<'a> {
                 self.begin(rings, queue, number, request)?;
             }
             self.engine.submit()?;
-            if room == 0 || self.engine.free().is_none() {
+            if room == 0 || self.engine.free().is_none() || !self.disk.changes.have_room() {
                 self.left[queue] = true;
                 return Ok(());
             }
@@ -112,11 +113,16 @@ impl<'a> DiskSession<'a> {
         Ok(())
     }
 
+    /// Whether a request can be taken: there is room in the engine, and in the checkpoint of a guest that is protected.
+    fn may_take(&self) -> bool {
+        self.engine.free().is_some() && self.disk.changes.have_room()
+    }
+
     /// Answers what is done, and takes what was left.
     fn go_on(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         self.answer_done(rings)?;
         for queue in 0..rings.len() {
-            if self.engine.free().is_some() && std::mem::take(&mut self.left[queue]) {
+            if self.may_take() && std::mem::take(&mut self.left[queue]) {
                 self.take(rings, queue)?;
             }
         }
@@ -151,11 +157,11 @@ impl<'a> Session<'a> for DiskSession<'a> {
     }
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.engine.event().into_iter().collect()
+        self.engine.event().into_iter().chain([self.disk.changes.room()]).collect()
     }
 
     fn has_more(&self) -> bool {
-        self.left.contains(&true) && self.engine.free().is_some()
+        self.left.contains(&true) && self.may_take()
     }
 
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {

@@ -9,7 +9,7 @@ use sterna::{Hook, VmError};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
 use super::format::{ANNOUNCE, HEADER_BYTES, STATUS_AT};
-use super::tap::Tap;
+use super::outlet::Outlet;
 use crate::config::{AnnounceOptions, MacAddress};
 use crate::hardware::virtio::transport::Transport;
 
@@ -22,7 +22,7 @@ const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 pub(crate) struct Announcer {
     index: usize,
     transport: Arc<Transport>,
-    tap: Arc<Tap>,
+    outlet: Arc<Outlet>,
     mac: MacAddress,
     /// After a migration.
     options: Mutex<AnnounceOptions>,
@@ -31,8 +31,8 @@ pub(crate) struct Announcer {
 }
 
 impl Announcer {
-    pub(super) fn new(index: usize, transport: Arc<Transport>, tap: Arc<Tap>, mac: MacAddress) -> Self {
-        Self { index, transport, tap, mac, options: Mutex::default(), running: Mutex::default() }
+    pub(super) fn new(index: usize, transport: Arc<Transport>, outlet: Arc<Outlet>, mac: MacAddress) -> Self {
+        Self { index, transport, outlet, mac, options: Mutex::default(), running: Mutex::default() }
     }
 
     pub(crate) fn set_options(&self, options: AnnounceOptions) {
@@ -51,17 +51,17 @@ impl Announcer {
             self.transport.change_configuration(|bytes| bytes[STATUS_AT] |= ANNOUNCE);
         }
         let packet = request(self.mac);
-        self.tap.send_bytes(&packet)?;
+        self.outlet.send_bytes(&packet)?;
         let token = Arc::new(());
-        let (tap, goes_on) = (Arc::downgrade(&self.tap), Arc::downgrade(&token));
+        let (outlet, goes_on) = (Arc::downgrade(&self.outlet), Arc::downgrade(&token));
         let repeat = move || {
             let mut pause = options.initial.min(options.max);
             for _ in 1..options.rounds {
                 std::thread::sleep(pause);
                 pause = (pause + options.step).min(options.max);
                 // The machine may be gone, or another announcement has begun.
-                let Some((tap, _)) = tap.upgrade().zip(goes_on.upgrade()) else { return };
-                if let Err(error) = tap.send_bytes(&packet) {
+                let Some((outlet, _)) = outlet.upgrade().zip(goes_on.upgrade()) else { return };
+                if let Err(error) = outlet.send_bytes(&packet) {
                     tracing::warn!(%error, "the guest's new place is not announced again");
                 }
             }
@@ -75,6 +75,11 @@ impl Announcer {
 impl Hook for Announcer {
     fn name(&self) -> String {
         format!("network {}", self.index)
+    }
+
+    /// The network knows no owner: whoever announces itself last gets the packets.
+    fn seize(&self) -> Result<(), VmError> {
+        Ok(())
     }
 
     fn announce(&self) -> Result<(), VmError> {

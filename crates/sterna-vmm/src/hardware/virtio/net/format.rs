@@ -5,6 +5,8 @@ pub(super) const RECEIVE: usize = 0;
 pub(super) const SEND: usize = 1;
 /// Before each packet, in the queues and in the tap alike.
 pub(super) const HEADER_BYTES: usize = 12;
+/// The longest packet with its header.
+pub(super) const PACKET_BYTES: usize = 65_536 + HEADER_BYTES;
 /// The status in the configuration space, after the address of 6 bytes.
 pub(super) const STATUS_AT: usize = 6;
 pub(super) const LINK_UP: u8 = 1;

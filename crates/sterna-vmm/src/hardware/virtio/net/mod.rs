@@ -2,6 +2,7 @@
 
 mod announce;
 mod format;
+mod outlet;
 mod session;
 mod tap;
 
@@ -9,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use sterna::replica::PacketGate;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
@@ -23,6 +25,7 @@ use crate::config::{MacAddress, NetOptions};
 use crate::error::VmmError;
 pub(crate) use announce::Announcer;
 use format::LINK_UP;
+use outlet::Outlet;
 use tap::Tap;
 
 const QUEUE_SIZE: u16 = 256;
@@ -30,38 +33,49 @@ const QUEUE_SIZE: u16 = 256;
 /// One card, joined to a tap.
 pub(crate) struct Card {
     /// Its queues: one for each pair.
-    taps: Vec<Arc<Tap>>,
+    outlets: Vec<Arc<Outlet>>,
     /// How many of them the driver uses.
     active: AtomicU16,
     mac: MacAddress,
 }
 
-/// Opens card number `index` of the machine.
-pub(super) fn open(index: usize, options: &NetOptions, machine: &str) -> Result<Card, VmmError> {
+/// Opens card number `index` of the machine. What its guest sends goes through `gate`.
+pub(super) fn open(
+    index: usize,
+    options: &NetOptions,
+    machine: &str,
+    gate: &PacketGate,
+) -> Result<Card, VmmError> {
     let refuse = |why: String| VmmError::Config { what: "net", why: format!("tap {}: {why}", options.tap) };
     if !(1..=NetOptions::QUEUES_MAX).contains(&options.queues) {
         let most = NetOptions::QUEUES_MAX;
         return Err(refuse(format!("{} pairs of queues, 1 to {most} are possible", options.queues)));
     }
-    let open = |_| Tap::open(&options.tap, options.queues > 1).map(Arc::new);
-    let taps = (0..options.queues).map(open).collect::<Result<_, _>>().map_err(refuse)?;
+    let open = |_| {
+        let tap = Tap::open(&options.tap, options.queues > 1)?;
+        Outlet::new(tap, gate).map(Arc::new).map_err(|error| error.to_string())
+    };
+    let outlets = (0..options.queues).map(open).collect::<Result<_, _>>().map_err(refuse)?;
     let mac = options.mac.unwrap_or_else(|| MacAddress::of_machine(machine, index));
-    Ok(Card { taps, active: AtomicU16::new(1), mac })
+    Ok(Card { outlets, active: AtomicU16::new(1), mac })
 }
 
 impl Card {
     /// A card with so many pairs of queues that is joined to sockets of packets.
     #[cfg(feature = "fuzzing")]
-    pub(super) fn of_sockets(sockets: Vec<std::os::unix::net::UnixDatagram>) -> io::Result<Self> {
-        let taps = sockets.into_iter().map(|socket| Tap::of(socket).map(Arc::new));
+    pub(super) fn of_sockets(
+        sockets: Vec<std::os::unix::net::UnixDatagram>,
+        gate: &PacketGate,
+    ) -> io::Result<Self> {
+        let outlets = sockets.into_iter().map(|socket| Outlet::new(Tap::of(socket)?, gate).map(Arc::new));
         let mac = MacAddress::of_machine("fuzzing", 0);
-        Ok(Self { taps: taps.collect::<Result<_, _>>()?, active: AtomicU16::new(1), mac })
+        Ok(Self { outlets: outlets.collect::<Result<_, _>>()?, active: AtomicU16::new(1), mac })
     }
 
     /// What tells the network where the guest is, once the card has its place.
     pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<Announcer> + use<> {
-        let (tap, mac) = (Arc::clone(&self.taps[0]), self.mac);
-        move |index, transport| Arc::new(Announcer::new(index, transport, tap, mac))
+        let (outlet, mac) = (Arc::clone(&self.outlets[0]), self.mac);
+        move |index, transport| Arc::new(Announcer::new(index, transport, outlet, mac))
     }
 }
 
@@ -86,29 +100,29 @@ impl Backend for Card {
             VIRTIO_NET_F_GUEST_TSO4,
             VIRTIO_NET_F_GUEST_TSO6,
         ];
-        let several = (self.taps.len() > 1).then_some(&VIRTIO_NET_F_MQ);
+        let several = (self.outlets.len() > 1).then_some(&VIRTIO_NET_F_MQ);
         always.iter().chain(&offloads).chain(several).fold(0, |features, bit| features | 1 << bit)
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        let mut sizes = vec![QUEUE_SIZE; 2 * self.taps.len()];
+        let mut sizes = vec![QUEUE_SIZE; 2 * self.outlets.len()];
         sizes.push(64);
         sizes
     }
 
     fn configuration(&self) -> Vec<u8> {
-        let pairs = (self.taps.len() as u16).to_le_bytes();
-        let pairs = if self.taps.len() > 1 { &pairs[..] } else { &[] };
+        let pairs = (self.outlets.len() as u16).to_le_bytes();
+        let pairs = if self.outlets.len() > 1 { &pairs[..] } else { &[] };
         [&self.mac.0[..], &[LINK_UP, 0], pairs].concat()
     }
 
     fn state(&self) -> Vec<u8> {
         let active = self.active.load(Ordering::SeqCst).to_le_bytes();
-        if self.taps.len() > 1 { active.to_vec() } else { Vec::new() }
+        if self.outlets.len() > 1 { active.to_vec() } else { Vec::new() }
     }
 
     fn set_state(&mut self, state: &[u8]) -> Result<(), String> {
-        let most = self.taps.len() as u16;
+        let most = self.outlets.len() as u16;
         let active = match <[u8; 2]>::try_from(state) {
             Ok(active) if most > 1 => u16::from_le_bytes(active),
             Err(_) if state.is_empty() && most == 1 => 1,
@@ -130,8 +144,8 @@ impl Backend for Card {
         features: u64,
         space: &'a ConfigurationSpace,
     ) -> io::Result<Box<dyn Session<'a> + 'a>> {
-        self.taps[0].set_offloads(features)?;
-        let session = session::CardSession::new(&self.taps, &self.active, space, features);
+        self.outlets[0].tap().set_offloads(features)?;
+        let session = session::CardSession::new(&self.outlets, &self.active, space, features);
         session.activate()?;
         Ok(Box::new(session))
     }

@@ -1,5 +1,6 @@
 //! A card at work.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -10,21 +11,19 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, VIRTIO_NET_ERR, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_OK,
 };
 
-use super::format::{ANNOUNCE, HEADER_BYTES, RECEIVE, SEND, STATUS_AT};
-use super::tap::Tap;
+use super::format::{ANNOUNCE, HEADER_BYTES, PACKET_BYTES, RECEIVE, SEND, STATUS_AT};
+use super::outlet::Outlet;
 use crate::hardware::virtio::backend::Session;
 use crate::hardware::virtio::ring::{Broken, Chain, Ring};
 use crate::hardware::virtio::space::ConfigurationSpace;
 
-/// The longest packet with its header.
-const PACKET_BYTES: usize = 65_536 + HEADER_BYTES;
 /// Packets that are received before other queues have their turn.
 const AT_ONCE: usize = 256;
 /// In the header: in how many buffers a packet lies.
 const BUFFERS_AT: usize = 10;
 
 pub(super) struct CardSession<'a> {
-    taps: &'a [Arc<Tap>],
+    outlets: &'a [Arc<Outlet>],
     space: &'a ConfigurationSpace,
     /// How many pairs the driver uses.
     active: &'a AtomicU16,
@@ -35,7 +34,7 @@ pub(super) struct CardSession<'a> {
 
 /// A pair of queues at work.
 struct Pair<'a> {
-    tap: &'a Tap,
+    outlet: &'a Outlet,
     /// A packet may lie in several buffers.
     merges: bool,
     packet: Box<[u8]>,
@@ -43,32 +42,36 @@ struct Pair<'a> {
     waiting: usize,
     /// There may be more in the tap.
     has_more: bool,
+    /// What the guest sends stays in its queue: the gate is full.
+    is_held_up: Cell<bool>,
 }
 
 impl<'a> CardSession<'a> {
     pub(super) fn new(
-        taps: &'a [Arc<Tap>],
+        outlets: &'a [Arc<Outlet>],
         active: &'a AtomicU16,
         space: &'a ConfigurationSpace,
         features: u64,
     ) -> Self {
         // A driver that does not know of several pairs finds the queue of commands after the first.
-        let pairs = if features & 1 << VIRTIO_NET_F_MQ != 0 { taps.len() } else { 1 };
+        let pairs = if features & 1 << VIRTIO_NET_F_MQ != 0 { outlets.len() } else { 1 };
         let merges = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
-        let pair = |tap: &'a Arc<Tap>| Pair {
-            tap,
+        let pair = |outlet: &'a Arc<Outlet>| Pair {
+            outlet,
             merges,
             packet: vec![0; PACKET_BYTES].into(),
             waiting: 0,
             has_more: false,
+            is_held_up: Cell::new(false),
         };
-        Self { taps, space, active, pairs: taps[..pairs].iter().map(pair).collect(), control: 2 * pairs }
+        let pairs_at_work = outlets[..pairs].iter().map(pair).collect();
+        Self { outlets, space, active, pairs: pairs_at_work, control: 2 * pairs }
     }
 
     /// Lets packets come to the pairs that are active, and to no other.
     pub(super) fn activate(&self) -> io::Result<()> {
         let active = usize::from(self.active.load(Ordering::SeqCst));
-        self.taps.iter().enumerate().try_for_each(|(index, tap)| tap.attach(index < active))
+        self.outlets.iter().enumerate().try_for_each(|(index, outlet)| outlet.tap().attach(index < active))
     }
 
     fn control(&self, ring: &mut Ring<'a>) -> Result<(), Broken> {
@@ -113,7 +116,7 @@ impl<'a> Pair<'a> {
         ring.ignore_kicks()?;
         for _ in 0..AT_ONCE {
             if self.waiting == 0 {
-                match self.tap.receive(&mut self.packet)? {
+                match self.outlet.tap().receive(&mut self.packet)? {
                     Some(length) => self.waiting = length,
                     // The tap wakes this thread; buffers are looked at then.
                     None => return ring.notify(),
@@ -164,14 +167,25 @@ impl<'a> Pair<'a> {
     }
 
     fn send(&self, ring: &mut Ring<'a>) -> Result<(), Broken> {
-        ring.answer_all(|chain| {
-            // SAFETY: guest memory, which the worker's VM keeps mapped.
-            let is_sent = unsafe { self.tap.send(&chain.readable.vectors()) }?;
-            if !is_sent {
-                tracing::trace!("a packet of the guest is lost: the tap did not take it");
+        loop {
+            ring.ignore_kicks()?;
+            while let Some(chain) = ring.pop()? {
+                self.is_held_up.set(!self.outlet.has_room());
+                if self.is_held_up.get() {
+                    // The gate wakes this thread; the queue is looked at then.
+                    ring.put_back(1);
+                    return ring.notify();
+                }
+                if !self.outlet.send(&chain.readable)? {
+                    tracing::trace!("a packet of the guest is lost: the tap did not take it");
+                }
+                ring.push(chain.head, 0)?;
             }
-            Ok(0)
-        })
+            ring.notify()?;
+            if !ring.expect_kicks()? {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -189,7 +203,7 @@ impl<'a> Session<'a> for CardSession<'a> {
     }
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.pairs.iter().map(|pair| pair.tap.as_fd()).collect()
+        self.pairs.iter().flat_map(|pair| [pair.outlet.as_fd(), pair.outlet.room()]).collect()
     }
 
     fn has_more(&self) -> bool {
@@ -202,6 +216,12 @@ impl<'a> Session<'a> for CardSession<'a> {
         for (index, pair) in self.pairs.iter_mut().enumerate().take(active) {
             if let Some(ring) = rings.get_mut(2 * index + RECEIVE) {
                 pair.receive(ring)?;
+            }
+        }
+        for (index, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_held_up.get()) {
+            pair.outlet.note_room();
+            if let Some(ring) = rings.get_mut(2 * index + SEND) {
+                pair.send(ring)?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ const LENGTH: u64 = 40 * BLOCK + 512;
 
 fn copy_of(path: &Path) -> (DiskCopy, Arc<Changes>) {
     let image = Arc::new(Image::open(&ImageOptions::new(path)).unwrap());
-    let changes = Arc::<Changes>::default();
+    let changes = Arc::new(Changes::new().unwrap());
     (DiskCopy::new(0, image, Arc::clone(&changes)), changes)
 }
 

@@ -1,17 +1,24 @@
 //! A card's packets and commands.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
+use sterna::replica::{EpochGate, PacketGate};
 use virtio_queue::QueueT;
 
 use super::*;
+use crate::hardware::virtio::net::tap::Tap;
 use crate::hardware::virtio::testing::{BUFFERS, Driver};
 
 const MERGES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 static ONE: AtomicU16 = AtomicU16::new(1);
 
-fn taps<const N: usize>(sockets: [UnixDatagram; N]) -> Vec<Arc<Tap>> {
-    sockets.map(|socket| Arc::new(Tap::of(socket).unwrap())).into()
+fn taps<const N: usize>(sockets: [UnixDatagram; N]) -> Vec<Arc<Outlet>> {
+    behind(&PacketGate::new(1).unwrap(), sockets)
+}
+
+fn behind<const N: usize>(gate: &PacketGate, sockets: [UnixDatagram; N]) -> Vec<Arc<Outlet>> {
+    sockets.map(|socket| Arc::new(Outlet::new(Tap::of(socket).unwrap(), gate).unwrap())).into()
 }
 
 fn driver() -> Driver {
@@ -95,7 +102,7 @@ fn driver_has_as_many_pairs_as_it_asks_for() {
     let (taps, space, active) = (taps(ends), ConfigurationSpace::new(vec![0; 10]), AtomicU16::new(3));
     let features = MERGES | 1 << VIRTIO_NET_F_MQ;
     let mut session = CardSession::new(&taps, &active, &space, features);
-    assert_eq!((session.control, session.wakes().len()), (6, 3));
+    assert_eq!((session.control, session.wakes().len()), (6, 6));
     assert_eq!(CardSession::new(&taps, &active, &space, MERGES).control, 2);
     let mut driver = driver();
     let ask = |driver: &mut Driver, pairs: u16, length| {
@@ -123,4 +130,54 @@ fn driver_has_as_many_pairs_as_it_asks_for() {
     session.woken(&mut rings).unwrap();
     drop(rings);
     assert_eq!(queues.map(|queue| queue.used().len()), [1, 0, 1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn packets_of_a_protected_guest_wait_for_their_checkpoint_and_a_full_gate_holds_the_queue_up() {
+    let (network, tap) = UnixDatagram::pair().unwrap();
+    network.set_nonblocking(true).unwrap();
+    let gate = PacketGate::new(1).unwrap();
+    let asked = Arc::<AtomicU16>::default();
+    let asks = Arc::clone(&asked);
+    gate.ask_when_full(Arc::new(move || {
+        asks.fetch_add(1, Ordering::SeqCst);
+    }));
+    let (taps, space) = (behind(&gate, [tap]), ConfigurationSpace::new(vec![0; 8]));
+    let mut session = CardSession::new(&taps, &ONE, &space, MERGES);
+    let (mut receives, mut sends) = (driver(), driver());
+    let mut bytes = [0; 100];
+    for packet in 0..3u8 {
+        sends.put(BUFFERS + u64::from(packet) * 0x1000, &[packet; 20]);
+        sends.add(&[(BUFFERS + u64::from(packet) * 0x1000, 20, false)]);
+    }
+    gate.close(Box::new(|_| true));
+    let mut rings: Vec<_> = [&mut receives, &mut sends].into_iter().flat_map(Driver::rings).collect();
+    for _ in 0..2 {
+        // The gate has room for one, and the others stay where they are. It asks once an epoch.
+        session.pairs[0].send(&mut rings[1]).unwrap();
+        assert!(session.pairs[0].is_held_up.get() && network.recv(&mut bytes).is_err());
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    gate.end_epoch(1);
+    gate.release(1);
+    let mut wait = libc::pollfd { fd: taps[0].room().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel reads and writes one `pollfd`.
+    assert_eq!(unsafe { libc::poll(&raw mut wait, 1, 60_000) }, 1, "room");
+    // Room may be told of while the packet leaves.
+    network.set_nonblocking(false).unwrap();
+    let length = network.recv(&mut bytes).unwrap();
+    assert_eq!(bytes[..length], [0; 20]);
+    network.set_nonblocking(true).unwrap();
+    // The next one is of epoch 2.
+    session.woken(&mut rings).unwrap();
+    assert!(session.pairs[0].is_held_up.get() && network.recv(&mut bytes).is_err());
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    drop((rings, session));
+    assert_eq!(sends.used().len(), 2);
+
+    // The claim is lost: what waits never leaves.
+    gate.drop_output();
+    drop((taps, gate));
+    assert!(network.recv(&mut bytes).is_err());
 }

@@ -1,68 +1,19 @@
-//! Where a protected guest's output waits until the checkpoint after it is held.
+//! The gate of a console.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
+use super::waiting::{LOOK, Waiting};
+use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::threads;
 
-/// How often output that may not leave is looked at again, unless somebody says something.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// Whether output of this epoch (the first is 1) may leave, now. Asked for every piece at the moment at which it leaves: this process may
-/// have stood still since it was released.
-pub type MaySay = Box<dyn Fn(u64) -> bool + Send + Sync>;
-
-/// Holds what a guest says. No method may wait for the network, or for whoever reads the output: the lease is watched by the same thread.
-pub trait EpochGate: Send + Sync {
-    /// Holds output from now on. The guest stands: what it has said before leaves.
-    fn close(&self, may_say: MaySay);
-    /// An epoch ends. The guest stands: what it has said so far is in this epoch or an earlier one.
-    fn end_epoch(&self, epoch: u64);
-    /// Output of this epoch and earlier ones may leave.
-    fn release(&self, epoch: u64);
-    /// Everything may leave, now and later.
-    fn open(&self);
-    /// Forgets what waits.
-    fn drop_output(&self);
-    /// What waits, and how many bytes the guest had said before. A checkpoint carries it, and the side that goes on says it again.
-    fn unsaid(&self) -> (u64, Vec<u8>) {
-        (0, Vec::new())
-    }
-    /// What waits, now.
-    fn statistics(&self) -> GateStatistics {
-        GateStatistics::default()
-    }
-}
-
-/// What waits in a gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GateStatistics {
-    /// Pieces that wait.
-    pub waiting: u64,
-    /// Their bytes.
-    pub waiting_bytes: u64,
-    /// Pieces that left.
-    pub released: u64,
-    /// How long the last one that left had waited.
-    pub last_delay: Duration,
-}
-
-/// The gate of a guest that says nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoOutput;
-
-impl EpochGate for NoOutput {
-    fn close(&self, _: MaySay) {}
-    fn end_epoch(&self, _: u64) {}
-    fn release(&self, _: u64) {}
-    fn open(&self) {}
-    fn drop_output(&self) {}
-}
+/// A guest that says byte by byte costs no piece for each.
+const MOST_TOGETHER: usize = 4096;
 
 /// Holds pieces of bytes (a console's), in order. Each leaves once. While nothing is held, bytes are written at once, by whoever says them.
 pub struct ByteGate {
@@ -78,42 +29,29 @@ struct Shared {
     write: Mutex<Write>,
     state: Mutex<State>,
     changed: Condvar,
-    limit_bytes: u64,
 }
 
-#[derive(Default)]
 struct State {
-    /// `None`: the gate is open.
-    may_say: Option<Arc<dyn Fn(u64) -> bool + Send + Sync>>,
-    /// What is said now belongs to this epoch.
-    epoch: u64,
-    released_epoch: u64,
-    waiting: VecDeque<Piece>,
+    waiting: Waiting,
     /// The piece that is being written. Until it is, nobody may have heard it.
     leaving: Option<Vec<u8>>,
     /// Bytes that left.
     position: u64,
     has_ended: bool,
-    counts: GateStatistics,
-}
-
-struct Piece {
-    /// 0: it was said when nothing was held.
-    epoch: u64,
-    bytes: Vec<u8>,
-    came: Instant,
 }
 
 impl ByteGate {
     /// A gate that is open. What leaves goes to `write`, by a thread of the gate's own. Whoever says something while more than `limit_bytes`
-    /// wait is slowed down.
+    /// wait is slowed down, and a checkpoint is asked for.
     ///
     /// # Errors
     /// The host refuses a thread.
     pub fn new(limit_bytes: u64, write: impl FnMut(&[u8]) + Send + 'static) -> Result<Self, MigrationError> {
         let write: Write = Box::new(write);
-        let (write, state) = (Mutex::new(write), Mutex::default());
-        let shared = Arc::new(Shared { write, state, changed: Condvar::new(), limit_bytes });
+        let state =
+            State { waiting: Waiting::new(limit_bytes), leaving: None, position: 0, has_ended: false };
+        let (write, state) = (Mutex::new(write), Mutex::new(state));
+        let shared = Arc::new(Shared { write, state, changed: Condvar::new() });
         let lets_out = Arc::clone(&shared);
         let thread = threads::spawn("gate", move || lets_out.let_out(), |_| {})?;
         Ok(Self { shared, thread: Some(thread) })
@@ -122,25 +60,18 @@ impl ByteGate {
     /// The guest says this.
     pub fn put(&self, bytes: &[u8]) {
         let mut state = self.shared.state.lock();
-        if state.may_say.is_none() && state.is_empty() {
+        if state.waiting.is_open() && state.is_empty() {
             state.position += bytes.len() as u64;
             return (self.shared.write.lock())(bytes);
         }
-        let epoch = if state.may_say.is_some() { state.epoch } else { 0 };
-        state.counts.waiting += 1;
-        state.counts.waiting_bytes += bytes.len() as u64;
-        let is_over = state.counts.waiting_bytes > self.shared.limit_bytes;
-        match state.waiting.back_mut() {
-            // A guest that says byte by byte costs no piece for each.
-            Some(last) if last.epoch == epoch && last.bytes.len() < 4096 => {
-                last.bytes.extend_from_slice(bytes);
-                state.counts.waiting -= 1;
-            }
-            _ => state.waiting.push_back(Piece { epoch, bytes: bytes.to_vec(), came: Instant::now() }),
-        }
+        state.waiting.push(0, bytes, MOST_TOGETHER);
+        let (is_full, ask) = (!state.waiting.has_room(), state.waiting.ask());
         drop(state);
         self.shared.changed.notify_all();
-        if is_over {
+        if let Some(ask) = ask {
+            ask();
+        }
+        if is_full {
             // Not for long: a vCPU that waits here must be able to stop for the checkpoint that lets the output go.
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -163,46 +94,47 @@ impl ByteGate {
         }
         true
     }
+
+    fn change(&self, change: impl FnOnce(&mut Waiting)) {
+        change(&mut self.shared.state.lock().waiting);
+        self.shared.changed.notify_all();
+    }
 }
 
 impl EpochGate for ByteGate {
     fn close(&self, may_say: MaySay) {
-        let mut state = self.shared.state.lock();
-        state.may_say = Some(may_say.into());
-        (state.epoch, state.released_epoch) = (1, 0);
+        self.change(|waiting| waiting.close(may_say));
     }
 
     fn end_epoch(&self, epoch: u64) {
-        self.shared.state.lock().epoch = epoch + 1;
+        self.change(|waiting| waiting.end_epoch(epoch));
     }
 
     fn release(&self, epoch: u64) {
-        let mut state = self.shared.state.lock();
-        state.released_epoch = state.released_epoch.max(epoch);
-        self.shared.changed.notify_all();
+        self.change(|waiting| waiting.release(epoch));
     }
 
     fn open(&self) {
-        self.shared.state.lock().may_say = None;
-        self.shared.changed.notify_all();
+        self.change(Waiting::open);
     }
 
     fn drop_output(&self) {
-        let mut state = self.shared.state.lock();
-        state.waiting.clear();
-        (state.counts.waiting, state.counts.waiting_bytes) = (0, 0);
-        self.shared.changed.notify_all();
+        self.change(Waiting::clear);
+    }
+
+    fn ask_when_full(&self, ask: AskCheckpoint) {
+        self.change(|waiting| waiting.ask_when_full(ask));
     }
 
     fn unsaid(&self) -> (u64, Vec<u8>) {
         let state = self.shared.state.lock();
-        let waiting = state.waiting.iter().map(|piece| &piece.bytes);
-        let pieces: Vec<_> = state.leaving.iter().chain(waiting).map(Vec::as_slice).collect();
+        let leaving = state.leaving.iter().map(Vec::as_slice);
+        let pieces: Vec<_> = leaving.chain(state.waiting.bytes()).collect();
         (state.position, pieces.concat())
     }
 
     fn statistics(&self) -> GateStatistics {
-        self.shared.state.lock().counts
+        self.shared.state.lock().waiting.counts
     }
 }
 
@@ -228,7 +160,7 @@ impl Shared {
             let mut state = self.state.lock();
             state.leaving = None;
             state.position += bytes.len() as u64;
-            state.counts.last_delay = came.elapsed();
+            state.waiting.counts.last_delay = came.elapsed();
             drop(state);
             self.changed.notify_all();
         }
@@ -238,16 +170,7 @@ impl Shared {
     fn next(&self) -> Option<(Vec<u8>, Instant)> {
         let mut state = self.state.lock();
         loop {
-            let first = state.waiting.front().map(|piece| piece.epoch);
-            let may = first.is_some_and(|epoch| match &state.may_say {
-                None => true,
-                Some(_) if epoch == 0 => true,
-                Some(may_say) => epoch <= state.released_epoch && may_say(epoch),
-            });
-            if may && let Some(piece) = state.waiting.pop_front() {
-                state.counts.waiting -= 1;
-                state.counts.waiting_bytes -= piece.bytes.len() as u64;
-                state.counts.released += 1;
+            if let Some(piece) = state.waiting.pop() {
                 state.leaving = Some(piece.bytes.clone());
                 self.changed.notify_all();
                 return Some((piece.bytes, piece.came));
@@ -255,9 +178,9 @@ impl Shared {
             if state.has_ended {
                 return None;
             }
-            match first {
-                Some(_) => drop(self.changed.wait_for(&mut state, LOOK)),
-                None => self.changed.wait(&mut state),
+            match state.waiting.is_empty() {
+                false => drop(self.changed.wait_for(&mut state, LOOK)),
+                true => self.changed.wait(&mut state),
             }
         }
     }

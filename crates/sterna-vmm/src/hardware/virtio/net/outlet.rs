@@ -1,0 +1,89 @@
+//! Where a card's packets leave: a queue of its tap, behind the gate of a protected guest.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use sterna::replica::{PacketGate, PacketLane};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::format::PACKET_BYTES;
+use super::tap::Tap;
+use crate::hardware::virtio::buffers::Buffers;
+
+/// One queue of a card, as packets leave by it.
+pub(super) struct Outlet {
+    tap: Arc<Tap>,
+    lane: PacketLane,
+    /// Readable when there is room in the gate after there was none.
+    room: Arc<EventFd>,
+}
+
+impl Outlet {
+    pub(super) fn new(tap: Tap, gate: &PacketGate) -> io::Result<Self> {
+        let (tap, room) = (Arc::new(tap), Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?));
+        let (sends, tells) = (Arc::clone(&tap), Arc::clone(&room));
+        let send = move |packet: &[u8]| {
+            if !sends.send_bytes(packet).unwrap_or(false) {
+                tracing::trace!("a packet that was held is lost: the tap did not take it");
+            }
+        };
+        let lane = gate.lane(send, move || {
+            // It cannot fail: the counter is far from its end.
+            let _ = tells.write(1);
+        });
+        Ok(Self { tap, lane, room })
+    }
+
+    pub(super) fn tap(&self) -> &Tap {
+        &self.tap
+    }
+
+    /// Whether a packet may go. If not, [`Outlet::room`] becomes readable.
+    pub(super) fn has_room(&self) -> bool {
+        self.lane.is_open() || self.lane.has_room()
+    }
+
+    /// Readable when there is room again.
+    pub(super) fn room(&self) -> BorrowedFd<'_> {
+        // SAFETY: `self` keeps the event open, and is borrowed for as long as the result.
+        unsafe { BorrowedFd::borrow_raw(self.room.as_raw_fd()) }
+    }
+
+    /// Room was noticed.
+    pub(super) fn note_room(&self) {
+        // Nothing there: it was noticed before.
+        let _ = self.room.read();
+    }
+
+    /// Sends a packet of the guest, with its header. False: the network takes none now, and the packet is lost.
+    pub(super) fn send(&self, packet: &Buffers<'_>) -> io::Result<bool> {
+        if self.lane.is_open() {
+            // SAFETY: guest memory, which the worker's VM keeps mapped.
+            return unsafe { self.tap.send(&packet.vectors()) };
+        }
+        let length = packet.len();
+        if length > PACKET_BYTES {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; length];
+        packet.read(&mut bytes);
+        self.lane.put(&bytes);
+        Ok(true)
+    }
+
+    /// Sends a packet of this program. It waits as the guest's do: only the side that has the guest may say where it is.
+    pub(super) fn send_bytes(&self, packet: &[u8]) -> io::Result<bool> {
+        if self.lane.is_open() {
+            return self.tap.send_bytes(packet);
+        }
+        self.lane.put(packet);
+        Ok(true)
+    }
+}
+
+impl AsFd for Outlet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tap.as_fd()
+    }
+}

@@ -1,0 +1,67 @@
+//! Several gates of one guest as one.
+
+use std::sync::Arc;
+
+use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
+use crate::device_stream::AskCheckpoint;
+
+/// The gates of one guest: its console's, and that of its network cards. What it says through any of them belongs to the same epochs.
+pub struct JoinedGate {
+    /// Its bytes are said again by the side that goes on.
+    console: Arc<dyn EpochGate>,
+    others: Vec<Arc<dyn EpochGate>>,
+}
+
+impl JoinedGate {
+    /// Of a console, whose bytes a checkpoint carries, and of gates whose output is lost with the primary.
+    pub fn new(console: Arc<dyn EpochGate>, others: Vec<Arc<dyn EpochGate>>) -> Self {
+        Self { console, others }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn EpochGate>> {
+        std::iter::once(&self.console).chain(&self.others)
+    }
+}
+
+impl EpochGate for JoinedGate {
+    fn close(&self, may_say: MaySay) {
+        let may_say: Arc<dyn Fn(u64) -> bool + Send + Sync> = may_say.into();
+        for gate in self.all() {
+            let may_say = Arc::clone(&may_say);
+            gate.close(Box::new(move |epoch| may_say(epoch)));
+        }
+    }
+
+    fn end_epoch(&self, epoch: u64) {
+        self.all().for_each(|gate| gate.end_epoch(epoch));
+    }
+
+    fn release(&self, epoch: u64) {
+        self.all().for_each(|gate| gate.release(epoch));
+    }
+
+    fn open(&self) {
+        self.all().for_each(|gate| gate.open());
+    }
+
+    fn drop_output(&self) {
+        self.all().for_each(|gate| gate.drop_output());
+    }
+
+    fn ask_when_full(&self, ask: AskCheckpoint) {
+        self.all().for_each(|gate| gate.ask_when_full(Arc::clone(&ask)));
+    }
+
+    fn unsaid(&self) -> (u64, Vec<u8>) {
+        self.console.unsaid()
+    }
+
+    fn statistics(&self) -> GateStatistics {
+        self.all().map(|gate| gate.statistics()).fold(GateStatistics::default(), |sum, gate| GateStatistics {
+            waiting: sum.waiting + gate.waiting,
+            waiting_bytes: sum.waiting_bytes + gate.waiting_bytes,
+            released: sum.released + gate.released,
+            last_delay: sum.last_delay.max(gate.last_delay),
+        })
+    }
+}

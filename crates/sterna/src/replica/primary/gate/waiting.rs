@@ -1,0 +1,133 @@
+//! What waits in a gate, in order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::epoch_gate::{GateStatistics, MaySay};
+use crate::device_stream::AskCheckpoint;
+
+/// How often output that may not leave is looked at again, unless somebody says something.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+
+pub(super) struct Waiting {
+    /// `None`: the gate is open.
+    may_say: Option<Arc<dyn Fn(u64) -> bool + Send + Sync>>,
+    /// What is said now belongs to this epoch.
+    epoch: u64,
+    released_epoch: u64,
+    pieces: VecDeque<Piece>,
+    limit_bytes: u64,
+    ask: Option<AskCheckpoint>,
+    /// In this epoch.
+    has_asked: bool,
+    pub(super) counts: GateStatistics,
+}
+
+/// Bytes that leave together.
+pub(super) struct Piece {
+    /// 0: it was said when nothing was held.
+    epoch: u64,
+    /// Where it leaves.
+    pub(super) lane: usize,
+    pub(super) bytes: Vec<u8>,
+    pub(super) came: Instant,
+}
+
+impl Waiting {
+    pub(super) fn new(limit_bytes: u64) -> Self {
+        Self {
+            may_say: None,
+            epoch: 0,
+            released_epoch: 0,
+            pieces: VecDeque::new(),
+            limit_bytes,
+            ask: None,
+            has_asked: false,
+            counts: GateStatistics::default(),
+        }
+    }
+
+    pub(super) fn close(&mut self, may_say: MaySay) {
+        self.may_say = Some(may_say.into());
+        (self.epoch, self.released_epoch, self.has_asked) = (1, 0, false);
+    }
+
+    pub(super) fn end_epoch(&mut self, epoch: u64) {
+        (self.epoch, self.has_asked) = (epoch + 1, false);
+    }
+
+    pub(super) fn release(&mut self, epoch: u64) {
+        self.released_epoch = self.released_epoch.max(epoch);
+    }
+
+    pub(super) fn open(&mut self) {
+        (self.may_say, self.ask) = (None, None);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.pieces.clear();
+        self.ask = None;
+        (self.counts.waiting, self.counts.waiting_bytes) = (0, 0);
+    }
+
+    pub(super) fn ask_when_full(&mut self, ask: AskCheckpoint) {
+        self.ask = Some(ask);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.may_say.is_none()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.counts.waiting_bytes < self.limit_bytes
+    }
+
+    /// How a checkpoint is asked for, if as much waits as may and nobody has asked in this epoch.
+    pub(super) fn ask(&mut self) -> Option<AskCheckpoint> {
+        if self.has_room() || self.has_asked {
+            return None;
+        }
+        let ask = self.ask.clone()?;
+        self.has_asked = true;
+        Some(ask)
+    }
+
+    /// The guest says this. `most`: so many bytes of it may leave together with what it has said before.
+    pub(super) fn push(&mut self, lane: usize, bytes: &[u8], most: usize) {
+        let epoch = if self.may_say.is_some() { self.epoch } else { 0 };
+        self.counts.waiting_bytes += bytes.len() as u64;
+        match self.pieces.back_mut() {
+            Some(last) if last.epoch == epoch && last.lane == lane && last.bytes.len() < most => {
+                last.bytes.extend_from_slice(bytes);
+            }
+            _ => {
+                self.counts.waiting += 1;
+                self.pieces.push_back(Piece { epoch, lane, bytes: bytes.to_vec(), came: Instant::now() });
+            }
+        }
+    }
+
+    /// Takes the first piece, if it may leave now.
+    pub(super) fn pop(&mut self) -> Option<Piece> {
+        let first = self.pieces.front()?.epoch;
+        let may = match &self.may_say {
+            None => true,
+            Some(_) if first == 0 => true,
+            Some(may_say) => first <= self.released_epoch && may_say(first),
+        };
+        let piece = if may { self.pieces.pop_front() } else { None }?;
+        self.counts.waiting -= 1;
+        self.counts.waiting_bytes -= piece.bytes.len() as u64;
+        self.counts.released += 1;
+        Some(piece)
+    }
+
+    pub(super) fn bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|piece| piece.bytes.as_slice())
+    }
+}
