@@ -8,6 +8,7 @@ use sterna_image::Shape;
 use sterna_ram::GuestRam;
 use sterna_wire::colo::{CheckpointDevices, DeviceList};
 
+use super::disk::Disks;
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
 use super::witness::Witness;
@@ -63,6 +64,7 @@ pub(super) enum Stage {
 
 pub(super) struct Store {
     pub(super) gate: Arc<Gate>,
+    pub(super) disks: Arc<Disks>,
     /// The contact with the primary, where there may be one.
     pub(super) witness: OnceLock<Arc<dyn Witness>>,
     state: Mutex<State>,
@@ -85,7 +87,7 @@ pub(super) struct State {
 }
 
 impl Store {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(disks: Disks) -> Self {
         let state = State {
             stage: Stage::Seeding,
             seeded: None,
@@ -98,6 +100,7 @@ impl Store {
         };
         Self {
             gate: Arc::new(Gate::new()),
+            disks: Arc::new(disks),
             witness: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -141,10 +144,13 @@ impl Store {
             }
             self.changed.wait(&mut state);
         }
+        self.disks.check()?;
         // From here on nothing fails.
         if self.witness.get().is_some_and(|witness| !witness.may_hold(state.number + 1)) {
             return Err(MigrationError::Cancelled);
         }
+        // The primary's guest stands: nothing of the next epoch was written yet.
+        self.disks.end_epoch();
         let now = Instant::now();
         state.counts = Counts {
             last: brought,
@@ -173,6 +179,7 @@ impl Store {
         let pages = self.pages()?;
         pages.journal.apply(&pages.ram)?;
         pages.journal.clear();
+        self.disks.commit()?;
         self.state.lock().is_in_journal = false;
         Ok(())
     }
@@ -183,6 +190,7 @@ impl Store {
         state.stage = Stage::Discarded;
         (state.seeded, state.devices, state.is_in_journal) = (None, None, false);
         drop(state);
+        self.disks.discard();
         self.gate.set(Phase::Ended);
         self.changed.notify_all();
     }
@@ -194,6 +202,7 @@ impl Store {
             state.stage = Stage::Lost(why);
         }
         drop(state);
+        self.disks.close();
         self.gate.set(Phase::Ended);
         self.changed.notify_all();
     }

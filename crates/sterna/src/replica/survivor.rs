@@ -7,6 +7,7 @@ use sterna_image::{MappedWriter, Shape};
 use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_transport::{PageQueue, QueueOptions};
 
+use super::disk::StandbyDisk;
 use super::held::{HeldDevice, HeldGuest, PIECE_PAGES};
 use crate::error::{MigrationError, VmError};
 use crate::opaque::ImagePlan;
@@ -20,6 +21,11 @@ pub trait Survivor: Send + Sync {
     /// Why such a guest cannot be taken over here. It is refused while it still runs at the primary.
     fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         Ok(blocks.iter().map(|_| None).collect())
+    }
+    /// The guest's disks whose content comes here, each under a name of its own. Asked once, before anybody may come. When the guest is taken
+    /// over, their files are released before [`prepare`](Self::prepare) is called.
+    fn disks(&self) -> Vec<StandbyDisk> {
+        Vec::new()
     }
     /// The seeding has come whole: could such a machine go on here?
     ///
