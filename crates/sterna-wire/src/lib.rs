@@ -8,6 +8,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`main`] | the main channel: header, configuration, sections, commands, the incremental decoder |
+//! | [`nbd`] | a guest's disk, as a standby serves it |
 //! | [`ram`] | records inside the RAM section: words, block list, writers |
 //! | [`multifd`] | the channels beside it: initial packet, RAM packets, device-state packets |
 //! | [`rdma`] | private data and control messages of the transport `rdma:` |
@@ -37,6 +38,7 @@ pub mod limits;
 pub mod main;
 pub mod mapped_ram;
 pub mod multifd;
+pub mod nbd;
 pub mod ram;
 pub mod rdma;
 pub mod replica;

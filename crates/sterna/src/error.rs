@@ -114,6 +114,25 @@ pub enum MigrationError {
         /// The limit.
         limit_bytes: u64,
     },
+    /// What a protected guest wrote to a disk in one epoch does not fit this standby's buffer.
+    #[error(
+        "the guest wrote more to its disk {disk} between two checkpoints than the buffer's limit of {limit_bytes} bytes; the \
+         checkpoint before it is held. Raise the limit, or let the primary take checkpoints more often (x-checkpoint-delay)"
+    )]
+    DiskBufferFull {
+        /// Its name.
+        disk: String,
+        /// The limit, over all disks.
+        limit_bytes: u64,
+    },
+    /// What a protected guest writes to a disk does not come any more.
+    #[error("the primary's connection for disk {disk} has ended: {why}; what the guest wrote since the last checkpoint is dropped")]
+    DiskLost {
+        /// Its name.
+        disk: String,
+        /// How it ended.
+        why: String,
+    },
     /// The guest writes faster than it can be sent, and the operator wanted it to fail then.
     #[error("the migration does not converge: {why}")]
     NotConverging {
@@ -160,9 +179,13 @@ impl MigrationError {
             | Self::System(_)
             | Self::Internal(_)
             | Self::JournalFull { .. }
+            | Self::DiskBufferFull { .. }
             | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
-            Self::Transport(_, None) | Self::DestinationFailed(_) | Self::Cancelled => None,
+            Self::Transport(_, None)
+            | Self::DiskLost { .. }
+            | Self::DestinationFailed(_)
+            | Self::Cancelled => None,
         }
     }
 

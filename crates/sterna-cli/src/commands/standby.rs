@@ -1,6 +1,7 @@
 //! `sterna standby`: holds the last checkpoint of a QEMU that runs elsewhere, and takes over when that is gone.
 
 mod desk;
+mod disks;
 mod follow;
 mod judge;
 mod place;
@@ -54,7 +55,11 @@ its own). With --arbiter, --fence or --secret such a primary is refused.
 With --ram-dir the guest goes on in the QEMU whose command line stands behind `--`. It is the primary's, with the same id of the memory \
 backend, but for `-object memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. It starts and waits when the guest has come. \
 The file belongs to it from the takeover on: remove it when that QEMU has ended. If the guest cannot be started there, the checkpoint stays \
-held, and `sterna takeover --image` makes an image.")]
+held, and `sterna takeover --image` makes an image.
+
+With --disk the primary writes its guest's disk here, too. What the guest wrote is in FILE when the checkpoint behind it is held, and not \
+before. FILE is the disk of the guest that goes on here, with the image or in the QEMU that waits; it means nothing while the guest is \
+protected.")]
 pub struct Arguments {
     /// Where the primary migrates to: listen:tcp:HOST:PORT or listen:unix:PATH
     pub at: String,
@@ -85,6 +90,13 @@ pub struct Arguments {
     /// Most bytes that one checkpoint may bring; memory is taken only as they come
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = units::parse_size)]
     pub journal_limit: u64,
+    /// A disk of the guest's, whose content comes here (repeat for more): the name by which `sterna protect --disk` asks for it, and
+    /// a raw file or block device of the disk's length. With `size=` the file is made if there is none. What it had is replaced
+    #[arg(long, value_name = "NAME=FILE[,format=raw][,size=SIZE]", value_parser = disks::parse)]
+    pub disk: Vec<disks::DiskArgument>,
+    /// Most bytes that the guest may write to its disks between two checkpoints
+    #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = units::parse_size)]
+    pub disk_limit: u64,
     /// On loopback: take a primary that shows no certificate
     #[arg(long)]
     pub insecure: bool,
@@ -145,7 +157,12 @@ pub fn execute(arguments: &Arguments) -> Done {
         parameters.multifd_channels = channels;
     }
     let options =
-        StandbyOptions { journal_limit_bytes: arguments.journal_limit, insecure: arguments.insecure };
+        StandbyOptions {
+            journal_limit_bytes: arguments.journal_limit,
+            insecure: arguments.insecure,
+            disk_limit_bytes: arguments.disk_limit,
+            ..StandbyOptions::default()
+        };
     let file = CreateOptions {
         direct: direct(arguments.direct_io, arguments.no_direct_io),
         replace: arguments.force,
@@ -162,7 +179,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         }
         _ => None,
     };
-    let place = Arc::new(Place::new(ImageSurvivor::new(plan), vm));
+    let disks = disks::open(&arguments.disk)?;
+    let place = Arc::new(Place::new(ImageSurvivor::new(plan), vm, disks));
     let rules = Some(judge.rules(arguments)?);
     let (address, survivor) = (peer::address(at)?, Arc::clone(&place));
     let standby =

@@ -25,7 +25,11 @@ impl ParameterSet {
 
     /// How a standby here holds checkpoints.
     pub(super) fn standby_options(&self, is_insecure: bool) -> StandbyOptions {
-        StandbyOptions { journal_limit_bytes: self.number(JOURNAL_SIZE), insecure: is_insecure }
+        StandbyOptions {
+            journal_limit_bytes: self.number(JOURNAL_SIZE),
+            insecure: is_insecure,
+            ..StandbyOptions::default()
+        }
     }
 
     pub(super) fn checkpoint_delay(&self) -> Duration {

@@ -19,6 +19,7 @@ use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
 use sterna_wire::extension::StatusQuestion;
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
+use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
 
 use super::greeting::Greeting;
@@ -155,6 +156,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     if magic == Hello::MAGIC {
         return contact(shared, &greeting);
     }
+    if magic == DiskHello::MAGIC {
+        return disk(shared, &greeting);
+    }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);
     }
@@ -178,6 +182,15 @@ fn contact(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     greeting.peek(4, Hello::BYTES)?;
     greeting.channel.set_stall_limit(None);
     Ok(shared.target.contact(greeting.channel)?)
+}
+
+/// A protected guest's disk is written over it from now on (specs/replica.md §5).
+fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
+    let mut hello = DiskHello::BYTES;
+    greeting.read_exact(&mut hello)?;
+    DiskHello::decode(&hello).map_err(MigrationError::wire("disk"))?;
+    greeting.channel.set_stall_limit(None);
+    Ok(shared.target.disk(greeting.channel)?)
 }
 
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {

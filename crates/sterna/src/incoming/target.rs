@@ -48,6 +48,14 @@ pub(crate) trait Target: Send + Sync {
         );
         Err(MigrationError::PeerIncompatible { what })
     }
+    /// A connection has said that a guest's disk is written over it. An error closes it and changes nothing else.
+    fn disk(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+        let what = format!(
+            "{}: a primary wants to write to its guest's disk at a standby, and none is here: use `sterna standby`",
+            channel.peer()
+        );
+        Err(MigrationError::PeerIncompatible { what })
+    }
     /// Whether a guest may come now. An error refuses the connection that would bring it, and nothing else.
     fn admits_stream(&self) -> Result<(), MigrationError> {
         Ok(())

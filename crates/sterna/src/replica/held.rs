@@ -60,6 +60,7 @@ impl HeldGuest {
         let missing = || MigrationError::Internal("no checkpoint is held".to_owned());
         let checkpoint = held(store).ok_or_else(missing)?;
         store.apply_held()?;
+        store.disks.take_over()?;
         let (ram, shape, devices) = {
             let state = store.state();
             let (Some(seeded), Some(devices)) = (&state.seeded, &state.devices) else {

@@ -24,10 +24,12 @@
 //! | `survivor`, `vm_survivor`, `held` | where the guest goes on: an image, a VM of this process; the guest as it is taken over |
 //! | `store`, `witness` | what is held, and when a checkpoint counts as held |
 //! | `journal`, `gate` | pages of the arriving checkpoint, and when they may come |
+//! | `disk` | the guest's disks, as the primary writes them |
 //! | `lane` | where a lane's pages go |
 //! | `target` | the seeding |
 
 mod contact;
+mod disk;
 mod gate;
 mod held;
 mod journal;
@@ -46,6 +48,7 @@ pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
     StandbyGuest, Terms, new_protection,
 };
+pub use disk::{DiskFile, StandbyDisk};
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use primary::{
     ByteGate, EpochGate, GateStatistics, Guardians, JoinedGate, LEAST_CHECKPOINT_DELAY, MaySay, NoOutput,

@@ -10,6 +10,7 @@ use sterna_transport::Address;
 
 use super::contact::StandbyContact;
 use super::held::{HeldCheckpoint, held};
+use super::disk::Disks;
 use super::protected::{ContactRules, Contacts, LastHandle};
 use super::store::{Stage, Store};
 use super::survivor::Survivor;
@@ -17,6 +18,7 @@ use super::takeover::{self, TakenOver, TakeoverError, TakeoverPermission};
 use super::target::StandbyTarget;
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
+use crate::incoming::follower::Follower as _;
 use crate::incoming::{Arrival, Incoming, Refusal};
 use crate::opaque::ImagePlan;
 use crate::params::{Capabilities, Parameters};
@@ -31,11 +33,13 @@ pub struct StandbyOptions {
     /// Whether a primary that shows no certificate is taken over TCP, on loopback alone. Over a Unix socket its file's
     /// permissions decide.
     pub insecure: bool,
+    /// Most bytes that the guest may write to its disks between two checkpoints, and their notes, over all disks.
+    pub disk_limit_bytes: u64,
 }
 
 impl Default for StandbyOptions {
     fn default() -> Self {
-        Self { journal_limit_bytes: 1 << 30, insecure: false }
+        Self { journal_limit_bytes: 1 << 30, insecure: false, disk_limit_bytes: 1 << 30 }
     }
 }
 
@@ -94,6 +98,8 @@ pub struct StandbyStatistics {
     pub last_took: Duration,
     /// The most that the journal took, in bytes.
     pub most_journal_bytes: u64,
+    /// The most that was buffered of what the guest wrote to its disks, in bytes.
+    pub most_disk_bytes: u64,
     /// Since the last one was held; before the first, since the seeding was.
     pub age: Option<Duration>,
 }
@@ -145,7 +151,15 @@ impl Standby {
         check(at, options, &params, &capabilities)?;
         // No guest is held here that would run.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
-        let store = Arc::new(Store::new());
+        let disks = Disks::new(contacts.survivor.disks(), options.disk_limit_bytes);
+        let store = Arc::new(Store::new(disks));
+        let weak = Arc::downgrade(&store);
+        store.disks.on_lost(move |why| {
+            // Before that the first checkpoint finds it.
+            if let Some(store) = weak.upgrade().filter(|store| store.has_begun()) {
+                store.lost(why);
+            }
+        });
         let contacts = Arc::new(contacts);
         let _ = store.witness.set(contacts.clone());
         let target = StandbyTarget::new(Arc::clone(&store), options.journal_limit_bytes, contacts.clone());
@@ -197,6 +211,7 @@ impl Standby {
             last_device_bytes: counts.device_bytes,
             last_took: counts.took,
             most_journal_bytes: counts.most_journal_bytes,
+            most_disk_bytes: self.store.disks.most_bytes(),
             age: counts.held_at.map(|held| held.elapsed()),
         }
     }

@@ -9,6 +9,7 @@ use sterna_ram::GuestRam;
 use sterna_wire::colo::{CheckpointDevices, DeviceList};
 use sterna_wire::replica::EpochSection;
 
+use super::disk::Disks;
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
 use super::survivor::Survivor;
@@ -68,6 +69,7 @@ pub(super) enum Stage {
 
 pub(super) struct Store {
     pub(super) gate: Arc<Gate>,
+    pub(super) disks: Arc<Disks>,
     /// The contact with the primary, where there may be one.
     pub(super) witness: OnceLock<Arc<dyn Witness>>,
     state: Mutex<State>,
@@ -90,7 +92,7 @@ pub(super) struct State {
 }
 
 impl Store {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(disks: Disks) -> Self {
         let state = State {
             stage: Stage::Seeding,
             seeded: None,
@@ -103,6 +105,7 @@ impl Store {
         };
         Self {
             gate: Arc::new(Gate::new()),
+            disks: Arc::new(disks),
             witness: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -146,10 +149,13 @@ impl Store {
             }
             self.changed.wait(&mut state);
         }
+        self.disks.check()?;
         // From here on nothing fails.
         if self.witness.get().is_some_and(|witness| !witness.may_hold(state.number + 1)) {
             return Err(MigrationError::Cancelled);
         }
+        // The primary's guest stands: nothing of the next epoch was written yet.
+        self.disks.end_epoch();
         let now = Instant::now();
         state.counts = Counts {
             last: brought,
@@ -179,6 +185,7 @@ impl Store {
         pages.journal.apply(&pages.ram)?;
         self.apply_streams(pages.survivor.as_ref())?;
         pages.journal.clear();
+        self.disks.commit()?;
         self.state.lock().is_in_journal = false;
         Ok(())
     }
@@ -209,6 +216,7 @@ impl Store {
         state.stage = Stage::Discarded;
         (state.seeded, state.devices, state.is_in_journal) = (None, None, false);
         drop(state);
+        self.disks.discard();
         self.gate.set(Phase::Ended);
         self.changed.notify_all();
     }
@@ -220,6 +228,7 @@ impl Store {
             state.stage = Stage::Lost(why);
         }
         drop(state);
+        self.disks.close();
         self.gate.set(Phase::Ended);
         self.changed.notify_all();
     }

@@ -7,6 +7,7 @@ use sterna_image::{MappedWriter, Shape};
 use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_transport::{PageQueue, QueueOptions};
 
+use super::disk::StandbyDisk;
 use super::held::{HeldDevice, HeldGuest, PIECE_PAGES};
 use crate::error::{MigrationError, VmError};
 use crate::opaque::ImagePlan;
@@ -37,6 +38,11 @@ pub trait Survivor: Send + Sync {
     fn write_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
         let _ = bytes;
         self.begin_stream(device, instance)
+    }
+    /// The guest's disks whose content comes here, each under a name of its own. Asked once, before anybody may come. When the guest is taken
+    /// over, their files are released before [`prepare`](Self::prepare) is called.
+    fn disks(&self) -> Vec<StandbyDisk> {
+        Vec::new()
     }
     /// The seeding has come whole: could such a machine go on here?
     ///

@@ -115,6 +115,11 @@ impl Target for StandbyTarget {
         self.contacts.begin(channel, &self.store)
     }
 
+    fn disk(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+        self.contacts.check_stream()?;
+        self.store.disks.serve(channel)
+    }
+
     fn admits_stream(&self) -> Result<(), MigrationError> {
         self.contacts.check_stream()
     }
@@ -235,6 +240,8 @@ impl Target for StandbyTarget {
         let devices = as_checkpoint(&shape, &list)?;
         let survivor = &self.contacts.survivor;
         call("Survivor::check", || survivor.check(&shape, &devices_of(&list, &devices)))?;
+        // The primary's guest stands until READY.
+        self.store.disks.begin_epochs()?;
         self.store.seeded(Seeded { pages, shape, list }, devices);
         Ok(true)
     }
@@ -257,6 +264,7 @@ impl Target for StandbyTarget {
 
     fn reset(&self) -> Vec<String> {
         *self.seeding.lock() = Seeding::new();
+        self.store.disks.reset();
         self.contacts.seeding_failed();
         Vec::new()
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, Survivor};
+use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, StandbyDisk, Survivor};
 use sterna_image::Shape;
 use sterna_qmp::drive::waiting::WaitingVm;
 
@@ -21,6 +21,7 @@ pub struct Ready {
 pub struct Place {
     image: ImageSurvivor,
     vm: Option<WaitingVm>,
+    disks: Vec<StandbyDisk>,
     /// The operator wants an image although a VM waits.
     wants_image: AtomicBool,
     /// Made ready last; for the image if that is wanted afterwards.
@@ -29,9 +30,9 @@ pub struct Place {
 }
 
 impl Place {
-    pub fn new(image: ImageSurvivor, vm: Option<WaitingVm>) -> Self {
+    pub fn new(image: ImageSurvivor, vm: Option<WaitingVm>, disks: Vec<StandbyDisk>) -> Self {
         let (wants_image, guest, has_image) = Default::default();
-        Self { image, vm, wants_image, guest, has_image }
+        Self { image, vm, disks, wants_image, guest, has_image }
     }
 
     /// The VM, where it is to run the guest.
@@ -69,6 +70,10 @@ impl Survivor for Place {
             Some(vm) => vm.memory(blocks),
             None => self.image.memory(blocks),
         }
+    }
+
+    fn disks(&self) -> Vec<StandbyDisk> {
+        self.disks.clone()
     }
 
     fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {

@@ -31,6 +31,7 @@ pub fn line(is_json: bool, report: &StandbyReport, before: &StandbyStatistics) -
             "last_time": now.last_took.as_secs_f64(),
             "age": now.age.map(|age| age.as_secs_f64()),
             "most_journal_bytes": now.most_journal_bytes,
+            "most_disk_bytes": now.most_disk_bytes,
             "received_bytes": now.received_bytes,
             "ram_total_bytes": now.ram_bytes,
             "contact": contact.map(|contact| contact.to_json()),
